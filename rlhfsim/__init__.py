@@ -1,0 +1,1 @@
+"""Design, run and calibrate RLHF systems."""

@@ -1,0 +1,1 @@
+"""From measured timings to better profiles."""

@@ -1,0 +1,1 @@
+"""Pure cost functions: FLOP, bytes, kernels, collectives, memory."""

@@ -1,0 +1,77 @@
+"""Errors meant for people: what is wrong, where, the rule, the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where in a user's file (or command line) the bad value stands."""
+
+    file: str
+    """Path as the user gave it, or `command line`."""
+    line: int | None = None
+    """1-based line."""
+    column: int | None = None
+    """1-based column."""
+    text: str | None = None
+    """The line itself, shown under the message."""
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.file, self.line, self.column) if part)
+
+
+class RlhfsimError(ValueError):
+    """Bad input, told to a person; the CLI prints it and exits with code 2.
+
+    A `ValueError`, so that a check inside a pydantic validator keeps its place in the file.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, place: Place | None = None, help: str | None = None
+    ) -> None:
+        """`code` is a stable kebab-case name, `message` a lower-case sentence without full stop."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.place = place
+        self.help = help
+
+    def at(self, place: Place) -> RlhfsimError:
+        """The same error with a place, unless it has one already."""
+        return (
+            self
+            if self.place
+            else RlhfsimError(self.code, self.message, place=place, help=self.help)
+        )
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}]: {self.message}"]
+        if self.place:
+            lines.append(f"  --> {self.place}")
+            if self.place.text is not None and self.place.line:
+                prefix = f"{self.place.line} | "
+                lines.append(prefix + self.place.text.rstrip()[:100])
+                if self.place.column and self.place.column <= 100:
+                    lines.append(" " * (len(prefix) + self.place.column - 1) + "^")
+        if self.help:
+            lines.append(f"help: {self.help}")
+        return "\n".join(lines)
+
+
+def unknown_name(
+    kind: str, name: str, known: Iterable[str], *, place: Place | None = None
+) -> RlhfsimError:
+    """An error for a name that is not in a closed list, with the nearest known ones as remedy."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    listed = (
+        ", ".join(near) if near else ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
+    )
+    remedy = f"did you mean {listed}" if near else f"known: {listed}"
+    return RlhfsimError(
+        f"unknown-{kind.replace(' ', '-')}", f"unknown {kind} {name!r}", place=place, help=remedy
+    )

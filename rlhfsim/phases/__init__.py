@@ -1,0 +1,1 @@
+"""One call of the dataflow, priced: costs put together."""

@@ -1,0 +1,1 @@
+"""Enumerate plans, price them, rank them, explain the choice."""

@@ -1,0 +1,1 @@
+"""What is described: hardware, models, workloads, dataflows, layouts, placements."""

@@ -1,0 +1,167 @@
+"""What a GPU, a node and a cluster can do: datasheet numbers and efficiencies, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.loading import checked
+from rlhfsim.specs.quantities import (
+    Bandwidth,
+    Capacity,
+    Coefficient,
+    Peak,
+    Precision,
+    UsdPerHour,
+    Watts,
+)
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Rent of one GPU for an hour."""
+
+    value: UsdPerHour
+    low: UsdPerHour
+    high: UsdPerHour
+    date: str
+    """Month of the quotation, `2026-05`."""
+    source: str
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Thermal design power of one GPU."""
+
+    value: Watts
+    source: str
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleUp:
+    """The fast fabric inside a node or rack: NVLink, xGMI, or PCIe where there is none."""
+
+    kind: Literal["nvlink", "xgmi", "pcie"]
+    bandwidth: Bandwidth
+    """Per GPU, one direction."""
+    domain: Count
+    """GPUs that reach each other over this fabric (8 in an HGX node, 72 in an NVL72 rack)."""
+    in_switch_reduction: bool = False
+    """NVLS: the switch reduces, so all-reduce exceeds the ring's limit (Hopper and later)."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The server around the GPUs; bandwidths and sizes are per node."""
+
+    gpus: Count
+    host_memory: Capacity
+    host_bandwidth: Bandwidth
+    """DDR of the whole node, read plus write."""
+    cpu_cores: Count
+    local_storage: Bandwidth
+    """NVMe of the node, sequential read; write is `local_storage_write` of the coefficients."""
+    shared_storage: Bandwidth
+    """What one node draws from the shared file system."""
+    power: Power | None = None
+    """Draw of the server without its GPUs; unknown when absent."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of GPU in its usual node: `hardware_profiles/<name>.yaml`."""
+
+    name: str
+    title: str
+    """As people write it: `H100 SXM 80GB`."""
+    vendor: Literal["nvidia", "amd", "cpu"]
+    aliases: tuple[str, ...] = ()
+    memory: Capacity
+    """Datasheet size of device memory."""
+    usable_memory: Capacity
+    """What the driver offers to a process on an idle device."""
+    peak: dict[Precision, Peak]
+    """Dense FLOP/s; a precision that is absent is not supported by the hardware."""
+    hbm: Bandwidth
+    scale_up: ScaleUp
+    pcie: Bandwidth
+    """GPU to host, per GPU, one direction (C2C where there is no PCIe)."""
+    nic: Bandwidth
+    """Share of the node's network that one GPU has, one direction."""
+    node: Node
+    tdp: Power
+    price: Price | None = None
+    coefficients: dict[str, Coefficient] = field(default_factory=dict)
+    """Efficiencies and latencies; those of `common.yaml` fill in what a profile leaves out."""
+    curves: Mapping[str, Any] | None = None
+    """Kernel timings as compact curves (see `rlhfsim.costs.curves`); written by the fit command."""
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot."""
+        if self.memory.value <= 0 or self.hbm.value <= 0:
+            raise RlhfsimError(
+                "bad-value",
+                "memory and hbm must be positive",
+                help="give them as in 80 GB and 3.35 TB/s",
+            )
+        if "bf16" not in self.peak and "fp16" not in self.peak and "fp32" not in self.peak:
+            raise RlhfsimError(
+                "missing-key",
+                "peak holds none of bf16, fp16, fp32",
+                help="give at least one dense rate",
+            )
+
+    def coefficient(self, name: str) -> Coefficient:
+        """An efficiency or latency by name; unknown names are our own bug."""
+        assert name in self.coefficients, f"profile {self.name} has no coefficient {name}"
+        return self.coefficients[name]
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a coefficient: `profile["pcie_efficiency"]`."""
+        return self.coefficient(name).value
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Nodes of one profile inside a cluster."""
+
+    profile: Profile
+    gpus: Count
+    gpus_per_node: Count
+
+    @property
+    def nodes(self) -> int:
+        """Servers, the last one possibly part-filled."""
+        return -(-self.gpus // self.gpus_per_node)
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """N nodes, of one kind or mixed, behind one fabric."""
+
+    pools: tuple[Pool, ...]
+    oversubscription: float = 1.0
+    """Factor by which the fabric between nodes is thinner than the sum of the NICs (>= 1)."""
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return sum(pool.gpus for pool in self.pools)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that trains: the first one."""
+        return self.pools[0]

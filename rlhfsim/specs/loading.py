@@ -1,0 +1,219 @@
+"""From a user's YAML or JSON file to checked, frozen data, with file and line on every error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
+
+from rlhfsim.errors import Place, RlhfsimError
+
+T = TypeVar("T")
+MAX_BYTES = 4 * 2**20
+"""Larger inputs are refused before they are parsed."""
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""Every spec that comes from a file: unknown keys, infinities and NaN are errors."""
+checked = with_config(STRICT)
+"""Class decorator for a dataclass that is read from files."""
+
+
+class Source:
+    """A parsed file that remembers where each value stands."""
+
+    def __init__(self, name: str, text: str, node: yaml.Node | None, data: Any) -> None:
+        """`node` is the YAML tree behind `data`; JSON is YAML, so both have one."""
+        self.name = name
+        self.data = data
+        self._lines = text.splitlines()
+        self._node = node
+
+    def place(self, path: tuple[int | str, ...] = ()) -> Place:
+        """Line and column of the value (or of the nearest parent that exists) at `path`."""
+        node = self._node
+        mark = node.start_mark if node else None
+        for key in path:
+            found = _child(node, key)
+            if found is None:
+                break
+            mark, node = found
+        if mark is None:
+            return Place(file=self.name)
+        text = self._lines[mark.line] if mark.line < len(self._lines) else None
+        return Place(file=self.name, line=mark.line + 1, column=mark.column + 1, text=text)
+
+
+def _child(node: yaml.Node | None, key: int | str) -> tuple[yaml.Mark, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            if name.value == str(key):
+                return name.start_mark, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(key, int) and key < len(node.value):
+        return node.value[key].start_mark, node.value[key]
+    return None
+
+
+def read_text(path: Path) -> str:
+    """The text of a small UTF-8 file.
+
+    Raises:
+        RlhfsimError: missing, unreadable, a directory, not UTF-8, or larger than `MAX_BYTES`.
+    """
+    place = Place(file=str(path))
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES // 2**20} MiB", place=place,
+                               help="give the specification itself, not weights or data")  # fmt: skip
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not a UTF-8 text file"
+        raise RlhfsimError("unreadable-file", f"cannot read the file: {str(reason).lower()}", place=place,
+                           help="check the path and its permissions") from error  # fmt: skip
+
+
+def parse_yaml(text: str, name: str) -> Source:
+    """A YAML (or JSON) document with marks; anchors and aliases are refused (they can explode)."""
+    try:
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise RlhfsimError("yaml-alias", "YAML aliases are not accepted", place=Place(file=name, line=event.start_mark.line + 1 if event.start_mark else None),
+                                   help="write the value out")  # fmt: skip
+        node = yaml.compose(text, Loader=yaml.CSafeLoader)
+        data = yaml.load(text, Loader=yaml.CSafeLoader) if node else None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = Place(
+            file=name,
+            line=mark.line + 1 if mark else None,
+            column=mark.column + 1 if mark else None,
+        )
+        raise RlhfsimError(
+            "malformed-yaml",
+            f"not valid YAML: {error.problem}",
+            place=place,
+            help="fix the syntax at this place",
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
+        raise RlhfsimError(
+            "malformed-yaml",
+            "not valid YAML",
+            place=Place(file=name),
+            help="check for control characters, bad dates and deep nesting",
+        ) from error
+    return Source(name, text, node, data)
+
+
+def parse_json(text: str, name: str) -> Source:
+    """A JSON document with marks.
+
+    Raises:
+        RlhfsimError: malformed, with line and column.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        place = Place(file=name, line=error.lineno, column=error.colno)
+        raise RlhfsimError(
+            "malformed-json",
+            f"not valid JSON: {error.msg.lower()}",
+            place=place,
+            help="is the file truncated?",
+        ) from error
+    except (RecursionError, ValueError) as error:
+        raise RlhfsimError(
+            "malformed-json",
+            "not valid JSON",
+            place=Place(file=name),
+            help="the nesting or a number is absurd",
+        ) from error
+    try:
+        node = yaml.compose(text, Loader=yaml.CSafeLoader)
+    except (
+        yaml.YAMLError
+    ):  # tabs and lone surrogates are legal JSON but not YAML: lose the line, keep the data
+        node = None
+    return Source(name, text, node, data)
+
+
+@cache
+def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def convert(kind: type[T], source: Source, data: Any = None, path: tuple[int | str, ...] = ()) -> T:
+    """`data` (default: the whole source) as an instance of `kind`.
+
+    Raises:
+        RlhfsimError: the first thing wrong, with its place in the file, the rule and a remedy.
+    """
+    try:
+        return _adapter(kind).validate_python(source.data if data is None else data)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        raise _first(error, kind, source, path) from error
+
+
+def _first(
+    error: ValidationError, kind: Any, source: Source, path: tuple[int | str, ...]
+) -> RlhfsimError:
+    detail = error.errors(include_url=False)[0]
+    where = path + tuple(part for part in detail["loc"])
+    place = source.place(where)
+    cause = (detail.get("ctx") or {}).get("error")
+    if isinstance(cause, RlhfsimError):
+        return cause.at(place)
+    name = ".".join(map(str, where)) or "document"
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return RlhfsimError(
+            "unknown-key", f"unknown key {name!r}", place=place, help=_nearest(kind, str(where[-1]))
+        )
+    if detail["type"].startswith("missing"):
+        return RlhfsimError("missing-key", f"{name!r} is missing", place=place, help="add it")
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    return RlhfsimError(
+        "bad-value",
+        f"{name!r}: {message}, got {_shown(detail.get('input'))}",
+        place=place,
+        help="see the field's rule in docs/",
+    )
+
+
+def _nearest(kind: Any, key: str) -> str:
+    names: set[str] = set()
+    todo = [kind]
+    while todo:  # every field name reachable from the document's type
+        current = todo.pop()
+        todo.extend(getattr(current, "__args__", ()))
+        if is_dataclass(current):
+            new = {f.name for f in fields(current)} - names
+            names |= new
+    near = get_close_matches(key, sorted(names), n=3, cutoff=0.5)
+    return (
+        f"did you mean {', '.join(near)}"
+        if near
+        else "remove it" + (f"; known: {', '.join(sorted(names))}" if names else "")
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def load(kind: type[T], path: Path, prepare: Callable[[Any], Any] | None = None) -> T:
+    """A YAML or JSON file as an instance of `kind`; `prepare` may rewrite the raw mapping first."""
+    text = read_text(path)
+    source = parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
+    if not isinstance(source.data, Mapping):
+        raise RlhfsimError(
+            "not-a-mapping",
+            "the file must hold one mapping of keys to values",
+            place=source.place(),
+        )
+    return convert(kind, source, prepare(source.data) if prepare else source.data)

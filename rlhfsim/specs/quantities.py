@@ -1,0 +1,89 @@
+"""Numbers as they stand in files: with unit, interval and source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rlhfsim import units
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.loading import checked
+
+
+def _in(dimension: units.Dimension) -> BeforeValidator:
+    return BeforeValidator(lambda value: units.parse(value, dimension))
+
+
+Bytes = Annotated[float, _in("byte"), Field(ge=0)]
+BytesPerSecond = Annotated[float, _in("byte/s"), Field(ge=0)]
+FlopPerSecond = Annotated[float, _in("flop/s"), Field(ge=0)]
+Seconds = Annotated[float, _in("s"), Field(ge=0)]
+Watts = Annotated[float, _in("W"), Field(ge=0)]
+UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0)]
+Ratio = Annotated[float, _in("1"), Field(ge=0)]
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
+"""Number formats of matrix products; `fp8` and `fp4` stand for every scaling recipe."""
+BYTES_PER_ELEMENT: dict[str, float] = {
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "fp4": 0.5,
+}
+"""Storage of one element, scales of block formats left out."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidth:
+    """A datasheet rate with its source."""
+
+    value: BytesPerSecond
+    """Per GPU (or per node where the field says so), one direction, byte/s."""
+    source: str
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """A datasheet size with its source."""
+
+    value: Bytes
+    source: str
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """A datasheet compute rate with its source."""
+
+    value: FlopPerSecond
+    """Dense, without structured sparsity."""
+    source: str
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """An empirical number: value, interval and source; the unit of calibration.
+
+    `low` and `high` are the 10th and 90th percentile of what we believe.
+    """
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check that the interval holds the value."""
+        if not self.low <= self.value <= self.high:
+            raise RlhfsimError(
+                "interval-without-value",
+                f"interval [{self.low}, {self.high}] does not hold the value {self.value}",
+                help="give low <= value <= high",
+            )

@@ -1,0 +1,128 @@
+"""The only place where units are read and written; inside the package everything is SI floats.
+
+Dimensions and their base units: `byte`, `byte/s`, `flop`, `flop/s`, `s`, `usd`, `usd/h`, `W`,
+`J`, `token`, `1` (a plain number). Decimal prefixes are powers of ten (GB = 1e9 bytes), binary
+ones powers of two (GiB = 2**30 bytes); network rates may be given in bits (400 Gbit/s).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Literal
+
+from rlhfsim.errors import RlhfsimError
+
+Dimension = Literal["byte", "byte/s", "flop/s", "s", "usd", "usd/h", "W", "J", "token", "1"]
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {f"{p}i": 2.0 ** (10 * (i + 1)) for i, p in enumerate("KMGTPE")}
+
+KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
+KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+MICROSECOND, MILLISECOND, MINUTE, HOUR, DAY = 1e-6, 1e-3, 60.0, 3600.0, 86400.0
+TERA = 1e12
+BILLION, MILLION = 1e9, 1e6
+JOULE_PER_KWH = 3.6e6
+
+
+def _unit_table() -> dict[Dimension, dict[str, float]]:
+    size = {f"{p}B": f for p, f in (_PREFIXES | _BINARY).items()}
+    bits = {f"{p}bit": f / 8 for p, f in _PREFIXES.items()}
+    return {
+        "byte": size,
+        "byte/s": {f"{u}/s": f for u, f in (size | bits).items()}
+        | {f"{p}bps": f / 8 for p, f in _PREFIXES.items()},
+        "flop/s": {f"{p}{u}": f for p, f in _PREFIXES.items() for u in ("FLOP/s", "flop/s")},
+        "s": {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0},
+        "usd": {"USD": 1.0, "$": 1.0},
+        "usd/h": {"USD/h": 1.0, "$/h": 1.0},
+        "W": {f"{p}W": f for p, f in _PREFIXES.items()},
+        "J": {f"{p}J": f for p, f in _PREFIXES.items()} | {"kWh": JOULE_PER_KWH},
+        "token": {"tok": 1.0, "tokens": 1.0, "k": 1024.0},
+        "1": {"%": 0.01},
+    }
+
+
+_UNITS = _unit_table()
+_NUMBER = re.compile(r"^\s*([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)\s*(.*?)\s*$")
+
+
+def parse(value: str | float | int, dimension: Dimension) -> float:
+    """A quantity in SI base units from `3.35 TB/s`, `80 GiB`, `12 us` or a bare number of base units.
+
+    Raises:
+        RlhfsimError: not a number, not finite, or a unit of another dimension.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RlhfsimError("bad-quantity", f"{value!r} is not a quantity", help=_hint(dimension))
+    if isinstance(value, int | float):
+        return _finite(float(value), value, dimension)
+    match = _NUMBER.match(value)
+    if not match:
+        raise RlhfsimError(
+            "bad-quantity", f"{value!r} is not a number with a unit", help=_hint(dimension)
+        )
+    number, unit = float(match[1]), match[2]
+    if unit and unit not in _UNITS[dimension]:
+        raise RlhfsimError(
+            "unknown-unit", f"unknown unit {unit!r} in {value!r}", help=_hint(dimension)
+        )
+    return _finite(number * (_UNITS[dimension][unit] if unit else 1.0), value, dimension)
+
+
+def _finite(number: float, shown: object, dimension: Dimension) -> float:
+    if not math.isfinite(number):
+        raise RlhfsimError(
+            "bad-quantity", f"{shown!r} is not a finite quantity", help=_hint(dimension)
+        )
+    return number
+
+
+def _hint(dimension: Dimension) -> str:
+    examples = {
+        "byte": "80 GB, 141 GiB", "byte/s": "3.35 TB/s, 400 Gbit/s", "flop/s": "989 TFLOP/s",
+        "s": "10 us, 3 ms, 2 s, 1 h", "usd": "12.5 USD", "usd/h": "2.50 USD/h", "W": "700 W",
+        "J": "1 kWh", "token": "1024, 8k", "1": "0.85, 85 %",
+    }  # fmt: skip
+    return f"write it like {examples[dimension]}"
+
+
+_SCALES: dict[Dimension, tuple[tuple[float, str], ...]] = {
+    "byte": ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
+    "byte/s": ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
+    "flop/s": (
+        (1e18, "EFLOP/s"),
+        (1e15, "PFLOP/s"),
+        (1e12, "TFLOP/s"),
+        (1e9, "GFLOP/s"),
+        (1.0, "FLOP/s"),
+    ),
+    "s": ((86400.0, "d"), (3600.0, "h"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+    "usd": ((1.0, "USD"),),
+    "usd/h": ((1.0, "USD/h"),),
+    "W": ((1e6, "MW"), (1e3, "kW"), (1.0, "W")),
+    "J": ((JOULE_PER_KWH, "kWh"), (1.0, "J")),
+    "token": ((1.0, "tokens"),),
+    "1": ((1.0, ""),),
+}
+
+
+def format(value: float, dimension: Dimension, *, digits: int = 3) -> str:
+    """A quantity for people: `format(3.35e12, "byte/s")` is `3.35 TB/s`; `digits` are significant."""
+    if value == 0:
+        return f"0 {_SCALES[dimension][-1][1]}".strip()
+    scale, unit = next(
+        ((s, u) for s, u in _SCALES[dimension] if abs(value) >= s * (1 - 0.5 * 10**-digits)),
+        _SCALES[dimension][-1],
+    )
+    return f"{significant(value / scale, digits)} {unit}".strip()
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """A plain decimal with at most `digits` significant digits and thousands separators."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
