@@ -1,0 +1,98 @@
+"""What a priced piece of work returns: seconds by the resource that bounds them, with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Resource = Literal[
+    "compute", "hbm", "nvlink", "network", "pcie", "storage", "host", "bubble", "tail", "overhead"
+]
+"""bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: launch and framework."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Exposed seconds on one resource."""
+
+    resource: Resource
+    seconds: float
+    low: float
+    """P10 of `seconds`."""
+    high: float
+    """P90 of `seconds`."""
+    rests_on: str
+    """The curve or coefficient that decides it, as named in the profile."""
+
+
+def part(
+    resource: Resource, seconds: float, rests_on: str, *, spread: tuple[float, float] = (1.0, 1.0)
+) -> Part:
+    """A part whose interval is `seconds` times the spread (P10, P90 of true/predicted)."""
+    return Part(
+        resource=resource,
+        seconds=seconds,
+        low=seconds * spread[0],
+        high=seconds * spread[1],
+        rests_on=rests_on,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Time of one call: a sum of exposed parts."""
+
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Sum over the parts."""
+        return math.fsum(p.seconds for p in self.parts)
+
+    @property
+    def bound_by(self) -> Resource:
+        """The resource with the most exposed time."""
+        by = self.by_resource()
+        return max(by, key=lambda r: by[r]) if by else "overhead"
+
+    def by_resource(self) -> dict[Resource, float]:
+        """Seconds per resource, in the order of first use."""
+        total: dict[Resource, float] = {}
+        for p in self.parts:
+            total[p.resource] = total.get(p.resource, 0.0) + p.seconds
+        return total
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """P10 and P90: parts on the same coefficient move together, others independently."""
+        low: dict[str, float] = {}
+        high: dict[str, float] = {}
+        for p in self.parts:
+            low[p.rests_on] = low.get(p.rests_on, 0.0) + p.seconds - p.low
+            high[p.rests_on] = high.get(p.rests_on, 0.0) + p.high - p.seconds
+        s = self.seconds
+        return max(0.0, s - math.hypot(*low.values())), s + math.hypot(*high.values())
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """Curves and coefficients, the heaviest first."""
+        weight: dict[str, float] = {}
+        for p in self.parts:
+            weight[p.rests_on] = weight.get(p.rests_on, 0.0) + p.seconds
+        return tuple(sorted(weight, key=lambda k: -weight[k]))
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(parts=self.parts + other.parts)
+
+    def scaled(self, factor: float) -> Cost:
+        """The same work `factor` times."""
+        return Cost(parts=tuple(
+            Part(resource=p.resource, seconds=p.seconds * factor, low=p.low * factor, high=p.high * factor, rests_on=p.rests_on)
+            for p in self.parts))  # fmt: skip
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """One cost after the other."""
+    return Cost(parts=tuple(p for cost in costs for p in cost.parts))

@@ -1,0 +1,53 @@
+"""A GPU as the cost functions see it: datasheet, coefficients and kernel curves in one hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhfsim.costs.curves import KernelCurves
+from rlhfsim.specs.hardware import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that communicate: how many, and how many of them share one scale-up domain."""
+
+    ranks: int
+    per_domain: int
+    """Ranks of the group inside one NVLink (xGMI, PCIe) domain; equal to `ranks` when all are."""
+
+    @property
+    def domains(self) -> int:
+        """Domains that the group touches."""
+        return -(-self.ranks // self.per_domain)
+
+
+def group(ranks: int, stride: int, domain: int) -> Group:
+    """The group of `ranks` GPUs that stand `stride` apart in domains of `domain` GPUs.
+
+    Ranks are laid out TP first, then CP, DP, PP (Megatron's order): a TP group has stride 1, a DP
+    group stride tp x cp.
+    """
+    return Group(ranks=ranks, per_domain=max(1, min(ranks, domain // stride)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Device:
+    """Profile and curves; hashed by identity, so that costs can be cached per device."""
+
+    profile: Profile
+    curves: KernelCurves
+    domain: int
+    """GPUs per scale-up domain in this cluster."""
+    gpus_per_node: int
+    network_bandwidth: float
+    """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
+
+    def __getitem__(self, name: str) -> float:
+        """A coefficient's value."""
+        return self.profile[name]
+
+    def spread(self, name: str) -> tuple[float, float]:
+        """P10 and P90 of a coefficient relative to its value."""
+        c = self.profile.coefficient(name)
+        return (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0)

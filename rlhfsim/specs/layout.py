@@ -1,0 +1,114 @@
+"""How one model is cut over the GPUs of its pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.loading import checked
+
+Degree = Annotated[int, Field(ge=1, le=65536)]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "cpu", "nvme"]
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Training or forward layout; GPUs = tp x pp x cp x dp, experts over ep of dp x cp x tp."""
+
+    tp: Degree = 1
+    pp: Degree = 1
+    dp: Degree = 1
+    cp: Degree = 1
+    ep: Degree = 1
+    etp: Degree = 1
+    """Tensor parallelism inside one expert (Megatron's expert-tensor-parallel)."""
+    vp: Degree = 1
+    """Virtual pipeline stages (interleaved 1F1B) per GPU."""
+    zero: Annotated[int, Field(ge=0, le=3)] = 1
+    """ZeRO stage over dp x cp; FSDP full shard is 3, Megatron's distributed optimizer 1."""
+    sequence_parallel: bool = True
+    """Megatron-style: activations outside the TP regions are split over tp."""
+    micro_batch: Degree = 1
+    """Sequences (or packs of `pack_len` tokens) per micro-batch."""
+    recompute: Recompute = "full"
+    offload_optimizer: Offload = "none"
+    """Optimizer states live (and Adam runs) on the host during training."""
+    offload_params: Offload = "none"
+    """ZeRO-3 parameters live on the host and are fetched per layer."""
+
+    def __post_init__(self) -> None:
+        """Check the rules that hold on every cluster."""
+        if self.ep > self.dp * self.cp * self.tp:
+            raise RlhfsimError("ep-exceeds-ranks", f"expert parallelism {self.ep} exceeds dp x cp x tp = {self.dp * self.cp * self.tp}",
+                               help="use ep <= dp x cp x tp")  # fmt: skip
+        if self.vp > 1 and self.pp == 1:
+            raise RlhfsimError(
+                "vp-without-pp",
+                f"virtual stages vp={self.vp} need pipeline parallelism",
+                help="set pp > 1 or vp: 1",
+            )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the layout fills."""
+        return self.tp * self.pp * self.cp * self.dp
+
+    @property
+    def label(self) -> str:
+        """Short form for tables: `TP8 PP2 DP4 ZeRO-1`."""
+        parts = [
+            f"TP{self.tp}",
+            f"PP{self.pp}" if self.pp > 1 else "",
+            f"CP{self.cp}" if self.cp > 1 else "",
+        ]
+        parts += [
+            f"EP{self.ep}" if self.ep > 1 else "",
+            f"DP{self.dp}",
+            f"ZeRO-{self.zero}" if self.zero else "",
+        ]
+        return " ".join(part for part in parts if part)
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutLayout:
+    """Layout of the inference engine; replicas = dp, GPUs = tp x pp x dp."""
+
+    tp: Degree = 1
+    pp: Degree = 1
+    dp: Degree = 1
+    """Independent replicas (attention-data-parallel groups are one replica: see `attention_dp`)."""
+    ep: Degree = 1
+    """Experts over the tp x attention_dp GPUs of one replica."""
+    attention_dp: Degree = 1
+    """Attention data parallelism inside one replica (vLLM data-parallel-size with EP)."""
+    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    """Most running sequences per replica (per attention-DP rank)."""
+    memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of usable memory that the engine takes for weights, KV cache and activations."""
+    max_batched_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 8192
+    cuda_graphs: bool = True
+    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    """Weights and matrix products of the rollout."""
+    kv_precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+
+    @property
+    def replica_gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp * self.attention_dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the layout fills."""
+        return self.replica_gpus * self.dp
+
+    @property
+    def label(self) -> str:
+        """Short form for tables: `TP4 x8`."""
+        extra = (f" PP{self.pp}" if self.pp > 1 else "") + (f" EP{self.ep}" if self.ep > 1 else "")
+        return f"TP{self.tp}{extra} x{self.dp}"

@@ -1,0 +1,201 @@
+"""Distributions of prompt and response lengths, in tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.loading import checked
+
+Tokens = Annotated[float, Field(ge=1, le=100_000_000)]
+Floats = NDArray[np.float64]
+GRID = 4096
+"""Quantiles that stand for a distribution in closed forms."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixed:
+    """Every sequence has the same length."""
+
+    kind: Literal["fixed"] = "fixed"
+    value: Tokens = 1024
+
+    def quantile(self, q: Floats) -> Floats:
+        """Lengths at the given levels."""
+        return np.full_like(q, self.value)
+
+    @property
+    def maximum(self) -> float:
+        """The longest possible sequence."""
+        return self.value
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogNormal:
+    """Log-normal lengths, cut at `max` (a response that reaches it is truncated there).
+
+    `mean` is the mean before the cut; sigma is the standard deviation of the log.
+    """
+
+    kind: Literal["lognormal"] = "lognormal"
+    mean: Tokens
+    sigma: Annotated[float, Field(ge=0, le=4)] = 0.8
+    max: Tokens
+
+    def quantile(self, q: Floats) -> Floats:
+        """Lengths at the given levels."""
+        mu = math.log(self.mean) - self.sigma**2 / 2
+        z = np.vectorize(_normal_quantile, otypes=[float])(np.clip(q, 1e-9, 1 - 1e-9))
+        return np.asarray(np.clip(np.exp(mu + self.sigma * z), 1.0, self.max))
+
+    @property
+    def maximum(self) -> float:
+        """The longest possible sequence."""
+        return self.max
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncated:
+    """Normal lengths cut to [`min`, `max`]."""
+
+    kind: Literal["truncated"] = "truncated"
+    mean: Tokens
+    std: Annotated[float, Field(ge=0, le=10_000_000)]
+    min: Tokens = 1
+    max: Tokens
+
+    def quantile(self, q: Floats) -> Floats:
+        """Lengths at the given levels."""
+        z = np.vectorize(_normal_quantile, otypes=[float])(np.clip(q, 1e-9, 1 - 1e-9))
+        return np.asarray(np.clip(self.mean + self.std * z, self.min, self.max))
+
+    @property
+    def maximum(self) -> float:
+        """The longest possible sequence."""
+        return self.max
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Empirical:
+    """Lengths observed by the user: a text or CSV file with one number a line."""
+
+    kind: Literal["empirical"] = "empirical"
+    file: str
+
+    def quantile(self, q: Floats) -> Floats:
+        """Lengths at the given levels."""
+        return np.quantile(_observed(self.file), q)
+
+    @property
+    def maximum(self) -> float:
+        """The longest observed sequence."""
+        return float(_observed(self.file)[-1])
+
+
+Lengths = Annotated[Fixed | LogNormal | Truncated | Empirical, Field(discriminator="kind")]
+AnyLengths = Fixed | LogNormal | Truncated | Empirical
+
+
+@dataclass(frozen=True)
+class LengthStats:
+    """Moments that the closed forms need."""
+
+    lengths: AnyLengths
+
+    @cached_property
+    def _grid(self) -> Floats:
+        return self.lengths.quantile((np.arange(GRID) + 0.5) / GRID)
+
+    @cached_property
+    def mean(self) -> float:
+        """E[l], tokens."""
+        return float(self._grid.mean())
+
+    @cached_property
+    def mean_square(self) -> float:
+        """E[l^2], tokens squared."""
+        return float((self._grid**2).mean())
+
+    def expected_max(self, count: int) -> float:
+        """E[max of `count` draws] at the level count/(count+1), tokens."""
+        return float(self.lengths.quantile(np.array([count / (count + 1.0)]))[0])
+
+    def representative(self, count: int) -> Floats:
+        """`count` sorted lengths at evenly spaced levels: the expected order statistics."""
+        return self.lengths.quantile((np.arange(count) + 0.5) / count)
+
+
+@lru_cache(maxsize=256)
+def stats(lengths: AnyLengths) -> LengthStats:
+    """Cached moments of a distribution."""
+    return LengthStats(lengths)
+
+
+def draw(lengths: AnyLengths, count: int, rng: np.random.Generator) -> Floats:
+    """`count` independent whole lengths, tokens."""
+    return np.rint(lengths.quantile(rng.random(count)))
+
+
+@lru_cache(maxsize=65536)
+def _normal_quantile(q: float) -> float:
+    return NormalDist().inv_cdf(q)
+
+
+@lru_cache(maxsize=16)
+def _observed(file: str) -> Floats:
+    path = Path(file)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RlhfsimError(
+            "unreadable-file",
+            f"cannot read lengths from {file!r}",
+            place=Place(file=file),
+            help="one length in tokens a line",
+        ) from error
+    values = [
+        _length(line, Place(file=file, line=i + 1, column=1, text=line))
+        for i, line in enumerate(lines)
+        if line.strip()
+    ]
+    if not values:
+        raise RlhfsimError(
+            "empty-file",
+            "no lengths in the file",
+            place=Place(file=file),
+            help="one length in tokens a line",
+        )
+    return np.sort(np.array(values))
+
+
+def _length(line: str, place: Place) -> float:
+    try:
+        value = float(line.strip().rstrip(","))
+    except ValueError as error:
+        raise RlhfsimError(
+            "bad-length",
+            f"{line.strip()[:40]!r} is not a length in tokens",
+            place=place,
+            help="one number a line, no header",
+        ) from error
+    if not 1 <= value <= 1e8:
+        raise RlhfsimError(
+            "bad-length",
+            f"length {value} is not between 1 and 100,000,000 tokens",
+            place=place,
+            help="give lengths in tokens",
+        )
+    return value
