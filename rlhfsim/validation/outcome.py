@@ -1,0 +1,45 @@
+"""What became of one measured row: predicted, or skipped for a stated reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One row of a measurement CSV against its prediction."""
+
+    kind: str
+    """`training`, `memory.weights`, `memory.kv_tokens`, `memory.training_peak`, `decode`, `rlhf.step`,
+    `rlhf.generation`, ..., `weight_sync`, `oom`."""
+    file: str
+    """CSV file name."""
+    line: int
+    """1-based line in the CSV (the header is line 1)."""
+    source: str
+    """Publication, as scored: rows of one source stand together."""
+    label: str
+    """Model, GPUs and layout for people."""
+    unit: str = "s"
+    measured: float | None = None
+    predicted: float | None = None
+    low: float | None = None
+    """P10 of the prediction."""
+    high: float | None = None
+    """P90 of the prediction."""
+    skipped: str | None = None
+    """Why there is no prediction; None when there is one."""
+    assumptions: tuple[str, ...] = ()
+    """Blank columns that were filled: `micro_batch=1 (framework default)`."""
+    part: Literal["report", "fit"] = "report"
+    """Rows used to fit a constant are shown but never scored."""
+    detail: dict[str, float | str] = field(default_factory=dict)
+    """Anything worth a column in `--out`: which peak, per-part seconds."""
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured."""
+        if self.predicted is None or self.measured is None or self.skipped:
+            return None
+        return self.predicted / self.measured - 1
