@@ -71,6 +71,19 @@ def parse(value: str | float | int, dimension: Dimension) -> float:
     return _finite(number * (_UNITS[dimension][unit] if unit else 1.0), value, dimension)
 
 
+def parse_any(value: str) -> tuple[float, Dimension]:
+    """A quantity and its dimension, read from the unit; a bare number has dimension `1`.
+
+    Raises:
+        RlhfsimError: not a number, not finite, or a unit that no dimension knows.
+    """
+    match = _NUMBER.match(value)
+    unit = match[2] if match else ""
+    owners = [dim for dim, table in _UNITS.items() if unit in table and dim != "token"]
+    dimension: Dimension = owners[0] if owners else "1"
+    return parse(value, dimension), dimension
+
+
 def _finite(number: float, shown: object, dimension: Dimension) -> float:
     if not math.isfinite(number):
         raise RlhfsimError(

@@ -14,8 +14,10 @@ from rlhfsim.specs.quantities import (
     Bandwidth,
     Capacity,
     Coefficient,
+    CoefficientText,
     Peak,
     Precision,
+    Text,
     UsdPerHour,
     Watts,
 )
@@ -33,7 +35,7 @@ class Price:
     high: UsdPerHour
     date: str
     """Month of the quotation, `2026-05`."""
-    source: str
+    source: Text
 
 
 @checked
@@ -42,7 +44,7 @@ class Power:
     """Thermal design power of one GPU."""
 
     value: Watts
-    source: str
+    source: Text
 
 
 @checked
@@ -102,7 +104,7 @@ class Profile:
     node: Node
     tdp: Power
     price: Price | None = None
-    coefficients: dict[str, Coefficient] = field(default_factory=dict)
+    coefficients: dict[str, CoefficientText] = field(default_factory=dict)
     """Efficiencies and latencies; those of `common.yaml` fill in what a profile leaves out."""
     curves: Mapping[str, Any] | None = None
     """Kernel timings as compact curves (see `rlhfsim.costs.curves`); written by the fit command."""

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -24,19 +24,36 @@ checked = with_config(STRICT)
 """Class decorator for a dataclass that is read from files."""
 
 
-class Source:
-    """A parsed file that remembers where each value stands."""
+class _Loader(yaml.CSafeLoader):
+    """The safe loader, which also refuses a key that stands twice in one mapping."""
 
-    def __init__(self, name: str, text: str, node: yaml.Node | None, data: Any) -> None:
-        """`node` is the YAML tree behind `data`; JSON is YAML, so both have one."""
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        if len(mapping) != len(node.value):
+            seen: set[Hashable] = set()
+            for key, _ in node.value:
+                name = self.construct_object(key, deep=True)
+                if name in seen:
+                    raise yaml.constructor.ConstructorError(
+                        problem=f"key {name!r} stands twice", problem_mark=key.start_mark
+                    )
+                seen.add(name)
+        return mapping
+
+
+class Source:
+    """A parsed file that can tell where each value stands."""
+
+    def __init__(self, name: str, text: str, data: Any) -> None:
+        """`data` is what `text` says; the tree with the marks is built when an error needs a place."""
         self.name = name
         self.data = data
-        self._lines = text.splitlines()
-        self._node = node
+        self._text = text
 
     def place(self, path: tuple[int | str, ...] = ()) -> Place:
         """Line and column of the value (or of the nearest parent that exists) at `path`."""
-        node = self._node
+        node = _compose(self._text)
+        lines = self._text.splitlines()
         mark = node.start_mark if node else None
         for key in path:
             found = _child(node, key)
@@ -45,8 +62,15 @@ class Source:
             mark, node = found
         if mark is None:
             return Place(file=self.name)
-        text = self._lines[mark.line] if mark.line < len(self._lines) else None
+        text = lines[mark.line] if mark.line < len(lines) else None
         return Place(file=self.name, line=mark.line + 1, column=mark.column + 1, text=text)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    try:
+        return yaml.compose(text, Loader=yaml.CSafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None  # tabs and lone surrogates are legal JSON but not YAML: no line, keep the data
 
 
 def _child(node: yaml.Node | None, key: int | str) -> tuple[yaml.Mark, yaml.Node] | None:
@@ -77,15 +101,25 @@ def read_text(path: Path) -> str:
                            help="check the path and its permissions") from error  # fmt: skip
 
 
+def _refuse_aliases(text: str, name: str) -> None:
+    if "*" not in text:  # an alias is written *name; most files have no star at all
+        return
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            line = event.start_mark.line + 1 if event.start_mark else None
+            raise RlhfsimError(
+                "yaml-alias",
+                "YAML aliases are not accepted",
+                place=Place(file=name, line=line),
+                help="write the value out",
+            )
+
+
 def parse_yaml(text: str, name: str) -> Source:
-    """A YAML (or JSON) document with marks; anchors and aliases are refused (they can explode)."""
+    """A YAML (or JSON) document; anchors and aliases are refused (they can explode)."""
     try:
-        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise RlhfsimError("yaml-alias", "YAML aliases are not accepted", place=Place(file=name, line=event.start_mark.line + 1 if event.start_mark else None),
-                                   help="write the value out")  # fmt: skip
-        node = yaml.compose(text, Loader=yaml.CSafeLoader)
-        data = yaml.load(text, Loader=yaml.CSafeLoader) if node else None
+        _refuse_aliases(text, name)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = Place(
@@ -106,7 +140,7 @@ def parse_yaml(text: str, name: str) -> Source:
             place=Place(file=name),
             help="check for control characters, bad dates and deep nesting",
         ) from error
-    return Source(name, text, node, data)
+    return Source(name, text, data)
 
 
 def parse_json(text: str, name: str) -> Source:
@@ -132,17 +166,11 @@ def parse_json(text: str, name: str) -> Source:
             place=Place(file=name),
             help="the nesting or a number is absurd",
         ) from error
-    try:
-        node = yaml.compose(text, Loader=yaml.CSafeLoader)
-    except (
-        yaml.YAMLError
-    ):  # tabs and lone surrogates are legal JSON but not YAML: lose the line, keep the data
-        node = None
-    return Source(name, text, node, data)
+    return Source(name, text, data)
 
 
 @cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
@@ -153,7 +181,9 @@ def convert(kind: type[T], source: Source, data: Any = None, path: tuple[int | s
         RlhfsimError: the first thing wrong, with its place in the file, the rule and a remedy.
     """
     try:
-        return _adapter(kind).validate_python(source.data if data is None else data)  # type: ignore[no-any-return]
+        return _adapter(cast(Hashable, kind)).validate_python(  # type: ignore[no-any-return]
+            source.data if data is None else data
+        )
     except ValidationError as error:
         raise _first(error, kind, source, path) from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -24,6 +26,9 @@ Watts = Annotated[float, _in("W"), Field(ge=0)]
 UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0)]
 Ratio = Annotated[float, _in("1"), Field(ge=0)]
 
+Text = Annotated[str, Field(min_length=1, max_length=2000)]
+"""Words that must be there, such as a source."""
+
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """Number formats of matrix products; `fp8` and `fp4` stand for every scaling recipe."""
 BYTES_PER_ELEMENT: dict[str, float] = {
@@ -44,7 +49,7 @@ class Bandwidth:
 
     value: BytesPerSecond
     """Per GPU (or per node where the field says so), one direction, byte/s."""
-    source: str
+    source: Text
 
 
 @checked
@@ -53,7 +58,7 @@ class Capacity:
     """A datasheet size with its source."""
 
     value: Bytes
-    source: str
+    source: Text
 
 
 @checked
@@ -63,7 +68,15 @@ class Peak:
 
     value: FlopPerSecond
     """Dense, without structured sparsity."""
-    source: str
+    source: Text
+
+
+def _base_units(value: object) -> object:
+    return units.parse_any(value)[0] if isinstance(value, str) else value
+
+
+Number = Annotated[float, BeforeValidator(_base_units), Field(ge=0)]
+"""A non-negative number in base units; text may carry a unit of any dimension (`1.5 us`, `10 GB/s`)."""
 
 
 @checked
@@ -74,10 +87,13 @@ class Coefficient:
     `low` and `high` are the 10th and 90th percentile of what we believe.
     """
 
-    value: float
-    low: float
-    high: float
-    source: str
+    value: Number
+    """In base units of `dimension`."""
+    low: Number
+    high: Number
+    source: Text
+    dimension: units.Dimension = "1"
+    """What is measured; in files the units of the three numbers say it."""
 
     def __post_init__(self) -> None:
         """Check that the interval holds the value."""
@@ -87,3 +103,25 @@ class Coefficient:
                 f"interval [{self.low}, {self.high}] does not hold the value {self.value}",
                 help="give low <= value <= high",
             )
+
+
+def _with_dimension(data: object) -> object:
+    """The dimension, read from the units of the three numbers, which must agree."""
+    if not isinstance(data, Mapping) or "dimension" in data:
+        return data
+    found = set()
+    for key in ("value", "low", "high"):
+        if isinstance(data.get(key), str):
+            with suppress(RlhfsimError):  # the field itself reports a bad number, with its place
+                found.add(units.parse_any(data[key])[1])
+    if len(found) > 1:
+        raise RlhfsimError(
+            "mixed-units",
+            f"value, low and high have different units: {', '.join(sorted(found))}",
+            help="give all three in one unit",
+        )
+    return {**data, "dimension": found.pop()} if found else data
+
+
+CoefficientText = Annotated[Coefficient, BeforeValidator(_with_dimension)]
+"""A coefficient as it stands in a file."""
