@@ -1,0 +1,72 @@
+"""The `rlhfsim` command: finds sub-commands lazily, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from rlhfsim.errors import RlhfsimError
+
+COMMANDS = {
+    "design": "Choose architecture and layouts for a cluster and a model.",
+    "estimate": "Price one plan: time by phase, memory, money, energy.",
+    "memory": "Show what fills GPU memory, phase by phase.",
+    "sync": "Compare every way to move weights from training to rollout.",
+    "validate": "Score the predictions against published measurements.",
+    "gpus": "List the hardware profiles.",
+    "models": "List the model presets.",
+}
+"""Sub-command -> one line of help; the code is `rlhfsim.cli.<command>`."""
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command's module only when it runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of a newcomer's path."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """The command, imported."""
+        if name not in COMMANDS:
+            return None
+        command = getattr(importlib.import_module(f"rlhfsim.cli.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Help lines without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="rlhfsim")
+def cli() -> None:
+    """Design RLHF systems: what fits, how fast it runs, what it costs, and how sure that is.
+
+    Exit codes: 0 done, 1 no plan fits (or a check failed), 2 bad input.
+    """
+
+
+def main() -> None:
+    """Entry point: bad input becomes one clear message and exit code 2."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except RlhfsimError as error:
+        click.echo(str(error), err=True)
+        code = 2
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        code = 130
+    except BrokenPipeError:
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,74 @@
+"""What the user asks of the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.backends import Backend
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.workload import Workload
+
+Objective = Literal["time", "cost", "memory"]
+SWITCHES: dict[str, str] = {
+    "async": "generation and training overlap; samples are up to --max-staleness versions old",
+    "lora": "adapters are trained instead of all weights",
+    "fp8": "the rollout runs in FP8; its log-probs differ from the trainer's",
+    "adam8bit": "8-bit Adam moments",
+    "rollout-logprobs": "old log-probs come from the rollout engine, not from a forward of the trainer",
+}
+"""Choices that change what is learnt; each competes only when allowed."""
+FORBIDDABLE: dict[str, str] = {
+    "naive": "all roles resident all the time",
+    "smart": "same pool, memory freed and offloaded between phases",
+    "hybrid": "same pool, weights handed over in GPU memory",
+    "disaggregated": "a pool for the rollout, one for the rest",
+    "split": "roles in two groups",
+    "standalone": "a pool for each role",
+    "offload": "anything moved to host memory between or during phases",
+    "recompute": "activations computed again in the backward pass",
+}
+FIXABLE_SEATS = ("rollout", "actor", "critic", "reference", "reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A design question: cluster, workload and what may compete."""
+
+    cluster: Cluster
+    workload: Workload
+    backend: Backend = "deepspeed"
+    objective: Objective = "time"
+    allow: frozenset[str] = frozenset()
+    """Subset of `SWITCHES`."""
+    forbid: frozenset[str] = frozenset()
+    """Subset of `SWITCHES` and `FORBIDDABLE`."""
+    fix: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
+    """Seat -> layout field -> value: `{"actor": {"tp": 8}}`."""
+    architecture: str | None = None
+    """Only this architecture."""
+    max_staleness: float = 1
+    price: float | None = None
+    """USD per GPU-hour given by the user; replaces the profile's."""
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        for name in self.allow - set(SWITCHES):
+            raise unknown_name("switch", name, SWITCHES)
+        for name in self.forbid - set(SWITCHES) - set(FORBIDDABLE):
+            raise unknown_name("choice", name, [*SWITCHES, *FORBIDDABLE])
+        for seat in set(self.fix) - set(FIXABLE_SEATS):
+            raise unknown_name("role", seat, FIXABLE_SEATS)
+        if both := self.allow & self.forbid:
+            raise RlhfsimError(
+                "allowed-and-forbidden",
+                f"{sorted(both)[0]!r} is both allowed and forbidden",
+                help="drop one of the two",
+            )
+
+    @property
+    def switches(self) -> frozenset[str]:
+        """Switches in force."""
+        return self.allow - self.forbid

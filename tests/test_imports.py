@@ -1,0 +1,121 @@
+"""The layers of docs/architecture.md, walked: every import points down, no cycle, nothing unlisted."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = [
+    {"rlhfsim.errors"},
+    {"rlhfsim.units", "rlhfsim.resources"},
+    {"rlhfsim.specs"},
+    {"rlhfsim.plan", "rlhfsim.trace"},
+    {"rlhfsim.costs"},
+    {"rlhfsim.phases"},
+    {"rlhfsim.simulation"},
+    {"rlhfsim.search", "rlhfsim.calibration"},
+    {"rlhfsim.validation", "rlhfsim.scenarios", "rlhfsim.export"},
+    {"rlhfsim.report"},
+    {"rlhfsim.api"},
+    {"rlhfsim.cli"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+EXECUTOR_MAY = {"rlhfsim.errors", "rlhfsim.units", "rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace"}
+THIRD_PARTY = {  # library -> the only places that may import it
+    "numpy": {"rlhfsim"},
+    "pydantic": {"rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace", "rlhfsim.scenarios"},
+    "yaml": {"rlhfsim.specs", "rlhfsim.validation", "rlhfsim.calibration"},
+    "click": {"rlhfsim.cli"},
+    "rich": {"rlhfsim.cli"},
+    "pandas": {"rlhfsim.validation", "rlhfsim.calibration"},
+    "simpy": {"rlhfsim.simulation"},
+    "plotly": {"rlhfsim.report"},
+    "scipy": {"rlhfsim.calibration"},
+    "pyarrow": {"rlhfsim.calibration"},
+    "aiconfigurator_core": {"rlhfsim.calibration", "rlhfsim.validation"},
+}
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for top in ("rlhfsim", "executor"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _imports(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            base = node.module or ""
+            names += [
+                f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+                for alias in node.names
+            ]
+    return names
+
+
+def _layer(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_import_points_down_the_layers(module: str) -> None:
+    for name in _imports(MODULES[module]):
+        top = name.split(".")[0]
+        if top == "rlhfsim" and module.startswith("executor"):
+            assert _layer(name) in EXECUTOR_MAY, f"{module} imports {name}"
+        elif top == "executor":
+            assert module.startswith(("executor", "rlhfsim.cli")), f"{module} imports {name}"
+        elif top == "rlhfsim" and module != "rlhfsim":
+            assert _layer(name) in RANK, f"{name} is in no layer"
+            same = _layer(name) == _layer(module)
+            assert same or RANK[_layer(name)] < RANK[_layer(module)], (
+                f"{module} imports {name}, which is not below it"
+            )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_third_party_libraries_stay_in_their_layer(module: str) -> None:
+    for name in _imports(MODULES[module]):
+        top = name.split(".")[0]
+        if top in ("rlhfsim", "executor") or top in sys.stdlib_module_names:
+            continue
+        assert top in THIRD_PARTY, f"{module} imports unlisted {top}"
+        allowed = THIRD_PARTY[top]
+        assert "rlhfsim" in allowed or _layer(module) in allowed, f"{module} must not import {top}"
+
+
+def test_every_module_is_in_a_layer() -> None:
+    unlisted = [
+        m for m in MODULES if m != "rlhfsim" and m.startswith("rlhfsim.") and _layer(m) not in RANK
+    ]
+    assert not unlisted
+
+
+def test_modules_have_no_cycle() -> None:
+    graph = {m: {n for n in _imports(p) if n in MODULES and n != m} for m, p in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join([*trail, module])
+        if module not in done:
+            for name in graph[module]:
+                visit(name, (*trail, module))
+            done.add(module)
+
+    for module in MODULES:
+        if module != "rlhfsim":  # the package re-exports its API
+            visit(module, ())
