@@ -1,0 +1,252 @@
+"""Rows of the measurement tables: read, checked, and handed out with typed getters."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.units import MIB
+from rlhfsim.validation.schemas import TABLES, Table
+
+MAX_BYTES = int(64 * MIB)
+"""A larger file is refused before it is parsed."""
+MAX_ROWS = 200_000
+"""A table with more rows is refused."""
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+_NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", "+infinity"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of a measurement table; a blank cell is None, never zero."""
+
+    table: str
+    """Name of its schema, as in `schemas.TABLES`."""
+    file: str
+    """File as the user gave it, or the name of the shipped one."""
+    line: int
+    """1-based line (the header is line 1)."""
+    values: Mapping[str, str]
+    """Column to cell, stripped; unknown columns included."""
+
+    def text(self, column: str) -> str | None:
+        """The words in `column`, or None when it is blank."""
+        known = column in self.values or column in TABLES[self.table].columns
+        assert known, f"{self.table} has no column {column}"
+        return self.values.get(column) or None
+
+    def number(self, column: str) -> float | None:
+        """The number in `column`, or None when it is blank.
+
+        Raises:
+            RlhfsimError: the cell holds words or a range.
+        """
+        cell = self.text(column)
+        return None if cell is None else _number(cell, column, self._place(column))
+
+    def integer(self, column: str) -> int | None:
+        """The whole number in `column`, or None when it is blank.
+
+        Raises:
+            RlhfsimError: the cell holds words, a range or a fraction.
+        """
+        value = self.number(column)
+        if value is not None and value != int(value):
+            raise RlhfsimError(
+                "not-an-integer",
+                f"{column} must be a whole number, got {self.text(column)!r}",
+                place=self._place(column),
+                help="write it without decimals",
+            )
+        return None if value is None else int(value)
+
+    def filled(self, values: Mapping[str, str]) -> Row:
+        """The same row with these cells set."""
+        return replace(self, values={**self.values, **values})
+
+    @property
+    def source(self) -> str:
+        """Its publication: rows of one publication are scored together (see `publication`)."""
+        return publication(self.values.get("source") or self.file)
+
+    def _place(self, column: str) -> Place:
+        return Place(file=self.file, line=self.line, text=f"{column} = {self.text(column)}")
+
+
+def publication(source: str) -> str:
+    """The repository file, paper or thread of a `source` cell, without section and commit.
+
+    MLPerf results stand one submission a file: they are one publication a round.
+    """
+    name = re.split(r" § | \(|; | Table | Figure ", source, maxsplit=1)[0].strip()
+    return name.split("@")[0] if name.startswith("mlcommons/") else name
+
+
+def missing(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
+    """Those of `columns` that are blank in `row`."""
+    return tuple(column for column in columns if row.text(column) is None)
+
+
+def complete(row: Row, columns: Iterable[str]) -> bool:
+    """Whether none of `columns` is blank."""
+    return not missing(row, columns)
+
+
+def shipped(table: str) -> list[Row]:
+    """The rows of a table that comes with the package."""
+    name = f"{table}.csv"
+    data = (resources.files("rlhfsim.validation") / "data" / name).read_bytes()
+    return parse_csv(data, name)
+
+
+def read_csv(path: Path | str) -> list[Row]:
+    """The rows of a user's file; the header says which table it is.
+
+    Raises:
+        RlhfsimError: unreadable, too large, not UTF-8, not one of the tables, or malformed.
+    """
+    path = Path(path)
+    place = Place(file=str(path))
+    try:
+        size = path.stat().st_size
+        data = b"" if size > MAX_BYTES else path.read_bytes()
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise RlhfsimError("unreadable-file", f"cannot read the file: {reason}", place=place,
+                           help="check the path and its permissions") from error  # fmt: skip
+    if size > MAX_BYTES:
+        raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES / MIB:.0f} MiB",
+                           place=place, help="split the table")  # fmt: skip
+    return parse_csv(data, str(path))
+
+
+def parse_csv(data: bytes, name: str) -> list[Row]:
+    """The rows of a table given as bytes; see `read_csv`."""
+    records = _records(_decoded(data, name), name)
+    line, header = next(records, (1, []))
+    columns = _header(header, name)
+    table = recognise(columns, name)
+    rows: list[Row] = []
+    for line, cells in records:
+        if len(rows) == MAX_ROWS:
+            raise _malformed(f"more than {MAX_ROWS} rows", name, line, "split the table")
+        if len(cells) != len(columns):
+            message = f"{len(cells)} fields, but the header has {len(columns)} columns"
+            raise _malformed(message, name, line, "quote fields that hold commas")
+        values = {column: cell.strip() for column, cell in zip(columns, cells, strict=True)}
+        row = Row(table=table.name, file=name, line=line, values=values)
+        _check_numbers(row, table)
+        rows.append(row)
+    return rows
+
+
+def recognise(columns: Iterable[str], name: str) -> Table:
+    """The table whose signature is in the header.
+
+    Raises:
+        RlhfsimError: none is; the remedy names the nearest one and what it lacks.
+    """
+    present = set(columns)
+    for table in TABLES.values():
+        if present.issuperset(table.signature):
+            return table
+    nearest = max(TABLES.values(), key=lambda t: len(present & t.columns) / len(t.columns))
+    lacking = ", ".join(c for c in nearest.signature if c not in present)
+    raise _malformed(
+        "the header is not that of a measurement table",
+        name,
+        1,
+        f"nearest is {nearest.name}, which needs the columns {lacking}; see docs/validation.md",
+    )
+
+
+def notes(rows: Iterable[Row]) -> list[str]:
+    """What a person should know about the columns of these rows: unknown ones, with near names."""
+    unknown: dict[tuple[str, str], set[str]] = {}
+    for row in rows:
+        extra = row.values.keys() - TABLES[row.table].columns
+        if extra:
+            unknown.setdefault((row.file, row.table), set()).update(extra)
+    return [
+        f"{file}: column {column!r} is not read{_near(column, TABLES[table])}"
+        for (file, table), extra in sorted(unknown.items())
+        for column in sorted(extra)
+    ]
+
+
+def _near(column: str, table: Table) -> str:
+    close = get_close_matches(column, table.columns, n=1, cutoff=0.7)
+    return f" (did you mean {close[0]})" if close else ""
+
+
+def _decoded(data: bytes, name: str) -> str:
+    if b"\0" in data:
+        line = data.count(b"\n", 0, data.index(b"\0")) + 1
+        raise _malformed("NUL byte", name, line, "the file is not a text table or is damaged")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _malformed("not UTF-8", name, line, "save the table as UTF-8") from error
+
+
+def _records(text: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Records that are not empty, each with the line on which it starts."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise _malformed(f"not valid CSV: {error}", name, line, "check the quotes") from error
+        if any(cell.strip() for cell in cells) or len(cells) > 1:
+            yield line, cells
+
+
+def _header(cells: list[str], name: str) -> list[str]:
+    columns = [cell.strip() for cell in cells]
+    if not columns:
+        raise _malformed("the file is empty", name, 1, "give a header and at least one row")
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice or "" in columns:
+        message = f"column {twice[0]!r} stands twice" if twice else "a column has no name"
+        raise _malformed(message, name, 1, "give every column its own name")
+    return columns
+
+
+def _check_numbers(row: Row, table: Table) -> None:
+    """Refuse what cannot be a measurement: words, NaN, infinity, negative sizes and times."""
+    for column, cell in row.values.items():
+        if column not in table.numeric or not cell:
+            continue
+        if not _NUMBER.fullmatch(cell) and any(c.isdigit() for c in cell):
+            continue  # a range or a remark: the row says so when the cell is needed
+        place = Place(file=row.file, line=row.line, text=f"{column} = {cell}")
+        value = _number(cell, column, place)
+        if value < 0 and column not in table.signed:
+            raise RlhfsimError("negative-number", f"{column} cannot be negative, got {cell!r}",
+                               place=place, help="leave it blank if it is not known")  # fmt: skip
+
+
+def _number(cell: str, column: str, place: Place) -> float:
+    finite = cell.lower() not in _NOT_FINITE
+    value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
+    if not math.isfinite(value):
+        what = "a number" if finite else "finite"
+        raise RlhfsimError("not-a-number", f"{column} is not {what}: {cell!r}", place=place,
+                           help="write one plain number, or leave it blank")  # fmt: skip
+    return value
+
+
+def _malformed(message: str, name: str, line: int, help: str) -> RlhfsimError:
+    return RlhfsimError("malformed-table", message, place=Place(file=name, line=line), help=help)
