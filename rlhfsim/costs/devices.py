@@ -1,0 +1,50 @@
+"""From a pool of the cluster to the device that the cost functions read."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rlhfsim.costs.curves import KernelCurves
+from rlhfsim.costs.device import Device
+from rlhfsim.specs.hardware import Pool, Profile
+
+
+def device_of(pool: Pool, oversubscription: float = 1.0) -> Device:
+    """The device of a pool; the same object for the same profile, so that caches keyed by it hold.
+
+    The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node.
+    """
+    return _device(_Identity(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
+
+
+def domain_of(pool: Pool) -> int:
+    """GPUs of this pool that share one scale-up domain."""
+    domain, node = pool.profile.scale_up.domain, pool.profile.node.gpus
+    return min(domain, pool.gpus) if domain > node else min(domain, pool.gpus_per_node)
+
+
+class _Identity:
+    """A profile hashed by identity: profiles hold dicts."""
+
+    __slots__ = ("profile",)
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+
+    def __hash__(self) -> int:
+        return id(self.profile)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.profile is self.profile
+
+
+@lru_cache(maxsize=256)
+def _device(key: _Identity, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
+    profile = key.profile
+    return Device(
+        profile=profile,
+        curves=KernelCurves(profile),
+        domain=domain,
+        gpus_per_node=gpus_per_node,
+        network_bandwidth=profile.nic.value / oversubscription,
+    )
