@@ -55,18 +55,18 @@ def parse(value: str | float | int, dimension: Dimension) -> float:
         RlhfsimError: not a number, not finite, or a unit of another dimension.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RlhfsimError("bad-quantity", f"{value!r} is not a quantity", help=_hint(dimension))
+        raise RlhfsimError("bad-quantity", f"{value!r} is not a quantity", help=hint(dimension))
     if isinstance(value, int | float):
         return _finite(float(value), value, dimension)
     match = _NUMBER.match(value)
     if not match:
         raise RlhfsimError(
-            "bad-quantity", f"{value!r} is not a number with a unit", help=_hint(dimension)
+            "bad-quantity", f"{value!r} is not a number with a unit", help=hint(dimension)
         )
     number, unit = float(match[1]), match[2]
     if unit and unit not in _UNITS[dimension]:
         raise RlhfsimError(
-            "unknown-unit", f"unknown unit {unit!r} in {value!r}", help=_hint(dimension)
+            "unknown-unit", f"unknown unit {unit!r} in {value!r}", help=hint(dimension)
         )
     return _finite(number * (_UNITS[dimension][unit] if unit else 1.0), value, dimension)
 
@@ -87,12 +87,13 @@ def parse_any(value: str) -> tuple[float, Dimension]:
 def _finite(number: float, shown: object, dimension: Dimension) -> float:
     if not math.isfinite(number):
         raise RlhfsimError(
-            "bad-quantity", f"{shown!r} is not a finite quantity", help=_hint(dimension)
+            "bad-quantity", f"{shown!r} is not a finite quantity", help=hint(dimension)
         )
     return number
 
 
-def _hint(dimension: Dimension) -> str:
+def hint(dimension: Dimension) -> str:
+    """How a quantity of this dimension is written, for the help line of an error."""
     examples = {
         "byte": "80 GB, 141 GiB", "byte/s": "3.35 TB/s, 400 Gbit/s", "flop/s": "989 TFLOP/s",
         "s": "10 us, 3 ms, 2 s, 1 h", "usd": "12.5 USD", "usd/h": "2.50 USD/h", "W": "700 W",

@@ -22,7 +22,10 @@ from rlhfsim.specs.quantities import (
     Watts,
 )
 
-Count = Annotated[int, Field(ge=1, le=1_000_000)]
+MAX_GPUS = 1_000_000
+"""A larger cluster is a slip."""
+MAX_OVERSUBSCRIPTION = 1000.0
+Count = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
 
 
 @checked
@@ -36,6 +39,15 @@ class Price:
     date: str
     """Month of the quotation, `2026-05`."""
     source: Text
+
+    def __post_init__(self) -> None:
+        """Check that the interval holds the value."""
+        if not self.low <= self.value <= self.high:
+            raise RlhfsimError(
+                "interval-without-value",
+                f"interval [{self.low}, {self.high}] does not hold the price {self.value}",
+                help="give low <= value <= high",
+            )
 
 
 @checked
@@ -79,6 +91,33 @@ class Node:
     """Draw of the server without its GPUs; unknown when absent."""
 
 
+_SHARES = ("_efficiency", "_fraction", "_share", "_write")
+_AT_LEAST_ONE = ("fragmentation", "moe_imbalance", "ep_hot_rank_factor", "pue")
+MAX_EFFICIENCY = 1.2
+"""A measured efficiency may pass 1 where the datasheet is cautious; far above it is a slip."""
+
+
+def _check_range(name: str, coefficient: Coefficient) -> None:
+    """Efficiencies and shares lie in (0, 1.2], overlaps in [0, 1], factors and PUE at 1 or above."""
+    if name.endswith(_SHARES):
+        ok = coefficient.low > 0 and coefficient.high <= MAX_EFFICIENCY
+        rule = f"above 0 and at most {MAX_EFFICIENCY}"
+    elif name.startswith(("overlap_", "sm_share_")):
+        ok, rule = coefficient.high <= 1, "between 0 and 1"
+    elif name in _AT_LEAST_ONE:
+        ok, rule = coefficient.low >= 1, "at least 1"
+    elif name.endswith("_rate") or name == "mtbf_per_gpu":
+        ok, rule = coefficient.low > 0, "above 0"
+    else:
+        return
+    if not ok:
+        raise RlhfsimError(
+            "coefficient-out-of-range",
+            f"coefficient {name!r} has the interval [{coefficient.low}, {coefficient.high}]",
+            help=f"it must be {rule}; 85 % is written 0.85 or 85 %",
+        )
+
+
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
@@ -111,18 +150,20 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Check what the types cannot."""
-        if self.memory.value <= 0 or self.hbm.value <= 0:
+        if self.usable_memory.value > self.memory.value:
             raise RlhfsimError(
                 "bad-value",
-                "memory and hbm must be positive",
-                help="give them as in 80 GB and 3.35 TB/s",
+                "usable_memory is larger than memory",
+                help="80 GB cards hold 80 GiB, of which about 79.2 GiB are usable",
             )
-        if "bf16" not in self.peak and "fp16" not in self.peak and "fp32" not in self.peak:
+        if not {"bf16", "fp16", "fp32"} & set(self.peak):
             raise RlhfsimError(
                 "missing-key",
                 "peak holds none of bf16, fp16, fp32",
                 help="give at least one dense rate",
             )
+        for name, coefficient in self.coefficients.items():
+            _check_range(name, coefficient)
 
     def coefficient(self, name: str) -> Coefficient:
         """An efficiency or latency by name; unknown names are our own bug."""
@@ -157,6 +198,19 @@ class Cluster:
     pools: tuple[Pool, ...]
     oversubscription: float = 1.0
     """Factor by which the fabric between nodes is thinner than the sum of the NICs (>= 1)."""
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot."""
+        if not self.pools:
+            raise RlhfsimError(
+                "missing-key", "the cluster has no pools", help="give one pool or more"
+            )
+        if not 1 <= self.oversubscription <= MAX_OVERSUBSCRIPTION:
+            raise RlhfsimError(
+                "bad-value",
+                f"oversubscription is {self.oversubscription}",
+                help=f"1 is a full fabric, 4 a quarter of it; at most {MAX_OVERSUBSCRIPTION:g}",
+            )
 
     @property
     def gpus(self) -> int:

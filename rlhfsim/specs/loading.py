@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -22,6 +23,9 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 """Every spec that comes from a file: unknown keys, infinities and NaN are errors."""
 checked = with_config(STRICT)
 """Class decorator for a dataclass that is read from files."""
+
+
+_MAYBE_ALIAS = re.compile(r"(?:^|[\s,:\[{?-])\*[^\s,\[\]{}*]")
 
 
 class _Loader(yaml.CSafeLoader):
@@ -102,7 +106,7 @@ def read_text(path: Path) -> str:
 
 
 def _refuse_aliases(text: str, name: str) -> None:
-    if "*" not in text:  # an alias is written *name; most files have no star at all
+    if not _MAYBE_ALIAS.search(text):  # the scan for events costs as much as loading
         return
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         if isinstance(event, yaml.AliasEvent):

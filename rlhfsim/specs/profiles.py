@@ -1,79 +1,34 @@
-"""Finding and reading hardware profiles: by name, by alias or by path.
+"""Reading hardware profiles by name, alias or path, and building a cluster of them.
 
-Search order: `hardware_profiles/` of the working directory, then `$RLHFSIM_PROFILES`, then the
-shipped folder. A profile is laid over `common.yaml` (coefficients only) and over the profile it
-`extends`, if any: `coefficients` merge by name, every other key replaces. Aliases stand in the
-first lines of each file, so finding one reads no profile whole.
+A profile is laid over `common.yaml` (coefficients only) or over the profile it `extends`:
+`coefficients` merge by name, every other key replaces.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlhfsim import resources
-from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
-from rlhfsim.specs.quantities import Coefficient, CoefficientText
+import yaml
 
-COMMON = "common"
+from rlhfsim import units
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.hardware import MAX_GPUS, Cluster, Pool, Price, Profile
+from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
+from rlhfsim.specs.profile_files import COMMON, aliases, find_profile, folders, profile_names
+from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
+
+__all__ = [
+    "aliases", "common_coefficients", "find_profile", "load_profile", "make_pool", "parse_cluster",
+    "profile_from_text", "profile_hash", "profile_names", "profile_yaml",
+]  # fmt: skip
 MAX_DEPTH = 5
 """Profiles in one `extends` chain."""
-HEAD_BYTES = 4096
-"""Name, title, vendor and aliases stand in this much of a profile."""
-_ALIASES = re.compile(r"^aliases:\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
-
-
-def folders() -> list[Path]:
-    """Folders that are searched, the user's own first."""
-    own = [Path.cwd() / "hardware_profiles"]
-    if named := os.environ.get("RLHFSIM_PROFILES"):
-        own += [Path(part) for part in named.split(os.pathsep) if part]
-    found = [folder for folder in [*own, resources.shipped("hardware_profiles")] if folder.is_dir()]
-    return list({folder.resolve(): folder for folder in reversed(found)}.values())[::-1]
-
-
-def profile_files() -> dict[str, Path]:
-    """Every profile by name; a user's file hides a shipped one of the same name."""
-    files: dict[str, Path] = {}
-    for folder in folders():
-        for path in sorted(folder.glob("*.yaml")):
-            if path.stem != COMMON:
-                files.setdefault(path.stem, path)
-    return dict(sorted(files.items()))
-
-
-def profile_names() -> tuple[str, ...]:
-    """Names that `load_profile` knows, without aliases."""
-    return tuple(profile_files())
-
-
-def aliases() -> dict[str, str]:
-    """Alias to profile name, read from the head of each file; both in canonical spelling."""
-    return {alias: name for name, path in profile_files().items() for alias in _aliases_in(path)}
-
-
-def find_profile(name: str) -> Path:
-    """The file of a profile given by name or alias; case does not matter, nor - against _.
-
-    Raises:
-        RlhfsimError: no such profile; the message names the nearest ones.
-    """
-    files = {_canonical(stem): path for stem, path in profile_files().items()}
-    wanted = _canonical(name)
-    if wanted in files:
-        return files[wanted]
-    known = {alias: path for path in files.values() for alias in _aliases_in(path)}
-    if wanted in known:
-        return known[wanted]
-    raise unknown_name("hardware profile", name, [*profile_files(), *known])
 
 
 def load_profile(name: str | Path) -> Profile:
@@ -89,8 +44,15 @@ def load_profile(name: str | Path) -> Profile:
 
 def profile_from_text(text: str, name: str = "profile.yaml") -> Profile:
     """A profile from YAML text; `name` stands for the file in errors."""
-    source = parse_yaml(text, name)
-    return _profile(source, ())
+    return _profile(_parse(text, name), ())
+
+
+def profile_yaml(profile: Profile) -> str:
+    """A profile as YAML text in base units, curves last; reading it gives the same profile."""
+    data = {key: value for key, value in _plain(asdict(profile)).items() if value is not None}
+    curves = data.pop("curves", None)
+    text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
+    return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
 
 
 def profile_hash(profile: Profile) -> str:
@@ -132,7 +94,7 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
             f"profile {path.stem!r} extends itself or more than {MAX_DEPTH} others",
             help="let it extend a profile that stands on its own",
         )
-    return _profile(parse_yaml(read_text(path), str(path)), (*seen, resolved))
+    return _profile(_parse(read_text(path), str(path)), (*seen, resolved))
 
 
 def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
@@ -147,9 +109,29 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
         beneath = {key: value for key, value in _fields(parent) if key not in data}
         shared = parent.coefficients
     profile = convert(Profile, source, {**beneath, **data})
-    for name, coefficient in shared.items():
-        profile.coefficients.setdefault(name, coefficient)
-    return profile
+    own = {
+        name: _like(shared, name, coefficient, source)
+        for name, coefficient in profile.coefficients.items()
+    }
+    return replace(profile, coefficients={**shared, **own})
+
+
+def _like(
+    shared: Mapping[str, Coefficient], name: str, own: Coefficient, source: Source
+) -> Coefficient:
+    """A profile's own coefficient: its name must be known, and its unit that of the shared one."""
+    place = source.place(("coefficients", name))
+    if name not in shared:
+        raise unknown_name("coefficient", name, shared, place=place)
+    dimension = shared[name].dimension
+    if own.dimension not in ("1", dimension):
+        raise RlhfsimError(
+            "wrong-unit",
+            f"coefficient {name!r} is in {own.dimension}, not in {dimension}",
+            place=place,
+            help=units.hint(dimension),
+        )
+    return replace(own, dimension=dimension)
 
 
 def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
@@ -187,6 +169,30 @@ def _fields(parent: Profile) -> Iterator[tuple[str, Any]]:
     return ((name, getattr(parent, name)) for name in inherited)
 
 
+def _parse(text: str, name: str) -> Source:
+    """The document; a `curves` section written as JSON (which is YAML) is read by the faster parser."""
+    head, mark, tail = text.partition("\ncurves:")
+    if not mark or not tail.lstrip().startswith("{"):
+        return parse_yaml(text, name)
+    try:
+        curves = json.loads(tail, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return parse_yaml(text, name)
+    data = _mapping(parse_yaml(head, name))
+    return Source(name, text, {**data, "curves": curves})
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML and JSON can say them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _mapping(source: Source) -> Mapping[Any, Any]:
     if not isinstance(source.data, Mapping):
         raise RlhfsimError(
@@ -198,15 +204,86 @@ def _mapping(source: Source) -> Mapping[Any, Any]:
     return source.data
 
 
-def _canonical(name: str) -> str:
-    return name.strip().lower().replace("_", "-")
+def parse_cluster(
+    gpus: int | None = None,
+    gpu: str | Path | Profile = "h100_sxm",
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    rollout_gpus: int | None = None,
+    rollout_gpu: str | Path | Profile | None = None,
+    oversubscription: float = 1.0,
+    nic: float | None = None,
+    price: float | None = None,
+) -> Cluster:
+    """A cluster of one pool, or of a training pool (first) and a rollout pool.
+
+    `gpus` are those of the first pool, or `nodes` times `gpus_per_node` (default: the profile's).
+    `nic` (byte/s per GPU) and `price` (USD per GPU-hour) replace those of every profile.
+    """
+    first = make_pool(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, nic=nic, price=price)
+    if rollout_gpus is None and rollout_gpu is not None:
+        raise RlhfsimError(
+            "missing-value",
+            f"the rollout pool of {rollout_gpu} has no size",
+            help="give the number of rollout GPUs",
+        )
+    pools = [first]
+    if rollout_gpus is not None:
+        second = gpu if rollout_gpu is None else rollout_gpu
+        shared = gpus_per_node if rollout_gpu is None else None
+        pools.append(make_pool(second, rollout_gpus, gpus_per_node=shared, nic=nic, price=price))
+    return Cluster(pools=tuple(pools), oversubscription=oversubscription)
 
 
-def _aliases_in(path: Path) -> list[str]:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            match = _ALIASES.search(file.read(HEAD_BYTES))
-    except OSError:
-        return []
-    names = match[1].split(",") if match else []
-    return [_canonical(name.strip().strip("'\"")) for name in names if name.strip()]
+def make_pool(
+    gpu: str | Path | Profile,
+    gpus: int | None = None,
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    nic: float | None = None,
+    price: float | None = None,
+) -> Pool:
+    """Nodes of one profile; `nic` and `price` replace the profile's."""
+    profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
+    per_node = profile.node.gpus if gpus_per_node is None else gpus_per_node
+    _positive("gpus_per_node", per_node)
+    if nodes is not None:
+        _positive("nodes", nodes)
+    if gpus is None and nodes is None:
+        raise RlhfsimError(
+            "missing-value", "the cluster has no size", help="give gpus, or nodes and gpus_per_node"
+        )
+    count = _positive("gpus", gpus if gpus is not None else (nodes or 0) * per_node)
+    if nodes is not None and -(-count // per_node) != nodes:
+        raise RlhfsimError(
+            "gpus-against-nodes",
+            f"{count} GPUs do not make {nodes} nodes of {per_node}",
+            help=f"give gpus: {nodes * per_node}, or leave one of the two out",
+        )
+    return Pool(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
+
+
+def _priced(profile: Profile, nic: float | None, price: float | None) -> Profile:
+    given = "given by the user"
+    if nic is not None:
+        if not (math.isfinite(nic) and nic >= 1):
+            raise RlhfsimError("bad-value", f"nic bandwidth is {nic}", help=units.hint("byte/s"))
+        profile = replace(profile, nic=Bandwidth(value=nic, source=given))
+    if price is not None:
+        if not (math.isfinite(price) and price >= 0):
+            raise RlhfsimError("bad-value", f"price is {price}", help=units.hint("usd/h"))
+        rent = Price(value=price, low=price, high=price, date="given", source=given)
+        profile = replace(profile, price=rent)
+    return profile
+
+
+def _positive(name: str, count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_GPUS:
+        raise RlhfsimError(
+            "bad-value",
+            f"{name} is {count}",
+            help=f"give a whole number from 1 to {MAX_GPUS}",
+        )
+    return count

@@ -26,6 +26,10 @@ Watts = Annotated[float, _in("W"), Field(ge=0)]
 UsdPerHour = Annotated[float, _in("usd/h"), Field(ge=0)]
 Ratio = Annotated[float, _in("1"), Field(ge=0)]
 
+MAX_MAGNITUDE = 1e24
+"""Larger numbers are slips, and their products would overflow."""
+Positive = Field(ge=1, le=MAX_MAGNITUDE)
+"""At least one base unit: what is divided by."""
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 """Words that must be there, such as a source."""
 
@@ -47,7 +51,7 @@ BYTES_PER_ELEMENT: dict[str, float] = {
 class Bandwidth:
     """A datasheet rate with its source."""
 
-    value: BytesPerSecond
+    value: Annotated[BytesPerSecond, Positive]
     """Per GPU (or per node where the field says so), one direction, byte/s."""
     source: Text
 
@@ -57,7 +61,7 @@ class Bandwidth:
 class Capacity:
     """A datasheet size with its source."""
 
-    value: Bytes
+    value: Annotated[Bytes, Positive]
     source: Text
 
 
@@ -66,7 +70,7 @@ class Capacity:
 class Peak:
     """A datasheet compute rate with its source."""
 
-    value: FlopPerSecond
+    value: Annotated[FlopPerSecond, Positive]
     """Dense, without structured sparsity."""
     source: Text
 
@@ -75,7 +79,7 @@ def _base_units(value: object) -> object:
     return units.parse_any(value)[0] if isinstance(value, str) else value
 
 
-Number = Annotated[float, BeforeValidator(_base_units), Field(ge=0)]
+Number = Annotated[float, BeforeValidator(_base_units), Field(ge=0, le=MAX_MAGNITUDE)]
 """A non-negative number in base units; text may carry a unit of any dimension (`1.5 us`, `10 GB/s`)."""
 
 

@@ -1,0 +1,79 @@
+"""Where profiles lie: the user's folders first, then the shipped one; names and aliases.
+
+Search order: `hardware_profiles/` of the working directory, then `$RLHFSIM_PROFILES`, then the
+shipped folder. Aliases stand in the first lines of each file, so finding one reads no file whole.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rlhfsim import resources
+from rlhfsim.errors import unknown_name
+
+COMMON = "common"
+"""The file of coefficients that all profiles share."""
+HEAD_BYTES = 4096
+"""Name, title, vendor and aliases stand in this much of a profile."""
+_ALIASES = re.compile(r"^aliases:\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
+
+
+def folders() -> list[Path]:
+    """Folders that are searched, the user's own first."""
+    own = [Path.cwd() / "hardware_profiles"]
+    if named := os.environ.get("RLHFSIM_PROFILES"):
+        own += [Path(part) for part in named.split(os.pathsep) if part]
+    found = [folder for folder in [*own, resources.shipped("hardware_profiles")] if folder.is_dir()]
+    return list({folder.resolve(): folder for folder in reversed(found)}.values())[::-1]
+
+
+def profile_files() -> dict[str, Path]:
+    """Every profile by name; a user's file hides a shipped one of the same name."""
+    files: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted(folder.glob("*.yaml")):
+            if path.stem != COMMON:
+                files.setdefault(path.stem, path)
+    return dict(sorted(files.items()))
+
+
+def profile_names() -> tuple[str, ...]:
+    """Names that `load_profile` knows, without aliases."""
+    return tuple(profile_files())
+
+
+def aliases() -> dict[str, str]:
+    """Alias to profile name, read from the head of each file; both in canonical spelling."""
+    return {alias: name for name, path in profile_files().items() for alias in _aliases_in(path)}
+
+
+def find_profile(name: str) -> Path:
+    """The file of a profile given by name or alias; case does not matter, nor - against _.
+
+    Raises:
+        RlhfsimError: no such profile; the message names the nearest ones.
+    """
+    files = {_canonical(stem): path for stem, path in profile_files().items()}
+    wanted = _canonical(name)
+    if wanted in files:
+        return files[wanted]
+    known = {alias: path for path in files.values() for alias in _aliases_in(path)}
+    if wanted in known:
+        return known[wanted]
+    raise unknown_name("hardware profile", name, [*profile_files(), *known])
+
+
+def _canonical(name: str) -> str:
+    return name.strip().lower().replace("_", "-")
+
+
+def _aliases_in(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            match = _ALIASES.search(file.read(HEAD_BYTES))
+    except OSError:
+        return []
+    names = match[1].split(",") if match else []
+    return [_canonical(name.strip().strip("'\"")) for name in names if name.strip()]
