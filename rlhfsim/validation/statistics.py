@@ -1,0 +1,220 @@
+"""How far predictions are from measurements: errors, bias, coverage, and verdict rates.
+
+Errors are fractions, (predicted - measured) / measured. Rows that fitted a constant are never
+scored. Percentiles interpolate linearly (numpy's default).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.validation.outcome import Outcome
+
+Floats = NDArray[np.float64]
+WILSON_Z = 1.959963984540054
+"""Standard normal quantile of 97.5 %: two-sided 95 %."""
+SAYS_OOM = 0.5
+"""Probability from which a prediction counts as `out of memory`."""
+FACTOR = 2.0
+"""A transfer time is right when measured / 2 <= predicted <= 2 measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Errors of a set of rows; None where no row can say it."""
+
+    rows: int
+    predicted: int
+    """Rows with a prediction, fitted ones included."""
+    skipped: int
+    fit: int
+    """Rows used to fit a constant: predicted, not scored."""
+    scored: int
+    sources: int
+    """Publications among the scored rows."""
+    median_abs_error: float | None
+    mean_abs_error: float | None
+    p90_abs_error: float | None
+    bias: float | None
+    """Median signed error: above 0 predicts too much."""
+    coverage: float | None
+    """Share of measured values inside the predicted P10 to P90; 0.8 is right."""
+    within_factor_2: float | None
+    median_of_source_medians: float | None
+    """Median over publications of their median absolute errors."""
+    median_of_source_means: float | None
+    median_of_source_within_factor_2: float | None
+
+
+def score(outcomes: Iterable[Outcome]) -> Score:
+    """Counts and errors of some rows of one kind."""
+    rows = list(outcomes)
+    judged = scored(rows)
+    errors = signed_errors(judged)
+    groups = [signed_errors(group) for group in by_source(judged).values()]
+    return Score(
+        rows=len(rows),
+        predicted=sum(predicted(o) for o in rows),
+        skipped=sum(not predicted(o) for o in rows),
+        fit=sum(predicted(o) and o.part == "fit" for o in rows),
+        scored=len(judged),
+        sources=len(groups),
+        median_abs_error=_of(np.median, np.abs(errors)),
+        mean_abs_error=_of(np.mean, np.abs(errors)),
+        p90_abs_error=_of(lambda e: np.percentile(e, 90), np.abs(errors)),
+        bias=_of(np.median, errors),
+        coverage=coverage(judged),
+        within_factor_2=_within(errors),
+        median_of_source_medians=_over([_of(np.median, np.abs(g)) for g in groups]),
+        median_of_source_means=_over([_of(np.mean, np.abs(g)) for g in groups]),
+        median_of_source_within_factor_2=_over([_within(g) for g in groups]),
+    )
+
+
+def predicted(outcome: Outcome) -> bool:
+    """Whether there is a prediction."""
+    return outcome.predicted is not None and outcome.skipped is None
+
+
+def scored(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Rows with prediction and measurement that fitted nothing."""
+    return [o for o in outcomes if predicted(o) and o.measured is not None and o.part == "report"]
+
+
+def signed_errors(outcomes: Sequence[Outcome]) -> Floats:
+    """(predicted - measured) / measured of rows with a positive measured value."""
+    errors = [o.error for o in outcomes if o.measured]
+    return np.array([e for e in errors if e is not None], dtype=float)
+
+
+def by_source(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
+    """Rows by publication, in order of first appearance."""
+    return grouped(outcomes, lambda o: o.source)
+
+
+def grouped(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> dict[str, list[Outcome]]:
+    """Rows by a key, in order of first appearance."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome)
+    return groups
+
+
+def coverage(outcomes: Iterable[Outcome]) -> float | None:
+    """Share of measured values inside [low, high], over rows that give both."""
+    inside = [
+        o.low <= o.measured <= o.high
+        for o in outcomes
+        if o.low is not None and o.high is not None and o.measured is not None
+    ]
+    return sum(inside) / len(inside) if inside else None
+
+
+def skip_reasons(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """Reasons with counts, the commonest first."""
+    counts = Counter(o.skipped or "no prediction" for o in outcomes if not predicted(o))
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def worst(outcomes: Iterable[Outcome], count: int) -> list[Outcome]:
+    """The rows with the largest |log(predicted / measured)|, so that halves and doubles are equal."""
+    judged = [o for o in scored(outcomes) if o.measured]
+    return sorted(judged, key=lambda o: (-abs(_log_ratio(o)), o.file, o.line))[:count]
+
+
+def _log_ratio(outcome: Outcome) -> float:
+    assert outcome.predicted is not None
+    assert outcome.measured
+    return math.log(max(outcome.predicted, np.finfo(float).tiny) / outcome.measured)
+
+
+def _of(statistic: Callable[[Floats], np.floating | float], values: Floats) -> float | None:
+    return float(statistic(values)) if values.size else None
+
+
+def _over(values: Iterable[float | None]) -> float | None:
+    return _of(np.median, np.array([v for v in values if v is not None], dtype=float))
+
+
+def _within(errors: Floats) -> float | None:
+    ratio = 1 + errors
+    return _of(np.mean, ((ratio >= 1 / FACTOR) & (ratio <= FACTOR)).astype(float))
+
+
+# --- verdicts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A share with its 95 % Wilson interval."""
+
+    hits: int
+    of: int
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdicts:
+    """How well `runs out of memory` was told; measured is 1 (it did) or 0, predicted a probability."""
+
+    recall: Rate
+    """Out-of-memory cases that were announced."""
+    false_alarms: Rate
+    """Cases that worked and were announced as out of memory."""
+    brier: float | None
+    """Mean squared difference of probability and outcome; 0.25 is a coin."""
+
+
+def verdicts(outcomes: Iterable[Outcome]) -> Verdicts:
+    """Recall, false alarms and Brier score of scored rows."""
+    judged = scored(outcomes)
+    truth = np.array([o.measured for o in judged], dtype=float)
+    chance = np.array([o.predicted for o in judged], dtype=float)
+    says, failed = chance >= SAYS_OOM, truth >= SAYS_OOM
+    return Verdicts(
+        recall=rate(int((says & failed).sum()), int(failed.sum())),
+        false_alarms=rate(int((says & ~failed).sum()), int((~failed).sum())),
+        brier=_of(np.mean, (chance - truth) ** 2),
+    )
+
+
+def rate(hits: int, of: int) -> Rate:
+    """A share and its Wilson score interval.
+
+        (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
+
+    Source: Wilson 1927, JASA 22(158), 209-212.
+    """
+    if not of:
+        return Rate(hits=0, of=0, value=None, low=None, high=None)
+    p, z2 = hits / of, WILSON_Z**2
+    middle = p + z2 / (2 * of)
+    spread = WILSON_Z * math.sqrt(p * (1 - p) / of + z2 / (4 * of**2))
+    scale = 1 + z2 / of
+    return Rate(
+        hits=hits,
+        of=of,
+        value=p,
+        low=max(0.0, (middle - spread) / scale),
+        high=min(1.0, (middle + spread) / scale),
+    )
+
+
+def reference_errors(outcomes: Iterable[Outcome], key: str) -> Mapping[str, float | None]:
+    """Errors of another tool on the same scored rows, whose prediction stands in `detail[key]`."""
+    pairs = [(o.detail.get(key), o.measured) for o in scored(outcomes)]
+    errors = np.array([float(p) / m - 1 for p, m in pairs if isinstance(p, float | int) and m])
+    return {
+        "median_abs_error": _of(np.median, np.abs(errors)),
+        "mean_abs_error": _of(np.mean, np.abs(errors)),
+        "bias": _of(np.median, errors),
+        "rows": float(errors.size),
+    }
