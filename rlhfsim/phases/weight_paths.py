@@ -1,0 +1,459 @@
+"""Stages of the weight paths: gather, quantise, wire, load; and how each path chains them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhfsim.costs.cost import Cost
+from rlhfsim.costs.device import Device
+from rlhfsim.costs.transfer import (
+    Rate,
+    Stage,
+    deepspeed_chat_volume,
+    gather_rate,
+    handled,
+    hbm,
+    host_rate,
+    moved,
+    network,
+    pipelined,
+    read_rate,
+    scale_up,
+    serial,
+    slower,
+    vanilla_volume,
+    write_rate,
+)
+from rlhfsim.phases.weight_route import TRAINED_BYTES, Route
+
+INDEX_BYTES = 4.0
+"""Position of one changed element in a delta (int32)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Time, traffic and extra memory of one path."""
+
+    cost: Cost
+    bytes_moved: float = 0.0
+    """Bytes over the deciding link, all GPUs together."""
+    train_bytes: float = 0.0
+    """Extra device memory per training GPU."""
+    rollout_bytes: float = 0.0
+    """Extra device memory per rollout GPU."""
+    host_bytes: float = 0.0
+    """Host memory per node."""
+
+
+# --- stages -----------------------------------------------------------------------------------------
+
+
+def gathered(ends: Route, *, all_stages: bool) -> tuple[float, float]:
+    """Bytes that one training GPU receives until it holds its stage, or the model (all stages).
+
+    received = want - own        dense and experts by their own groups
+    """
+    want = TRAINED_BYTES * (1.0 if all_stages or ends.sharded else 1 / ends.train.pp)
+    return want * ends.weights.params, max(0.0, want * ends.weights.params - ends.train_shard)
+
+
+def gather(ends: Route, *, all_stages: bool) -> Stage:
+    """Full tensors from training shards: all-gather over tp, ep and ZeRO ranks, renaming, packing.
+
+        t = received / B_gather + 2 held / B_hbm + n_tensors a
+
+    B_gather of the group's size (`costs.transfer.gather_rate`); a is `sync_unshard_latency` where
+    every parameter is gathered by itself (ZeRO-3, FSDP), else `sync_gather_latency`. Pipeline
+    stages work side by side unless every GPU needs all of them.
+    """
+    held, received = gathered(ends, all_stages=all_stages)
+    stages = ends.train.pp if all_stages else 1
+    link = gather_rate(ends.source, ends.gather_ranks * stages)
+    names = ends.weights.tensors / (1 if all_stages or ends.sharded else ends.train.pp)
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    return Stage(
+        name="gather",
+        parts=(
+            moved(received, link),
+            moved(2 * held, hbm(ends.source)),
+            handled(names, ends.source, latency),
+        ),
+    )
+
+
+def quantise(ends: Route, elements: float, tensors: float) -> Stage:
+    """BF16 to the rollout's format: read 2, write 1 byte an element, some kernels a tensor."""
+    if not ends.quantised:
+        return Stage(name="quantise", parts=())
+    bytes_touched = elements * (TRAINED_BYTES + ends.sent_bytes_per_element)
+    return Stage(
+        name="quantise",
+        parts=(
+            moved(bytes_touched, hbm(ends.source)),
+            handled(tensors, ends.source, "sync_quantise_latency"),
+        ),
+    )
+
+
+def load(ends: Route) -> Stage:
+    """The engine copies its slice of every tensor into place.
+
+        t = 2 shard / B_hbm + n_mine a_load + n_experts_named E a_scan
+
+    n_mine: tensors of which this GPU holds a part. Loaders of MoE models search their list of
+    expert names for every expert tensor, half of it on average: hence E per tensor.
+    """
+    factor = ends.tensors / ends.weights.tensors
+    mine = ends.weights.dense_tensors + ends.weights.expert_tensors / ends.rollout.ep
+    scans = ends.weights.expert_tensors * ends.weights.num_experts * factor
+    return Stage(
+        name="load",
+        parts=(
+            moved(2 * ends.rollout_shard, hbm(ends.target)),
+            handled(mine * factor / ends.rollout.pp, ends.target, "sync_load_latency"),
+            handled(scans / ends.rollout.pp, ends.target, "sync_scan_latency"),
+        ),
+    )
+
+
+def start(ends: Route) -> Stage:
+    """Barrier, fan-out of the request, last acknowledgement: once per sync."""
+    return Stage(name="start", parts=(handled(1, ends.target, "sync_start_latency"),))
+
+
+def calls(ends: Route, count: float) -> Stage:
+    """`count` remote calls that nothing overlaps."""
+    return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"),))
+
+
+def wire(ends: Route, size: float, nics: float = 1.0) -> Stage:
+    """Bytes from one root to every rollout GPU; receivers pass them on, so their number is free.
+
+    Inside one domain NVLink, else the root's NIC (or `nics` of them where several ranks of the
+    root's node have joined the communicator).
+    """
+    return Stage(name="wire", parts=(moved(size, wire_rate(ends, nics)),))
+
+
+def wire_rate(ends: Route, nics: float = 1.0) -> Rate:
+    """Rate of a broadcast between the pools."""
+    fast = slower(scale_up(ends.source), scale_up(ends.target))
+    if ends.one_domain:
+        return fast
+    return slower(fast, slower(network(ends.source), network(ends.target)).scaled(nics))
+
+
+def bucket(ends: Route) -> float:
+    """Bytes of one bucket; a tensor is never split."""
+    return max(ends.target["sync_bucket_bytes"], ends.weights.largest * TRAINED_BYTES)
+
+
+def num_buckets(ends: Route, size: float) -> float:
+    """Buckets of one sync."""
+    return max(1.0, size / bucket(ends))
+
+
+# --- paths ------------------------------------------------------------------------------------------
+
+
+def reshard(ends: Route) -> Priced:
+    """S1, zero-redundancy grouping: each GPU gathers what its rollout shard lacks.
+
+        received = M/(t_g p_g) - M/(t p) = (tp - t_g p_g)/(t_g p_g t p) M
+
+    HybridFlow, arXiv 2409.19256, section 5.3 and Table 2. Flat per-layer buffers: one call a
+    fused tensor. Experts likewise, over their own ranks.
+    """
+    target = ends.rollout_shard * TRAINED_BYTES / ends.sent_bytes_per_element
+    received = max(0.0, target - ends.train_shard)
+    share = target / ends.train_shard
+    stage = _in_place(ends, received, ranks=min(ends.train.gpus, max(1, round(share))))
+    return Priced(
+        cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=received
+    )
+
+
+def reshard_vanilla(ends: Route) -> Priced:
+    """S1, HybridFlow-V: (tp - 1)/(tp) M over the model-parallel group; peak M (M8)."""
+    tp, pp = (ends.train.gpus, 1) if ends.sharded else (ends.train.tp, ends.train.pp)
+    received = vanilla_volume(ends.stored, tp, pp)
+    stage = _in_place(ends, received, ranks=tp * pp)
+    return Priced(
+        cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=ends.stored
+    )
+
+
+def reshard_deepspeed_chat(ends: Route) -> Priced:
+    """S1, DeepSpeed-Chat: (tpd - 1)/(tpd) M over all training GPUs; peak M (M8)."""
+    layout = ends.train
+    received = deepspeed_chat_volume(ends.stored, layout.tp, layout.pp, layout.dp * layout.cp)
+    stage = _in_place(ends, received, ranks=layout.gpus)
+    return Priced(
+        cost=serial([stage]), bytes_moved=received * layout.gpus, rollout_bytes=ends.stored
+    )
+
+
+def _in_place(ends: Route, received: float, ranks: int) -> Stage:
+    return Stage(
+        name="reshard",
+        parts=(
+            moved(received, gather_rate(ends.source, ranks)),
+            handled(ends.local_tensors, ends.source, "sync_gather_latency"),
+            *quantise(ends, ends.weights.params * ends.rollout_share[0], ends.local_tensors).parts,
+            handled(1, ends.target, "sync_start_latency"),
+        ),
+    )
+
+
+def ipc(ends: Route) -> Priced:
+    """S2: gather a bucket on every GPU, quantise, hand over the pointer, the engine copies its slice.
+
+    T = start + calls + pipeline(gather + quantise, load) over buckets; every GPU gathers the whole
+    model because the loader picks its slice from full tensors (verl, slime, NeMo-RL).
+    """
+    ready = _joined("gather", gather(ends, all_stages=True), _quantise_all(ends))
+    count = num_buckets(ends, ends.stored)
+    cost = (
+        serial([start(ends), calls(ends, count)])
+        + pipelined([ready, load(ends)], count)
+    )  # fmt: skip
+    held = 2 * bucket(ends)
+    return Priced(
+        cost=cost,
+        bytes_moved=gathered(ends, all_stages=True)[1] * ends.train.gpus,
+        train_bytes=held,
+    )
+
+
+def _quantise_all(ends: Route) -> Stage:
+    """Every rank quantises what it gathered: kernels on full tensors, one after the other."""
+    return quantise(ends, ends.weights.params, ends.weights.tensors)
+
+
+def _joined(name: str, *stages: Stage) -> Stage:
+    return Stage(name=name, parts=tuple(p for stage in stages for p in stage.parts))
+
+
+def broadcast(ends: Route, *, nics: float = 1.0) -> Priced:
+    """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides."""
+    count = num_buckets(ends, ends.sent)
+    stages = ends.train.pp if not ends.sharded else 1
+    ready = _joined(
+        "gather",
+        gather(ends, all_stages=False),
+        quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
+    )
+    cost = (
+        serial([start(ends), calls(ends, count)])
+        + pipelined([ready, wire(ends, ends.sent, nics), load(ends)], count)
+    )  # fmt: skip
+    held = 2 * bucket(ends)
+    return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
+
+
+def broadcast_per_parameter(ends: Route) -> Priced:
+    """One remote call, one gather and one broadcast per parameter; nothing overlaps.
+
+        T = sum over parameters (t_gather + b / B + t_load + t_rpc)
+
+    OpenRLHF `broadcast_to_vllm` (issue #533: over 40 % of a step).
+    """
+    cost = serial(
+        [
+            start(ends),
+            gather(ends, all_stages=False),
+            quantise(ends, ends.weights.params, ends.weights.tensors),
+            wire(ends, ends.sent),
+            load(ends),
+            calls(ends, ends.tensors),
+        ]
+    )
+    held = ends.weights.largest * TRAINED_BYTES
+    return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
+
+
+def p2p(ends: Route) -> Priced:
+    """S5: every rollout GPU receives its shard; training GPUs share the sending evenly.
+
+        T = start + max( shard_r, n_r shard_r / n_t ) / B_nic + n_local a
+
+    n_r, n_t rollout and training GPUs. Sharded routing needs no gather; tensors count as the
+    engines store them (experts fused). LlamaRL (arXiv 2505.24034) and NCCL reshard work so.
+    """
+    total = ends.rollout_shard * ends.rollout.gpus
+    busiest = max(ends.rollout_shard, total / ends.train.gpus)
+    stages = [
+        start(ends),
+        quantise(ends, ends.weights.params * sum(ends.train_share) / 2, ends.local_tensors),
+        Stage(
+            name="wire",
+            parts=(
+                moved(busiest, wire_rate(ends)),
+                handled(ends.local_tensors, ends.target, "sync_gather_latency"),
+            ),
+        ),
+    ]
+    return Priced(cost=serial(stages), bytes_moved=total, train_bytes=bucket(ends))
+
+
+def p2p_staged(ends: Route) -> Priced:
+    """p2p that gathers full tensors first and shapes the target's shards in pinned host memory.
+
+    The form of miles with Mooncake: pipeline of gather, re-sharding by the engine's own loader on
+    the sender, copy to the host and RDMA write.
+    """
+    stages = ends.train.pp if not ends.sharded else 1
+    senders = min(ends.train.gpus // stages, ends.rollout.gpus)
+    per_sender = ends.rollout_shard * ends.rollout.gpus / stages / senders
+    ready = _joined(
+        "gather",
+        gather(ends, all_stages=False),
+        quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
+        _reshaped(ends, stages),
+    )
+    copy = Stage(name="copy", parts=(moved(ends.rollout_shard / stages, host_rate(ends.source)),))
+    write = Stage(name="wire", parts=(moved(per_sender, wire_rate(ends)),))
+    cost = serial([start(ends)]) + pipelined([ready, copy, write], num_buckets(ends, ends.sent))
+    pinned = ends.rollout_shard * min(ends.source.gpus_per_node, ends.train.gpus)
+    return Priced(
+        cost=cost,
+        bytes_moved=ends.rollout_shard * ends.rollout.gpus,
+        train_bytes=2 * bucket(ends),
+        host_bytes=pinned,
+    )
+
+
+def _reshaped(ends: Route, stages: int) -> Stage:
+    """The engine's loader run on the sender, over the tensors of its pipeline stage."""
+    return Stage(name="load", parts=Cost(parts=load(ends).parts).scaled(1 / stages).parts)
+
+
+def disk(ends: Route, *, shared: bool) -> Priced:
+    """S6: gather and write once, then every node of the rollout reads what its replicas need.
+
+        T = pipe(gather, S / (w B_write)) + pipe(S min(1, g/r) / B_read, copy in, load)
+
+    w nodes write, g GPUs a node, r GPUs a replica; a node reads a file once (page cache).
+    """
+    writers = 1 if not ends.sharded and ends.train.pp == 1 else _nodes(ends.train.gpus, ends.source)
+    node_share = min(1.0, ends.target.gpus_per_node / ends.rollout.replica_gpus)
+    out = write_rate(ends.source, shared=shared).scaled(writers)
+    save = Stage(name="write", parts=(moved(ends.sent, out),))
+    fetch = Stage(name="read", parts=(moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),))  # fmt: skip
+    copy = Stage(name="copy", parts=(moved(ends.rollout_shard, host_rate(ends.target)),))
+    ready = _joined("gather", gather(ends, all_stages=False), _quantise_all(ends))
+    count = num_buckets(ends, ends.sent)
+    cost = serial([start(ends)]) + pipelined([ready, save], count) + pipelined([fetch, copy, load(ends)], count)  # fmt: skip
+    reads = ends.sent * node_share * _nodes(ends.rollout.gpus, ends.target)
+    return Priced(
+        cost=cost, bytes_moved=ends.sent + reads, train_bytes=bucket(ends), rollout_bytes=bucket(ends),
+        host_bytes=ends.sent * node_share,
+    )  # fmt: skip
+
+
+def _nodes(gpus: int, device: Device) -> int:
+    return -(-gpus // device.gpus_per_node)
+
+
+def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
+    """S4, the update itself: weights stand in pinned host memory, cut over the rollout GPUs.
+
+        T = start + (S / n) / B_h2d + pipeline(broadcast, reload)
+
+    n rollout GPUs; copies into the GPU and the broadcast share PCIe, so they do not overlap
+    (Kimi K2, arXiv 2507.20534, appendix; checkpoint-engine README). `staged` replaces B_h2d.
+    """
+    gpus = ends.rollout.gpus
+    copy = Stage(name="copy", parts=(moved(ends.sent / gpus, staged or host_rate(ends.target)),))
+    spread = Stage(name="broadcast", parts=(moved(ends.sent, gather_rate(ends.target, gpus)),))
+    count = num_buckets(ends, ends.sent)
+    cost = (
+        serial([start(ends), calls(ends, count), copy])
+        + pipelined([spread, load(ends)], count)
+    )  # fmt: skip
+    node = min(ends.target.gpus_per_node, gpus)
+    return Priced(
+        cost=cost,
+        bytes_moved=ends.sent * gpus,
+        rollout_bytes=3 * bucket(ends),
+        host_bytes=ends.sent / gpus * node,
+    )
+
+
+def host(ends: Route) -> Priced:
+    """S4 with the way out: gather, quantise, copy to the host, then the update.
+
+    In another pool the weights cross the network from host to GPU, at the slower of NIC and PCIe.
+    """
+    out = Stage(
+        name="copy",
+        parts=(moved(ends.sent / ends.train.gpus, host_rate(ends.source)),),
+    )
+    ready = _joined("gather", gather(ends, all_stages=False), _quantise_all(ends))
+    link = host_rate(ends.target)
+    far = None if ends.same_pool else slower(link, network(ends.target))
+    update = host_update(ends, staged=far)
+    cost = pipelined([ready, out], num_buckets(ends, ends.sent)) + update.cost
+    return Priced(
+        cost=cost, bytes_moved=update.bytes_moved + ends.sent, train_bytes=2 * bucket(ends),
+        rollout_bytes=update.rollout_bytes, host_bytes=update.host_bytes,
+    )  # fmt: skip
+
+
+def adapters(ends: Route) -> Priced:
+    """S7, adapters only: r (in + out) elements a matrix, over IPC or a broadcast; one engine call."""
+    size = ends.adapters * TRAINED_BYTES
+    names = 2.0 * ends.weights.tensors
+    link = hbm(ends.target) if ends.same_pool else wire_rate(ends)
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    cost = serial(
+        [
+            start(ends),
+            calls(ends, num_buckets(ends, size)),
+            Stage(name="gather", parts=(moved(size, gather_rate(ends.source, ends.gather_ranks)),
+                                        handled(names, ends.source, latency))),
+            Stage(name="wire", parts=(moved(size, link),)),
+            Stage(name="load", parts=(handled(names, ends.target, "sync_load_latency"),)),
+        ]
+    )  # fmt: skip
+    return Priced(cost=cost, bytes_moved=size, train_bytes=size, rollout_bytes=size)
+
+
+def delta(ends: Route) -> Priced:
+    """S7, changed elements only: compare with a pinned snapshot, gather, send and scatter the changes.
+
+        S' = rho N (beta + 4)      rho changed share (`sync_delta_density`), 4 bytes of position
+        T = shard / B_h2d + shard / B_hbm + n a + pipeline(gather S', wire S', scatter)
+
+    verl `docs/advance/delta_weight_sync.md`. The snapshot is one training shard per GPU.
+    """
+    changed = ends.weights.params * ends.source["sync_delta_density"]
+    size = changed * (TRAINED_BYTES + INDEX_BYTES)
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    compare = Stage(
+        name="compare",
+        parts=(
+            moved(ends.train_shard, host_rate(ends.source)),
+            moved(2 * ends.train_shard, hbm(ends.source)),
+        ),
+    )
+    collect = Stage(
+        name="gather",
+        parts=(
+            moved(size, gather_rate(ends.source, ends.gather_ranks)),
+            handled(ends.weights.tensors, ends.source, latency),
+        ),
+    )
+    send = Stage(
+        name="wire",
+        parts=(moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),),
+    )
+    apply = Stage(name="load", parts=load(ends).parts[1:])
+    cost = serial([start(ends), compare]) + pipelined(
+        [collect, send, apply], num_buckets(ends, size)
+    )
+    snapshot = ends.train_shard * min(ends.source.gpus_per_node, ends.train.gpus)
+    return Priced(
+        cost=cost, bytes_moved=size, train_bytes=2 * bucket(ends), rollout_bytes=bucket(ends),
+        host_bytes=snapshot,
+    )  # fmt: skip
