@@ -1,0 +1,285 @@
+"""Time of one transformer layer, of the embedding and of the LM head, for one micro-batch on one GPU.
+
+Every kernel is priced by its own roof or measured curve and the times are added: kernels of one
+stream do not overlap. Legend as in `layers`; T tokens on the GPU after context parallelism, T' = T/t
+with sequence parallelism. Times are raw: how much of a collective hides behind compute is decided
+in `rlhfsim.phases`.
+
+Not known here: clocks under a power cap, dropout, biases that are not fused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from rlhfsim.costs import collectives, layers
+from rlhfsim.costs.device import Device, group
+from rlhfsim.costs.flop import FLASH_BACKWARD, attended_pairs
+from rlhfsim.costs.layers import Matrix
+from rlhfsim.specs.model import ModelSpec
+
+BF16 = 2.0
+MAX_M, MAX_N, MAX_K = 32768.0, 65536.0, 65536.0
+"""Largest GEMM in the tables; beyond it time grows in proportion."""
+LONGEST = 16384.0
+"""Longest prefill that is asked of the attention curve; beyond it time grows with the pairs."""
+TILE = 128.0
+"""Rows that a grouped GEMM pads each expert to (tile height of the CUTLASS and cuBLAS kernels)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One micro-batch on one GPU, and how the layer is cut."""
+
+    tokens: float
+    """T, after context parallelism."""
+    length: float
+    """Length that attention sees, before context parallelism."""
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sequence_parallel: bool = True
+    precision: str = "bf16"
+    """Of the linear layers; attention cores, router and head stay in BF16."""
+    fused: bool = True
+    """Element-wise chains run as one kernel (Megatron with Transformer Engine, torch.compile)."""
+    attention_slowdown: float = 1.0
+    """Time of the attention kernel over that of the measured one (an older FlashAttention)."""
+    skew: float = 1.0
+    """Busiest over mean expert-parallel rank."""
+
+    @property
+    def held(self) -> float:
+        """T': tokens outside the tensor-parallel regions."""
+        return self.tokens / self.tp if self.sequence_parallel else self.tokens
+
+
+class Pass(NamedTuple):
+    """Raw seconds of one direction through one layer."""
+
+    gemm: float
+    attention: float
+    memory: float
+    tp: float
+    ep: float
+    cp: float
+
+    def plus(self, other: Pass) -> Pass:
+        """Sum by part."""
+        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, factor: float) -> Pass:
+        """Every part scaled."""
+        return Pass(*(a * factor for a in self))
+
+
+NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class Layer(NamedTuple):
+    """Forward and backward of one layer, and what variants of training leave out or repeat."""
+
+    forward: Pass
+    backward: Pass
+    weight_gradient: float
+    """Part of `backward.gemm` that frozen weights save."""
+    core: float
+    """Forward of the attention core: what selective recomputation repeats."""
+
+
+@lru_cache(maxsize=65536)
+def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Layer:
+    """Times of one layer; `experts` chooses the MoE kind.
+
+        forward  = sum GEMM(m, n, k) + core + bytes/(B eta) ;  m = T x rows
+        backward = sum GEMM(m, k, n) + GEMM(k, n, m) + r core + 2 bytes/(B eta)
+
+    The backward of y = x w needs dx = dy w^T and dw = x^T dy, two GEMMs of the same size; the flash
+    backward has 2.5 times the FLOP at `attention_backward_rate` of the forward's rate (T1).
+    """
+    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, experts=experts)
+    forward, data, weight = _gemms(device, matrices, work)
+    core = attention(device, model, work)
+    ratio = FLASH_BACKWARD / device["attention_backward_rate"]
+    memory = _traffic(model, matrices, work, experts) / _hbm(device)
+    tp = _tensor_parallel(device, model, work, experts)
+    ep = _expert_parallel(device, model, work) if experts else 0.0
+    cp = _context_parallel(device, model, work)
+    return Layer(
+        Pass(forward, core, memory, tp, ep, cp),
+        Pass(data + weight, ratio * core, 2 * memory, tp, ep, 2 * cp),
+        weight,
+        core,
+    )
+
+
+@lru_cache(maxsize=65536)
+def head(device: Device, model: ModelSpec, work: Work, *, logprob: bool = True) -> Layer:
+    """LM head with cross-entropy (or value head), split over tp in the vocabulary.
+
+    The loss passes over the logits: FP32 copy, maximum, exponential and sum, gather forward (12 B
+    each); softmax minus one-hot backward (8 B). Fused kernels need about half. Source: counting.
+    """
+    matrix = layers.head_matrix(model, work.tp)
+    forward, data, weight = _gemms(device, (matrix,), work)
+    logits = work.tokens * matrix.n / _hbm(device) if logprob and not model.value_head else 0.0
+    scale = 0.5 if work.fused else 1.0
+    norm = 2 * BF16 * work.held * model.hidden / _hbm(device)
+    return Layer(
+        Pass(forward, 0.0, 12 * scale * logits + norm, 0.0, 0.0, 0.0),
+        Pass(data + weight, 0.0, 8 * scale * logits + 2 * norm, 0.0, 0.0, 0.0),
+        weight,
+        0.0,
+    )
+
+
+@lru_cache(maxsize=65536)
+def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
+    """Embedding look-up: read and write h per token; the gradient is scattered in FP32."""
+    row = work.tokens * model.hidden / _hbm(device)
+    forward = Pass(0.0, 0.0, 2 * BF16 * row, 0.0, 0.0, 0.0)
+    return Layer(forward, Pass(0.0, 0.0, 10 * row, 0.0, 0.0, 0.0), 0.0, 0.0)
+
+
+@lru_cache(maxsize=65536)
+def attention(device: Device, model: ModelSpec, work: Work) -> float:
+    """Forward seconds of the attention core of one layer, averaged over windowed and full layers.
+
+        t = curve(batch = T c / s, s) / c x pairs(window)/pairs
+
+    Context parallelism splits the pairs evenly (zigzag order, Ring Attention, arXiv 2310.01889).
+    """
+    at = model.attention
+    local = layers.heads(at, work.tp)
+    length = max(1.0, work.length)
+    asked = min(length, LONGEST)
+    sequences = work.tokens * work.cp / length
+    whole = max(1.0, sequences)
+    seconds = float(
+        np.asarray(
+            device.curves.prefill_attention(whole, asked, local.query, local.kv, local.qk_dim, 0)
+        )
+    )
+    seconds *= sequences / whole * (length / asked) ** 2 / work.cp * work.attention_slowdown
+    seconds *= (local.qk_dim + local.v_dim) / (2 * local.qk_dim)
+    share = at.num_windowed_layers / model.num_layers
+    if not share:
+        return seconds
+    seen = attended_pairs(length, at.sliding_window) / attended_pairs(length)
+    io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / _hbm(device)
+    return (1 - share) * seconds + share * max(seconds * seen, io)
+
+
+def _hbm(device: Device) -> float:
+    return device.profile.hbm.value * device["hbm_efficiency"]
+
+
+def _gemms(device: Device, matrices: tuple[Matrix, ...], work: Work) -> tuple[float, float, float]:
+    """Seconds of all forward, data-gradient and weight-gradient GEMMs."""
+    totals = [0.0, 0.0, 0.0]
+    for linear in (True, False):
+        chosen = [m for m in matrices if m.linear == linear]
+        if not chosen:
+            continue
+        times = _curve(device, chosen, work, work.precision if linear else "bf16")
+        for i in range(3):
+            totals[i] += float(times[i].sum())
+    return totals[0], totals[1], totals[2]
+
+
+def _curve(
+    device: Device, chosen: list[Matrix], work: Work, precision: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    m = np.array([_rows(x, work) for x in chosen])
+    n, k = np.array([float(x.n) for x in chosen]), np.array([float(x.k) for x in chosen])
+    a, b, c = np.concatenate([m, m, k]), np.concatenate([n, k, n]), np.concatenate([k, n, m])
+    sa, sb, sc = np.minimum(a, MAX_M), np.minimum(b, MAX_N), np.minimum(c, MAX_K)
+    scale = (a / sa) * (b / sb) * (c / sc)
+    seconds = np.asarray(device.curves.gemm(sa, sb, sc, precision)) * scale
+    grouped = np.array([x.experts > 1 for x in chosen] * 3)
+    weights = np.array([float(x.params) for x in chosen] * 3)
+    floor = BF16 * weights / _hbm(device)
+    seconds = np.where(
+        grouped, np.maximum(seconds / device["grouped_gemm_efficiency"], floor), seconds
+    )
+    size = len(chosen)
+    return seconds[:size], seconds[size : 2 * size], seconds[2 * size :]
+
+
+def _rows(matrix: Matrix, work: Work) -> float:
+    """Rows of a GEMM; routed experts take those of the busiest rank, each padded to whole tiles."""
+    if matrix.experts == 1 and matrix.rows == 1:
+        return work.held if matrix.name == "router" else work.tokens
+    rows = work.held * matrix.rows * work.skew
+    each = max(rows / matrix.experts, 1.0)
+    return matrix.experts * (each + min(TILE / 2, each / 2))
+
+
+def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts: bool) -> float:
+    """Bytes through HBM of everything that is not a GEMM or the attention core, forward.
+
+        norms and residuals 10 h T', rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
+        MoE: permute and unpermute 4 k h T' and the activation on k rows
+        FP8/FP4: read BF16, write two quantised copies of every linear input, 4 B an element
+
+    in elements of 2 B; without fusion `eager` kernels pass about twice. Source: counting.
+    """
+    at = model.attention
+    local = layers.heads(at, work.tp)
+    norm = 10 * model.hidden * work.held
+    rotary = 4 * (local.query + local.kv) * local.qk_dim * work.tokens
+    elements = norm + rotary
+    quantised = 0.0
+    for matrix in matrices:
+        rows = _rows(matrix, work)
+        if matrix.name in ("mlp_up", "expert_up"):
+            elements += (1.5 if model.gated else 2.0) * matrix.n * rows
+        if matrix.linear and work.precision in ("fp8", "fp4"):
+            quantised += matrix.k * rows
+    if experts and model.moe:
+        elements += 4 * model.moe.top_k * work.etp * model.hidden * work.held
+    return (BF16 if work.fused else 2 * BF16) * elements + 2 * BF16 * quantised
+
+
+def _tensor_parallel(device: Device, model: ModelSpec, work: Work, experts: bool) -> float:
+    """Collectives of one direction: 2 x (AG + RS) of T h with sequence parallelism, else 2 x AR.
+
+    A MoE layer whose experts are not cut over tp (etp 1) has them only around the attention and
+    the shared expert (T4; Korthikanti et al., arXiv 2205.05198, section 4.2).
+    """
+    if work.tp == 1:
+        return 0.0
+    ranks = group(work.tp, 1, device.domain)
+    size = BF16 * work.tokens * model.hidden
+    shared = bool(model.moe and model.moe.num_shared_experts)
+    blocks = 2 if not experts or shared or work.etp > 1 else 1
+    if not work.sequence_parallel:
+        return blocks * collectives.all_reduce(device, size, ranks)
+    gather = collectives.all_gather(device, size, ranks)
+    return blocks * (gather + collectives.reduce_scatter(device, size, ranks))
+
+
+def _expert_parallel(device: Device, model: ModelSpec, work: Work) -> float:
+    """Dispatch and combine of one direction (T7)."""
+    if work.ep * work.etp == 1 or model.moe is None:
+        return 0.0
+    ranks = group(work.ep, work.etp, device.domain)
+    token = BF16 * model.hidden
+    once = collectives.dispatch(device, work.held, token, model.moe.top_k, ranks, skew=work.skew)
+    return 2 * once
+
+
+def _context_parallel(device: Device, model: ModelSpec, work: Work) -> float:
+    """Ring of keys and values, forward: g/t (d_k + d_v) s (c-1)/c elements per sequence (T8)."""
+    if work.cp == 1:
+        return 0.0
+    local = layers.heads(model.attention, work.tp)
+    width = local.kv * (local.qk_dim + local.v_dim)
+    size = BF16 * width * work.tokens * (work.cp - 1)
+    far = collectives.crosses(device, work.cp, work.tp)
+    return collectives.p2p(device, size, far) + (work.cp - 2) * collectives.p2p(device, 1.0, far)

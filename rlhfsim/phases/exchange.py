@@ -1,0 +1,174 @@
+"""What data-parallel ranks exchange, and the optimizer step (physics T5, T6, T9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhfsim.costs import collectives, layers
+from rlhfsim.costs.cost import Part, Resource, part
+from rlhfsim.costs.device import Device, Group, group
+from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.model import ModelSpec
+
+Optimizer = Literal["adam", "adam8bit", "sgd"]
+BF16, FP32 = 2.0, 4.0
+STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10.0}
+"""HBM bytes per owned parameter besides its gradient: FP32 master, momentum and variance read and
+written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Parameters of one kind on one GPU and the ranks that hold the same ones."""
+
+    params: float
+    """Psi before data-parallel sharding; trained ones only."""
+    ranks: Group
+
+    def owned(self, zero: int) -> float:
+        """Parameters whose optimizer state this GPU holds."""
+        return self.params / self.ranks.ranks if zero else self.params
+
+
+def shards(
+    device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
+) -> tuple[Shard, ...]:
+    """Dense parameters over d x c ranks, experts over N_gpu/(p e x); the mean pipeline stage.
+
+    `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
+    """
+    ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
+    dense = (
+        model.num_dense_layers * layers.layer_params(model, layout.tp, experts=False)
+        + ends / layout.tp
+    )
+    routed = 0.0
+    if model.num_moe_layers:
+        dense += model.num_moe_layers * layers.layer_params(model, layout.tp, experts=True)
+        routed = model.num_moe_layers * layers.layer_expert_params(model, layout.ep, layout.etp)
+    ranks = layout.dp * layout.cp
+    wide = Shard(params=share * dense / layout.pp, ranks=group(ranks, layout.tp, device.domain))
+    if not routed:
+        return (wide,)
+    held = max(1, ranks * layout.tp // (layout.ep * layout.etp))
+    narrow = group(held, layout.ep * layout.etp, device.domain)
+    return wide, Shard(params=share * routed / layout.pp, ranks=narrow)
+
+
+def traffic(
+    device: Device, shard: Shard, layout: Layout, micro_batches: int, reduce_bytes: float
+) -> tuple[float, float]:
+    """Raw seconds of (parameter gathers, gradient reductions) per optimizer step (T5).
+
+        ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, m RS ; 3: 2 m AG, m RS
+
+    Source: Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
+    """
+    gradient, weight = reduce_bytes * shard.params, BF16 * shard.params
+    if layout.zero == 0:
+        return 0.0, collectives.all_reduce(device, gradient, shard.ranks)
+    gather = collectives.all_gather(device, weight, shard.ranks)
+    reduce = collectives.reduce_scatter(device, gradient, shard.ranks)
+    if layout.zero == 1:
+        return gather, reduce
+    return (gather if layout.zero == 2 else 2 * micro_batches * gather), micro_batches * reduce
+
+
+def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -> float:
+    """What stays exposed: max(T/L, T - eta T_comp) (T6): the first layer's part has nothing to hide behind."""
+    return max(seconds / max(1, layers), seconds - overlap * compute)
+
+
+def exchange(
+    device: Device, model: ModelSpec, layout: Layout, micro_batches: int, *,
+    forward: float, backward: float, reduce_bytes: float, share: float = 1.0,
+) -> list[Part]:  # fmt: skip
+    """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
+
+    `forward` and `backward` are seconds of one micro-batch on the mean stage. ZeRO-3 hides behind
+    all micro-batches; ZeRO-1 gathers behind the first forward and reduces behind the last backward,
+    ZeRO-2 behind every backward. Collectives that run beside kernels take a share of the SMs
+    (Calculon, arXiv 2305.06990).
+    """
+    parts: list[Part] = []
+    eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
+    for shard in shards(device, model, layout, share=share):
+        if shard.ranks.ranks == 1:
+            continue
+        gather, reduce = traffic(device, shard, layout, micro_batches, reduce_bytes)
+        times = micro_batches if layout.zero == 3 else 1
+        behind_forward = times * (forward + (backward if layout.zero == 3 else 0.0))
+        behind_backward = (micro_batches if layout.zero >= 2 else 1) * backward
+        seen = hidden_behind(gather, behind_forward, eta, depth)
+        seen += hidden_behind(reduce, behind_backward, eta, depth)
+        far = shard.ranks.domains > 1
+        name: Resource = "network" if far else "nvlink"
+        taken = device["sm_share_nic" if far else "sm_share_nvlink"]
+        slowed = taken * max(0.0, gather + reduce - seen)
+        parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
+        parts.append(
+            part("compute", slowed, "sm_share_nic" if far else "sm_share_nvlink", spread=(0.3, 1.5))
+        )
+    return parts
+
+
+def gathers(
+    device: Device, model: ModelSpec, layout: Layout, micro_batches: int, compute: float
+) -> list[Part]:
+    """Exposed ZeRO-3 parameter gathers of a forward without gradients: one a layer and micro-batch."""
+    if layout.zero != 3:
+        return []
+    parts = []
+    depth = -(-model.num_layers // layout.pp)
+    for shard in shards(device, model, layout):
+        raw = micro_batches * collectives.all_gather(device, BF16 * shard.params, shard.ranks)
+        seen = hidden_behind(raw, compute, device["overlap_dp"], depth)
+        name: Resource = "network" if shard.ranks.domains > 1 else "nvlink"
+        parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
+    return parts
+
+
+def update(
+    device: Device, model: ModelSpec, layout: Layout, *, optimizer: Optimizer, share: float = 1.0
+) -> list[Part]:
+    """Optimizer step and gradient norm of one GPU.
+
+        GPU:  Psi_own (state + 2 x 4 gradient) / (B_m eta)
+        host: 2 (b_g + b_w) ... PCIe down and up, then DDR: node GPUs x Psi_own x 32 / (DDR eta)
+
+    Source: counting (T9); ZeRO-Offload, arXiv 2101.06840, for the host.
+    """
+    owned = sum(s.owned(layout.zero) for s in shards(device, model, layout, share=share))
+    bytes_each = STATE_BYTES[optimizer] + 2 * FP32
+    launch = part(
+        "overhead",
+        device["optimizer_overhead"],
+        "optimizer_overhead",
+        spread=device.spread("optimizer_overhead"),
+    )
+    if layout.offload_optimizer == "none":
+        name = "optimizer_hbm_efficiency"
+        low, high = device.spread(name)
+        seconds = owned * bytes_each / (device.profile.hbm.value * device[name])
+        return [part("hbm", seconds, name, spread=(1 / high, 1 / low)), launch]
+    node = device.profile.node
+    link = device.profile.pcie.value * device["pcie_efficiency"]
+    moved = 2 * BF16 * owned / link
+    memory = (
+        device.gpus_per_node
+        * owned
+        * bytes_each
+        / (node.host_bandwidth.value * device["cpu_adam_efficiency"])
+    )
+    parts = [
+        part("pcie", moved, "pcie_efficiency", spread=(0.75, 1.5)),
+        part("host", memory, "cpu_adam_efficiency", spread=(0.7, 1.7)),
+        launch,
+    ]
+    if layout.offload_optimizer == "nvme":
+        disk = device.gpus_per_node * owned * 12.0
+        rate = node.local_storage.value * device["local_storage_read_efficiency"]
+        seconds = disk / rate + disk / (node.local_storage.value * device["local_storage_write"])
+        parts.append(part("storage", seconds, "local_storage_read_efficiency", spread=(0.7, 1.7)))
+    return parts

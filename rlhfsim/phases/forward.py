@@ -1,0 +1,80 @@
+"""Forward passes without gradients: log-probs, values, scores (physics F1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from rlhfsim.costs import collectives, roofline
+from rlhfsim.costs.cost import Cost, part
+from rlhfsim.costs.device import Device
+from rlhfsim.costs.roofline import NOTHING
+from rlhfsim.costs.sequences import Sequences
+from rlhfsim.phases import exchange, pipeline
+from rlhfsim.phases.training import (
+    Software,
+    default_software,
+    exposed,
+    host_time,
+    imbalance,
+    micro_batches,
+    work_of,
+    work_parts,
+)
+from rlhfsim.specs.backends import Backend
+from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.model import ModelSpec
+
+Head = Literal["logprob", "value", "score"]
+
+
+def forward(
+    device: Device, model: ModelSpec, layout: Layout, sequences: Sequences, *, backend: Backend,
+    head: Head = "logprob", precision: str = "bf16", pack_len: float | None = None,
+    software: Software | None = None,
+) -> Cost:  # fmt: skip
+    """Time of one forward over all `sequences` by the layout's d ranks.
+
+        T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait
+
+    One micro-batch flows behind the other through p stages without backward. `value` and `score`
+    read one number a token or sequence instead of V logits. Source: F1; GPipe's forward.
+    """
+    if head != "logprob" and not model.value_head:
+        model = replace(model, value_head=True)
+    software = software or default_software(backend)
+    size, count = micro_batches(layout, sequences, 1, pack_len)
+    work = work_of(device, layout, sequences, size, precision, software, model)
+    raw, excess = NOTHING, 0.0
+    for number, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
+        if number:
+            one = roofline.layer(device, model, work, experts=experts).forward
+            raw = raw.plus(one.times(number))
+            least = host_time(device, software.graphs, experts=experts)
+            excess += number * max(0.0, least - sum(exposed(device, one)))
+    mean = (sum(exposed(device, raw)) + excess) / model.num_layers
+    first = roofline.embedding(device, model, work).forward
+    last = roofline.head(device, model, work, logprob=head == "logprob").forward
+    ends = [sum(exposed(device, one)) for one in (first, last)]
+    stages = pipeline.split(model.num_layers, layout.pp)
+    times = stages.times(mean, *ends)
+    busy = count * sum(times) / layout.pp
+    total = (count - 1) * max(times) + sum(times)
+    whole = raw.plus(first).plus(last).times(count / layout.pp)
+    parts = work_parts(device, layout, whole, busy)
+    if layout.pp > 1:
+        parts.append(part("bubble", total - busy, "pipeline schedule"))
+        far = collectives.crosses(device, 2, layout.tp * layout.cp * layout.dp)
+        send = collectives.p2p(device, roofline.BF16 * work.held * model.hidden, far)
+        parts.append(
+            part(
+                "network" if far else "nvlink",
+                count * send,
+                "nic_efficiency" if far else "nvlink_efficiency",
+            )
+        )
+    parts += exchange.gathers(device, model, layout, count, busy)
+    cost = Cost(parts=tuple(p for p in parts if p.seconds > 0))
+    wait = imbalance(sequences, layout, 1, count, pack_len)
+    tail = part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0))
+    return cost + Cost(parts=(tail,)) if wait else cost

@@ -1,0 +1,335 @@
+"""Training of one model on one pool: forward, backward, gradient exchange, optimizer (physics T1-T11).
+
+Legend: m micro-batches per optimizer step and rank, p v stages and chunks, t tensor, d data, c context,
+e expert parallelism, Psi parameters a GPU holds before data-parallel sharding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlhfsim.costs import collectives, layers, roofline
+from rlhfsim.costs.cost import Cost, Part, Resource, part
+from rlhfsim.costs.device import Device
+from rlhfsim.costs.roofline import NOTHING, Layer, Pass, Work
+from rlhfsim.costs.sequences import Sequences
+from rlhfsim.phases import exchange, pipeline
+from rlhfsim.phases.exchange import Optimizer
+from rlhfsim.specs.backends import BACKENDS, Backend
+from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.model import ModelSpec
+from rlhfsim.specs.workload import Lora
+
+Graphs = Literal["none", "partial", "full"]
+BF16 = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What a training stack does to the kernels; the default is the backend's own."""
+
+    fused: bool = True
+    """Element-wise chains run as one kernel."""
+    graphs: Graphs = "none"
+    """CUDA graphs: none, over attention and router, over the whole iteration."""
+    attention_slowdown: float = 1.0
+    """Time of its attention kernel over that of the measured one."""
+    reduce_bytes: float | None = None
+    """Bytes per gradient element on the wire; the backend's when absent."""
+    balanced: bool = False
+    """Experts receive equal loads (benchmarks force it)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """Everything about one optimizer step."""
+
+    device: Device
+    model: ModelSpec
+    layout: Layout
+    backend: Backend
+    software: Software
+    work: Work
+    micro_batches: int
+    lora: Lora | None
+    optimizer: Optimizer
+    stages: pipeline.Stages
+
+
+def train(
+    device: Device, model: ModelSpec, layout: Layout, sequences: Sequences, *, backend: Backend,
+    optimizer_steps: int = 1, optimizer: Optimizer = "adam", lora: Lora | None = None,
+    value_head: bool = False, precision: str = "bf16", pack_len: float | None = None,
+    software: Software | None = None,
+) -> Cost:  # fmt: skip
+    """Time of one pass over `sequences` in `optimizer_steps` optimizer steps.
+
+        T = steps (pipeline(m, stages) + exposed DP traffic + optimizer) + wait for the slowest rank
+
+    `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences) a micro-batch. Several
+    epochs are several passes. Source: physics section 3.
+    """
+    if value_head and not model.value_head:
+        model = replace(model, value_head=True)
+    software = software or default_software(backend)
+    size, count = micro_batches(layout, sequences, optimizer_steps, pack_len)
+    work = work_of(device, layout, sequences, size, precision, software, model)
+    step = _Step(
+        device=device, model=model, layout=layout, backend=backend, software=software, work=work,
+        micro_batches=count, lora=lora, optimizer=optimizer,
+        stages=pipeline.split(model.num_layers, layout.pp, layout.vp),
+    )  # fmt: skip
+    cost = _iteration(step)
+    wait = imbalance(sequences, layout, optimizer_steps, count, pack_len)
+    if wait:
+        cost = cost + Cost(parts=(part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0)),))  # fmt: skip
+    return cost.scaled(optimizer_steps)
+
+
+def default_software(backend: Backend) -> Software:
+    """Fused kernels in Megatron-Core; the others run eager PyTorch modules."""
+    return Software(fused=backend == "megatron")
+
+
+def micro_batches(
+    layout: Layout, sequences: Sequences, steps: int, pack_len: float | None
+) -> tuple[float, int]:
+    """Tokens of one micro-batch (before context parallelism) and micro-batches per step and rank.
+
+        m = ceil(count / (steps d b)), with `pack_len` count = tokens / pack_len (T2)
+
+    A rank with less than one full micro-batch runs a smaller one; at least one sequence.
+    """
+    units = sequences.tokens / pack_len if pack_len else float(sequences.count)
+    each = pack_len or sequences.tokens / sequences.count
+    rank = max(1.0, units / (steps * layout.dp))
+    count = max(1, math.ceil(rank / layout.micro_batch - 1e-9))
+    return each * rank / count, count
+
+
+def work_of(
+    device: Device, layout: Layout, sequences: Sequences, tokens: float, precision: str,
+    software: Software, model: ModelSpec,
+) -> Work:  # fmt: skip
+    """The micro-batch of one GPU."""
+    skewed = model.moe is not None and layout.ep > 1 and not software.balanced
+    return Work(
+        tokens=tokens / layout.cp, length=sequences.attention_length,
+        tp=layout.tp, cp=layout.cp, ep=layout.ep, etp=layout.etp,
+        sequence_parallel=layout.sequence_parallel and layout.tp > 1, precision=precision,
+        fused=software.fused, attention_slowdown=software.attention_slowdown,
+        skew=device["ep_hot_rank_factor"] if skewed else 1.0,
+    )  # fmt: skip
+
+
+def imbalance(
+    sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None
+) -> float:
+    """Share by which the slowest data-parallel rank exceeds the mean (T11).
+
+        random order: sigma/mean sqrt(2 ln d / n); balanced over ranks (LPT): sigma/mean / n
+
+    n sequences per rank and step; with ZeRO-3 or expert parallelism the ranks meet at every
+    micro-batch, where the n of one micro-batch counts. Frameworks sort or balance by default, so the
+    second form holds; packs of equal size have no spread. Source: order statistics of a normal.
+    """
+    ranks = layout.dp
+    if ranks == 1 or pack_len or not sequences.packed or sequences.deviation <= 0:
+        return 0.0
+    tied = layout.zero == 3 or layout.ep > 1
+    n = sequences.count / (steps * ranks * (count if tied else 1))
+    spread = sequences.deviation / sequences.mean
+    worst = max(0.0, sequences.maximum / sequences.mean - 1)
+    return min(worst, spread / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks))))
+
+
+def _iteration(step: _Step) -> Cost:
+    forward, backward = _model_passes(step)
+    p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
+    times = _stage_times(step)
+    busy = m * sum(times) / p
+    idle = pipeline.makespan(times, m, v) - busy
+    parts = work_parts(step.device, step.layout, forward.plus(backward).times(m / p), busy)
+    bubble = part("bubble", idle, "pipeline schedule") if p > 1 else None
+    sends = _stage_sends(step)
+    between = _exchange(step, forward, backward)
+    found = (*parts, bubble, *sends, *between)
+    return Cost(parts=tuple(x for x in found if x is not None and x.seconds > 0))
+
+
+def _layer(step: _Step, experts: bool) -> tuple[Pass, Pass]:
+    """Forward and backward of one layer as trained: recomputation in, frozen gradients out."""
+    raw = roofline.layer(step.device, step.model, step.work, experts=experts)
+    return _as_trained(step, raw)
+
+
+def _as_trained(step: _Step, raw: Layer) -> tuple[Pass, Pass]:
+    backward = raw.backward
+    if step.lora is not None:
+        backward = backward._replace(gemm=backward.gemm - raw.weight_gradient)
+    if step.layout.recompute == "full":
+        backward = backward.plus(raw.forward)
+    elif step.layout.recompute == "selective":
+        backward = backward._replace(attention=backward.attention + raw.core)
+    return raw.forward, backward
+
+
+def _model_passes(step: _Step) -> tuple[Pass, Pass]:
+    """Raw passes of one micro-batch through the whole model."""
+    model = step.model
+    forward, backward = NOTHING, NOTHING
+    for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
+        if count:
+            one = _layer(step, experts)
+            forward, backward = (
+                forward.plus(one[0].times(count)),
+                backward.plus(one[1].times(count)),
+            )
+    for raw in _ends(step):
+        forward, backward = forward.plus(raw.forward), backward.plus(raw.backward)
+    return forward, backward
+
+
+def _ends(step: _Step) -> tuple[Layer, Layer]:
+    embedding = roofline.embedding(step.device, step.model, step.work)
+    return embedding, roofline.head(step.device, step.model, step.work)
+
+
+def exposed(device: Device, one: Pass) -> Pass:
+    """A pass with kernels at the speed of a whole step and collectives less what hides.
+
+    kernels / eta_step ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
+    """
+    eta = device["training_kernel_efficiency"]
+    return Pass(
+        one.gemm / eta, one.attention / eta, one.memory,
+        (1 - device["overlap_tp"]) * one.tp, (1 - device["overlap_ep"]) * one.ep,
+        max(0.0, one.cp - one.attention),
+    )  # fmt: skip
+
+
+def host_time(device: Device, graphs: Graphs, *, experts: bool) -> float:
+    """Seconds the host needs to launch one direction of one layer; the GPU cannot be faster.
+
+    Eager Python issues tens of kernels a layer; MoE layers add routing, permutation and the counts
+    that the host waits for. Graphs over attention and router leave the experts; a full graph none.
+    """
+    if graphs == "full":
+        return 0.0
+    dense = device["host_layer_time"]
+    if graphs == "partial":
+        return device["host_moe_time"] * 0.5 if experts else 0.0
+    return dense + (device["host_moe_time"] if experts else 0.0)
+
+
+def _layer_seconds(step: _Step, experts: bool) -> tuple[float, float]:
+    """Exposed GPU seconds and host-bound excess of forward plus backward of one layer."""
+    busy, excess = 0.0, 0.0
+    host = host_time(step.device, step.software.graphs, experts=experts)
+    passes = _layer(step, experts)
+    weights = (1.0, 2.0 if step.layout.recompute == "full" else 1.0)
+    for one, weight in zip(passes, weights, strict=True):
+        seconds = sum(exposed(step.device, one))
+        busy += seconds
+        excess += max(0.0, host * weight - seconds)
+    return busy, excess
+
+
+def _stage_times(step: _Step) -> list[float]:
+    """Forward plus backward of one micro-batch on each stage."""
+    model, mean = step.model, 0.0
+    for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
+        if count:
+            mean += count / model.num_layers * sum(_layer_seconds(step, experts))
+    ends = [sum(exposed(step.device, raw.forward.plus(raw.backward))) for raw in _ends(step)]
+    return step.stages.times(mean, *ends)
+
+
+def work_parts(device: Device, layout: Layout, raw: Pass, busy: float) -> list[Part]:
+    """The mean stage's work by resource; what is left of `busy` is launch-bound."""
+    shown = exposed(device, raw)
+    kernels = device.spread("training_kernel_efficiency")
+    slower = (1 / kernels[1], 1 / kernels[0])
+    tp = _tier(device, layout.tp, 1)
+    ep = _tier(device, layout.ep, layout.etp)
+    cp = _tier(device, layout.cp, layout.tp)
+    launch = busy - sum(shown)
+    rows: list[tuple[Resource, float, str, tuple[float, float]]] = [
+        ("compute", shown.gemm, "training_kernel_efficiency", slower),
+        ("compute", shown.attention, "training_kernel_efficiency", slower),
+        ("hbm", shown.memory, "hbm_efficiency", _inverse(device, "hbm_efficiency")),
+        (tp, shown.tp, "overlap_tp", (0.6, 1.4)),
+        (ep, shown.ep, "overlap_ep", (0.5, 1.5)),
+        (cp, shown.cp, _link(cp), _inverse(device, _link(cp))),
+        ("overhead", launch, "host_layer_time", device.spread("host_layer_time")),
+    ]
+    return [part(r, s, name, spread=spread) for r, s, name, spread in rows if s > 0]
+
+
+def _inverse(device: Device, name: str) -> tuple[float, float]:
+    low, high = device.spread(name)
+    return 1 / high, 1 / low
+
+
+def _tier(device: Device, ranks: int, stride: int) -> Resource:
+    return "network" if collectives.crosses(device, ranks, stride) else "nvlink"
+
+
+def _link(resource: Resource) -> str:
+    return "nic_efficiency" if resource == "network" else "nvlink_efficiency"
+
+
+def _stage_sends(step: _Step) -> list[Part]:
+    """Activations and their gradients between stages: 2 v sends a micro-batch and stage (T3).
+
+    T' h elements each; interleaved schedules send while the next chunk computes, so that `overlap_dp`
+    of it hides; plain 1F1B waits.
+    """
+    layout, device = step.layout, step.device
+    if layout.pp == 1:
+        return []
+    stride = layout.tp * layout.cp * layout.dp
+    far = collectives.crosses(device, 2, stride)
+    size = BF16 * step.work.held * step.model.hidden
+    one = collectives.p2p(device, size, far)
+    visible = 1 - device["overlap_dp"] if layout.vp > 1 else 1.0
+    seconds = 2 * layout.vp * step.micro_batches * one * visible
+    resource: Resource = "network" if far else "nvlink"
+    name = _link(resource)
+    return [part(resource, seconds, name, spread=_inverse(device, name))]
+
+
+def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
+    """Trained over all parameters; adapters of rank r add r (n + k) to each n x k matrix."""
+    if lora is None:
+        return 1.0
+    matrices = layers.layer_matrices(model, experts=model.moe is not None)
+    whole = sum(m.params for m in matrices)
+    return min(1.0, sum(lora.rank * (m.n + m.k) * m.experts for m in matrices) / whole)
+
+
+def _exchange(step: _Step, forward: Pass, backward: Pass) -> list[Part]:
+    """Data-parallel traffic, optimizer and parameter fetches of one step."""
+    device, layout = step.device, step.layout
+    share = adapter_share(step.model, step.lora)
+    reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
+    found = exchange.exchange(
+        device, step.model, layout, step.micro_batches,
+        forward=sum(exposed(device, forward)) / layout.pp,
+        backward=sum(exposed(device, backward)) / layout.pp, reduce_bytes=reduce, share=share,
+    )  # fmt: skip
+    found += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
+    if layout.offload_params != "none":
+        found.append(_fetches(step))
+    return found
+
+
+def _fetches(step: _Step) -> Part:
+    """ZeRO-3 parameters from the host: each rank's shard twice a micro-batch over PCIe."""
+    device, layout = step.device, step.layout
+    held = sum(s.owned(3) for s in exchange.shards(device, step.model, layout))
+    link = device.profile.pcie.value * device["pcie_efficiency"]
+    seconds = 2 * step.micro_batches * BF16 * held / link
+    return part("pcie", seconds, "pcie_efficiency", spread=_inverse(device, "pcie_efficiency"))
