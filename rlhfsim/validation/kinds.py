@@ -27,8 +27,9 @@ class Section:
 
     @property
     def runnable(self) -> bool:
-        """Whether its package is installed."""
-        return self.needs is None or find_spec(self.needs) is not None
+        """Whether its module and its package are there."""
+        modules = (f"rlhfsim.validation.{self.name}", self.needs)
+        return all(find_spec(module) is not None for module in modules if module)
 
 
 SECTIONS: dict[str, Section] = {

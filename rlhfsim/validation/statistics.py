@@ -36,7 +36,7 @@ class Score:
     fit: int
     """Rows used to fit a constant: predicted, not scored."""
     scored: int
-    sources: int
+    num_sources: int
     """Publications among the scored rows."""
     median_abs_error: float | None
     mean_abs_error: float | None
@@ -64,7 +64,7 @@ def score(outcomes: Iterable[Outcome]) -> Score:
         skipped=sum(not predicted(o) for o in rows),
         fit=sum(predicted(o) and o.part == "fit" for o in rows),
         scored=len(judged),
-        sources=len(groups),
+        num_sources=len(groups),
         median_abs_error=_of(np.median, np.abs(errors)),
         mean_abs_error=_of(np.mean, np.abs(errors)),
         p90_abs_error=_of(lambda e: np.percentile(e, 90), np.abs(errors)),

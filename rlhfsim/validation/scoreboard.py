@@ -1,0 +1,236 @@
+"""The scoreboard: figures of every kind from its outcomes, and the comparison with committed ones.
+
+`python -m rlhfsim.validation.scoreboard --check` fails when the committed figures are stale.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.resources import shipped
+from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.validation import kinds as registry
+from rlhfsim.validation import statistics
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row
+from rlhfsim.validation.targets import results
+
+SCHEMA = "rlhfsim.validate/1"
+TOLERANCE = 0.001
+"""Figures that differ by less than 0.1 percentage points are the same."""
+REFERENCE = "aiconfigurator"
+"""Key in `Outcome.detail` of another tool's prediction of the same row."""
+_ERRORS = ("median_abs_error", "mean_abs_error", "p90_abs_error")
+_HIGHER_IS_BETTER = ("within_factor_2", "recall")
+_WORSE_UP = (*_ERRORS, "false_alarms", "brier")
+WORST_ROWS = 5
+
+Progress = Callable[[registry.Section], None]
+
+
+def collect(
+    sections: Mapping[str, registry.Section],
+    rows: Sequence[Row] | None = None,
+    progress: Progress | None = None,
+) -> tuple[list[Outcome], list[str]]:
+    """Outcomes of the sections, on the shipped rows or on given ones, and the sections not rerun."""
+    found: list[Outcome] = []
+    not_rerun = []
+    for name, section in sections.items():
+        own = None if rows is None else [row for row in rows if row.table == section.table]
+        if own == []:
+            continue
+        if progress:
+            progress(section)
+        if section.runnable:
+            found += registry.run(section, own)
+        else:
+            not_rerun.append(name)
+    return found, not_rerun
+
+
+def board(
+    outcomes: Iterable[Outcome], not_rerun: Sequence[str] = (), *, own_rows: bool = False
+) -> dict[str, Any]:
+    """The figures as plain data: what `--json` prints and the committed file holds.
+
+    `own_rows` says that a user's rows were scored instead of the shipped ones.
+    """
+    outcomes = list(outcomes)
+    by_kind = statistics.grouped(outcomes, lambda o: o.kind)
+    order = list(registry.SECTIONS)
+    kinds = {
+        kind: _kind(kind, by_kind[kind])
+        for kind in sorted(by_kind, key=lambda k: (order.index(k.split(".")[0]), _rank(k), k))
+    }
+    return {
+        "schema": SCHEMA,
+        "kinds": kinds,
+        "sources": {s: _source(rows) for s, rows in statistics.by_source(outcomes).items()},
+        "targets": results(kinds, counts=not own_rows),
+        "not_rerun": list(not_rerun),
+    }
+
+
+def _rank(kind: str) -> int:
+    return 0 if kind.endswith(".step") else 1
+
+
+def _figures(kind: str, rows: list[Outcome]) -> dict[str, Any]:
+    figures = asdict(statistics.score(rows))
+    if kind != "oom":
+        return figures
+    verdicts = statistics.verdicts(rows)
+    dropped = [key for key in figures if "error" in key or "factor" in key or "source_" in key]
+    return {k: v for k, v in figures.items() if k not in (*dropped, "bias", "coverage")} | {
+        "recall": verdicts.recall.value,
+        "false_alarms": verdicts.false_alarms.value,
+        "brier": verdicts.brier,
+        "recall_counts": asdict(verdicts.recall),
+        "false_alarm_counts": asdict(verdicts.false_alarms),
+    }
+
+
+def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
+    figures = _figures(kind, rows)
+    figures["skip_reasons"] = statistics.skip_reasons(rows)
+    figures["without_assumptions"] = _figures(kind, [o for o in rows if not o.assumptions])
+    figures["with_assumptions"] = _figures(kind, [o for o in rows if o.assumptions])
+    figures["sources"] = {s: _figures(kind, r) for s, r in statistics.by_source(rows).items()}
+    reference = statistics.reference_errors(rows, REFERENCE)
+    if reference["rows"]:
+        figures[REFERENCE] = dict(reference)
+    if kind == "oom":
+        figures["frameworks"] = {
+            name: _figures(kind, group)
+            for name, group in sorted(statistics.grouped(rows, _framework).items())
+        }
+    else:
+        figures["worst"] = [_row(o) for o in statistics.worst(rows, WORST_ROWS)]
+    return figures
+
+
+def _framework(outcome: Outcome) -> str:
+    return str(outcome.detail.get("framework", "not stated"))
+
+
+def _source(rows: list[Outcome]) -> dict[str, Any]:
+    """Figures of one publication over all kinds but verdicts, which are rates."""
+    times = [o for o in rows if o.kind != "oom"]
+    figures = asdict(statistics.score(times)) if times else _figures("oom", rows)
+    return {"kinds": sorted({o.kind for o in rows})} | figures
+
+
+def _row(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "file": outcome.file,
+        "line": outcome.line,
+        "label": outcome.label,
+        "source": outcome.source,
+        "measured": outcome.measured,
+        "predicted": outcome.predicted,
+        "error": outcome.error,
+        "unit": outcome.unit,
+    }
+
+
+# --- committed figures ----------------------------------------------------------------------------
+
+
+def committed_file() -> Path:
+    """Where the committed figures lie."""
+    return shipped("reports") / "accuracy.json"
+
+
+def read_board(path: Path) -> dict[str, Any]:
+    """Committed figures.
+
+    Raises:
+        RlhfsimError: not a file written by `rlhfsim validate --report`.
+    """
+    data = parse_json(read_text(path), str(path)).data
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise RlhfsimError("not-a-scoreboard", f"the file does not say schema {SCHEMA}",
+                           place=Place(file=str(path)), help="write it with --report")  # fmt: skip
+    return data
+
+
+def keep(fresh: dict[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """`fresh` with the committed figures of the kinds that could not be rerun."""
+    kept = {
+        kind: {**figures, "rerun": False}
+        for kind, figures in old.get("kinds", {}).items()
+        if kind.split(".")[0] in fresh["not_rerun"]
+    }
+    kinds = {**fresh["kinds"], **kept}
+    return {**fresh, "kinds": kinds, "targets": results(kinds)}
+
+
+def differences(fresh: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
+    """What differs from the committed figures beyond the tolerance, worse ones first."""
+    worse: list[str] = []
+    stale: list[str] = []
+    for kind in sorted(fresh["kinds"].keys() | old["kinds"].keys()):
+        if kind.split(".")[0] in fresh["not_rerun"]:
+            continue
+        new_figures, old_figures = fresh["kinds"].get(kind), old["kinds"].get(kind)
+        if new_figures is None or old_figures is None:
+            stale.append(f"{kind}: only {'committed' if new_figures is None else 'computed'}")
+            continue
+        for key in ("rows", "predicted", "scored", "fit", *_WORSE_UP, "bias", *_HIGHER_IS_BETTER):
+            new, was = new_figures.get(key), old_figures.get(key)
+            if new == was or (None not in (new, was) and abs(new - was) <= TOLERANCE):
+                continue
+            line = f"{kind}: {key} is {_shown(new)}, committed {_shown(was)}"
+            (worse if _worse(key, new, was) else stale).append(line)
+    return [f"worse: {line}" for line in worse] + [f"stale: {line}" for line in stale]
+
+
+def _worse(key: str, new: float | None, was: float | None) -> bool:
+    if new is None or was is None:
+        return new is None
+    if key in _WORSE_UP:
+        return new > was
+    return key in (*_HIGHER_IS_BETTER, "predicted") and new < was
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def check(path: Path) -> list[str]:
+    """Rerun everything and compare with the committed figures; empty when they are current."""
+    outcomes, not_rerun = collect(registry.SECTIONS)
+    return differences(board(outcomes, not_rerun), read_board(path))
+
+
+def dumps(figures: Mapping[str, Any]) -> str:
+    """The figures as JSON text; NaN and infinity are a bug."""
+    return json.dumps(_rounded(figures), indent=1, allow_nan=False) + "\n"
+
+
+def _rounded(data: Any) -> Any:
+    """Six significant digits: two machines write the same bytes."""
+    if isinstance(data, float):
+        return float(f"{data:.6g}")
+    if isinstance(data, Mapping):
+        return {key: _rounded(value) for key, value in data.items()}
+    return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`--check [FILE]`: 0 when the committed figures are current, else 1 with what differs."""
+    path = Path(arguments[1]) if len(arguments) > 1 else committed_file()
+    found = check(path)
+    sys.stderr.write("".join(f"{line}\n" for line in found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

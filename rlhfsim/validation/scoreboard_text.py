@@ -1,0 +1,206 @@
+"""The scoreboard as Markdown: targets beside figures, then each kind with its sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rlhfsim.units import significant
+
+REASONS = 8
+"""Skip reasons shown per kind; the rest is summed."""
+SOURCES = 12
+"""Publications shown per kind, those with most rows first."""
+
+_HEAD = """# Accuracy
+
+Predictions against published measurements that nobody on this project made. This file and
+`accuracy.json` are the output of `rlhfsim validate --report reports/accuracy.md`; a test fails when
+they are stale or a figure got worse. What the columns mean, which cells a row must have and how
+blanks are filled: [docs/validation.md](../docs/validation.md).
+
+Error is (predicted - measured) / measured; bias is its median, so above 0 the prediction is too
+high. Coverage is the share of measurements inside the predicted P10 to P90 (80 % is right). Rows
+that fitted a constant are counted as `fit` and never scored. Every row is a published best case, a
+single run or an issue report: the measurements have errors of their own.
+"""
+
+
+def percent(value: float | None, *, signed: bool = False) -> str:
+    """`12.3 %`, or a dash when unknown."""
+    if value is None:
+        return "-"
+    return f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+
+
+def markdown(board: Mapping[str, Any]) -> str:
+    """The committed report."""
+    parts = [
+        _HEAD,
+        "## Targets\n",
+        _targets(board["targets"]),
+        "## Kinds\n",
+        _kinds(board["kinds"]),
+    ]
+    parts += [_kind(kind, figures) for kind, figures in board["kinds"].items()]
+    return "\n".join(parts)
+
+
+def target_cells(target: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """Kind, figure, limit, value reached and verdict of one target."""
+    sign = "<=" if target["at_most"] else ">="
+    number = (
+        (lambda v: "-" if v is None else f"{v:.0f}") if target["figure"] == "predicted" else percent
+    )
+    limit = f"{sign} {number(target['limit'])}"
+    return target["kind"], target["title"], limit, number(target["value"]), target["verdict"]
+
+
+def kind_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
+    """One line of the table of kinds; a verdict kind shows recall and false alarms instead."""
+    counts = tuple(str(figures[key]) for key in ("rows", "predicted", "fit", "scored"))
+    name = kind if figures.get("rerun", True) else f"{kind} (not rerun)"
+    if "recall" in figures:
+        rates = (
+            f"recall {percent(figures['recall'])}",
+            f"false alarms {percent(figures['false_alarms'])}",
+        )
+        return (name, *counts, *rates, "", "", "")
+    errors = (figures["median_abs_error"], figures["mean_abs_error"], figures["p90_abs_error"])
+    shown = tuple(percent(value) for value in errors)
+    return (
+        name,
+        *counts,
+        *shown,
+        percent(figures["bias"], signed=True),
+        percent(figures["coverage"]),
+    )
+
+
+KIND_COLUMNS = (
+    "kind",
+    "rows",
+    "predicted",
+    "fit",
+    "scored",
+    "median",
+    "mean",
+    "P90",
+    "bias",
+    "coverage",
+)
+
+
+def _targets(targets: Iterable[Mapping[str, Any]]) -> str:
+    return table(("kind", "figure", "target", "reached", ""), [target_cells(t) for t in targets])
+
+
+def _kinds(kinds: Mapping[str, Any]) -> str:
+    return table(KIND_COLUMNS, [kind_cells(kind, figures) for kind, figures in kinds.items()])
+
+
+def _kind(kind: str, figures: Mapping[str, Any]) -> str:
+    parts = [f"## {kind}\n"]
+    if not figures.get("rerun", True):
+        parts.append("Not rerun here (its package is not installed): the committed figures.\n")
+    parts.append(_verdicts(figures) if "recall" in figures else _errors(figures))
+    if figures["skip_reasons"]:
+        parts.append(table(("skipped because", "rows"), _reasons(figures["skip_reasons"])))
+    return "\n".join(parts)
+
+
+def _errors(figures: Mapping[str, Any]) -> str:
+    columns = (
+        "rows of",
+        "rows",
+        "predicted",
+        "fit",
+        "scored",
+        "median",
+        "mean",
+        "P90",
+        "bias",
+        "coverage",
+    )
+    lines = [_line(title, figures[key]) for title, key in
+             (("without assumptions", "without_assumptions"), ("with assumptions", "with_assumptions"))
+             if figures[key]["rows"]]  # fmt: skip
+    ranked = sorted(figures["sources"].items(), key=lambda item: (-item[1]["scored"], item[0]))
+    lines += [_line(name, found) for name, found in ranked[:SOURCES] if found["scored"]]
+    parts = [_summary(figures), table(columns, lines)]
+    if figures.get("worst"):
+        parts.append(
+            table(("worst rows", "where", "measured", "predicted", "error"), _worst(figures))
+        )
+    return "\n".join(parts)
+
+
+def _summary(figures: Mapping[str, Any]) -> str:
+    within = percent(figures["within_factor_2"])
+    text = (
+        f"{figures['scored']} rows of {figures['num_sources']} publications scored; median of the"
+        f" sources' medians {percent(figures['median_of_source_medians'])}; within a factor 2: {within}.\n"
+    )
+    other = figures.get("aiconfigurator")
+    if other:
+        text += (
+            f"\naiconfigurator on the same {other['rows']:.0f} rows: median"
+            f" {percent(other['median_abs_error'])}, mean {percent(other['mean_abs_error'])},"
+            f" bias {percent(other['bias'], signed=True)}.\n"
+        )
+    return text
+
+
+def _line(name: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
+    return kind_cells(name, figures)
+
+
+def _worst(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (row["label"], f"{row['file']}:{row['line']}", f"{significant(row['measured'])} {row['unit']}",
+         f"{significant(row['predicted'])} {row['unit']}", percent(row["error"], signed=True))
+        for row in figures["worst"]
+    ]  # fmt: skip
+
+
+def _verdicts(figures: Mapping[str, Any]) -> str:
+    text = (
+        f"Recall {_rate(figures['recall_counts'])}, false alarms {_rate(figures['false_alarm_counts'])},"
+        f" Brier score {significant(figures['brier'])}.\n"
+        if figures["scored"]
+        else "No row scored.\n"
+    )
+    columns = ("framework", "rows", "predicted", "fit", "scored", "recall", "false alarms")
+    lines = [
+        (name, *(str(found[key]) for key in ("rows", "predicted", "fit", "scored")),
+         _counts(found["recall_counts"]), _counts(found["false_alarm_counts"]))
+        for name, found in figures["frameworks"].items()
+    ]  # fmt: skip
+    return "\n".join((text, table(columns, lines)))
+
+
+def _rate(rate: Mapping[str, Any]) -> str:
+    if rate["value"] is None:
+        return "unknown (no rows)"
+    interval = f"95 % interval {percent(rate['low'])} to {percent(rate['high'])}"
+    return f"{percent(rate['value'])} ({rate['hits']} of {rate['of']}; {interval})"
+
+
+def _counts(rate: Mapping[str, Any]) -> str:
+    return f"{rate['hits']} of {rate['of']}" if rate["of"] else "-"
+
+
+def _reasons(reasons: Mapping[str, int]) -> list[tuple[str, str]]:
+    listed = [(reason, str(count)) for reason, count in reasons.items()]
+    rest = sum(int(count) for _, count in listed[REASONS:])
+    return listed[:REASONS] + ([("other reasons", str(rest))] if rest else [])
+
+
+def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    rows = [columns, ["---"] * len(columns), *lines]
+    return "".join("| " + " | ".join(_escaped(cell) for cell in row) + " |\n" for row in rows)
+
+
+def _escaped(cell: str) -> str:
+    return cell.replace("|", "\\|").replace("\n", " ")
