@@ -14,62 +14,60 @@ from typing import Literal
 
 from rlhfsim.costs.cost import Cost
 from rlhfsim.costs.device import Device
+from rlhfsim.costs.memory import (
+    Optimizer,
+    frozen_states,
+    lora_states,
+    shard,
+    stages,
+    trained_states,
+)
 from rlhfsim.costs.transfer import handled, host_rate, moved, read_rate, slower, write_rate
-from rlhfsim.phases.weight_route import TRAINED_BYTES, adapter_params, weights_of
-from rlhfsim.specs.backends import BACKENDS, Backend
+from rlhfsim.phases.weight_route import weights_of
+from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.dataflow import Call
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload import Lora, Workload
 
 Store = Literal["host", "nvme"]
-OPTIMIZER_BYTES: dict[str, float] = {"adam": 12.0, "adam8bit": 6.0}
-"""Master copy (FP32) and two moments per trained element; 8-bit Adam stores a byte per moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class States:
-    """Bytes of one trained or frozen model on each GPU."""
+class Held:
+    """Bytes on each GPU of a role that a move may carry, by what becomes of them."""
 
-    params: float
-    gradients: float
+    frozen: float
+    """Weights that a call does not change: dropped after it, the host copy stays."""
+    learned: float
+    """Trained weights."""
     optimizer: float
+    """Moments and master weights."""
 
 
-def states(
+def held(
     model: ModelSpec,
     layout: Layout,
-    *,
     backend: Backend,
+    *,
     trained: bool,
-    optimizer: str = "adam",
-    adapters: float | None = None,
-) -> States:
-    """What one GPU holds of a model under a layout (physics M1), experts over their own ranks.
+    optimizer: Optimizer = "adam",
+    lora: Lora | None = None,
+) -> Held:
+    """What a role holds on one GPU during a call; states that live on the host anyway left out.
 
-    `adapters`: trained LoRA elements, when the base is frozen.
+    Gradients are not counted: they are zero between steps, so frameworks free them.
     """
-    weights = weights_of(model)
-    expert_ranks = layout.ep * layout.etp if layout.ep > 1 else layout.tp
-    elements = (weights.dense / layout.tp + weights.experts / expert_ranks) / layout.pp
-    copies = layout.gpus / (layout.tp * layout.pp)
-    whole = elements / copies if layout.zero == 3 else elements
-    learned = elements * (adapters / weights.params if adapters is not None else 1.0)
-    return States(
-        params=whole * TRAINED_BYTES,
-        gradients=_cut(learned, copies, layout.zero >= 2) * BACKENDS[backend].gradient_bytes
-        if trained
-        else 0.0,
-        optimizer=_cut(learned, copies, layout.zero >= 1) * OPTIMIZER_BYTES[optimizer]
-        if trained
-        else 0.0,
-    )
-
-
-def _cut(elements: float, copies: float, sharded: bool) -> float:
-    return elements / copies if sharded else elements
+    part = shard(model, layout, backend, stages(layout)[0])
+    if not trained:
+        return Held(frozen=frozen_states(part, layout).weights, learned=0.0, optimizer=0.0)
+    if lora is None:
+        states = trained_states(part, layout, backend, optimizer=optimizer)
+        return Held(frozen=0.0, learned=states.weights, optimizer=states.optimizer)
+    base, adapters = lora_states(model, part, layout, backend, lora, optimizer=optimizer)
+    return Held(frozen=base.weights, learned=adapters.weights, optimizer=adapters.optimizer)
 
 
 def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
@@ -83,7 +81,9 @@ def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
 # --- single moves -------------------------------------------------------------------------------------
 
 
-def copy_out(device: Device, size: float, *, to: Store = "host", copying: int | None = None) -> Cost:
+def copy_out(
+    device: Device, size: float, *, to: Store = "host", copying: int | None = None
+) -> Cost:
     """`size` bytes from every copying GPU of a node to host memory or through it to NVMe."""
     return _copied(device, size, to, copying, out=True)
 
@@ -152,14 +152,11 @@ def moves(
     """
     if isinstance(seat, RolloutSeat):
         return _around_rollout(device, model, seat, placement)
-    trained = call.kind == "train"
-    lora = workload.lora if call.role == "actor" else None
-    held = states(
-        model, seat.layout, backend=placement.backend, trained=trained,
-        optimizer=workload.optimizer,
-        adapters=adapter_params(model, lora.rank) if lora else None,
+    role = held(
+        model, seat.layout, placement.backend, trained=call.kind == "train",
+        optimizer=workload.optimizer, lora=workload.lora if call.role == "actor" else None,
     )  # fmt: skip
-    return _around_role(device, seat, held, trained=trained)
+    return _around_role(device, seat, role)
 
 
 def _around_rollout(
@@ -173,22 +170,14 @@ def _around_rollout(
     return wake(device, size, level=level), sleep(device, size, level=level)
 
 
-def _around_role(
-    device: Device, seat: Seat, held: States, *, trained: bool
-) -> tuple[Cost, Cost]:
-    """Weights move when the role is not resident; optimizer and gradients when it is trained.
-
-    Weights that did not change are dropped, not copied back; gradients are dropped after the step.
-    """
-    layout = seat.layout
-    weights = 0.0 if layout.offload_params != "none" else held.params
-    optimizer = 0.0 if layout.offload_optimizer != "none" else held.optimizer
+def _around_role(device: Device, seat: Seat, role: Held) -> tuple[Cost, Cost]:
+    """Weights move when the role is not resident, optimizer states also with `offload_between`."""
     if seat.residency == "recreated":
-        size = weights + optimizer
-        out = copy_out(device, size) if trained else Cost()
+        size = role.frozen + role.learned + role.optimizer
+        out = copy_out(device, role.learned + role.optimizer)
         return recreate(device, size), out + destroy(device)
-    moving = weights if seat.residency == "offloaded" else 0.0
-    if trained and (seat.offload_between or seat.residency == "offloaded"):
-        size = moving + optimizer
-        return copy_in(device, size), copy_out(device, size)
-    return copy_in(device, moving), Cost()
+    away = seat.residency == "offloaded"
+    learned = role.learned if away else 0.0
+    optimizer = role.optimizer if away or seat.offload_between else 0.0
+    frozen = role.frozen if away else 0.0
+    return copy_in(device, frozen + learned + optimizer), copy_out(device, learned + optimizer)

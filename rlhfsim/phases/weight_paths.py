@@ -1,4 +1,4 @@
-"""Stages of the weight paths: gather, quantise, wire, load; and how each path chains them."""
+"""The weight paths: how each chains its stages, what it moves and the memory it needs meanwhile."""
 
 from __future__ import annotations
 
@@ -18,13 +18,26 @@ from rlhfsim.costs.transfer import (
     network,
     pipelined,
     read_rate,
-    scale_up,
     serial,
     slower,
     vanilla_volume,
     write_rate,
 )
 from rlhfsim.phases.weight_route import TRAINED_BYTES, Route
+from rlhfsim.phases.weight_stages import (
+    bucket,
+    calls,
+    gather,
+    gathered,
+    joined,
+    load,
+    num_buckets,
+    quantise,
+    quantise_all,
+    start,
+    wire,
+    wire_rate,
+)
 
 INDEX_BYTES = 4.0
 """Position of one changed element in a delta (int32)."""
@@ -43,117 +56,6 @@ class Priced:
     """Extra device memory per rollout GPU."""
     host_bytes: float = 0.0
     """Host memory per node."""
-
-
-# --- stages -----------------------------------------------------------------------------------------
-
-
-def gathered(ends: Route, *, all_stages: bool) -> tuple[float, float]:
-    """Bytes that one training GPU receives until it holds its stage, or the model (all stages).
-
-    received = want - own        dense and experts by their own groups
-    """
-    want = TRAINED_BYTES * (1.0 if all_stages or ends.sharded else 1 / ends.train.pp)
-    return want * ends.weights.params, max(0.0, want * ends.weights.params - ends.train_shard)
-
-
-def gather(ends: Route, *, all_stages: bool) -> Stage:
-    """Full tensors from training shards: all-gather over tp, ep and ZeRO ranks, renaming, packing.
-
-        t = received / B_gather + 2 held / B_hbm + n_tensors a
-
-    B_gather of the group's size (`costs.transfer.gather_rate`); a is `sync_unshard_latency` where
-    every parameter is gathered by itself (ZeRO-3, FSDP), else `sync_gather_latency`. Pipeline
-    stages work side by side unless every GPU needs all of them.
-    """
-    held, received = gathered(ends, all_stages=all_stages)
-    stages = ends.train.pp if all_stages else 1
-    link = gather_rate(ends.source, ends.gather_ranks * stages)
-    names = ends.weights.tensors / (1 if all_stages or ends.sharded else ends.train.pp)
-    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
-    return Stage(
-        name="gather",
-        parts=(
-            moved(received, link),
-            moved(2 * held, hbm(ends.source)),
-            handled(names, ends.source, latency),
-        ),
-    )
-
-
-def quantise(ends: Route, elements: float, tensors: float) -> Stage:
-    """BF16 to the rollout's format: read 2, write 1 byte an element, some kernels a tensor."""
-    if not ends.quantised:
-        return Stage(name="quantise", parts=())
-    bytes_touched = elements * (TRAINED_BYTES + ends.sent_bytes_per_element)
-    return Stage(
-        name="quantise",
-        parts=(
-            moved(bytes_touched, hbm(ends.source)),
-            handled(tensors, ends.source, "sync_quantise_latency"),
-        ),
-    )
-
-
-def load(ends: Route) -> Stage:
-    """The engine copies its slice of every tensor into place.
-
-        t = 2 shard / B_hbm + n_mine a_load + n_experts_named E a_scan
-
-    n_mine: tensors of which this GPU holds a part. Loaders of MoE models search their list of
-    expert names for every expert tensor, half of it on average: hence E per tensor.
-    """
-    factor = ends.tensors / ends.weights.tensors
-    mine = ends.weights.dense_tensors + ends.weights.expert_tensors / ends.rollout.ep
-    scans = ends.weights.expert_tensors * ends.weights.num_experts * factor
-    return Stage(
-        name="load",
-        parts=(
-            moved(2 * ends.rollout_shard, hbm(ends.target)),
-            handled(mine * factor / ends.rollout.pp, ends.target, "sync_load_latency"),
-            handled(scans / ends.rollout.pp, ends.target, "sync_scan_latency"),
-        ),
-    )
-
-
-def start(ends: Route) -> Stage:
-    """Barrier, fan-out of the request, last acknowledgement: once per sync."""
-    return Stage(name="start", parts=(handled(1, ends.target, "sync_start_latency"),))
-
-
-def calls(ends: Route, count: float) -> Stage:
-    """`count` remote calls that nothing overlaps."""
-    return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"),))
-
-
-def wire(ends: Route, size: float, nics: float = 1.0) -> Stage:
-    """Bytes from one root to every rollout GPU; receivers pass them on, so their number is free.
-
-    Inside one domain NVLink, else the root's NIC (or `nics` of them where several ranks of the
-    root's node have joined the communicator).
-    """
-    return Stage(name="wire", parts=(moved(size, wire_rate(ends, nics)),))
-
-
-def wire_rate(ends: Route, nics: float = 1.0) -> Rate:
-    """Rate of a broadcast between the pools."""
-    fast = slower(scale_up(ends.source), scale_up(ends.target))
-    if ends.one_domain:
-        return fast
-    return slower(fast, slower(network(ends.source), network(ends.target)).scaled(nics))
-
-
-def bucket(ends: Route) -> float:
-    """Bytes of one bucket; a tensor is never split."""
-    return max(ends.target["sync_bucket_bytes"], ends.weights.largest * TRAINED_BYTES)
-
-
-def num_buckets(ends: Route, size: float) -> float:
-    """Buckets of one sync."""
-    return max(1.0, size / bucket(ends))
-
-
-# --- paths ------------------------------------------------------------------------------------------
 
 
 def reshard(ends: Route) -> Priced:
@@ -211,7 +113,7 @@ def ipc(ends: Route) -> Priced:
     T = start + calls + pipeline(gather + quantise, load) over buckets; every GPU gathers the whole
     model because the loader picks its slice from full tensors (verl, slime, NeMo-RL).
     """
-    ready = _joined("gather", gather(ends, all_stages=True), _quantise_all(ends))
+    ready = joined("gather", gather(ends, all_stages=True), quantise_all(ends))
     count = num_buckets(ends, ends.stored)
     cost = (
         serial([start(ends), calls(ends, count)])
@@ -225,20 +127,11 @@ def ipc(ends: Route) -> Priced:
     )
 
 
-def _quantise_all(ends: Route) -> Stage:
-    """Every rank quantises what it gathered: kernels on full tensors, one after the other."""
-    return quantise(ends, ends.weights.params, ends.weights.tensors)
-
-
-def _joined(name: str, *stages: Stage) -> Stage:
-    return Stage(name=name, parts=tuple(p for stage in stages for p in stage.parts))
-
-
 def broadcast(ends: Route, *, nics: float = 1.0) -> Priced:
     """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides."""
     count = num_buckets(ends, ends.sent)
     stages = ends.train.pp if not ends.sharded else 1
-    ready = _joined(
+    ready = joined(
         "gather",
         gather(ends, all_stages=False),
         quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
@@ -305,7 +198,7 @@ def p2p_staged(ends: Route) -> Priced:
     stages = ends.train.pp if not ends.sharded else 1
     senders = min(ends.train.gpus // stages, ends.rollout.gpus)
     per_sender = ends.rollout_shard * ends.rollout.gpus / stages / senders
-    ready = _joined(
+    ready = joined(
         "gather",
         gather(ends, all_stages=False),
         quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
@@ -341,7 +234,7 @@ def disk(ends: Route, *, shared: bool) -> Priced:
     save = Stage(name="write", parts=(moved(ends.sent, out),))
     fetch = Stage(name="read", parts=(moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),))  # fmt: skip
     copy = Stage(name="copy", parts=(moved(ends.rollout_shard, host_rate(ends.target)),))
-    ready = _joined("gather", gather(ends, all_stages=False), _quantise_all(ends))
+    ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
     count = num_buckets(ends, ends.sent)
     cost = serial([start(ends)]) + pipelined([ready, save], count) + pipelined([fetch, copy, load(ends)], count)  # fmt: skip
     reads = ends.sent * node_share * _nodes(ends.rollout.gpus, ends.target)
@@ -389,7 +282,7 @@ def host(ends: Route) -> Priced:
         name="copy",
         parts=(moved(ends.sent / ends.train.gpus, host_rate(ends.source)),),
     )
-    ready = _joined("gather", gather(ends, all_stages=False), _quantise_all(ends))
+    ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
     link = host_rate(ends.target)
     far = None if ends.same_pool else slower(link, network(ends.target))
     update = host_update(ends, staged=far)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhfsim.costs.device import Device
+from rlhfsim.costs.memory import lora_params
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
@@ -74,28 +75,6 @@ def _attention_tensors(model: ModelSpec) -> int:
         return 7 if attention.q_lora_rank else 5
     bias = (3 if attention.qkv_bias else 0) + (1 if attention.out_bias else 0)
     return 4 + bias + (2 if attention.qk_norm != "none" else 0)
-
-
-def adapter_params(model: ModelSpec, rank: int) -> float:
-    """Elements of LoRA adapters on every linear layer: r (in + out) for each matrix.
-
-    Hu et al. 2021, arXiv 2106.09685. MLA counts its down- and up-projections, experts each their own.
-    """
-    h, a = model.hidden, model.attention
-    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-    values, out = a.num_kv_heads * a.value_dim, a.num_heads * a.value_dim
-    if a.kind == "mla":
-        latent = (a.kv_lora_rank or 0) + (a.qk_rope_head_dim or 0)
-        up = (a.kv_lora_rank or 0) + a.num_heads * ((a.qk_nope_head_dim or 0) + a.value_dim)
-        query = (h + 2 * (a.q_lora_rank or 0) + queries) if a.q_lora_rank else h + queries
-        attention = query + h + latent + up + out + h
-    else:
-        attention = 4 * h + queries + keys + values + out
-    matrices = 3 if model.gated else 2
-    dense = model.num_dense_layers * matrices * (h + model.ffn)
-    moe = model.moe
-    experts = (moe.num_experts * (h + moe.expert_ffn) + moe.num_shared_experts * (h + moe.shared_ffn)) * matrices * moe.num_moe_layers if moe else 0  # fmt: skip
-    return float(rank * (model.num_layers * attention + dense + experts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,5 +195,5 @@ def route(
     return Route(
         weights=weights_of(model), train=train, rollout=rollout, source=source, target=target,
         backend=backend, same_pool=same_pool, rdma=rdma,
-        adapters=adapter_params(model, (lora or _DEFAULT_ADAPTER).rank),
+        adapters=lora_params(model, (lora or _DEFAULT_ADAPTER).rank),
     )  # fmt: skip
