@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rlhfsim.specs.dataflow import Role
 from rlhfsim.specs.model import ModelSpec
+from rlhfsim.specs.presets import resolve_model
 from rlhfsim.specs.workload import Workload
 
 SAME = "same"
@@ -36,8 +37,6 @@ def models_of(workload: Workload) -> Models:
     Raises:
         RlhfsimError: a name that is no preset, alias or readable file.
     """
-    from rlhfsim.specs.presets import resolve_model
-
     actor = resolve_model(workload.model)
 
     def named(name: str) -> ModelSpec:

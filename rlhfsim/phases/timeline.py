@@ -1,0 +1,317 @@
+"""What every seat holds on one of its GPUs: between its calls, during them, and on the host.
+
+The numbers behind the memory ledger and the search's fast check. A role's call needs its states,
+the buffers that gather and reduce them, activations or logits, and what the allocator wastes.
+
+Not known here: memory that a framework's caching allocator keeps from a finished call (it is taken
+to be emptied at every switch), and copies during start and checkpointing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal
+
+from rlhfsim.costs import activations, kv_cache, memory
+from rlhfsim.costs.memory import Optimizer, Shard, Stage, States
+from rlhfsim.specs.backends import Backend
+from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.model import ModelSpec
+from rlhfsim.specs.placement import RolloutSeat, Seat
+from rlhfsim.specs.workload import Lora, Workload
+
+Component = Literal[
+    "weights", "gradients", "optimizer", "gathered", "buffers", "activations", "logits",
+    "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "sync_buffers", "framework", "nccl",
+    "fragmentation",
+]  # fmt: skip
+"""gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction;
+profile_peak: what the engine keeps back for its own activations; framework: CUDA context."""
+SPREAD: dict[Component, str] = {
+    "weights": "state_spread", "gradients": "state_spread", "optimizer": "state_spread",
+    "gathered": "buffer_spread", "buffers": "buffer_spread", "sync_buffers": "buffer_spread",
+    "activations": "activation_spread", "logits": "logits_spread",
+    "cuda_graphs": "cuda_graph_bytes", "framework": "framework_bytes", "nccl": "nccl_bytes",
+    "fragmentation": "fragmentation",
+}  # fmt: skip
+"""Coefficient whose interval a component takes over; one that is absent is exact by construction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The largest micro-batch of a call."""
+
+    max_tokens: float
+    """Longest sequence, prompt and response."""
+    sequences: int
+    """Sequences of one optimizer step over all ranks."""
+
+
+@lru_cache(maxsize=4096)
+def batch_of(workload: Workload) -> Batch:
+    """Memory is sized for the longest sequence: one will come."""
+    prompt, response = workload.prompt_len.maximum, workload.response_len.maximum
+    return Batch(
+        max_tokens=prompt + response, sequences=workload.num_sequences // workload.mini_batches
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """Bytes that a running call adds to its role's states."""
+
+    gathered: float = 0.0
+    buffers: float = 0.0
+    activations: float = 0.0
+    logits: float = 0.0
+    fragmentation: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.gathered + self.buffers + self.activations + self.logits + self.fragmentation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleBytes:
+    """One trained or scoring role on one GPU of one pipeline stage."""
+
+    states: States
+    """During a training call (a frozen role: weights only)."""
+    kept: States
+    """Between its calls; `host` is what then lies in host memory because of residency."""
+    score: Extra
+    train: Extra
+    framework: float
+    """CUDA context of its process; 0 where it shares another's."""
+    nccl: float
+    recreated: bool
+
+    @property
+    def idle(self) -> float:
+        """GPU bytes between its calls."""
+        return self.kept.total + (0.0 if self.recreated else self.framework + self.nccl)
+
+    @property
+    def training(self) -> float:
+        """GPU bytes at the peak of its training call."""
+        return self.states.total + self.train.total + self.framework + self.nccl
+
+    @property
+    def scoring(self) -> float:
+        """GPU bytes at the peak of a forward call: its weights, and other states if they stay."""
+        gradients, optimizer = self.kept.gradients, self.kept.optimizer
+        held = self.states.weights + gradients + optimizer
+        return held + self.score.total + self.framework + self.nccl
+
+    @property
+    def host(self) -> float:
+        """Host bytes that belong to this GPU's process."""
+        return self.states.host + self.kept.host
+
+
+def role_bytes(
+    model: ModelSpec,
+    seat: Seat,
+    *,
+    backend: Backend,
+    profile: Profile,
+    batch: Batch,
+    trained: bool,
+    stage: Stage = "only",
+    optimizer: Optimizer = "adam",
+    lora: Lora | None = None,
+    shares_weights: bool = False,
+    shares_process: bool = False,
+) -> RoleBytes:
+    """What a role needs; `shares_weights`: a reference that is the frozen base of a LoRA policy."""
+    layout = seat.layout
+    part = memory.shard(model, layout, backend, stage)
+    trainable = part
+    if trained and lora is not None:
+        base, adapters = memory.lora_states(model, part, layout, backend, lora, optimizer=optimizer)
+        states = _joined(base, adapters)
+        share = memory.lora_params(model, lora.rank) / model.num_params
+        trainable = _scaled(part, share)
+    elif trained:
+        states = memory.trained_states(part, layout, backend, optimizer=optimizer)
+    else:
+        states = States() if shares_weights else memory.frozen_states(part, layout)
+    gathered = 0.0 if shares_weights and not trained else memory.gathered_bytes(part, layout, backend)  # fmt: skip
+    return RoleBytes(
+        states=states,
+        kept=_kept(states, seat, backend, trained),
+        score=_scoring(model, seat, backend, profile, batch, gathered),
+        train=_training(model, seat, backend, profile, batch, gathered, part, trainable, stage)
+        if trained
+        else Extra(),
+        framework=0.0 if shares_process else profile["framework_bytes"],
+        nccl=profile["nccl_bytes"] * memory.communicators(layout),
+        recreated=seat.residency == "recreated",
+    )
+
+
+def _joined(base: States, adapters: States) -> States:
+    return States(
+        weights=base.weights + adapters.weights,
+        gradients=adapters.gradients,
+        optimizer=adapters.optimizer,
+        host=base.host + adapters.host,
+    )
+
+
+def _scaled(part: Shard, share: float) -> Shard:
+    return replace(
+        part,
+        dense=part.elements * share,
+        expert=0.0,
+        layer=part.layer * share,
+        root=0.0,
+    )
+
+
+def _kept(states: States, seat: Seat, backend: Backend, trained: bool) -> States:
+    """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
+
+    FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their flat buffers.
+    A frozen role that is created again reads its weights from disk; a trained one from the host.
+    """
+    if seat.residency != "resident":
+        away = states.weights + states.optimizer if trained or seat.residency == "offloaded" else 0.0  # fmt: skip
+        return States(host=away)
+    gradients = 0.0 if backend == "fsdp2" else states.gradients
+    if seat.offload_between:
+        return States(weights=states.weights, host=states.optimizer)
+    return States(weights=states.weights, gradients=gradients, optimizer=states.optimizer)
+
+
+def _training(
+    model: ModelSpec,
+    seat: Seat,
+    backend: Backend,
+    profile: Profile,
+    batch: Batch,
+    gathered: float,
+    part: Shard,
+    trainable: Shard,
+    stage: Stage,
+) -> Extra:
+    layout = seat.layout
+    micro_batches = math.ceil(batch.sequences / (layout.dp * layout.micro_batch))
+    held = activations.training_activations(
+        model, layout, backend, tokens=layout.micro_batch * batch.max_tokens,
+        micro_batches=micro_batches, stage=stage, imbalance=_imbalance(model, seat, profile),
+    )  # fmt: skip
+    buffers = memory.gradient_buffer_bytes(trainable, layout, backend)
+    step = memory.step_bytes(trainable, layout, backend)
+    if step > gathered + buffers + held.peak:  # short batches: the optimizer step is the peak
+        return Extra(buffers=step)
+    logits = held.logits if held.logits > held.working else 0.0
+    return _wasted(
+        Extra(gathered=gathered, buffers=buffers, activations=held.peak - logits, logits=logits),
+        profile,
+    )
+
+
+def _scoring(
+    model: ModelSpec,
+    seat: Seat,
+    backend: Backend,
+    profile: Profile,
+    batch: Batch,
+    gathered: float,
+) -> Extra:
+    layout = seat.layout
+    held = activations.forward_activations(
+        model, layout, backend, tokens=layout.micro_batch * batch.max_tokens,
+        imbalance=_imbalance(model, seat, profile),
+    )  # fmt: skip
+    logits = held.logits if held.logits > held.working else 0.0
+    extra = Extra(gathered=gathered, activations=held.peak - logits, logits=logits)
+    return _wasted(extra, profile)
+
+
+def _wasted(extra: Extra, profile: Profile) -> Extra:
+    """Adds fragmentation: what the caching allocator reserves beyond tensors that come and go."""
+    return replace(extra, fragmentation=extra.total * (profile["fragmentation"] - 1))
+
+
+def _imbalance(model: ModelSpec, seat: Seat, profile: Profile) -> float:
+    """Tokens of the fullest expert rank over the mean; 1 where all experts are on every GPU."""
+    return profile["ep_hot_rank_factor"] if model.moe and seat.layout.ep > 1 else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineBytes:
+    """The inference engine on one GPU."""
+
+    weights: float
+    """Its own copy; 0 where it generates with the training weights."""
+    kv_cache: float
+    """Bytes of the KV pool; 0 when the engine cannot start."""
+    kv_tokens: float
+    """KV capacity of one replica, tokens."""
+    profile_peak: float
+    non_torch: float
+    """Libraries and NCCL inside the engine's share."""
+    cuda_graphs: float
+    framework: float
+    shortfall: float
+    """Bytes by which weights and reserves exceed the engine's share of memory; 0 if it starts."""
+    sleep: int
+    recreated: bool
+
+    @property
+    def running(self) -> float:
+        """GPU bytes while it generates."""
+        reserves = self.profile_peak + self.non_torch + self.cuda_graphs + self.framework
+        return self.weights + self.kv_cache + reserves
+
+    @property
+    def idle(self) -> float:
+        """GPU bytes between rollouts: asleep it keeps context, libraries and graphs."""
+        if self.recreated:
+            return 0.0
+        asleep = self.framework + self.non_torch + self.cuda_graphs
+        return asleep if self.sleep else self.running
+
+    @property
+    def host(self) -> float:
+        """Host bytes of this GPU's copy at sleep level 1."""
+        return self.weights if self.sleep == 1 else 0.0
+
+
+def engine_bytes(
+    model: ModelSpec, seat: RolloutSeat, *, profile: Profile, shared_weights: float = 0.0
+) -> EngineBytes:
+    """The engine's split of memory; `shared_weights`: bytes that training already holds for it.
+
+    The KV pool is what `memory_utilization` of the usable memory leaves (G7); CUDA graphs and the
+    context come on top of that share.
+    """
+    layout = seat.layout
+    full = kv_cache.rollout_weights(model, layout)
+    peak = kv_cache.profile_peak(
+        model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"]
+    )
+    groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
+    non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
+    capacity = kv_cache.kv_capacity(
+        model, layout, total_memory=profile.usable_memory.value, weights=full,
+        activation_peak=peak, non_torch=non_torch,
+    )  # fmt: skip
+    level = max(seat.sleep, 1) if seat.residency == "offloaded" else seat.sleep
+    return EngineBytes(
+        weights=max(0.0, full - shared_weights),
+        kv_cache=max(0.0, capacity.bytes),
+        kv_tokens=capacity.tokens,
+        profile_peak=peak,
+        non_torch=non_torch,
+        cuda_graphs=profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0,
+        framework=profile["framework_bytes"],
+        shortfall=max(0.0, -capacity.bytes),
+        sleep=level,
+        recreated=seat.residency == "recreated",
+    )
