@@ -1,0 +1,197 @@
+"""A scenario file: cluster, workload and placement in one YAML document.
+
+`scenarios/systems/*.yaml` express how known RLHF systems work; `rlhfsim estimate FILE` prices one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhfsim import resources
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.backends import violation
+from rlhfsim.specs.clusters import cluster_from
+from rlhfsim.specs.dataflow import dataflow
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
+from rlhfsim.specs.models import Models
+from rlhfsim.specs.placement import Placement, Seat
+from rlhfsim.specs.workload import Workload
+
+KEYS = ("title", "source", "cluster", "workload", "placement")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """A described system on described hardware."""
+
+    title: str
+    source: str
+    """Where the description comes from."""
+    cluster: Cluster
+    workload: Workload
+    placement: Placement
+
+
+def load_scenario(name: str | Path) -> Scenario:
+    """A scenario by path, or a shipped one by name (`verl`, `systems/verl`).
+
+    Raises:
+        RlhfsimError: the first thing wrong, with file and line.
+    """
+    source = _read(name)
+    data = source.data
+    if not isinstance(data, Mapping):
+        raise RlhfsimError(
+            "not-a-mapping",
+            "a scenario is a mapping",
+            place=source.place(),
+            help=f"keys: {', '.join(KEYS)}",
+        )
+    for key in data:
+        if key not in KEYS:
+            raise RlhfsimError(
+                "unknown-key",
+                f"unknown key {str(key)[:40]!r}",
+                place=source.place((key,)),
+                help=f"keys: {', '.join(KEYS)}",
+            )
+    for key in ("cluster", "workload", "placement"):
+        if key not in data:
+            raise RlhfsimError(
+                "missing-key",
+                f"{key!r} is missing",
+                place=source.place(),
+                help="see scenarios/systems for examples",
+            )
+    return Scenario(
+        title=str(data.get("title", source.name)),
+        source=str(data.get("source", "")),
+        cluster=cluster_from(source, data["cluster"], ("cluster",)),
+        workload=convert(Workload, source, data["workload"], ("workload",)),
+        placement=convert(Placement, source, data["placement"], ("placement",)),
+    )
+
+
+def system_names() -> tuple[str, ...]:
+    """Shipped systems."""
+    return tuple(
+        sorted(path.stem for path in (resources.shipped("scenarios") / "systems").glob("*.yaml"))
+    )
+
+
+def _read(name: str | Path) -> Source:
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        shipped = resources.shipped("scenarios") / "systems" / f"{path.name}.yaml"
+        if not shipped.is_file():
+            raise unknown_name("scenario", str(name), system_names())
+        path = shipped
+    return parse_yaml(read_text(path), str(path))
+
+
+def check_placement(
+    placement: Placement, workload: Workload, models: Models, cluster: Cluster
+) -> None:
+    """Refuse a placement that cannot exist: missing seats, GPUs out of range, TP across nodes or heads.
+
+    Raises:
+        RlhfsimError: the first rule that is broken.
+    """
+    for call in dataflow(workload):
+        seat = "rollout" if call.kind in ("generate", "sync") else call.role
+        if seat != "rules" and seat not in placement.seats:
+            raise RlhfsimError(
+                "missing-seat",
+                f"{call.name} needs a seat for {seat!r}, the placement has none",
+                help=f"add {seat}: {{pool: ..., layout: ...}}",
+            )
+    for pool in placement.pools:
+        _check_pool(placement, pool.name, cluster)
+    for name, taken in placement.seats.items():
+        model = models.actor if name == "rollout" else getattr(models, name)
+        if model is None:
+            raise RlhfsimError(
+                "seat-without-role",
+                f"the placement seats {name!r}, which {workload.algorithm} does not use here",
+                help=f"remove {name}",
+            )
+        _check_seat(name, taken.layout.tp, taken.layout.pp, placement, cluster, taken.pool)
+        model.check_tp(taken.layout.tp)
+        broken = violation(placement.backend, taken.layout) if isinstance(taken, Seat) else None
+        if broken:
+            raise RlhfsimError(
+                "backend-cannot-run", f"{name}: {broken}", help="choose another layout or --backend"
+            )
+    _check_schedule(placement)
+
+
+def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
+    pool = placement.pool(name)
+    if pool.hardware >= len(cluster.pools):
+        raise RlhfsimError(
+            "unknown-hardware",
+            f"pool {name!r} names hardware {pool.hardware}, the cluster has {len(cluster.pools)} kinds",
+            help="count from 0",
+        )
+    if pool.start + pool.gpus > cluster.pools[pool.hardware].gpus:
+        raise RlhfsimError("pool-exceeds-cluster", f"pool {name!r} ends at GPU {pool.start + pool.gpus}, the cluster has {cluster.pools[pool.hardware].gpus}",
+                           help="lower start or gpus")  # fmt: skip
+    for other in placement.pools:
+        if (
+            other.name != name
+            and other.hardware == pool.hardware
+            and other.start < pool.start + pool.gpus
+            and pool.start < other.start + other.gpus
+        ):
+            raise RlhfsimError(
+                "pools-overlap",
+                f"pools {name!r} and {other.name!r} share GPUs",
+                help="roles that share GPUs sit in one pool",
+            )
+
+
+def _check_seat(
+    name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str
+) -> None:
+    hardware = cluster.pools[placement.pool(pool).hardware]
+    domain = max(hardware.profile.scale_up.domain, hardware.gpus_per_node)
+    if tp > domain:
+        raise RlhfsimError("tp-exceeds-node", f"{name}: tensor parallelism {tp} does not fit in one node of {domain} GPUs",
+                           help=f"use tp <= {domain} and add pp or dp")  # fmt: skip
+
+
+def _check_schedule(placement: Placement) -> None:
+    rollout = placement.rollout
+    if (
+        placement.schedule.staleness > 0
+        and rollout is not None
+        and rollout.pool == placement.actor.pool
+    ):
+        raise RlhfsimError(
+            "async-in-one-pool",
+            "staleness above 0 needs a rollout pool of its own",
+            help="give rollout and actor different pools",
+        )
+    if (
+        rollout is not None
+        and placement.weight_path in ("ipc", "reshard", "none")
+        and rollout.pool != placement.actor.pool
+    ):
+        raise RlhfsimError(
+            "path-needs-one-pool",
+            f"weight path {placement.weight_path!r} works only inside one pool",
+            help="use broadcast, p2p, host, disk or lora",
+        )
+    if (
+        rollout is not None
+        and placement.weight_path == "broadcast"
+        and rollout.pool == placement.actor.pool
+    ):
+        raise RlhfsimError(
+            "path-needs-two-pools",
+            "NCCL broadcast cannot have two ranks on one GPU",
+            help="use ipc, reshard, host or disk",
+        )
