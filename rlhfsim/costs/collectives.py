@@ -3,8 +3,7 @@
 Sizes are bytes per GPU: the whole buffer for all-reduce and broadcast, the gathered buffer for
 all-gather and reduce-scatter, what one GPU sends with its own part for all-to-all. `g` GPUs of the
 group share a domain, the group touches `D` domains, `n` ranks in all. Inside one domain the
-measured curves decide; where a group is larger than any measured one, the bandwidth term is scaled
-by (n-1)/n and each further rank adds one latency.
+measured curves decide (`KernelCurves.collective` stretches them to larger groups).
 
 Not known here: congestion by other jobs, rail-unaware cabling, NCCL's start-up of a communicator.
 """
@@ -18,8 +17,6 @@ from typing import Literal
 from rlhfsim.costs.device import Device, Group
 
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-MEASURED_RANKS = 8
-"""Largest group in the collective tables."""
 
 
 def all_reduce(device: Device, size: float, group: Group) -> float:
@@ -160,12 +157,5 @@ def _bandwidth(device: Device, op: Op) -> float:
 
 @lru_cache(maxsize=65536)
 def _inside(device: Device, op: Op, size: float, ranks: int) -> float:
-    """One domain: the curve of the nearest measured group, stretched to `ranks`."""
-    known = min(ranks, MEASURED_RANKS)
-    seconds = float(device.curves.collective(op, size, known))
-    if known == ranks:
-        return seconds
-    passes = 2 if op == "all_reduce" else 1
-    stretch = (1 - 1 / ranks) / (1 - 1 / known)
-    further = passes * math.ceil(math.log2(ranks / known)) * device["nvlink_latency"]
-    return seconds * stretch + further
+    """One domain: the measured curve, which stretches itself beyond the ranks it knows."""
+    return float(device.curves.collective(op, size, ranks))

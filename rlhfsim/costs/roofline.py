@@ -10,11 +10,13 @@ Not known here: clocks under a power cap, dropout, biases that are not fused.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.device import Device, group
@@ -22,11 +24,20 @@ from rlhfsim.costs.flop import FLASH_BACKWARD, attended_pairs
 from rlhfsim.costs.layers import Matrix
 from rlhfsim.specs.model import ModelSpec
 
+Floats = NDArray[np.float64]
 BF16 = 2.0
 MAX_M, MAX_N, MAX_K = 32768.0, 65536.0, 65536.0
 """Largest GEMM in the tables; beyond it time grows in proportion."""
 LONGEST = 16384.0
 """Longest prefill that is asked of the attention curve; beyond it time grows with the pairs."""
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "mla_up_proj": ("q_up", "kv_up"),
+    "mlp": ("mlp_up", "mlp_down"),
+    "moe": ("expert_up", "expert_down"),
+    "layernorm": (),
+    "moe_act": (),
+}
+"""Matrices of the modules that Megatron-Core recomputes one by one (`recompute_modules`)."""
 TILE = 128.0
 """Rows that a grouped GEMM pads each expert to (tile height of the CUTLASS and cuBLAS kernels)."""
 
@@ -90,6 +101,8 @@ class Layer(NamedTuple):
     """Part of `backward.gemm` that frozen weights save."""
     core: float
     """Forward of the attention core: what selective recomputation repeats."""
+    modules: Mapping[str, float]
+    """Forward GEMM seconds by module of `MODULES`: what recomputing it repeats."""
 
 
 @lru_cache(maxsize=65536)
@@ -103,7 +116,8 @@ def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Lay
     backward has 2.5 times the FLOP at `attention_backward_rate` of the forward's rate (T1).
     """
     matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, experts=experts)
-    forward, data, weight = _gemms(device, matrices, work)
+    forward, data, weight, by_name = _gemms(device, matrices, work)
+    modules = {key: sum(by_name.get(n, 0.0) for n in names) for key, names in MODULES.items()}
     core = attention(device, model, work)
     ratio = FLASH_BACKWARD / device["attention_backward_rate"]
     memory = _traffic(model, matrices, work, experts) / _hbm(device)
@@ -115,6 +129,7 @@ def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Lay
         Pass(data + weight, ratio * core, 2 * memory, tp, ep, 2 * cp),
         weight,
         core,
+        modules,
     )
 
 
@@ -126,7 +141,7 @@ def head(device: Device, model: ModelSpec, work: Work, *, logprob: bool = True) 
     each); softmax minus one-hot backward (8 B). Fused kernels need about half. Source: counting.
     """
     matrix = layers.head_matrix(model, work.tp)
-    forward, data, weight = _gemms(device, (matrix,), work)
+    forward, data, weight, _ = _gemms(device, (matrix,), work)
     logits = work.tokens * matrix.n / _hbm(device) if logprob and not model.value_head else 0.0
     scale = 0.5 if work.fused else 1.0
     norm = 2 * BF16 * work.held * model.hidden / _hbm(device)
@@ -135,6 +150,7 @@ def head(device: Device, model: ModelSpec, work: Work, *, logprob: bool = True) 
         Pass(data + weight, 0.0, 8 * scale * logits + 2 * norm, 0.0, 0.0, 0.0),
         weight,
         0.0,
+        {},
     )
 
 
@@ -143,7 +159,7 @@ def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
     """Embedding look-up: read and write h per token; the gradient is scattered in FP32."""
     row = work.tokens * model.hidden / _hbm(device)
     forward = Pass(0.0, 0.0, 2 * BF16 * row, 0.0, 0.0, 0.0)
-    return Layer(forward, Pass(0.0, 0.0, 10 * row, 0.0, 0.0, 0.0), 0.0, 0.0)
+    return Layer(forward, Pass(0.0, 0.0, 10 * row, 0.0, 0.0, 0.0), 0.0, 0.0, {})
 
 
 @lru_cache(maxsize=65536)
@@ -175,13 +191,20 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     return (1 - share) * seconds + share * max(seconds * seen, io)
 
 
+def repeated_traffic(modules: tuple[str, ...]) -> float:
+    """Share of a layer's forward HBM traffic that recomputed modules repeat: norms, activation."""
+    return 0.3 * ("layernorm" in modules) + 0.3 * bool({"moe_act", "moe", "mlp"} & set(modules))
+
+
 def _hbm(device: Device) -> float:
     return device.profile.hbm.value * device["hbm_efficiency"]
 
 
-def _gemms(device: Device, matrices: tuple[Matrix, ...], work: Work) -> tuple[float, float, float]:
-    """Seconds of all forward, data-gradient and weight-gradient GEMMs."""
-    totals = [0.0, 0.0, 0.0]
+def _gemms(
+    device: Device, matrices: tuple[Matrix, ...], work: Work
+) -> tuple[float, float, float, dict[str, float]]:
+    """Seconds of all forward, data-gradient and weight-gradient GEMMs; forward ones by name too."""
+    totals, by_name = [0.0, 0.0, 0.0], dict[str, float]()
     for linear in (True, False):
         chosen = [m for m in matrices if m.linear == linear]
         if not chosen:
@@ -189,12 +212,13 @@ def _gemms(device: Device, matrices: tuple[Matrix, ...], work: Work) -> tuple[fl
         times = _curve(device, chosen, work, work.precision if linear else "bf16")
         for i in range(3):
             totals[i] += float(times[i].sum())
-    return totals[0], totals[1], totals[2]
+        by_name |= {m.name: float(t) for m, t in zip(chosen, times[0], strict=True)}
+    return totals[0], totals[1], totals[2], by_name
 
 
 def _curve(
     device: Device, chosen: list[Matrix], work: Work, precision: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[Floats, Floats, Floats]:
     m = np.array([_rows(x, work) for x in chosen])
     n, k = np.array([float(x.n) for x in chosen]), np.array([float(x.k) for x in chosen])
     a, b, c = np.concatenate([m, m, k]), np.concatenate([n, k, n]), np.concatenate([k, n, m])

@@ -40,6 +40,8 @@ class Software:
     """Bytes per gradient element on the wire; the backend's when absent."""
     balanced: bool = False
     """Experts receive equal loads (benchmarks force it)."""
+    recomputed: tuple[str, ...] = ()
+    """Modules repeated in the backward besides `Layout.recompute`: keys of `roofline.MODULES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,12 @@ def _as_trained(step: _Step, raw: Layer) -> tuple[Pass, Pass]:
         backward = backward.plus(raw.forward)
     elif step.layout.recompute == "selective":
         backward = backward._replace(attention=backward.attention + raw.core)
+    if step.layout.recompute != "full":
+        backward = backward._replace(
+            gemm=backward.gemm + sum(raw.modules.get(n, 0.0) for n in step.software.recomputed),
+            memory=backward.memory
+            + raw.forward.memory * roofline.repeated_traffic(step.software.recomputed),
+        )
     return raw.forward, backward
 
 
