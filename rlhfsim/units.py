@@ -57,7 +57,7 @@ def parse(value: str | float | int, dimension: Dimension) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RlhfsimError("bad-quantity", f"{value!r} is not a quantity", help=hint(dimension))
     if isinstance(value, int | float):
-        return _finite(float(value), value, dimension)
+        return _finite(_as_float(value), value, dimension)
     match = _NUMBER.match(value)
     if not match:
         raise RlhfsimError(
@@ -84,10 +84,17 @@ def parse_any(value: str) -> tuple[float, Dimension]:
     return parse(value, dimension), dimension
 
 
+def _as_float(value: float | int) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return math.inf
+
+
 def _finite(number: float, shown: object, dimension: Dimension) -> float:
     if not math.isfinite(number):
         raise RlhfsimError(
-            "bad-quantity", f"{shown!r} is not a finite quantity", help=hint(dimension)
+            "bad-quantity", f"{shown!r:.60} is not a finite quantity", help=hint(dimension)
         )
     return number
 

@@ -124,6 +124,8 @@ def parse_yaml(text: str, name: str) -> Source:
     try:
         _refuse_aliases(text, name)
         data = yaml.load(text, Loader=_Loader)
+    except RlhfsimError:  # a ValueError too
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = Place(
@@ -192,17 +194,21 @@ def convert(kind: type[T], source: Source, data: Any = None, path: tuple[int | s
         raise _first(error, kind, source, path) from error
 
 
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
+
+
 def _first(
     error: ValidationError, kind: Any, source: Source, path: tuple[int | str, ...]
 ) -> RlhfsimError:
-    detail = error.errors(include_url=False)[0]
+    found = error.errors(include_url=False)
+    detail = next((e for e in found if e["type"] in _UNKNOWN_KEY), found[0])  # a typo comes first
     where = path + tuple(part for part in detail["loc"])
     place = source.place(where)
     cause = (detail.get("ctx") or {}).get("error")
     if isinstance(cause, RlhfsimError):
         return cause.at(place)
     name = ".".join(map(str, where)) or "document"
-    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if detail["type"] in _UNKNOWN_KEY:
         return RlhfsimError(
             "unknown-key", f"unknown key {name!r}", place=place, help=_nearest(kind, str(where[-1]))
         )

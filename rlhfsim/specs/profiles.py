@@ -120,23 +120,23 @@ def _like(
     shared: Mapping[str, Coefficient], name: str, own: Coefficient, source: Source
 ) -> Coefficient:
     """A profile's own coefficient: its name must be known, and its unit that of the shared one."""
-    place = source.place(("coefficients", name))
+    where = ("coefficients", name)
     if name not in shared:
-        raise unknown_name("coefficient", name, shared, place=place)
+        raise unknown_name("coefficient", name, shared, place=source.place(where))
     dimension = shared[name].dimension
     if own.dimension not in ("1", dimension):
         raise RlhfsimError(
             "wrong-unit",
             f"coefficient {name!r} is in {own.dimension}, not in {dimension}",
-            place=place,
+            place=source.place(where),
             help=units.hint(dimension),
         )
     return replace(own, dimension=dimension)
 
 
 def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
-    place = source.place(("extends",))
     if not isinstance(base, str):
+        place = source.place(("extends",))
         raise RlhfsimError(
             "bad-value",
             "extends must name one profile",
@@ -146,7 +146,7 @@ def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
     try:
         return _load(find_profile(base), seen)
     except RlhfsimError as error:
-        raise error.at(place) from error
+        raise error.at(source.place(("extends",))) from error
 
 
 def _fields(parent: Profile) -> Iterator[tuple[str, Any]]:
