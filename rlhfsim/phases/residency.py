@@ -156,6 +156,7 @@ def _sync_bytes(
 def pool_bytes(
     models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str, stage: Stage
 ) -> PoolBytes:  # fmt: skip
+    """Everything that sits in `pool` on a GPU of `stage`."""
     profile = profile_of(placement, cluster, pool)
     rollout = placement.rollout
     here = rollout is not None and rollout.pool == pool and workload.generates
