@@ -24,7 +24,7 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
 def price(it: Job) -> Cost:
     """The predicted optimizer step of a job."""
     return train(
-        it.device, it.model, it.layout, it.sequences, backend=it.backend, optimizer_steps=1,
+        it.device, it.model, it.layout, it.sequences, backend=it.backend, optimizer_steps=it.flushes,
         precision=it.precision, lora=it.lora, software=it.software,
     )  # fmt: skip
 

@@ -43,6 +43,8 @@ class Job:
     precision: str
     software: Software
     lora: Lora | None
+    flushes: int
+    """Times that the pipeline drains in one optimizer step."""
     stated: tuple[str, ...]
     """What the software of the row is taken to do, with its source."""
 
@@ -73,7 +75,8 @@ def job(row: Row) -> Job:
     return Job(
         device=device, model=model, layout=layout, sequences=batch(row, layout), backend=backend,
         precision=precision_of(row, device), software=software,
-        lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None, stated=stated,
+        lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
+        flushes=flushes_of(row, layout), stated=stated,
     )  # fmt: skip
 
 
@@ -135,11 +138,16 @@ def layout_of(row: Row) -> Layout:
     ep = min(row.integer("ep") or 1, dp * cp * tp)
     return Layout(
         tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro,
-        zero=_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""),
+        zero=_stage(_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""), pp),
         sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
         recompute=_recompute(row.text("recompute")),
         offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
     )  # fmt: skip
+
+
+def _stage(zero: int, pp: int) -> int:
+    """Pipelines accumulate gradients before they reduce them: ZeRO-2 then exchanges as ZeRO-1."""
+    return 1 if zero == 2 and pp > 1 else zero
 
 
 def _zero(text: str, framework: str) -> int:
@@ -214,6 +222,12 @@ def precision_of(row: Row, device: Device) -> str:
     if found not in device.profile.peak:
         raise Skip(f"{device.profile.title} has no {found}")
     return found
+
+
+def flushes_of(row: Row, layout: Layout) -> int:
+    """AutoModel runs one pipeline schedule per local batch: it drains once per accumulation step."""
+    automodel = (row.text("framework") or "").startswith("NeMo AutoModel")
+    return (row.integer("grad_accum") or 1) if automodel and layout.pp > 1 else 1
 
 
 def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str, ...]]:
