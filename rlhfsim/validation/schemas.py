@@ -2,7 +2,9 @@
 
 A table is recognised by its signature (the columns no other table has together); further
 documented columns may be left out of a user's file and then read as blank. A number is checked
-when the file is read: finite, and not negative unless the schema says it may be.
+when the file is read: finite, and not negative unless the schema says it may be. Of `rlhf` the
+first line of words and of numbers are settings that no shipped table prints: assumptions fill
+them, and a user's file may give them.
 """
 
 from __future__ import annotations
@@ -56,12 +58,14 @@ TABLES: dict[str, Table] = {
             name="rlhf",
             signature=("actor_model", "gpus", "gpu_type", "step_time_s"),
             text=_words("""
+            recompute packing kl old_logprobs optimizer_offload partial_rollout weight_path
             algorithm actor_model model_config_key critic_model reward_model ref_model
             framework architecture staleness gpu_type gen_backend train_backend
             train_dp_or_fsdp precision_train precision_gen ppo_epochs_or_minibatch notes
             source as_published
             """),
             numeric=_words("""
+            micro_batch pack_tokens mini_batches zero_stage gpu_memory_utilization max_num_seqs
             actor_params_b gpus gpus_train gpus_gen gen_tp gen_pp train_tp train_cp train_ep
             train_pp prompts_per_step samples_per_prompt sequences_per_step
             train_global_batch max_prompt_len max_response_len mean_prompt_len

@@ -1,0 +1,111 @@
+"""RLHF step and phase times predicted from a row's configuration, against what was published.
+
+Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
+Nothing here is fitted. In fully asynchronous tables the generation column is the trainer's wait,
+not a time of generation, and is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlhfsim.costs.cost import Cost
+from rlhfsim.phases.iteration import Iteration, iteration
+from rlhfsim.units import HOUR
+from rlhfsim.validation import assumptions
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rlhf_cases import Case, Skip, case, staleness_of
+from rlhfsim.validation.rows import Row
+
+PHASES = {
+    "generation": ("generation_s", "actor.generate"),
+    "logprob": ("logprob_s", "actor.logprob"),
+    "ref_logprob": ("ref_logprob_s", "reference.logprob"),
+    "values": ("values_s", "critic.value"),
+    "update_actor": ("update_actor_s", "actor.train"),
+    "update_critic": ("update_critic_s", "critic.train"),
+    "weight_sync": ("weight_sync_s", "actor.sync"),
+}
+"""Kind -> column and phase of the priced step."""
+
+
+def outcomes(rows: Iterable[Row]) -> list[Outcome]:
+    """The step of every row, and each phase that a predicted row prints."""
+    return [outcome for row in rows for outcome in _outcomes(row)]
+
+
+def _outcomes(row: Row) -> list[Outcome]:
+    filled, shown = assumptions.apply("rlhf", row)
+    try:
+        seconds = step_seconds(filled)
+        it = case(filled)
+    except Skip as reason:
+        return [_outcome(row, "step", shown, label=_label(row), skipped=str(reason))]
+    step = iteration(it.models, it.placement, it.workload, it.cluster)
+    label = f"{_label(row)} {it.placement.actor.layout.label}, rollout {_rollout(it)}"
+    found = _phase_outcomes(filled, step, shown, label)
+    if seconds is not None:
+        detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
+        found.insert(
+            0,
+            _outcome(
+                row, "step", shown, label=label, measured=seconds, cost=step.cost, detail=detail
+            ),
+        )
+    return found
+
+
+def step_seconds(row: Row) -> float | None:
+    """Published seconds of a step: printed, or the hours of a run over its steps; None if only phases are.
+
+    Raises:
+        Skip: neither is published, or the cell is a range.
+    """
+    text = row.text("step_time_s")
+    if text is not None:
+        if not text.replace(".", "", 1).isdigit():
+            raise Skip("step time is a range")
+        return row.number("step_time_s")
+    hours, steps = row.number("total_hours"), row.number("steps")
+    if hours and steps:
+        return hours * HOUR / steps
+    if any(row.text(column) for column, _ in PHASES.values()):
+        return None
+    raise Skip("step time not published")
+
+
+def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
+    found = []
+    for kind, (column, name) in PHASES.items():
+        cell = row.text(column)
+        waits = kind == "generation" and 0 < staleness_of(row) < 1
+        cost = next((phase.cost for phase in step.phases if phase.name == name), None)
+        if cell is None or cost is None or waits or not cell.replace(".", "", 1).isdigit():
+            continue
+        measured = row.number(column)
+        if measured:
+            found.append(_outcome(row, kind, shown, label=label, measured=measured, cost=cost))
+    return found
+
+
+def _outcome(
+    row: Row, kind: str, shown: tuple[str, ...], *, label: str, measured: float | None = None,
+    cost: Cost | None = None, skipped: str | None = None, detail: dict[str, float] | None = None,
+) -> Outcome:  # fmt: skip
+    low, high = cost.interval if cost else (None, None)
+    return Outcome(
+        kind=f"rlhf.{kind}", file=row.file, line=row.line, source=row.source, label=label,
+        measured=measured, predicted=cost.seconds if cost else None, low=low, high=high,
+        skipped=skipped, assumptions=shown,
+        detail={**(detail or {}), **({"bound_by": cost.bound_by} if cost else {})},
+    )  # fmt: skip
+
+
+def _label(row: Row) -> str:
+    shown = (row.text(c) for c in ("actor_model", "gpus", "gpu_type", "framework", "staleness"))
+    return " ".join(text for text in shown if text)
+
+
+def _rollout(it: Case) -> str:
+    assert it.placement.rollout is not None
+    return it.placement.rollout.layout.label
