@@ -117,7 +117,7 @@ def iteration(
 ) -> Iteration:
     """The priced step of a plan; `kv_tokens` is the KV capacity of one rollout replica."""
     setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
-    generation = _generation(setting, kv_tokens)
+    generation = generation_of(setting, kv_tokens)
     steps = [step for call in dataflow(workload) for step in _steps(setting, call, generation)]
     if placement.schedule.staleness > 0:
         phases, critical = _steady_state(setting, steps)
@@ -146,7 +146,8 @@ class Step:
     needs: tuple[str, ...]
 
 
-def _generation(setting: Setting, kv_tokens: float | None) -> Generation | None:
+def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
+    """The rollout stage; None where the algorithm or the placement has none."""
     seat, workload = setting.placement.rollout, setting.workload
     if seat is None or not workload.generates:
         return None
