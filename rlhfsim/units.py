@@ -68,7 +68,12 @@ def parse(value: str | float | int, dimension: Dimension) -> float:
         raise RlhfsimError(
             "unknown-unit", f"unknown unit {unit!r} in {value!r}", help=hint(dimension)
         )
-    return _finite(number * (_UNITS[dimension][unit] if unit else 1.0), value, dimension)
+    return _finite(_scaled(number, _UNITS[dimension].get(unit, 1.0)), value, dimension)
+
+
+def _scaled(number: float, factor: float) -> float:
+    """`number * factor`, so that 10 us is 1e-05 and not 9.999999999999999e-06."""
+    return number * factor if factor >= 1 else number / round(1 / factor)
 
 
 def parse_any(value: str) -> tuple[float, Dimension]:

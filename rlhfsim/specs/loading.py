@@ -99,9 +99,11 @@ def read_text(path: Path) -> str:
             raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES // 2**20} MiB", place=place,
                                help="give the specification itself, not weights or data")  # fmt: skip
         return path.read_text(encoding="utf-8")
+    except RlhfsimError:
+        raise  # it is a ValueError too
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a UTF-8 text file"
-        raise RlhfsimError("unreadable-file", f"cannot read the file: {str(reason).lower()}", place=place,
+        reason = (getattr(error, "strerror", None) or "").lower() or "not a UTF-8 text file"
+        raise RlhfsimError("unreadable-file", f"cannot read the file: {reason}", place=place,
                            help="check the path and its permissions") from error  # fmt: skip
 
 

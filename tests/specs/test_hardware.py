@@ -34,8 +34,30 @@ from rlhfsim.specs.profiles import (
 from rlhfsim.units import GIB, TERA
 
 ROOT = Path(__file__).resolve().parents[2]
-EXPECTED = """v100_sxm a100_sxm_40gb a100_sxm a800_sxm h100_sxm h100_pcie h800_sxm h200_sxm h20_sxm b200_sxm
-b300_sxm gb200_nvl72 gb300_nvl72 l4 l40s a10g rtx_4090 mi250x mi300x mi325x mi355x cpu""".split()
+EXPECTED = [
+    "v100_sxm",
+    "a100_sxm_40gb",
+    "a100_sxm",
+    "a800_sxm",
+    "h100_sxm",
+    "h100_pcie",
+    "h800_sxm",
+    "h200_sxm",
+    "h20_sxm",
+    "b200_sxm",
+    "b300_sxm",
+    "gb200_nvl72",
+    "gb300_nvl72",
+    "l4",
+    "l40s",
+    "a10g",
+    "rtx_4090",
+    "mi250x",
+    "mi300x",
+    "mi325x",
+    "mi355x",
+    "cpu",
+]
 H100 = (resources.shipped("hardware_profiles") / "h100_sxm.yaml").read_text().partition(
     "\ncurves:"
 )[0] + "\n"
@@ -83,7 +105,13 @@ def test_intervals_hold_their_values(name, profiles):
         assert c.low <= c.value <= c.high, (name, key)
 
 
-UNMEASURED = "nic_efficiency pcie_efficiency local_storage_read_efficiency local_storage_write shared_storage_efficiency".split()
+UNMEASURED = [
+    "nic_efficiency",
+    "pcie_efficiency",
+    "local_storage_read_efficiency",
+    "local_storage_write",
+    "shared_storage_efficiency",
+]
 
 
 @every_profile
@@ -334,10 +362,9 @@ quick = settings(max_examples=60, deadline=None, suppress_health_check=list(Heal
 def _reads_or_explains(text: str) -> None:
     try:
         profile = profile_from_text(text)
-    except RlhfsimError as error:
-        assert str(error).startswith("error[")
-    else:
-        assert profile_from_text(profile_yaml(profile)) == profile
+    except RlhfsimError:
+        return
+    assert profile_from_text(profile_yaml(profile)) == profile
 
 
 @quick
