@@ -8,8 +8,8 @@ norms in FP32, one kernel per operation, each keeping its own inputs).
 Legend: h hidden, a query heads, g KV heads, d_k and d_v head widths, f FFN width, k experts per
 token, t tensor parallelism, s the factor 1/t of sequence parallelism (1 without it).
 
-Not known here: FP8 copies of activations, offloaded activations, and what `torch.compile` saves by
-recomputing element-wise operations.
+Not known here: offloaded activations, and what `torch.compile` saves by recomputing element-wise
+operations.
 """
 
 from __future__ import annotations
@@ -77,13 +77,22 @@ def layer_tensors(
     fused: bool = True,
     experts: bool = False,
     imbalance: float = 1.0,
+    fp8: bool = False,
+    score_length: float = 0.0,
 ) -> LayerTensors:
-    """The tensors of one layer with flash attention (no s^2 term)."""
+    """The tensors of one layer; flash attention leaves no s^2 term.
+
+    `fp8`: matrix products keep their inputs in one byte. `score_length`: keys that a query sees
+    where attention is not flash: scores, softmax and dropout mask then take 5 a s bytes per token
+    (Korthikanti et al., arXiv 2205.05198, section 4.1).
+    """
     s = 1.0 / tp if sequence_parallel else 1.0
     h = model.hidden
     saved = {"attention_norm": _norm(h, fused) * s, "attention_input": BF16 * h * s}
     saved |= _attention(model, tp, fused)
     saved |= {"mlp_norm": _norm(h, fused) * s, "mlp_input": BF16 * h * s}
+    if score_length:
+        saved["attention_scores"] = 5 * heads(model.attention, tp).query * score_length
     widest = _attention_width(model, tp)
     if experts and model.moe:
         extra, wide = _moe(model, tp, etp, s, fused, imbalance)
@@ -93,6 +102,10 @@ def layer_tensors(
         saved |= _mlp(model, model.ffn / tp, fused)
         widest = max(widest, (3 if model.gated else 2) * model.ffn / tp)
     stream = BF16 * 2 * h * s
+    if fp8:  # norm outputs and products are kept quantised; the attention output in both forms
+        half = ("attention_input", "mlp_input", "mlp_activation", "dispatched")
+        saved |= {k: v / 2 for k, v in saved.items() if k.endswith(half)}
+        saved["attention_output"] *= 1.5
     return LayerTensors(
         saved=saved,
         input=BF16 * h * s,
@@ -197,6 +210,8 @@ def training_activations(
     stage: str = "only",
     imbalance: float = 1.0,
     logit_chunk: float | None = None,
+    fp8: bool = False,
+    score_length: float = 0.0,
 ) -> Activations:
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
@@ -207,7 +222,7 @@ def training_activations(
     """
     local = tokens / layout.cp
     layers, moe_layers = _stage_layers(model, layout, stage)
-    plain, sparse = _tensors(model, layout, backend, imbalance)
+    plain, sparse = _tensors(model, layout, backend, imbalance, fp8, score_length)
     dense_layers = layers - moe_layers
     most = max(plain.total if dense_layers else 0.0, sparse.total if moe_layers else 0.0)
     transient = max(
@@ -266,17 +281,24 @@ def _stage_layers(model: ModelSpec, layout: Layout, stage: str) -> tuple[int, in
 
 
 def _tensors(
-    model: ModelSpec, layout: Layout, backend: Backend, imbalance: float
+    model: ModelSpec,
+    layout: Layout,
+    backend: Backend,
+    imbalance: float,
+    fp8: bool = False,
+    score_length: float = 0.0,
 ) -> tuple[LayerTensors, LayerTensors]:
     """One dense and one MoE layer under this layout."""
     rules = BACKENDS[backend]
     sp = layout.sequence_parallel and layout.tp > 1 and rules.sequence_parallel
     fused = backend == "megatron"
-    plain = layer_tensors(model, layout.tp, sequence_parallel=sp, fused=fused)
+    plain = layer_tensors(
+        model, layout.tp, sequence_parallel=sp, fused=fused, fp8=fp8, score_length=score_length
+    )
     if not model.num_moe_layers:
         return plain, plain
     sparse = layer_tensors(
         model, layout.tp, layout.etp, sequence_parallel=sp, fused=fused,
-        experts=True, imbalance=imbalance,
+        experts=True, imbalance=imbalance, fp8=fp8, score_length=score_length,
     )  # fmt: skip
     return plain, sparse
