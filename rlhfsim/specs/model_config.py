@@ -45,7 +45,7 @@ _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 _WINDOW = ("sliding_window", "attention_chunk_size", "window_size")
 _WINDOWED = ("sliding_attention", "chunked_attention", "local_attention")
-_FULL = ("full_attention", "attention", "global_attention")
+_FULL = ("full_attention", "attention", "global_attention", "deepseek_sparse_attention")
 
 
 def load_config(path: Path) -> ModelSpec:

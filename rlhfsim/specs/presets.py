@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.model_config import load_config, read_config
 
 _ENDING = re.compile(
-    r"-(instruct|chat|base|it|pt|hf|thinking|preview|fp8|fp8-block|fp8-dynamic|bf16|nvfp4|mxfp4|"
+    r"[-.](instruct|chat|base|it|pt|hf|thinking|preview|fp8|fp8-block|fp8-dynamic|bf16|nvfp4|mxfp4|"
     r"awq|gptq|int4|int8|w8a8|quantized|static|pertensor|\d{4})$"
 )
+_FILE = Path(__file__).with_name("model_presets.json")
 _MAX_NAME = 4096
 
 
@@ -39,7 +39,7 @@ def resolve_model(name: str) -> ModelSpec:
         return preset(key)
     path = Path(name)
     if _is_path(name):
-        return load_config(path.expanduser())
+        return load_config(path)
     reason = _unsupported(name)
     if reason is not None:
         raise RlhfsimError(
@@ -87,7 +87,7 @@ def preset_source(name: str) -> str:
 
 @cache
 def _data() -> dict[str, Any]:
-    text = files("rlhfsim.specs").joinpath("model_presets.json").read_text(encoding="utf-8")
+    text = _FILE.read_text(encoding="utf-8")
     data: dict[str, Any] = json.loads(text)
     return data
 
@@ -111,7 +111,7 @@ def _unsupported(name: str) -> str | None:
 def _is_path(name: str) -> bool:
     if "\0" in name or len(name) > _MAX_NAME:
         return False
-    if name.endswith(".json") or name.startswith(("/", "./", "../", "~")):
+    if name.endswith(".json") or name.startswith(("/", "./", "../")):
         return True
     try:
         return Path(name).is_file() or (Path(name) / "config.json").is_file()
