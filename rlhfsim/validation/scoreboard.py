@@ -69,13 +69,15 @@ def board(
         kind: _kind(kind, by_kind[kind])
         for kind in sorted(by_kind, key=lambda k: (order.index(k.split(".")[0]), _rank(k), k))
     }
-    return {
+    figures = {
         "schema": SCHEMA,
         "kinds": kinds,
         "sources": {s: _source(rows) for s, rows in statistics.by_source(outcomes).items()},
         "targets": results(kinds, counts=not own_rows),
         "not_rerun": list(not_rerun),
     }
+    rounded: dict[str, Any] = _rounded(figures)
+    return rounded
 
 
 def _rank(kind: str) -> int:
@@ -212,7 +214,7 @@ def check(path: Path) -> list[str]:
 
 def dumps(figures: Mapping[str, Any]) -> str:
     """The figures as JSON text; NaN and infinity are a bug."""
-    return json.dumps(_rounded(figures), indent=1, allow_nan=False) + "\n"
+    return json.dumps(figures, indent=1, allow_nan=False) + "\n"
 
 
 def _rounded(data: Any) -> Any:

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlhfsim.cli.validate import validate
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.validation import kinds
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row
+
+HEADER = "model,gpus,gpu_type,seq_len,framework,step_time_s,source\n"
+ROW = "m,8,H100,4096,f,10,s\n"
+
+
+@pytest.fixture(autouse=True)
+def _fixed_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every training row is predicted at 11 s; the other sections have no module."""
+
+    def run(section: kinds.Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
+        if section.name != "training":
+            return []
+        return [
+            Outcome(kind="training", file=r.file, line=r.line, source=r.source, label="m",
+                    measured=r.number("step_time_s"), predicted=11.0, low=9.0, high=12.0,
+                    assumptions=("tp=1 (x)",), detail={"bound_by": "compute"})
+            for r in rows or []
+        ]  # fmt: skip
+
+    monkeypatch.setattr(kinds, "run", run)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text(HEADER + ROW)
+    return path
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(validate, [str(a) for a in arguments], standalone_mode=False)
+
+
+def test_json_holds_errors_as_fractions_by_kind_and_source(table: Path) -> None:
+    data = json.loads(call(table, "--json").stdout)
+    assert data["schema"] == "rlhfsim.validate/1"
+    training = data["kinds"]["training"]
+    assert {"rows", "predicted", "skipped", "p90_abs_error", "bias"} <= training.keys()
+    assert training["median_abs_error"] == pytest.approx(0.1)
+    assert data["sources"]["s"]["median_abs_error"] == pytest.approx(0.1)
+
+
+def test_no_table_line_is_wider_than_a_hundred_columns(table: Path) -> None:
+    output = call(table).stdout
+    assert "training" in output
+    assert max(map(len, output.splitlines())) <= 100
+
+
+def test_every_row_is_written_with_assumptions_interval_and_detail(
+    table: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.csv"
+    assert call(table, "--out", out).exception is None
+    (row,) = csv.DictReader(out.open())
+    assert (row["assumptions"], row["low"], row["part"]) == ("tp=1 (x)", "9.0", "report")
+    assert json.loads(row["detail"]) == {"bound_by": "compute"}
+    assert float(row["error"]) == pytest.approx(0.1)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_rows_can_be_written_as_json(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    call(table, "--out", out)
+    assert json.loads(out.read_text())[0]["predicted"] == 11
+
+
+def test_a_report_can_be_checked_against_itself(table: Path, tmp_path: Path) -> None:
+    report = tmp_path / "a.md"
+    call(table, "--report", report)
+    assert "# Accuracy" in report.read_text()
+    assert call(table, "--check", tmp_path / "a.json").return_value == 0
+
+
+def test_a_worse_figure_fails_the_check(table: Path, tmp_path: Path) -> None:
+    call(table, "--report", tmp_path / "a.md")
+    table.write_text(HEADER + ROW.replace(",10,", ",5,"))
+    result = call(table, "--check", tmp_path / "a.json")
+    assert result.return_value == 1
+    assert "worse: training: median_abs_error" in result.stderr
+
+
+def test_a_missed_target_fails_only_when_strict(table: Path) -> None:
+    table.write_text(HEADER + ROW.replace(",10,", ",5,"))
+    assert call(table).return_value == 0
+    assert call(table, "--strict").return_value == 1
+
+
+def test_a_folder_stands_for_its_tables(table: Path) -> None:
+    data = json.loads(call(table.parent, "--json").stdout)
+    assert data["kinds"]["training"]["rows"] == 1
+
+
+def test_a_table_without_kind_is_named_and_alone_is_an_error(table: Path, tmp_path: Path) -> None:
+    other = tmp_path / "models.csv"
+    other.write_text("model,family,layers,hidden\nm,f,1,2\n")
+    assert "nothing is scored" in call(table, other).stderr
+    with pytest.raises(RlhfsimError, match="no row to score"):
+        raise call(other).exception or AssertionError
+
+
+@pytest.mark.parametrize("arguments", [("--kind", "trainning"), ("none.csv",)])
+def test_bad_input_is_one_error_for_people(arguments: tuple[str, ...]) -> None:
+    assert isinstance(call(*arguments).exception, RlhfsimError)

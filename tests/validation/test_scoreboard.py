@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.validation import kinds, scoreboard
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import parse_csv
+from rlhfsim.validation.scoreboard_text import markdown
+from rlhfsim.validation.targets import TARGETS, results
+
+
+def outcome(kind: str, measured: float, predicted: float, **more: Any) -> Outcome:
+    return Outcome(kind=kind, file="t.csv", line=2, source="a", label="m", measured=measured,
+                   predicted=predicted, low=predicted * 0.9, high=predicted * 1.1, **more)  # fmt: skip
+
+
+def rows() -> list[Outcome]:
+    return [
+        outcome("oom", 1, 0.9, detail={"framework": "verl"}),
+        outcome("training", 10, 11),
+        outcome("training", 10, 20, assumptions=("tp=1 (x)",)),
+        outcome("rlhf.update_actor", 10, 12),
+        outcome("rlhf.step", 10, 12),
+    ]
+
+
+def test_kinds_stand_in_the_order_of_the_registry_with_the_step_first() -> None:
+    assert list(scoreboard.board(rows())["kinds"]) == [
+        "training", "rlhf.step", "rlhf.update_actor", "oom",
+    ]  # fmt: skip
+
+
+def test_rows_with_and_without_assumptions_are_scored_apart() -> None:
+    training = scoreboard.board(rows())["kinds"]["training"]
+    assert training["without_assumptions"]["mean_abs_error"] == pytest.approx(0.1)
+    assert training["with_assumptions"]["mean_abs_error"] == pytest.approx(1.0)
+
+
+def test_verdicts_have_rates_and_no_relative_errors() -> None:
+    oom = scoreboard.board(rows())["kinds"]["oom"]
+    assert oom["recall"] == 1
+    assert "median_abs_error" not in oom
+    assert oom["frameworks"]["verl"]["recall_counts"]["of"] == 1
+
+
+def test_the_board_is_json_without_nan() -> None:
+    text = scoreboard.dumps(scoreboard.board(rows()))
+    assert json.loads(text)["schema"] == "rlhfsim.validate/1"
+
+
+def test_a_target_is_passed_at_its_limit_and_missed_beyond() -> None:
+    at = results({"rlhf.step": {"mean_abs_error": 0.25, "median_of_source_means": 0.2501}})
+    assert [t["verdict"] for t in at] == ["PASS", "MISSED"]
+
+
+def test_a_target_without_rows_says_so() -> None:
+    assert {t["verdict"] for t in results({"decode": {}})} == {"NO ROWS"}
+
+
+def test_a_least_number_of_rows_is_not_asked_of_a_users_file() -> None:
+    figures = {"training": {"predicted": 3}}
+    assert "predicted" in {t["figure"] for t in results(figures)}
+    assert "predicted" not in {t["figure"] for t in results(figures, counts=False)}
+
+
+def test_every_target_names_a_kind_of_the_registry() -> None:
+    assert {t.kind.split(".")[0] for t in TARGETS} <= kinds.SECTIONS.keys()
+
+
+def test_the_same_figures_do_not_differ_and_a_worse_one_is_told() -> None:
+    old = scoreboard.board(rows())
+    assert scoreboard.differences(old, old) == []
+    worse = scoreboard.board([*rows()[:1], outcome("training", 10, 12), *rows()[2:]])
+    found = scoreboard.differences(worse, old)
+    assert found
+    assert found[0].startswith("worse: training: median_abs_error")
+
+
+def test_a_better_figure_makes_the_committed_one_stale_not_worse() -> None:
+    better = [*rows()[:1], outcome("training", 10, 10.5), *rows()[2:]]
+    found = scoreboard.differences(scoreboard.board(better), scoreboard.board(rows()))
+    assert any(line.startswith("stale: training: mean_abs_error") for line in found)
+    assert not any("worse: training: mean" in line for line in found)
+
+
+def test_differences_below_a_tenth_of_a_point_are_none() -> None:
+    nearly = [*rows()[:1], outcome("training", 10, 11.0005), *rows()[2:]]
+    assert scoreboard.differences(scoreboard.board(nearly), scoreboard.board(rows())) == []
+
+
+def test_committed_figures_stand_in_for_a_kind_that_cannot_be_rerun() -> None:
+    old = scoreboard.board([outcome("decode", 10, 11)])
+    kept = scoreboard.keep(scoreboard.board(rows(), ["decode"]), old)
+    assert kept["kinds"]["decode"]["rerun"] is False
+    assert "not rerun" in markdown(kept)
+    assert any(t["kind"] == "decode" and t["verdict"] == "PASS" for t in kept["targets"])
+
+
+def test_the_report_shows_every_kind_target_and_worst_row() -> None:
+    text = markdown(scoreboard.board(rows()))
+    assert "## training" in text
+    assert "| rlhf.step | mean error over rows | <= 25.0 % | 20.0 % | PASS |" in text
+    assert "t.csv:2" in text
+
+
+def test_a_row_that_cannot_be_read_is_skipped_and_does_not_stop_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def predict(found: list[Any]) -> list[Outcome]:
+        return [outcome("training", row.number("gpus"), 8) for row in found]
+
+    module = type("module", (), {"outcomes": staticmethod(predict)})
+    monkeypatch.setattr(kinds.importlib, "import_module", lambda name: module)
+    header = b"model,gpus,gpu_type,seq_len,framework\n"
+    table = parse_csv(header + b"m,8,H100,1,f\nm,8-16,H100,1,f\n", "t.csv")
+    found = kinds.run(kinds.SECTIONS["training"], table)
+    assert [o.skipped is None for o in found] == [True, False]
+    assert "gpus is not a number" in str(found[1].skipped)
+
+
+def test_an_unknown_kind_is_refused_and_a_sub_kind_selects_its_section() -> None:
+    assert list(kinds.select(["memory.weights"])) == ["memory"]
+    with pytest.raises(RlhfsimError, match="unknown kind"):
+        kinds.select(["memroy"])
+
+
+def test_only_a_file_of_this_schema_is_read_as_committed_figures(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text('{"schema": "other"}')
+    with pytest.raises(RlhfsimError, match="schema"):
+        scoreboard.read_board(path)

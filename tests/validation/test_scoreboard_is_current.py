@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhfsim.validation import scoreboard
+from rlhfsim.validation.scoreboard_text import markdown
+
+
+@pytest.mark.slow
+def test_committed_figures_are_current_and_no_kind_got_worse() -> None:
+    assert scoreboard.check(scoreboard.committed_file()) == []
+
+
+def test_the_committed_report_is_made_of_the_committed_figures() -> None:
+    path = scoreboard.committed_file()
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == markdown(
+        scoreboard.read_board(path)
+    )
