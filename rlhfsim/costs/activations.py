@@ -212,6 +212,7 @@ def training_activations(
     logit_chunk: float | None = None,
     fp8: bool = False,
     score_length: float = 0.0,
+    logit_bytes: float = LOGIT_BYTES_TRAIN,
 ) -> Activations:
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
@@ -234,7 +235,7 @@ def training_activations(
         saved, working = dense_layers * plain.total + moe_layers * sparse.total, transient
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
     last = stage != "first"
-    logits = logits_bytes(model, layout, local, LOGIT_BYTES_TRAIN, logit_chunk) if last else 0.0
+    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk) if last else 0.0
     return Activations(saved=local * saved * held, working=local * working, logits=logits)
 
 
@@ -246,6 +247,8 @@ def forward_activations(
     tokens: float,
     imbalance: float = 1.0,
     logit_chunk: float | None = None,
+    score_length: float = 0.0,
+    logit_bytes: float = LOGIT_BYTES_FORWARD,
 ) -> Activations:
     """Activations of a scoring call: one layer at a time, then the logits."""
     local = tokens / layout.cp
@@ -254,7 +257,9 @@ def forward_activations(
         plain.forward if model.num_dense_layers else 0.0,
         sparse.forward if model.num_moe_layers else 0.0,
     )
-    logits = logits_bytes(model, layout, local, LOGIT_BYTES_FORWARD, logit_chunk)
+    if score_length:  # scores and softmax of one layer
+        working += 4 * heads(model.attention, layout.tp).query * score_length
+    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
 

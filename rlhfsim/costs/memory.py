@@ -151,7 +151,11 @@ def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
 
 
 def bytes_per_element(
-    backend: Backend, zero: int, ranks: int, optimizer: Optimizer = "adam"
+    backend: Backend,
+    zero: int,
+    ranks: int,
+    optimizer: Optimizer = "adam",
+    gradient_bytes: float | None = None,
 ) -> tuple[float, float, float]:
     """Weights, gradients and optimizer bytes per element of Psi that one GPU keeps in training.
 
@@ -162,7 +166,8 @@ def bytes_per_element(
     Source: Rajbhandari et al., arXiv 1910.02054, section 3; Megatron-Core
     docs/source/api-guide/dist_optimizer.md; DeepSpeed PR #5099; PyTorch `fully_shard`.
     """
-    moments, gradient = MOMENTS[optimizer], BACKENDS[backend].gradient_bytes
+    gradient = BACKENDS[backend].gradient_bytes if gradient_bytes is None else gradient_bytes
+    moments = MOMENTS[optimizer]
     over = [1.0 if zero < stage else 1.0 / ranks for stage in (3, 2, 1)]
     if backend == "fsdp2":
         sharded = 1.0 / ranks if zero >= 2 else 1.0
@@ -171,11 +176,20 @@ def bytes_per_element(
 
 
 def trained_states(
-    part: Shard, layout: Layout, backend: Backend, *, optimizer: Optimizer = "adam"
+    part: Shard,
+    layout: Layout,
+    backend: Backend,
+    *,
+    optimizer: Optimizer = "adam",
+    gradient_bytes: float | None = None,
 ) -> States:
-    """Persistent bytes of a fully trained model on one GPU, offload of the layout applied."""
-    dense = bytes_per_element(backend, layout.zero, part.dense_ranks, optimizer)
-    expert = bytes_per_element(backend, layout.zero, part.expert_ranks, optimizer)
+    """Persistent bytes of a fully trained model on one GPU, offload of the layout applied.
+
+    `gradient_bytes` replaces the backend's where a framework stores gradients otherwise.
+    """
+    zero = layout.zero
+    dense = bytes_per_element(backend, zero, part.dense_ranks, optimizer, gradient_bytes)
+    expert = bytes_per_element(backend, zero, part.expert_ranks, optimizer, gradient_bytes)
     weights, gradients, states = (
         part.dense * a + part.expert * b for a, b in zip(dense, expert, strict=True)
     )

@@ -26,7 +26,7 @@ from rlhfsim.phases.residency import (
     profile_of,
     stages_of,
 )
-from rlhfsim.phases.timeline import Batch, EngineBytes, batch_of
+from rlhfsim.phases.timeline import DEFAULT_STACK, Batch, EngineBytes, Stack, batch_of
 from rlhfsim.phases.uncertainty import Item, probability_above
 from rlhfsim.specs.hardware import Cluster, Profile
 from rlhfsim.specs.models import Models
@@ -173,13 +173,22 @@ class Ledger:
 # --- the ledger -----------------------------------------------------------------------------------
 
 
-def ledger(models: Models, placement: Placement, workload: Workload, cluster: Cluster) -> Ledger:
-    """Memory of a plan through one step."""
+def ledger(
+    models: Models,
+    placement: Placement,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    stack: Stack = DEFAULT_STACK,
+) -> Ledger:
+    """Memory of a plan through one step; `stack` says where a framework differs from its backend."""
     states = list(moments(placement, workload))
     phases: dict[tuple[int, str], Phase] = {}
     for pool in placement.pools:
         views = [
-            _pool_phases(pool_bytes(models, placement, workload, cluster, pool.name, stage), states)
+            _pool_phases(
+                pool_bytes(models, placement, workload, cluster, pool.name, stage, stack), states
+            )
             for stage in stages_of(placement, pool.name)
         ]
         worst = max(views, key=_peak)

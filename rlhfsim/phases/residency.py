@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 from rlhfsim.costs.memory import Stage, lora_params
 from rlhfsim.phases.timeline import (
+    DEFAULT_STACK,
     SPREAD,
     Component,
     EngineBytes,
     Extra,
     RoleBytes,
+    Stack,
     batch_of,
     engine_bytes,
     role_bytes,
@@ -92,6 +94,7 @@ def role_in_plan(
     profile: Profile,
     role: str,
     stage: Stage = "only",
+    stack: Stack = DEFAULT_STACK,
 ) -> RoleBytes:
     """What a role of a plan holds on a GPU of `stage`; the search's fast check uses it alone."""
     seat = seat_of(placement, role)
@@ -109,6 +112,7 @@ def role_in_plan(
         lora=workload.lora if role == "actor" else None,
         shares_weights=shares_weights(models, placement, workload, role),
         shares_process=together and placement.backend != "deepspeed",
+        stack=stack,
     )
 
 
@@ -154,7 +158,8 @@ def _sync_bytes(
 
 
 def pool_bytes(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str, stage: Stage
+    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str,
+    stage: Stage, stack: Stack = DEFAULT_STACK
 ) -> PoolBytes:  # fmt: skip
     """Everything that sits in `pool` on a GPU of `stage`."""
     profile = profile_of(placement, cluster, pool)
@@ -164,7 +169,7 @@ def pool_bytes(
         name=pool,
         profile=profile,
         roles={
-            r: role_in_plan(models, placement, workload, profile, r, stage)
+            r: role_in_plan(models, placement, workload, profile, r, stage, stack)
             for r in _present(models, placement, pool)
         },
         engine=engine_in_plan(models, placement, workload, profile) if here else None,

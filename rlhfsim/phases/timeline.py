@@ -59,6 +59,27 @@ def batch_of(workload: Workload) -> Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What a training framework does otherwise than its backend's default."""
+
+    train_tokens: float | None = None
+    """Tokens of a training micro-batch over its cp ranks; default micro_batch x longest sequence."""
+    score_tokens: float | None = None
+    """The same for scoring forwards."""
+    gradient_bytes: float | None = None
+    """Bytes per stored gradient element; default the backend's."""
+    logit_bytes: float | None = None
+    """Bytes per logit around the loss and in scoring; default 2 + 4 + 4."""
+    logit_chunk: float | None = None
+    """Tokens whose logits exist at once, where the head is computed in chunks."""
+    flash: bool = True
+    """Attention without a stored score matrix."""
+
+
+DEFAULT_STACK = Stack()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extra:
     """Bytes that a running call adds to its role's states."""
 
@@ -125,6 +146,7 @@ def role_bytes(
     lora: Lora | None = None,
     shares_weights: bool = False,
     shares_process: bool = False,
+    stack: Stack = DEFAULT_STACK,
 ) -> RoleBytes:
     """What a role needs; `shares_weights`: a reference that is the frozen base of a LoRA policy."""
     layout = seat.layout
@@ -136,15 +158,17 @@ def role_bytes(
         share = memory.lora_params(model, lora.rank) / model.num_params
         trainable = _scaled(part, share)
     elif trained:
-        states = memory.trained_states(part, layout, backend, optimizer=optimizer)
+        states = memory.trained_states(
+            part, layout, backend, optimizer=optimizer, gradient_bytes=stack.gradient_bytes
+        )
     else:
         states = States() if shares_weights else memory.frozen_states(part, layout)
     gathered = 0.0 if shares_weights and not trained else memory.gathered_bytes(part, layout, backend)  # fmt: skip
     return RoleBytes(
         states=states,
         kept=_kept(states, seat, backend, trained),
-        score=_scoring(model, seat, backend, profile, batch, gathered),
-        train=_training(model, seat, backend, profile, batch, gathered, part, trainable, stage)
+        score=_scoring(model, seat, backend, profile, batch, gathered, stack),
+        train=_training(model, seat, backend, profile, batch, gathered, trainable, stage, stack)
         if trained
         else Extra(),
         framework=0.0 if shares_process else profile["framework_bytes"],
@@ -194,15 +218,17 @@ def _training(
     profile: Profile,
     batch: Batch,
     gathered: float,
-    part: Shard,
     trainable: Shard,
     stage: Stage,
+    stack: Stack,
 ) -> Extra:
     layout = seat.layout
     micro_batches = math.ceil(batch.sequences / (layout.dp * layout.micro_batch))
     held = activations.training_activations(
-        model, layout, backend, tokens=layout.micro_batch * batch.max_tokens,
+        model, layout, backend, tokens=stack.train_tokens or layout.micro_batch * batch.max_tokens,
         micro_batches=micro_batches, stage=stage, imbalance=_imbalance(model, seat, profile),
+        logit_chunk=stack.logit_chunk, score_length=0.0 if stack.flash else batch.max_tokens,
+        logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_TRAIN,
     )  # fmt: skip
     buffers = memory.gradient_buffer_bytes(trainable, layout, backend)
     step = memory.step_bytes(trainable, layout, backend)
@@ -222,11 +248,14 @@ def _scoring(
     profile: Profile,
     batch: Batch,
     gathered: float,
+    stack: Stack,
 ) -> Extra:
     layout = seat.layout
     held = activations.forward_activations(
-        model, layout, backend, tokens=layout.micro_batch * batch.max_tokens,
-        imbalance=_imbalance(model, seat, profile),
+        model, layout, backend, tokens=stack.score_tokens or layout.micro_batch * batch.max_tokens,
+        imbalance=_imbalance(model, seat, profile), logit_chunk=stack.logit_chunk,
+        score_length=0.0 if stack.flash else batch.max_tokens,
+        logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_FORWARD,
     )  # fmt: skip
     logits = held.logits if held.logits > held.working else 0.0
     extra = Extra(gathered=gathered, activations=held.peak - logits, logits=logits)
