@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from rlhfsim.costs import collectives, layers
@@ -31,6 +32,7 @@ class Shard:
         return self.params / self.ranks.ranks if zero else self.params
 
 
+@lru_cache(maxsize=16384)
 def shards(
     device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
 ) -> tuple[Shard, ...]:
@@ -56,6 +58,7 @@ def shards(
     return wide, Shard(params=share * routed / layout.pp, ranks=narrow)
 
 
+@lru_cache(maxsize=16384)
 def traffic(
     device: Device, shard: Shard, layout: Layout, micro_batches: int, reduce_bytes: float
 ) -> tuple[float, float]:

@@ -8,14 +8,11 @@ from typing import Literal
 from rlhfsim.costs import collectives, roofline
 from rlhfsim.costs.cost import Cost, part
 from rlhfsim.costs.device import Device
-from rlhfsim.costs.roofline import NOTHING
 from rlhfsim.costs.sequences import Sequences
 from rlhfsim.phases import exchange, pipeline
+from rlhfsim.phases.passes import Software, passes
 from rlhfsim.phases.training import (
-    Software,
     default_software,
-    exposed,
-    host_time,
     imbalance,
     micro_batches,
     work_of,
@@ -45,23 +42,12 @@ def forward(
     software = software or default_software(backend)
     size, count = micro_batches(layout, sequences, 1, pack_len)
     work = work_of(device, layout, sequences, size, precision, software, model)
-    raw, excess = NOTHING, 0.0
-    for number, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
-        if number:
-            one = roofline.layer(device, model, work, experts=experts).forward
-            raw = raw.plus(one.times(number))
-            least = host_time(device, software.graphs, experts=experts)
-            excess += number * max(0.0, least - sum(exposed(device, one)))
-    mean = (sum(exposed(device, raw)) + excess) / model.num_layers
-    first = roofline.embedding(device, model, work).forward
-    last = roofline.head(device, model, work, logprob=head == "logprob").forward
-    ends = [sum(exposed(device, one)) for one in (first, last)]
+    through = passes(device, model, work, software, "none", logprob=head == "logprob")
     stages = pipeline.split(model.num_layers, layout.pp)
-    times = stages.times(mean, *ends)
+    times = stages.times(through.layer_forward, *through.ends_forward)
     busy = count * sum(times) / layout.pp
     total = (count - 1) * max(times) + sum(times)
-    whole = raw.plus(first).plus(last).times(count / layout.pp)
-    parts = work_parts(device, layout, whole, busy)
+    parts = work_parts(device, layout, through.forward.times(count / layout.pp), busy)
     if layout.pp > 1:
         parts.append(part("bubble", total - busy, "pipeline schedule"))
         far = collectives.crosses(device, 2, layout.tp * layout.cp * layout.dp)

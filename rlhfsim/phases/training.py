@@ -8,40 +8,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from rlhfsim.costs import collectives, layers, roofline
+from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.cost import Cost, Part, Resource, part
 from rlhfsim.costs.device import Device
-from rlhfsim.costs.roofline import NOTHING, Layer, Pass, Work
+from rlhfsim.costs.roofline import Pass, Work
 from rlhfsim.costs.sequences import Sequences
 from rlhfsim.phases import exchange, pipeline
 from rlhfsim.phases.exchange import Optimizer
+from rlhfsim.phases.passes import Passes, Software, passes
 from rlhfsim.specs.backends import BACKENDS, Backend
 from rlhfsim.specs.layout import Layout
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.workload import Lora
 
-Graphs = Literal["none", "partial", "full"]
 BF16 = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """What a training stack does to the kernels; the default is the backend's own."""
-
-    fused: bool = True
-    """Element-wise chains run as one kernel."""
-    graphs: Graphs = "none"
-    """CUDA graphs: none, over attention and router, over the whole iteration."""
-    attention_slowdown: float = 1.0
-    """Time of its attention kernel over that of the measured one."""
-    reduce_bytes: float | None = None
-    """Bytes per gradient element on the wire; the backend's when absent."""
-    balanced: bool = False
-    """Experts receive equal loads (benchmarks force it)."""
-    recomputed: tuple[str, ...] = ()
-    """Modules repeated in the backward besides `Layout.recompute`: keys of `roofline.MODULES`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,116 +129,23 @@ def imbalance(
 
 
 def _iteration(step: _Step) -> Cost:
-    forward, backward = _model_passes(step)
+    through = passes(
+        step.device, step.model, step.work, step.software, step.layout.recompute,
+        frozen=step.lora is not None,
+    )  # fmt: skip
     p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
-    times = _stage_times(step)
+    times = step.stages.times(through.layer, *through.ends)
     busy = m * sum(times) / p
     idle = pipeline.makespan(times, m, v) - busy
-    parts = work_parts(step.device, step.layout, forward.plus(backward).times(m / p), busy)
-    bubble = part("bubble", idle, "pipeline schedule") if p > 1 else None
-    sends = _stage_sends(step)
-    between = _exchange(step, forward, backward)
-    found = (*parts, bubble, *sends, *between)
-    return Cost(parts=tuple(x for x in found if x is not None and x.seconds > 0))
+    shown = through.forward.plus(through.backward).times(m / p)
+    parts = work_parts(step.device, step.layout, shown, busy)
+    bubble = part("bubble", idle, "pipeline schedule")
+    found = (*parts, bubble, *_stage_sends(step), *_exchange(step, through))
+    return Cost(parts=tuple(x for x in found if x.seconds > 0))
 
 
-def _layer(step: _Step, experts: bool) -> tuple[Pass, Pass]:
-    """Forward and backward of one layer as trained: recomputation in, frozen gradients out."""
-    raw = roofline.layer(step.device, step.model, step.work, experts=experts)
-    return _as_trained(step, raw)
-
-
-def _as_trained(step: _Step, raw: Layer) -> tuple[Pass, Pass]:
-    backward = raw.backward
-    if step.lora is not None:
-        backward = backward._replace(gemm=backward.gemm - raw.weight_gradient)
-    if step.layout.recompute == "full":
-        backward = backward.plus(raw.forward)
-    elif step.layout.recompute == "selective":
-        backward = backward._replace(attention=backward.attention + raw.core)
-    if step.layout.recompute != "full":
-        backward = backward._replace(
-            gemm=backward.gemm + sum(raw.modules.get(n, 0.0) for n in step.software.recomputed),
-            memory=backward.memory
-            + raw.forward.memory * roofline.repeated_traffic(step.software.recomputed),
-        )
-    return raw.forward, backward
-
-
-def _model_passes(step: _Step) -> tuple[Pass, Pass]:
-    """Raw passes of one micro-batch through the whole model."""
-    model = step.model
-    forward, backward = NOTHING, NOTHING
-    for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
-        if count:
-            one = _layer(step, experts)
-            forward, backward = (
-                forward.plus(one[0].times(count)),
-                backward.plus(one[1].times(count)),
-            )
-    for raw in _ends(step):
-        forward, backward = forward.plus(raw.forward), backward.plus(raw.backward)
-    return forward, backward
-
-
-def _ends(step: _Step) -> tuple[Layer, Layer]:
-    embedding = roofline.embedding(step.device, step.model, step.work)
-    return embedding, roofline.head(step.device, step.model, step.work)
-
-
-def exposed(device: Device, one: Pass) -> Pass:
-    """A pass with kernels at the speed of a whole step and collectives less what hides.
-
-    kernels / eta_step ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
-    """
-    eta = device["training_kernel_efficiency"]
-    return Pass(
-        one.gemm / eta, one.attention / eta, one.memory,
-        (1 - device["overlap_tp"]) * one.tp, (1 - device["overlap_ep"]) * one.ep,
-        max(0.0, one.cp - one.attention),
-    )  # fmt: skip
-
-
-def host_time(device: Device, graphs: Graphs, *, experts: bool) -> float:
-    """Seconds the host needs to launch one direction of one layer; the GPU cannot be faster.
-
-    Eager Python issues tens of kernels a layer; MoE layers add routing, permutation and the counts
-    that the host waits for. Graphs over attention and router leave the experts; a full graph none.
-    """
-    if graphs == "full":
-        return 0.0
-    dense = device["host_layer_time"]
-    if graphs == "partial":
-        return device["host_moe_time"] * 0.5 if experts else 0.0
-    return dense + (device["host_moe_time"] if experts else 0.0)
-
-
-def _layer_seconds(step: _Step, experts: bool) -> tuple[float, float]:
-    """Exposed GPU seconds and host-bound excess of forward plus backward of one layer."""
-    busy, excess = 0.0, 0.0
-    host = host_time(step.device, step.software.graphs, experts=experts)
-    passes = _layer(step, experts)
-    weights = (1.0, 2.0 if step.layout.recompute == "full" else 1.0)
-    for one, weight in zip(passes, weights, strict=True):
-        seconds = sum(exposed(step.device, one))
-        busy += seconds
-        excess += max(0.0, host * weight - seconds)
-    return busy, excess
-
-
-def _stage_times(step: _Step) -> list[float]:
-    """Forward plus backward of one micro-batch on each stage."""
-    model, mean = step.model, 0.0
-    for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
-        if count:
-            mean += count / model.num_layers * sum(_layer_seconds(step, experts))
-    ends = [sum(exposed(step.device, raw.forward.plus(raw.backward))) for raw in _ends(step)]
-    return step.stages.times(mean, *ends)
-
-
-def work_parts(device: Device, layout: Layout, raw: Pass, busy: float) -> list[Part]:
-    """The mean stage's work by resource; what is left of `busy` is launch-bound."""
-    shown = exposed(device, raw)
+def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
+    """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
     kernels = device.spread("training_kernel_efficiency")
     slower = (1 / kernels[1], 1 / kernels[0])
     tp = _tier(device, layout.tp, 1)
@@ -318,15 +206,15 @@ def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
     return min(1.0, sum(lora.rank * (m.n + m.k) * m.experts for m in matrices) / whole)
 
 
-def _exchange(step: _Step, forward: Pass, backward: Pass) -> list[Part]:
+def _exchange(step: _Step, through: Passes) -> list[Part]:
     """Data-parallel traffic, optimizer and parameter fetches of one step."""
     device, layout = step.device, step.layout
     share = adapter_share(step.model, step.lora)
     reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
     found = exchange.exchange(
         device, step.model, layout, step.micro_batches,
-        forward=sum(exposed(device, forward)) / layout.pp,
-        backward=sum(exposed(device, backward)) / layout.pp, reduce_bytes=reduce, share=share,
+        forward=sum(through.forward) / layout.pp, backward=sum(through.backward) / layout.pp,
+        reduce_bytes=reduce, share=share,
     )  # fmt: skip
     found += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
     if layout.offload_params != "none":

@@ -14,7 +14,7 @@ from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.flop import attention_flop, matmul_flop
 from rlhfsim.costs.sequences import Sequences, uniform
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.training import Graphs, Software
+from rlhfsim.phases.passes import Graphs, Software
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Pool, Profile
 from rlhfsim.specs.layout import Layout, Recompute

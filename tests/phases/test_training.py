@@ -13,9 +13,11 @@ from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.sequences import Sequences, uniform
 from rlhfsim.phases import exchange, pipeline
 from rlhfsim.phases.forward import forward
-from rlhfsim.phases.training import Software, imbalance, micro_batches, train
+from rlhfsim.phases.passes import Software
+from rlhfsim.phases.training import imbalance, micro_batches, train
 from rlhfsim.specs.hardware import Pool
 from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.presets import preset
 from rlhfsim.specs.profiles import load_profile
 from rlhfsim.specs.workload import Lora
@@ -105,7 +107,7 @@ def test_more_network_bandwidth_is_never_slower(zero: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [LLAMA, QWEN])
-def test_twice_the_batch_takes_at_most_twice_as_long(kind) -> None:
+def test_twice_the_batch_takes_at_most_twice_as_long(kind: ModelSpec) -> None:
     one, two = (seconds(layout(ep=8), model=kind, sequences=uniform(n, 2048)) for n in (512, 1024))
     assert one < two <= 2.001 * one
 
