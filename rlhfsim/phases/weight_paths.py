@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfsim.costs.cost import Cost
 from rlhfsim.costs.device import Device
@@ -23,12 +23,13 @@ from rlhfsim.costs.transfer import (
     vanilla_volume,
     write_rate,
 )
-from rlhfsim.phases.weight_route import TRAINED_BYTES, Route
+from rlhfsim.phases.weight_route import TRAINED_BYTES, Route, Weights, without_ffn
 from rlhfsim.phases.weight_stages import (
     bucket,
     calls,
     gather,
     gathered,
+    group,
     joined,
     load,
     num_buckets,
@@ -127,19 +128,55 @@ def ipc(ends: Route) -> Priced:
     )
 
 
-def broadcast(ends: Route, *, nics: float = 1.0) -> Priced:
-    """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides."""
+def ipc_per_parameter(ends: Route) -> Priced:
+    """S2 without buckets: each parameter is gathered, its handle sent and its slice copied in turn.
+
+        T = sum over parameters (t_gather + t_load + t_rpc)
+
+    OpenRLHF `broadcast_to_vllm` with `use_cuda_ipc`, and NeMo-RL before its metadata were prepared
+    ahead (pull request 638).
+    """
+    cost = serial(
+        [
+            start(ends),
+            gather(ends, all_stages=True),
+            quantise_all(ends),
+            load(ends),
+            calls(ends, ends.tensors),
+        ]
+    )
+    moved_bytes = gathered(ends, all_stages=True)[1] * ends.train.gpus
+    held = ends.weights.largest * TRAINED_BYTES
+    return Priced(cost=cost, bytes_moved=moved_bytes, train_bytes=held)
+
+
+def broadcast(
+    ends: Route,
+    *,
+    nics: float = 1.0,
+    lanes: bool = True,
+    overlapped: bool = True,
+    loaded: bool = True,
+) -> Priced:
+    """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides.
+
+    `nics` above 1: all training ranks of the root's node join the communicator (NeMo-RL, pull
+    request 1264). With `lanes` each pipeline stage sends its own part (slime, miles), without them
+    every tensor first goes to all stages (Megatron-Bridge `export_hf_weights`). Without
+    `overlapped` the stages follow each other; without `loaded` the bytes stop in the receivers'
+    buffers.
+    """
     count = num_buckets(ends, ends.sent)
-    stages = ends.train.pp if not ends.sharded else 1
+    stages = ends.train.pp if lanes and not ends.sharded else 1
     ready = joined(
         "gather",
-        gather(ends, all_stages=False),
+        gather(ends, all_stages=not lanes),
         quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
     )
-    cost = (
-        serial([start(ends), calls(ends, count)])
-        + pipelined([ready, wire(ends, ends.sent, nics), load(ends)], count)
-    )  # fmt: skip
+    chain = [ready, wire(ends, ends.sent, nics), *([load(ends)] if loaded else [])]
+    cost = serial([start(ends), calls(ends, count)]) + (
+        pipelined(chain, count) if overlapped else serial(chain)
+    )
     held = 2 * bucket(ends)
     return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
 
@@ -165,60 +202,95 @@ def broadcast_per_parameter(ends: Route) -> Priced:
     return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
 
 
-def p2p(ends: Route) -> Priced:
-    """S5: every rollout GPU receives its shard; training GPUs share the sending evenly.
+def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False) -> Priced:
+    """S5: MLPs and experts go shard to shard, everything else by a packed broadcast after them.
 
-        T = start + max( shard_r, n_r shard_r / n_t ) / B_nic + n_local a
+        T = start + n_mine a + n_local a + max( x_r, x_r n_r / n_t * p/min(p, s) ) / B_nic + T_rest
 
-    n_r, n_t rollout and training GPUs. Sharded routing needs no gather; tensors count as the
-    engines store them (experts fused). LlamaRL (arXiv 2505.24034) and NCCL reshard work so.
+    x_r bytes that one rollout GPU receives, n_r and n_t rollout and training GPUs, p pipeline
+    stages of which s send at a time (`sync_stage_streams`). The sender stacks its experts (n_mine
+    names), both sides walk the stored tensors (n_local). Slices do not hold whole quantisation
+    blocks, so BF16 crosses the wire and the receiver quantises, unless training stores FP8: then
+    only the scales go the slow way. NVIDIA-NeMo/RL@docs/design-docs/nccl-reshard-refit.md; the
+    same volume as LlamaRL's DDMA (arXiv 2505.24034). `whole`: no rest, all goes by shards.
     """
-    total = ends.rollout_shard * ends.rollout.gpus
-    busiest = max(ends.rollout_shard, total / ends.train.gpus)
-    stages = [
-        start(ends),
-        quantise(ends, ends.weights.params * sum(ends.train_share) / 2, ends.local_tensors),
-        Stage(
-            name="wire",
-            parts=(
-                moved(busiest, wire_rate(ends)),
-                handled(ends.local_tensors, ends.target, "sync_gather_latency"),
-            ),
+    as_trained = ends if trained_fp8 else _unquantised(ends)
+    rest = without_ffn(ends.weights, scales=trained_fp8)
+    bulk = ends.weights if whole else _only_ffn(ends)
+    direct = replace(as_trained, weights=bulk)
+    received = direct.rollout_shard
+    total = received * ends.rollout.gpus
+    senders = ends.train.gpus * min(1.0, ends.source["sync_stage_streams"] / ends.train.pp)
+    experts = ends.weights.expert_tensors / (ends.train.ep * ends.train.pp)
+    transfer = Stage(
+        name="wire",
+        parts=(
+            moved(max(received, total / senders), wire_rate(ends)),
+            handled(experts + direct.local_tensors, ends.source, "sync_gather_latency"),
         ),
-    ]
-    return Priced(cost=serial(stages), bytes_moved=total, train_bytes=bucket(ends))
+    )
+    named = (
+        ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep
+    ) / ends.rollout.pp
+    ready = quantise(as_trained if trained_fp8 else ends, received / TRAINED_BYTES, named)
+    ready = Stage(name="quantise", parts=()) if trained_fp8 else ready
+    nics = min(ends.source.gpus_per_node, ends.train.gpus)
+    after = (
+        Cost()
+        if whole
+        else broadcast(replace(_unquantised(ends), weights=rest), nics=nics, lanes=False).cost
+    )
+    staged = bucket(ends)
+    return Priced(
+        cost=serial([start(ends), transfer, ready]) + after,
+        bytes_moved=total + (0.0 if whole else rest.params * TRAINED_BYTES),
+        train_bytes=staged,
+        rollout_bytes=staged,
+    )
+
+
+def _unquantised(ends: Route) -> Route:
+    return replace(ends, rollout=replace(ends.rollout, precision="bf16"))
+
+
+def _only_ffn(ends: Route) -> Weights:
+    weights = ends.weights
+    return replace(weights, dense=weights.ffn, dense_tensors=weights.ffn_tensors)
 
 
 def p2p_staged(ends: Route) -> Priced:
-    """p2p that gathers full tensors first and shapes the target's shards in pinned host memory.
+    """p2p that gathers full tensors, then shapes each target's shard in pinned host memory.
 
-    The form of miles with Mooncake: pipeline of gather, re-sharding by the engine's own loader on
-    the sender, copy to the host and RDMA write.
+        T = start + pipe( gather + quantise + d (load + copy) + (d-1) write, write )
+
+    d distinct rollout ranks per sender; only the write to the last of them overlaps the next
+    bucket. The form of miles with Mooncake: `update_weight_p2p.py`; senders are the GPUs of one
+    pipeline stage, each with its own stage's tensors.
     """
     stages = ends.train.pp if not ends.sharded else 1
     senders = min(ends.train.gpus // stages, ends.rollout.gpus)
-    per_sender = ends.rollout_shard * ends.rollout.gpus / stages / senders
+    distinct = -(-ends.rollout.replica_gpus // senders)
+    shard = ends.rollout_shard / stages
+    targets = -(-ends.rollout.gpus // senders)
+    write = moved(shard * targets, wire_rate(ends))
+    shape = (
+        *Cost(parts=load(ends).parts).scaled(distinct / stages).parts,
+        moved(shard * distinct, host_rate(ends.source)),
+    )
     ready = joined(
         "gather",
         gather(ends, all_stages=False),
         quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
-        _reshaped(ends, stages),
+        Stage(name="shape", parts=shape),
+        Stage(name="write", parts=Cost(parts=(write,)).scaled(1 - 1 / distinct).parts),
     )
-    copy = Stage(name="copy", parts=(moved(ends.rollout_shard / stages, host_rate(ends.source)),))
-    write = Stage(name="wire", parts=(moved(per_sender, wire_rate(ends)),))
-    cost = serial([start(ends)]) + pipelined([ready, copy, write], num_buckets(ends, ends.sent))
-    pinned = ends.rollout_shard * min(ends.source.gpus_per_node, ends.train.gpus)
+    last = Stage(name="wire", parts=Cost(parts=(write,)).scaled(1 / distinct).parts)
     return Priced(
-        cost=cost,
+        cost=serial([start(ends)]) + pipelined([ready, last], num_buckets(ends, ends.sent)),
         bytes_moved=ends.rollout_shard * ends.rollout.gpus,
         train_bytes=2 * bucket(ends),
-        host_bytes=pinned,
+        host_bytes=ends.rollout_shard * min(ends.source.gpus_per_node, ends.train.gpus),
     )
-
-
-def _reshaped(ends: Route, stages: int) -> Stage:
-    """The engine's loader run on the sender, over the tensors of its pipeline stage."""
-    return Stage(name="load", parts=Cost(parts=load(ends).parts).scaled(1 / stages).parts)
 
 
 def disk(ends: Route, *, shared: bool) -> Priced:
@@ -251,9 +323,10 @@ def _nodes(gpus: int, device: Device) -> int:
 def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
     """S4, the update itself: weights stand in pinned host memory, cut over the rollout GPUs.
 
-        T = start + (S / n) / B_h2d + pipeline(broadcast, reload)
+        T = start + communicator + (S / n) / B_h2d + pipeline(broadcast, reload)
 
-    n rollout GPUs; copies into the GPU and the broadcast share PCIe, so they do not overlap
+    n rollout GPUs. The process group is made for each update (checkpoint-engine `ps.py`,
+    `auto_pg`), so that engines may come and go; copies into the GPU and the broadcast share PCIe, so they do not overlap
     (Kimi K2, arXiv 2507.20534, appendix; checkpoint-engine README). `staged` replaces B_h2d.
     """
     gpus = ends.rollout.gpus
@@ -261,7 +334,7 @@ def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
     spread = Stage(name="broadcast", parts=(moved(ends.sent, gather_rate(ends.target, gpus)),))
     count = num_buckets(ends, ends.sent)
     cost = (
-        serial([start(ends), calls(ends, count), copy])
+        serial([start(ends), group(ends), calls(ends, count), copy])
         + pipelined([spread, load(ends)], count)
     )  # fmt: skip
     node = min(ends.target.gpus_per_node, gpus)

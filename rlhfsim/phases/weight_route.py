@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.memory import lora_params
@@ -32,6 +32,10 @@ class Weights:
     layers: int
     num_experts: int
     """Routed experts of one layer; 0 in a dense model."""
+    ffn: float
+    """Elements of the dense MLPs."""
+    ffn_tensors: int
+    """Named tensors of the dense MLPs."""
     largest: float
     """Elements of the largest tensor."""
 
@@ -44,6 +48,19 @@ class Weights:
     def tensors(self) -> int:
         """All named tensors."""
         return self.dense_tensors + self.expert_tensors
+
+
+def without_ffn(weights: Weights, *, scales: bool = False) -> Weights:
+    """Everything but the MLPs and experts; with `scales` the experts' block scales stay, as names."""
+    return replace(
+        weights,
+        dense=weights.dense - weights.ffn,
+        dense_tensors=weights.dense_tensors - weights.ffn_tensors,
+        experts=0.0,
+        expert_tensors=weights.expert_tensors if scales else 0,
+        ffn=0.0,
+        ffn_tensors=0,
+    )
 
 
 def weights_of(model: ModelSpec) -> Weights:
@@ -63,6 +80,8 @@ def weights_of(model: ModelSpec) -> Weights:
         + model.extra_norms
         + (1 if model.tied_embeddings else 2),
         expert_tensors=routed * matrices,
+        ffn=model.num_dense_layers * model.params_layer_dense_mlp,
+        ffn_tensors=model.num_dense_layers * matrices,
         layers=model.num_layers,
         num_experts=moe.num_experts if moe else 0,
         largest=max(model.params_embedding, model.hidden * model.ffn),

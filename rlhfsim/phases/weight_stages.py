@@ -90,12 +90,18 @@ def quantise_all(ends: Route) -> Stage:
 
 
 def joined(name: str, *stages: Stage) -> Stage:
+    """Stages that one rank works through without overlap, as one stage."""
     return Stage(name=name, parts=tuple(p for stage in stages for p in stage.parts))
 
 
 def start(ends: Route) -> Stage:
     """Barrier, fan-out of the request, last acknowledgement: once per sync."""
     return Stage(name="start", parts=(handled(1, ends.target, "sync_start_latency"),))
+
+
+def group(ends: Route) -> Stage:
+    """A communicator made for this sync and destroyed after it."""
+    return Stage(name="group", parts=(handled(1, ends.target, "nccl_start_latency"),))
 
 
 def calls(ends: Route, count: float) -> Stage:

@@ -113,8 +113,8 @@ def every_path(
     ends = route(model, train, rollout, source=source, target=target, backend=backend,
                  same_pool=same_pool, lora=lora, rdma=rdma)  # fmt: skip
     plain: tuple[Callable[[Route], SyncCost], ...] = (
-        none, reshard, reshard_vanilla, reshard_deepspeed_chat, ipc, broadcast,
-        broadcast_per_parameter, p2p,
+        none, reshard, reshard_vanilla, reshard_deepspeed_chat, ipc, ipc_per_parameter,
+        broadcast, broadcast_per_parameter, p2p,
     )  # fmt: skip
     return (
         *(price(ends) for price in plain),
@@ -184,6 +184,13 @@ def ipc(ends: Route) -> SyncCost:
     """Gather bucket by bucket and hand each over by CUDA IPC (S2)."""
     return _priced(ends, "ipc", "ipc", "CUDA IPC, bucketed", paths.ipc(ends),
                    "training and rollout processes share each GPU", IDLE, _colocated(ends))  # fmt: skip
+
+
+def ipc_per_parameter(ends: Route) -> SyncCost:
+    """CUDA IPC with one remote call per parameter, as OpenRLHF does when co-located."""
+    return _priced(ends, "ipc", "ipc-per-parameter", "CUDA IPC, per parameter",
+                   paths.ipc_per_parameter(ends), "training and rollout processes share each GPU",
+                   IDLE, _colocated(ends))  # fmt: skip
 
 
 def _apart(ends: Route) -> str | None:
