@@ -36,6 +36,8 @@ class Software:
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()
     """Modules repeated in the backward besides `Layout.recompute`: keys of `roofline.MODULES`."""
+    user_buffers: bool = False
+    """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
     scheduled_ep: bool = False
     """All-to-all of one micro-batch runs beside the compute of another (two-batch overlap)."""
 
@@ -111,10 +113,11 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
     kernels / eta_step ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
     """
     eta = device["training_kernel_efficiency"]
+    gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
     hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
     return Pass(
         one.gemm / eta, one.attention / eta, one.memory,
-        (1 - device["overlap_tp"]) * one.tp, (1 - hidden) * one.ep,
+        (1 - gathered) * one.tp, (1 - hidden) * one.ep,
         max(0.0, one.cp - one.attention),
     )  # fmt: skip
 

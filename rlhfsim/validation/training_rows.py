@@ -43,6 +43,8 @@ class Job:
     precision: str
     software: Software
     lora: Lora | None
+    micro_batches: tuple[int, ...]
+    """Micro-batches to choose from; one where it is published."""
     flushes: int
     """Times that the pipeline drains in one optimizer step."""
     stated: tuple[str, ...]
@@ -50,11 +52,12 @@ class Job:
 
 
 FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
-    ("Megatron-Bridge", "megatron", Software(reduce_bytes=2, balanced=True),
+    ("Megatron-Bridge", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True),
      "fused kernels, BF16 gradient reduction, forced balance: perf_recipes/_common.py of NVIDIA-NeMo/Megatron-Bridge (commit 067f987df0)"),
     ("NeMo AutoModel", "fsdp2", Software(reduce_bytes=4, balanced=True),
      "Transformer Engine kernels, FSDP2 with FP32 reduction, balanced gate: its performance summary"),
-    ("NeMo", "megatron", Software(reduce_bytes=2, balanced=True), "Megatron-Core kernels; NeMo performance guide"),
+    ("NeMo", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True), "Megatron-Core kernels; NeMo performance guide"),
+    ("Megatron-Core", "megatron", Software(user_buffers=True), "its README: TP, DP and PP communication overlap on, FP32 gradient reduction"),
     ("Megatron", "megatron", Software(), "Megatron-Core: fused kernels, FP32 gradient reduction"),
     ("Meta in-house", "megatron", Software(), "arXiv 2407.21783 section 3.3: FP32 gradient reduction, own kernels"),
     ("llm-foundry", "fsdp2", Software(fused=False, reduce_bytes=2),
@@ -76,6 +79,7 @@ def job(row: Row) -> Job:
         device=device, model=model, layout=layout, sequences=batch(row, layout), backend=backend,
         precision=precision_of(row, device), software=software,
         lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
+        micro_batches=(1, 2, 4, 8) if tuned(row) else (layout.micro_batch,),
         flushes=flushes_of(row, layout), stated=stated,
     )  # fmt: skip
 
@@ -130,19 +134,28 @@ def layout_of(row: Row) -> Layout:
     """The layout; data parallelism is what the other degrees leave of the GPUs."""
     gpus, tp, pp = (row.integer(c) or 1 for c in ("gpus", "tp", "pp"))
     cp, vp, micro = row.integer("cp") or 1, row.integer("vp") or 1, row.integer("micro_batch")
-    if micro is None:
+    if micro is None and not tuned(row):
         raise Skip("micro-batch is not published")
     if gpus % (tp * pp * cp):
         raise Skip("the published degrees do not divide the GPUs")
     dp = gpus // (tp * pp * cp)
     ep = min(row.integer("ep") or 1, dp * cp * tp)
     return Layout(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro,
+        tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro or 1,
         zero=_stage(_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""), pp),
         sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
         recompute=_recompute(row.text("recompute")),
         offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
     )  # fmt: skip
+
+
+TUNED = ("Megatron-Core", "Megatron-LM (2021)")
+"""Tables of tuned runs that do not state the micro-batch."""
+
+
+def tuned(row: Row) -> bool:
+    """Whether the micro-batch is the one that the cost model finds fastest."""
+    return row.integer("micro_batch") is None and row.text("framework") in TUNED
 
 
 def _stage(zero: int, pp: int) -> int:
@@ -208,6 +221,8 @@ def batch(row: Row, layout: Layout) -> Sequences:
     length = row.number("seq_len")
     if count is None or length is None:
         raise Skip("global batch or sequence length is not published")
+    if count < layout.dp:
+        raise Skip("the published degrees leave ranks without a sequence")
     return uniform(count, length)
 
 
