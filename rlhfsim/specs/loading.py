@@ -95,16 +95,31 @@ def read_text(path: Path) -> str:
     """
     place = Place(file=str(path))
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES // 2**20} MiB", place=place,
-                               help="give the specification itself, not weights or data")  # fmt: skip
-        return path.read_text(encoding="utf-8")
-    except RlhfsimError:
-        raise  # it is a ValueError too
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)  # bounded: the path may be an endless device
     except (OSError, ValueError) as error:
-        reason = (getattr(error, "strerror", None) or "").lower() or "not a UTF-8 text file"
-        raise RlhfsimError("unreadable-file", f"cannot read the file: {reason}", place=place,
-                           help="check the path and its permissions") from error  # fmt: skip
+        reason = (getattr(error, "strerror", None) or "").lower() or "not a path"
+        raise _unreadable(reason, place) from error
+    if len(content) > MAX_BYTES:
+        raise RlhfsimError(
+            "file-too-large",
+            f"file is larger than {MAX_BYTES // 2**20} MiB",
+            place=place,
+            help="give the specification itself, not weights or data",
+        )
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise _unreadable("not a UTF-8 text file", place) from error
+
+
+def _unreadable(reason: str, place: Place) -> RlhfsimError:
+    return RlhfsimError(
+        "unreadable-file",
+        f"cannot read the file: {reason}",
+        place=place,
+        help="check the path and its permissions",
+    )
 
 
 def _refuse_aliases(text: str, name: str) -> None:

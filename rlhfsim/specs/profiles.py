@@ -87,6 +87,7 @@ def _coefficients(source: Source) -> dict[str, Coefficient]:
 
 
 def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
+    text = read_text(path)
     resolved = path.resolve()
     if resolved in seen or len(seen) >= MAX_DEPTH:
         raise RlhfsimError(
@@ -94,7 +95,7 @@ def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
             f"profile {path.stem!r} extends itself or more than {MAX_DEPTH} others",
             help="let it extend a profile that stands on its own",
         )
-    return _profile(_parse(read_text(path), str(path)), (*seen, resolved))
+    return _profile(_parse(text, str(path)), (*seen, resolved))
 
 
 def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:

@@ -493,3 +493,10 @@ def test_profiles_are_found_from_any_directory(tmp_path):
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/", "no/such/file.yaml", "nul\0.yaml"])
+def test_paths_that_are_no_text_file_are_refused(name):
+    with pytest.raises(RlhfsimError) as caught:
+        load_profile(Path(name))
+    assert caught.value.code in ("unreadable-file", "file-too-large")
