@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlhfsim.costs.cost import Cost
+from rlhfsim.costs.cost import Cost, total
 from rlhfsim.phases.iteration import Iteration, iteration
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
@@ -17,16 +17,18 @@ from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rlhf_cases import Case, Skip, case, staleness_of
 from rlhfsim.validation.rows import Row
 
-PHASES = {
-    "generation": ("generation_s", "actor.generate"),
-    "logprob": ("logprob_s", "actor.logprob"),
-    "ref_logprob": ("ref_logprob_s", "reference.logprob"),
-    "values": ("values_s", "critic.value"),
-    "update_actor": ("update_actor_s", "actor.train"),
-    "update_critic": ("update_critic_s", "critic.train"),
-    "weight_sync": ("weight_sync_s", "actor.sync"),
+PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "generation": ("generation_s", ("actor.generate",)),
+    "logprob": ("logprob_s", ("actor.logprob",)),
+    "ref_logprob": ("ref_logprob_s", ("reference.logprob",)),
+    "values": ("values_s", ("critic.value",)),
+    "update_actor": ("update_actor_s", ("actor.train",)),
+    "update_critic": ("update_critic_s", ("critic.train",)),
+    "weight_sync": ("weight_sync_s", ("actor.sync",)),
 }
-"""Kind -> column and phase of the priced step."""
+"""Kind -> column and phases of the priced step."""
+WITH_SYNC = ("actor.generate.load", "actor.generate", "actor.generate.unload", "actor.sync")
+"""What verl's timer of a co-located rollout covers: the sharding manager moves weights on entry."""
 
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
@@ -76,16 +78,27 @@ def step_seconds(row: Row) -> float | None:
 
 def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
     found = []
-    for kind, (column, name) in PHASES.items():
+    for kind, (column, names) in PHASES.items():
         cell = row.text(column)
         waits = kind == "generation" and 0 < staleness_of(row) < 1
-        cost = next((phase.cost for phase in step.phases if phase.name == name), None)
-        if cell is None or cost is None or waits or not cell.replace(".", "", 1).isdigit():
+        names = _timed(row, kind, names)
+        cost = total(phase.cost for phase in step.phases if phase.name in names)
+        if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
             continue
         measured = row.number(column)
         if measured:
             found.append(_outcome(row, kind, shown, label=label, measured=measured, cost=cost))
     return found
+
+
+def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The phases that the framework's timer of this name covers."""
+    framework = row.text("framework") or ""
+    if kind == "generation" and framework.startswith("verl") and staleness_of(row) == 0:
+        return WITH_SYNC
+    if kind == "update_actor" and framework == "DeepSpeed-Chat":
+        return ("actor.train", "critic.train")  # its "Training time" is both
+    return names
 
 
 def _outcome(

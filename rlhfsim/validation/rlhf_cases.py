@@ -204,7 +204,11 @@ def separate(row: Row) -> bool:
 
 
 def placement_of(row: Row, workload: Workload) -> Placement:
-    """Pools, seats and schedule of a row."""
+    """Pools, seats and schedule of a row.
+
+    verl and NeMo-RL keep reference weights on the host between its calls and put the engine of a
+    shared pool to sleep; DeepSpeed-Chat's hybrid engine does neither.
+    """
     gpus, apart = _whole(row, "gpus"), separate(row)
     training = _whole(row, "gpus_train") if apart else gpus
     generating = _whole(row, "gpus_gen") if apart else gpus
@@ -216,7 +220,8 @@ def placement_of(row: Row, workload: Workload) -> Placement:
         if apart
         else (GpuSet(name=SHARED, gpus=gpus),)
     )
-    scoring = Seat(pool=pool, layout=layout, residency="offloaded")
+    swapped = backend_of(row) != "deepspeed"
+    scoring = Seat(pool=pool, layout=layout, residency="offloaded" if swapped else "resident")
     actor = Seat(pool=pool, layout=layout, offload_between=offload)
     return Placement(
         pools=pools,
@@ -243,9 +248,11 @@ def _rollout(row: Row, gpus: int, pool: str) -> RolloutSeat:
         layout,
         memory_utilization=utilization or layout.memory_utilization,
         max_num_seqs=seqs or layout.max_num_seqs,
+        cuda_graphs=row.text("cuda_graphs") != "no",
         precision="fp8" if row.text("precision_gen") == "fp8" else "bf16",
     )
-    return RolloutSeat(pool=pool, layout=layout, sleep=0 if pool == ROLLOUT else 2)
+    sleeps = pool == SHARED and backend_of(row) != "deepspeed"
+    return RolloutSeat(pool=pool, layout=layout, sleep=2 if sleeps else 0)
 
 
 def _layout(row: Row, gpus: int, workload: Workload) -> Layout:

@@ -58,7 +58,7 @@ TABLES: dict[str, Table] = {
             name="rlhf",
             signature=("actor_model", "gpus", "gpu_type", "step_time_s"),
             text=_words("""
-            recompute packing kl old_logprobs optimizer_offload partial_rollout weight_path
+            recompute packing kl old_logprobs optimizer_offload partial_rollout weight_path cuda_graphs
             algorithm actor_model model_config_key critic_model reward_model ref_model
             framework architecture staleness gpu_type gen_backend train_backend
             train_dp_or_fsdp precision_train precision_gen ppo_epochs_or_minibatch notes
