@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.cost import Cost, Part, Resource, part
@@ -68,7 +69,7 @@ def train(
     wait = imbalance(sequences, layout, optimizer_steps, count, pack_len)
     if wait:
         cost = cost + Cost(parts=(part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0)),))  # fmt: skip
-    return cost.scaled(optimizer_steps)
+    return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
 
 
 def default_software(backend: Backend) -> Software:
@@ -128,7 +129,9 @@ def imbalance(
     return min(worst, spread / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks))))
 
 
+@lru_cache(maxsize=16384)
 def _iteration(step: _Step) -> Cost:
+    """One optimizer step, without the wait for the slowest rank."""
     through = passes(
         step.device, step.model, step.work, step.software, step.layout.recompute,
         frozen=step.lora is not None,

@@ -6,6 +6,7 @@ Only the row's configuration is read for the prediction; its results only for th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -51,6 +52,16 @@ class Job:
     """What the software of the row is taken to do, with its source."""
 
 
+Lookup = Callable[[str], Profile]
+"""Finds a hardware profile by name or alias; always the same object for the same name."""
+
+
+@cache
+def shipped_profile(name: str) -> Profile:
+    """A profile by name or alias, read once."""
+    return load_profile(name)
+
+
 FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
     ("Megatron-Bridge", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True),
      "fused kernels, BF16 gradient reduction, forced balance: perf_recipes/_common.py of NVIDIA-NeMo/Megatron-Bridge (commit 067f987df0)"),
@@ -66,14 +77,14 @@ FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
 """Prefix of the framework cell, backend, software, source; the first that fits counts."""
 
 
-def job(row: Row) -> Job:
+def job(row: Row, lookup: Lookup = shipped_profile) -> Job:
     """The job of a row; assumptions.yaml is already applied.
 
     Raises:
         Skip: a column that decides the time is blank, or the model cannot be expressed.
     """
     model, layout = model_of(row), layout_of(row)
-    device = device_for(row, layout)
+    device = device_for(row, layout, lookup)
     backend, software, stated = software_of(row, device)
     return Job(
         device=device, model=model, layout=layout, sequences=batch(row, layout), backend=backend,
@@ -190,13 +201,13 @@ def recomputed(text: str | None) -> tuple[str, ...]:
     return tuple(n.strip() for n in names if n.strip() in known)
 
 
-def device_for(row: Row, layout: Layout) -> Device:
+def device_for(row: Row, layout: Layout, lookup: Lookup) -> Device:
     """The GPU in its usual node; NVL72 profiles keep their rack."""
     name = (row.text("gpu_type") or "").strip()
     profile = None
     for spelling in (name, name.replace("_", "-"), name.split("-")[0], name.split("_")[0]):
         try:
-            profile = _profile(spelling)
+            profile = lookup(spelling)
             break
         except RlhfsimError:
             continue
@@ -204,11 +215,6 @@ def device_for(row: Row, layout: Layout) -> Device:
         raise Skip(f"no hardware profile for {name}")
     node = min(profile.node.gpus, layout.gpus)
     return device_of(Pool(profile=profile, gpus=layout.gpus, gpus_per_node=node))
-
-
-@cache
-def _profile(name: str) -> Profile:
-    return load_profile(name)
 
 
 def batch(row: Row, layout: Layout) -> Sequences:
