@@ -156,6 +156,7 @@ def bytes_per_element(
     ranks: int,
     optimizer: Optimizer = "adam",
     gradient_bytes: float | None = None,
+    moment_bytes: float | None = None,
 ) -> tuple[float, float, float]:
     """Weights, gradients and optimizer bytes per element of Psi that one GPU keeps in training.
 
@@ -167,7 +168,7 @@ def bytes_per_element(
     docs/source/api-guide/dist_optimizer.md; DeepSpeed PR #5099; PyTorch `fully_shard`.
     """
     gradient = BACKENDS[backend].gradient_bytes if gradient_bytes is None else gradient_bytes
-    moments = MOMENTS[optimizer]
+    moments = MOMENTS[optimizer] if moment_bytes is None else moment_bytes
     over = [1.0 if zero < stage else 1.0 / ranks for stage in (3, 2, 1)]
     if backend == "fsdp2":
         sharded = 1.0 / ranks if zero >= 2 else 1.0
@@ -182,14 +183,17 @@ def trained_states(
     *,
     optimizer: Optimizer = "adam",
     gradient_bytes: float | None = None,
+    moment_bytes: float | None = None,
 ) -> States:
     """Persistent bytes of a fully trained model on one GPU, offload of the layout applied.
 
-    `gradient_bytes` replaces the backend's where a framework stores gradients otherwise.
+    `gradient_bytes` and `moment_bytes` (both moments) replace the defaults where a framework
+    stores them otherwise.
     """
-    zero = layout.zero
-    dense = bytes_per_element(backend, zero, part.dense_ranks, optimizer, gradient_bytes)
-    expert = bytes_per_element(backend, zero, part.expert_ranks, optimizer, gradient_bytes)
+    dense, expert = (
+        bytes_per_element(backend, layout.zero, ranks, optimizer, gradient_bytes, moment_bytes)
+        for ranks in (part.dense_ranks, part.expert_ranks)
+    )
     weights, gradients, states = (
         part.dense * a + part.expert * b for a, b in zip(dense, expert, strict=True)
     )

@@ -68,6 +68,8 @@ class Stack:
     """The same for scoring forwards."""
     gradient_bytes: float | None = None
     """Bytes per stored gradient element; default the backend's."""
+    moment_bytes: float | None = None
+    """Bytes of both Adam moments per element; default 8 (2 with the 8-bit optimizer)."""
     logit_bytes: float | None = None
     """Bytes per logit around the loss and in scoring; default 2 + 4 + 4."""
     logit_chunk: float | None = None
@@ -159,8 +161,9 @@ def role_bytes(
         trainable = _scaled(part, share)
     elif trained:
         states = memory.trained_states(
-            part, layout, backend, optimizer=optimizer, gradient_bytes=stack.gradient_bytes
-        )
+            part, layout, backend, optimizer=optimizer,
+            gradient_bytes=stack.gradient_bytes, moment_bytes=stack.moment_bytes,
+        )  # fmt: skip
     else:
         states = States() if shares_weights else memory.frozen_states(part, layout)
     gathered = 0.0 if shares_weights and not trained else memory.gathered_bytes(part, layout, backend)  # fmt: skip
