@@ -11,6 +11,7 @@ Not known here: contention on shared links and host memory, stragglers, queues b
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlhfsim.costs.cost import Cost, part, total
 from rlhfsim.costs.device import Device
@@ -23,7 +24,9 @@ from rlhfsim.phases.training import train
 from rlhfsim.phases.weight_sync import sync
 from rlhfsim.specs.dataflow import Call, dataflow
 from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.lengths import stats
+from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
 from rlhfsim.specs.workload import Workload
@@ -156,10 +159,22 @@ def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | Non
         samples=workload.samples,
         prompt_lengths=workload.prompt_len,
         response_lengths=workload.response_len,
+        seed=workload.seed,
     )
-    return generate(
-        setting.device(seat), setting.models.actor, seat.layout, requests, kv_tokens=kv_tokens
-    )
+    # the share of memory acts through the KV capacity alone
+    layout = replace(seat.layout, memory_utilization=1.0) if kv_tokens else seat.layout
+    return _generate(setting.device(seat), setting.models.actor, layout, requests, kv_tokens)
+
+
+@lru_cache(maxsize=4096)
+def _generate(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    requests: Requests,
+    kv_tokens: float | None,
+) -> Generation:
+    return generate(device, model, layout, requests, kv_tokens=kv_tokens)
 
 
 def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:

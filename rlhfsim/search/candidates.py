@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, product
-from math import prod
+from itertools import product
+from math import inf, prod
 from typing import Any
 
 from rlhfsim.phases.iteration import Iteration, Setting, iteration
 from rlhfsim.phases.ledger import Ledger, ledger
 from rlhfsim.phases.weight_sync import sync
 from rlhfsim.search.combine import Combination, combine
-from rlhfsim.search.options import Pricer
+from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.structures import Structure, structures
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import GpuSet, Placement, WeightPath
 
-PER_POOL = 4
-"""Fastest combinations of a pool that go on."""
-PER_STRUCTURE = 4
-"""Plans of one structure that are priced in full."""
+PER_POOL = 3
+"""Fastest combinations of a pool that go on, for each headroom."""
+HEADROOM = (1.0, 0.9, 0.8)
+"""Shares of memory that the quick check may fill; the ledger's probability decides."""
+KEPT_PER_KIND, TRIED_PER_KIND = 6, 24
+"""Plans of one kind that are kept, and that are priced at most to find them."""
+STEADY = 0.6
+"""A steady-state rollout may leave out its tail: its bound is loosened by this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,21 @@ class Candidate:
     def seconds(self) -> float:
         """Step time."""
         return self.iteration.seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A placement whose weight path and full price are still open."""
+
+    placement: Placement
+    structure: Structure
+    bound: float
+    """No step is shorter, seconds."""
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Plans of one kind compete for a line of the answer."""
+        return self.structure.name, self.placement.role_placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,37 +72,71 @@ class Found:
 
     ranked: tuple[Candidate, ...]
     pricer: Pricer
-    structures: int
     rejected: tuple[str, ...]
     """Why plans failed the full memory ledger, one text each."""
     nearest: Nearest | None
 
 
-def search(request: Request, models: Models) -> Found:
+def search(request: Request, models: Models, pricer: Pricer | None = None) -> Found:
     """Ranked complete plans of a request.
 
-    Seats of a pool are combined by the sum of their times under the memory of the pool; the best
-    few of every structure are priced in full, with the whole ledger, and ranked by the objective.
+    Seats of a pool are combined by the sum of their times under the memory of the pool. The best
+    few of every structure become placements with a bound: no step is shorter than the work of its
+    busiest pool. They are priced in full, with the whole ledger, in the order of that bound; a kind
+    of plan (architecture and role placement) is done when its next bound exceeds its best price.
     """
-    pricer = Pricer(request, models)
+    pricer = pricer or Pricer(request, models)
+    nearest: list[Nearest] = []
+    drafts = [
+        draft
+        for structure in structures(request, models)
+        for draft in _drafts(request, pricer, structure, nearest)
+    ]
+    kinds: dict[tuple[str, str], list[Draft]] = {}
+    for draft in sorted(drafts, key=lambda d: d.bound):
+        kinds.setdefault(draft.kind, []).append(draft)
     ranked: list[Candidate] = []
     rejected: list[str] = []
-    nearest: list[Nearest] = []
-    count = 0
-    for structure in structures(request, models):
-        count += 1
-        for placement in islice(_placements(request, pricer, structure, nearest), PER_STRUCTURE):
-            pricer.tally.priced += 1
-            candidate = priced(request, models, placement)
-            if candidate.ledger.rejected_by:
-                rejected.append(candidate.ledger.rejected_by)
-            else:
-                ranked.append(candidate)
-    order = sorted(ranked, key=lambda c: _key(request, c))
+    for kind in kinds.values():
+        _price_kind(request, pricer, kind, ranked, rejected)
     return Found(
-        ranked=_distinct(order), pricer=pricer, structures=count, rejected=tuple(rejected),
+        ranked=tuple(sorted(ranked, key=lambda c: _key(request, c))), pricer=pricer, rejected=tuple(rejected),
         nearest=min(nearest, key=lambda n: n.shortfall, default=None),
     )  # fmt: skip
+
+
+def _price_kind(
+    request: Request,
+    pricer: Pricer,
+    drafts: list[Draft],
+    ranked: list[Candidate],
+    rejected: list[str],
+) -> None:
+    best, kept = inf, 0
+    for draft in drafts[:TRIED_PER_KIND]:
+        if kept >= KEPT_PER_KIND or (draft.bound >= best and request.objective != "memory"):
+            break
+        placement = _with_path(request, pricer, draft)
+        if placement is None:
+            continue
+        pricer.tally.priced += 1
+        candidate = priced(request, pricer.models, placement)
+        if reason := risk(request, candidate):
+            rejected.append(reason)
+        else:
+            ranked.append(candidate)
+            kept += 1
+            best = min(best, candidate.seconds)
+
+
+def risk(request: Request, candidate: Candidate) -> str | None:
+    """Why a plan may not run: it does not fit, or does so only with luck."""
+    memory = candidate.ledger
+    if memory.rejected_by:
+        return memory.rejected_by
+    if memory.probability_out_of_memory > request.max_oom:
+        return f"probability of running out of memory above {request.max_oom:.0%}"
+    return None
 
 
 def _key(request: Request, candidate: Candidate) -> tuple[float, float]:
@@ -92,13 +144,6 @@ def _key(request: Request, candidate: Candidate) -> tuple[float, float]:
     if request.objective == "memory":
         return candidate.ledger.peak_bytes, candidate.seconds
     return candidate.seconds, candidate.ledger.peak_bytes
-
-
-def _distinct(ordered: list[Candidate]) -> tuple[Candidate, ...]:
-    seen: dict[Placement, Candidate] = {}
-    for candidate in ordered:
-        seen.setdefault(candidate.placement, candidate)
-    return tuple(seen.values())
 
 
 def priced(request: Request, models: Models, placement: Placement) -> Candidate:
@@ -110,50 +155,54 @@ def priced(request: Request, models: Models, placement: Placement) -> Candidate:
     return Candidate(placement=placement, iteration=price, ledger=memory)
 
 
-def _placements(
+def _drafts(
     request: Request, pricer: Pricer, structure: Structure, nearest: list[Nearest]
-) -> Iterator[Placement]:
-    """The most promising placements of a structure, best first."""
-    found: list[tuple[GpuSet, tuple[Combination, ...]]] = []
+) -> list[Draft]:
+    """The most promising placements of a structure, with a bound on their step time."""
+    found: list[list[tuple[GpuSet, Combination]]] = []
     plans = 1
     for pool in structure.pools:
         seats = structure.seats_in(pool.name)
         options = [pricer.options(seat, pool, structure.policies[pool.name]) for seat in seats]
         plans *= prod(pricer.layouts(seat, pool) for seat in seats)
         usable = request.cluster.pools[pool.hardware].profile.usable_memory.value
-        combined = combine(options, usable, PER_POOL)
-        pricer.tally.unfit += combined.unfit
-        if not combined.best and combined.compared:
+        combined = [combine(options, usable * share, PER_POOL) for share in HEADROOM]
+        pricer.tally.unfit += combined[0].unfit
+        if not combined[0].best and combined[0].compared:
             nearest.append(
-                Nearest(structure=structure.name, pool=pool.name, shortfall=combined.shortfall)
+                Nearest(structure=structure.name, pool=pool.name, shortfall=combined[0].shortfall)
             )
-        found.append((pool, combined.best))
+        distinct = {c.options: c for each in combined for c in each.best}
+        found.append([(pool, c) for c in distinct.values()])
     pricer.tally.plans += plans
-    choices = sorted(product(*(best for _, best in found)), key=lambda c: sum(x.seconds for x in c))
-    for choice in choices:
-        placement = _placement(request, structure, choice)
-        yield from _with_path(request, pricer, structure, placement)
+    pricer.tally.structures += 1
+    return [_draft(request, structure, choice) for choice in product(*found)]
 
 
-def _placement(
-    request: Request, structure: Structure, choice: tuple[Combination, ...]
-) -> Placement:
+def _draft(
+    request: Request, structure: Structure, choice: tuple[tuple[GpuSet, Combination], ...]
+) -> Draft:
     seats: dict[str, Any] = {}
-    for pool, combination in zip(structure.pools, choice, strict=True):
+    for pool, combination in choice:
         for name, option in zip(structure.seats_in(pool.name), combination.options, strict=True):
             seats[name] = replace(option.seat, pool=pool.name)
-    return Placement(
+    placement = Placement(
         pools=structure.pools, schedule=structure.schedule, backend=request.backend, **seats
+    )
+    times = [combination.seconds for _, combination in choice]
+    serial = structure.name == "disaggregated"  # rollout and the rest wait for each other
+    return Draft(
+        placement=placement,
+        structure=structure,
+        bound=sum(times) if serial else max(times) * (1 - STEADY * (structure.name == "async")),
     )
 
 
-def _with_path(
-    request: Request, pricer: Pricer, structure: Structure, placement: Placement
-) -> Iterator[Placement]:
-    """The placement with its fastest available weight path; nothing when there is none."""
+def _with_path(request: Request, pricer: Pricer, draft: Draft) -> Placement | None:
+    """The placement with its fastest available weight path; None when there is none."""
+    placement = draft.placement
     if placement.rollout is None:
-        yield placement
-        return
+        return placement
     setting = Setting(
         models=pricer.models,
         placement=placement,
@@ -161,7 +210,7 @@ def _with_path(
         cluster=request.cluster,
     )
     times: dict[WeightPath, float] = {}
-    for path in structure.paths:
+    for path in draft.structure.paths:
         found = sync(
             path, pricer.models.actor, placement.actor.layout, placement.rollout.layout, source=setting.device(placement.actor),
             target=setting.device(placement.rollout), backend=request.backend, same_pool=placement.actor.pool == placement.rollout.pool,
@@ -169,5 +218,4 @@ def _with_path(
         )  # fmt: skip
         if found.available:
             times[path] = found.cost.seconds
-    if times:
-        yield replace(placement, weight_path=min(times, key=lambda p: times[p]))
+    return replace(placement, weight_path=min(times, key=lambda p: times[p])) if times else None

@@ -1,12 +1,17 @@
-"""Every layout that a backend can run for one model on a number of GPUs."""
+"""Every layout that a backend can run for one model on a number of GPUs.
+
+ZeRO-0 does not compete for a trained role on several ranks: stage 1 moves the same bytes, holds
+fewer and updates faster. TP runs over powers of two inside one scale-up domain, PP over divisors of
+the layers, CP from long contexts on, EP over divisors of the experts.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
-from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.request import Request
@@ -15,21 +20,28 @@ from rlhfsim.specs.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
+"""Sequences per micro-batch."""
 LONG_CONTEXT = 8192
 """Context parallelism is tried from this many tokens on."""
 MAX_PIPELINE = 32
 MAX_ROLLOUT_TP = 16
-UTILIZATIONS = (0.9, 0.75, 0.6, 0.45, 0.3)
+UTILIZATIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Shares of usable memory that a rollout engine may claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Layouts that may compete and why others may not."""
+    """Shapes that may compete and why others may not."""
 
-    layouts: tuple[Layout, ...]
+    shapes: tuple[tuple[Layout, ...], ...]
+    """Layouts that differ in the micro-batch alone stand together, smallest first."""
     dropped: Counter[str]
     """Reason -> number of layouts."""
+
+    @property
+    def size(self) -> int:
+        """Layouts in all."""
+        return sum(map(len, self.shapes))
 
 
 def powers_of_two(limit: int) -> tuple[int, ...]:
@@ -37,6 +49,7 @@ def powers_of_two(limit: int) -> tuple[int, ...]:
     return tuple(1 << i for i in range(max(1, limit).bit_length()))
 
 
+@lru_cache(maxsize=4096)
 def divides_heads(model: ModelSpec, tp: int) -> bool:
     """Whether tensor parallelism `tp` splits the attention heads evenly."""
     try:
@@ -46,69 +59,89 @@ def divides_heads(model: ModelSpec, tp: int) -> bool:
     return True
 
 
-def training_layouts(
-    request: Request, seat: str, model: ModelSpec, gpus: int, domain: int
+def role_layouts(
+    request: Request, seat: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
 ) -> Space:
-    """Layouts of a trained role that fill `gpus` GPUs."""
+    """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
     rules = BACKENDS[request.backend]
     fixed = request.fix.get(seat, {})
-    dropped: Counter[str] = Counter()
-    kept = []
     sequences = request.workload.num_sequences // request.workload.mini_batches
-    for layout in _degrees(rules, request, model, gpus, domain, fixed):
-        reason = _refused(request, model, layout, sequences)
-        if reason:
-            dropped[reason] += 1
-        else:
-            kept.append(layout)
-    return Space(tuple(kept), dropped)
+    micros = _values(fixed, "micro_batch", MICRO_BATCHES)
+    dropped: Counter[str] = Counter()
+    shapes = []
+    for layout in _shapes(rules, request, model, gpus, domain, fixed, trained):
+        if reason := _refused(request, model, layout):
+            dropped[reason] += len(micros)
+            continue
+        sizes = [
+            m
+            for m in micros
+            if layout.dp * m <= sequences
+            and (layout.vp == 1 or sequences // (layout.dp * m) % layout.pp == 0)
+        ]
+        dropped["too few sequences in a mini-batch for its ranks, stages and micro-batch"] += len(
+            micros
+        ) - len(sizes)
+        if sizes:
+            shapes.append(tuple(replace(layout, micro_batch=m) for m in sizes))
+    return Space(tuple(shapes), dropped)
 
 
-def _degrees(
+def _shapes(
     rules: BackendRules,
     request: Request,
     model: ModelSpec,
     gpus: int,
     domain: int,
     fixed: Mapping[str, int | str],
+    trained: bool,
 ) -> Iterator[Layout]:
     tps = _values(fixed, "tp", powers_of_two(domain) if rules.tensor_parallel else (1,))
     pps = _values(fixed, "pp", _pipelines(model, gpus) if rules.pipeline_parallel else (1,))
     cps = _values(fixed, "cp", _contexts(request, rules))
     for tp, pp, cp in product(tps, pps, cps):
-        if gpus % (tp * pp * cp):
-            continue
         dp = gpus // (tp * pp * cp)
-        if fixed.get("dp", dp) != dp:
+        if dp * tp * pp * cp != gpus or fixed.get("dp", dp) != dp:
             continue
         eps = _values(fixed, "ep", _experts(model, rules, tp * cp * dp))
-        vps = _values(fixed, "vp", _virtual(model, rules, pp))
-        for ep, vp, (zero, micro, recompute, offload) in product(
-            eps, vps, tuple(_switches(rules, request, fixed, dp * cp))
+        vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
+        for ep, vp, zero, recompute, offload in product(
+            eps,
+            vps,
+            _zeros(rules, fixed, dp * cp, trained),
+            _recomputes(rules, request, fixed, trained),
+            _offloads(request, trained),
         ):
-            if vp > 1 and pp == 1:
-                continue
-            yield Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vp=vp, zero=zero, micro_batch=micro, recompute=recompute,
+            yield Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vp=vp, zero=zero, recompute=recompute,
                          offload_optimizer=offload, sequence_parallel=rules.sequence_parallel)  # fmt: skip
 
 
-def _switches(
-    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int
-) -> Iterator[tuple[int, int, Recompute, Offload]]:
-    stages = sorted({*rules.zero_stages, *rules.zero_stages_tp, *rules.zero_stages_pp})
-    zeros = _values(fixed, "zero", stages if shards > 1 else (0,))
-    micros = _values(fixed, "micro_batch", MICRO_BATCHES)
-    recomputes: tuple[Recompute, ...] = (
-        ("none", "selective", "full") if rules.interleaves_recompute else ("none", "full")
-    )
-    if "recompute" in request.forbid:
-        recomputes = ("none",)
+def _zeros(
+    rules: BackendRules, fixed: Mapping[str, int | str], shards: int, trained: bool
+) -> tuple[int, ...]:
+    """Stages that compete; 0 only for a single rank, or for a role without optimizer."""
+    stages = {*rules.zero_stages, *rules.zero_stages_tp, *rules.zero_stages_pp}
+    if shards == 1:
+        return _values(fixed, "zero", (0,))
+    return _values(fixed, "zero", sorted(stages - {0} if trained else stages & {0, 3}))
+
+
+def _recomputes(
+    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], trained: bool
+) -> tuple[Recompute, ...]:
     if "recompute" in fixed:
-        recomputes = (str(fixed["recompute"]),)  # type: ignore[assignment]
-    offloads: tuple[Offload, ...] = (
-        ("none",) if "offload" in request.forbid or request.backend == "fsdp2" else ("none", "cpu")
+        return (fixed["recompute"],)  # type: ignore[return-value]  # checked where options are read
+    if not trained or "recompute" in request.forbid:
+        return ("none",)
+    return ("none", "selective", "full") if rules.interleaves_recompute else ("none", "full")
+
+
+def _offloads(request: Request, trained: bool) -> tuple[Offload, ...]:
+    return (
+        ("none", "cpu")
+        if trained and "offload" not in request.forbid and request.backend != "fsdp2"
+        else ("none",)
     )
-    return product(zeros, micros, recomputes, offloads)
 
 
 def _values(fixed: Mapping[str, int | str], name: str, default: Iterable[int]) -> tuple[int, ...]:
@@ -141,56 +174,37 @@ def _virtual(model: ModelSpec, rules: BackendRules, pp: int) -> tuple[int, ...]:
     return tuple(v for v in (1, 2, 4) if model.num_layers % (pp * v) == 0)
 
 
-def _refused(request: Request, model: ModelSpec, layout: Layout, sequences: int) -> str | None:
+def _refused(request: Request, model: ModelSpec, layout: Layout) -> str | None:
     if not divides_heads(model, layout.tp):
         return "TP does not divide the attention heads"
-    if layout.dp * layout.micro_batch > sequences:
-        return "fewer sequences in a mini-batch than data-parallel ranks x micro-batch"
-    if layout.vp > 1 and (sequences // (layout.dp * layout.micro_batch)) % layout.pp:
-        return "interleaving needs micro-batches in multiples of PP"
     broken = violation(request.backend, layout)
     return f"the backend cannot run it ({broken})" if broken else None
-
-
-def scoring_layouts(request: Request, seat: str, model: ModelSpec, gpus: int, domain: int) -> Space:
-    """Layouts of a role that only runs forward passes: no optimizer, no recompute."""
-    space = training_layouts(request, seat, model, gpus, domain)
-    plain = {
-        replace(
-            x, recompute="none", offload_optimizer="none", vp=1, zero=x.zero if x.zero == 3 else 0
-        )
-        for x in space.layouts
-    }
-    legal = sorted(
-        (x for x in plain if violation(request.backend, x) is None),
-        key=lambda x: (x.tp, x.pp, x.cp, x.ep, x.zero, x.micro_batch),
-    )
-    return Space(tuple(legal), space.dropped)
 
 
 def rollout_layouts(
     request: Request, model: ModelSpec, gpus: int, domain: int
 ) -> tuple[RolloutLayout, ...]:
-    """Layouts of the inference engine that fill `gpus` GPUs; TP stays inside one scale-up domain."""
+    """Layouts of the inference engine that fill `gpus` GPUs; TP stays inside one scale-up domain.
+
+    The same layout at falling shares of memory stands together.
+    """
     fixed = request.fix.get("rollout", {})
-    precision: Literal["bf16", "fp8"] = "fp8" if "fp8" in request.switches else "bf16"
-    tps = _values(
-        fixed,
-        "tp",
-        (t for t in powers_of_two(min(domain, MAX_ROLLOUT_TP)) if divides_heads(model, t)),
-    )
+    widest = min(domain, MAX_ROLLOUT_TP)
+    tps = _values(fixed, "tp", (t for t in powers_of_two(widest) if divides_heads(model, t)))
     pps = _values(
         fixed, "pp", (1, *(p for p in (2, 4) if model.num_layers % p == 0 and domain < gpus))
     )
     found = []
-    for tp, pp, utilization in product(tps, pps, UTILIZATIONS):
-        if gpus % (tp * pp) or (pp > 1 and tp < min(domain, MAX_ROLLOUT_TP)):
+    for tp, pp in product(tps, pps):
+        if gpus % (tp * pp) or (pp > 1 and tp < widest and "pp" not in fixed):
             continue
-        for ep in _values(
-            fixed,
-            "ep",
-            (1, tp) if model.moe and tp > 1 and model.moe.num_experts % tp == 0 else (1,),
-        ):
-            found.append(RolloutLayout(tp=tp, pp=pp, dp=gpus // (tp * pp), ep=ep, memory_utilization=utilization,
-                                       precision=precision, kv_precision="bf16"))  # fmt: skip
+        for ep in _values(fixed, "ep", _rollout_experts(model, tp)):
+            found += [
+                RolloutLayout(tp=tp, pp=pp, dp=gpus // (tp * pp), ep=ep, memory_utilization=share, precision=request.workload.rollout_precision)
+                for share in UTILIZATIONS
+            ]  # fmt: skip
     return tuple(found)
+
+
+def _rollout_experts(model: ModelSpec, tp: int) -> tuple[int, ...]:
+    return (1, tp) if model.moe and tp > 1 and model.moe.num_experts % tp == 0 else (1,)

@@ -50,6 +50,8 @@ class Request:
     architecture: str | None = None
     """Only this architecture."""
     max_staleness: float = 1
+    max_oom: float = 0.1
+    """Largest probability of running out of memory that a plan may carry."""
     price: float | None = None
     """USD per GPU-hour given by the user; replaces the profile's."""
 
