@@ -1,0 +1,216 @@
+"""Decode of many completions by integrating the step time, never token by token.
+
+A replica advances from completion to completion. Between two of them n sequences run and their mean
+context grows by one token a step, so the time is the integral of tau(n, c) over c (G8). Steps are
+the clock of the schedule; seconds follow from the integral. Legend: l response lengths, p prompt
+length, n running sequences, c mean context, s steps since the start.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.costs.cost import Resource
+from rlhfsim.costs.step import RESOURCES, Floats, Step
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTable:
+    """Step time on a grid of n and c, linear in between, with its integral over c."""
+
+    sequences: Floats
+    """Grid of n, ascending."""
+    context: Floats
+    """Grid of c, ascending, tokens."""
+    seconds: Floats
+    """(resource, n, c) seconds of one step, resources in the order of `RESOURCES`."""
+    integral: Floats
+    """(resource, n, c) integral of `seconds` from the first context on."""
+
+    def tau(self, sequences: Floats, context: Floats) -> Floats:
+        """Seconds of one step."""
+        low, weight = _cell(self.sequences, sequences)
+        total = self.seconds.sum(axis=0)
+        at = [_linear(total, self.context, low + i, context) for i in (0, 1)]
+        return at[0] + weight * (at[1] - at[0])
+
+    def between(self, sequences: Floats, start: Floats, end: Floats) -> Floats:
+        """Integral of tau over contexts from `start` to `end` at constant n."""
+        return self._between(self.seconds.sum(axis=0), self.integral.sum(axis=0), sequences, start, end)  # fmt: skip
+
+    def parts(self, sequences: Floats, start: Floats, end: Floats) -> dict[Resource, Floats]:
+        """The same by resource."""
+        return {
+            name: self._between(self.seconds[i], self.integral[i], sequences, start, end)
+            for i, name in enumerate(RESOURCES)
+        }
+
+    def _between(
+        self, tau: Floats, area: Floats, sequences: Floats, start: Floats, end: Floats
+    ) -> Floats:
+        low, weight = _cell(self.sequences, sequences)
+        rows = []
+        for i in (0, 1):
+            upper = _primitive(tau, area, self.context, low + i, end)
+            rows.append(upper - _primitive(tau, area, self.context, low + i, start))
+        return rows[0] + weight * (rows[1] - rows[0])
+
+
+def tabulate(sequences: Floats, context: Floats, step: Step) -> StepTable:
+    """A table from a step evaluated on the outer grid `sequences[:, None]`, `context[None, :]`."""
+    shape = (len(sequences), len(context))
+    arrays = (step.compute, step.hbm, step.nvlink, step.network, step.overhead)
+    seconds = np.stack([np.broadcast_to(array, shape) for array in arrays])
+    pieces = (seconds[:, :, 1:] + seconds[:, :, :-1]) / 2 * np.diff(context)
+    zero = np.zeros((*seconds.shape[:2], 1))
+    integral = np.concatenate([zero, np.cumsum(pieces, axis=2)], axis=2)
+    return StepTable(sequences=sequences, context=context, seconds=seconds, integral=integral)
+
+
+def _cell(grid: Floats, x: Floats) -> tuple[Ints, Floats]:
+    """Cell of each x and its place in it, clipped to the grid in n."""
+    low = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
+    weight = (np.clip(x, grid[0], grid[-1]) - grid[low]) / (grid[low + 1] - grid[low])
+    return low, weight
+
+
+def _linear(values: Floats, grid: Floats, row: Ints, x: Floats) -> Floats:
+    low = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
+    slope = (values[row, low + 1] - values[row, low]) / (grid[low + 1] - grid[low])
+    return values[row, low] + slope * (x - grid[low])
+
+
+def _primitive(values: Floats, area: Floats, grid: Floats, row: Ints, x: Floats) -> Floats:
+    """Integral up to x: that to the cell's left edge plus a trapezoid."""
+    low = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
+    width = x - grid[low]
+    slope = (values[row, low + 1] - values[row, low]) / (grid[low + 1] - grid[low])
+    return area[row, low] + width * (values[row, low] + slope * width / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """Intervals of constant n on every replica, one after the other."""
+
+    replica: Ints
+    """Replica of each interval."""
+    running: Floats
+    """Sequences that run on it."""
+    start: Floats
+    """Mean context when the interval begins, tokens."""
+    steps: Floats
+    """Decode steps of the interval."""
+    completions: Floats
+    """Sequences that finish at its end."""
+
+    @property
+    def kv_tokens(self) -> float:
+        """Most tokens of context that one replica holds at a time."""
+        return float(np.max(self.running * (self.start + self.steps), initial=0.0))
+
+    @property
+    def tokens(self) -> float:
+        """Response tokens."""
+        return float(np.sum(self.running * self.steps))
+
+    @property
+    def total_steps(self) -> float:
+        """Decode steps of the replica with the most."""
+        return float(np.max(np.bincount(self.replica, weights=self.steps), initial=0.0))
+
+
+def one_wave(lengths: Floats, prompt: float) -> Timeline:
+    """All sequences of a replica start together: (R, n) response lengths, NaN-free, 0 = no sequence.
+
+    sum_k (l_k - l_{k-1}) tau(n-k+1, p + l)      with l sorted ascending      (G8)
+    """
+    ordered = np.sort(lengths, axis=1)
+    replicas, count = ordered.shape
+    begin = np.concatenate([np.zeros((replicas, 1)), ordered[:, :-1]], axis=1)
+    steps = ordered - begin
+    running = np.broadcast_to(np.arange(count, 0, -1, dtype=np.float64), ordered.shape)
+    replica = np.broadcast_to(np.arange(replicas)[:, None], ordered.shape)
+    some = (steps > 0).ravel()
+    # sequences that finish at the same step end one interval together
+    finished = _finished_with(ordered)
+    return Timeline(
+        replica=replica.ravel()[some],
+        running=running.ravel()[some],
+        start=(prompt + begin).ravel()[some],
+        steps=steps.ravel()[some],
+        completions=finished.ravel()[some],
+    )
+
+
+def _finished_with(ordered: Floats) -> Floats:
+    """For each sorted length, how many of its row are equal to it (counted at the first of them)."""
+    replicas, count = ordered.shape
+    new = np.ones_like(ordered, dtype=bool)
+    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    first = np.flatnonzero(new.ravel())
+    sizes = np.diff(np.append(first, replicas * count))
+    out = np.zeros(replicas * count)
+    out[first] = sizes
+    return out.reshape(replicas, count)
+
+
+def refill(lengths: Floats, slots: int, prompt: float) -> Timeline:
+    """Continuous batching: `slots` sequences run on each replica, a finished one is replaced (G9).
+
+    List scheduling in the order given, steps as the clock: every running sequence gains one token
+    a step whatever the step takes.
+    """
+    pieces = [
+        _refill_one(row[row > 0], slots, prompt, replica) for replica, row in enumerate(lengths)
+    ]
+    return Timeline(
+        replica=np.concatenate([p.replica for p in pieces]),
+        running=np.concatenate([p.running for p in pieces]),
+        start=np.concatenate([p.start for p in pieces]),
+        steps=np.concatenate([p.steps for p in pieces]),
+        completions=np.concatenate([p.completions for p in pieces]),
+    )
+
+
+def _starts(lengths: Floats, slots: int) -> Floats:
+    ends = [float(length) for length in lengths[:slots]]
+    starts = [0.0] * len(ends)
+    heapq.heapify(ends)
+    for length in lengths[slots:].tolist():
+        now = ends[0]
+        starts.append(now)
+        heapq.heapreplace(ends, now + length)
+    return np.array(starts)
+
+
+def _refill_one(lengths: Floats, slots: int, prompt: float, replica: int) -> Timeline:
+    starts = _starts(lengths, slots)
+    when = np.concatenate([starts, starts + lengths])
+    change = np.repeat([1.0, -1.0], len(lengths))
+    order = np.argsort(when, kind="stable")
+    when, change = when[order], change[order]
+    begun = np.concatenate([starts, starts])[order]
+    running, sum_starts = np.cumsum(change), np.cumsum(change * begun)
+    steps = np.diff(when, append=when[-1:])
+    some = steps > 0
+    ended = np.add.reduceat(np.append(change[1:] < 0, False), np.flatnonzero(some)) if some.any() else np.zeros(0)  # fmt: skip
+    n = running[some]
+    return Timeline(
+        replica=np.full(int(some.sum()), replica, dtype=np.int64),
+        running=n,
+        start=prompt + when[some] - sum_starts[some] / n,
+        steps=steps[some],
+        completions=np.asarray(ended, dtype=np.float64),
+    )
+
+
+def lower_bound(table: StepTable, longest: float, prompt: float) -> float:
+    """No schedule is faster than the longest response alone: l_max tau(1) (G8)."""
+    one = np.ones(1)
+    return float(table.between(one, one * prompt, one * (prompt + longest))[0])
