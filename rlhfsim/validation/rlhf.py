@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rlhfsim.costs.cost import Cost, total
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.iteration import Iteration, iteration
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
@@ -41,9 +42,10 @@ def _outcomes(row: Row) -> list[Outcome]:
     try:
         seconds = step_seconds(filled)
         it = case(filled)
-    except Skip as reason:
-        return [_outcome(row, "step", shown, label=_label(row), skipped=str(reason))]
-    step = iteration(it.models, it.placement, it.workload, it.cluster)
+        step = iteration(it.models, it.placement, it.workload, it.cluster)
+    except (Skip, RlhfsimError) as reason:
+        text = reason.message if isinstance(reason, RlhfsimError) else str(reason)
+        return [_outcome(row, "step", shown, label=_label(row), skipped=text)]
     label = f"{_label(row)} {it.placement.actor.layout.label}, rollout {_rollout(it)}"
     found = _phase_outcomes(filled, step, shown, label)
     if seconds is not None:

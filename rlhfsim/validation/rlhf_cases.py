@@ -27,6 +27,7 @@ COMPLETE = ("gpus", "gpu_type", "gen_tp", "train_backend")
 """Cells that every predicted row has, besides batch, lengths and layout (see `reason_incomplete`)."""
 FULL_SHARE = 0.985
 """A mean this close to the longest response means that nearly all are cut there: one length."""
+MAX_SEQUENCES = 10_000_000
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 
 
@@ -75,8 +76,8 @@ def reason_incomplete(row: Row) -> str | None:
         row, ("mean_response_len", "mean_prompt_len")
     ):
         return "mean lengths not published"
-    if not num_sequences(row):
-        return "batch not published"
+    if not 0 < num_sequences(row) <= MAX_SEQUENCES:
+        return "batch not published" if not num_sequences(row) else "batch above ten million"
     blank = missing(row, COMPLETE)
     if blank:
         return f"{blank[0]} not published"

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhfsim.specs.lengths import Fixed, stats
+from rlhfsim.validation import assumptions
+from rlhfsim.validation.rlhf import step_seconds
+from rlhfsim.validation.rlhf_cases import (
+    Skip,
+    case,
+    cut_log_normal,
+    reason_incomplete,
+    staleness_of,
+)
+from rlhfsim.validation.rows import Row, parse_csv, shipped
+
+
+def filled(line: int) -> Row:
+    (row,) = [r for r in shipped("rlhf") if r.line == line]
+    return assumptions.apply("rlhf", row)[0]
+
+
+def user_row(**cells: str) -> Row:
+    base = {
+        "algorithm": "GRPO", "actor_model": "llama-3.1-8b", "gpus": "16", "gpu_type": "H100",
+        "step_time_s": "90", "gen_tp": "1", "train_backend": "FSDP2", "sequences_per_step": "512",
+        "mean_prompt_len": "100", "mean_response_len": "900", "max_response_len": "4000",
+    } | cells  # fmt: skip
+    text = ",".join(base) + "\n" + ",".join(base.values()) + "\n"
+    return parse_csv(text.encode(), "mine.csv")[0]
+
+
+def test_the_colocated_recipe_shares_one_pool_with_the_layout_of_the_table() -> None:
+    it = case(filled(2))  # Qwen3-235B on 128 H100: generation [16,1], training [2,2,16,8]
+    layout = it.placement.actor.layout
+    assert (layout.tp, layout.cp, layout.ep, layout.pp, layout.dp) == (2, 2, 16, 8, 4)
+    assert it.placement.rollout is not None
+    assert (it.placement.rollout.layout.tp, it.placement.rollout.layout.dp) == (16, 8)
+    assert it.placement.architecture == "hybrid"
+
+
+def test_an_off_policy_row_has_two_pools_and_its_staleness() -> None:
+    it = case(filled(7))  # 8-step off on 192 GPUs: 64 generate
+    assert [pool.gpus for pool in it.placement.pools] == [128, 64]
+    assert it.placement.schedule.staleness == 8
+    assert it.placement.architecture == "async"
+
+
+def test_mini_batches_are_sequences_over_the_training_batch() -> None:
+    assert case(filled(5)).workload.mini_batches == 4  # 2048 over 512
+    assert case(filled(2)).workload.mini_batches == 1
+
+
+def test_mean_lengths_of_the_workload_are_the_published_ones() -> None:
+    workload = case(filled(9)).workload
+    assert stats(workload.prompt_len).mean + stats(workload.response_len).mean == pytest.approx(
+        1019, rel=1e-3
+    )
+
+
+def test_a_pack_holds_as_many_sequences_of_mean_length_as_fit() -> None:
+    assert case(filled(9)).placement.actor.layout.micro_batch == 4  # 4096 over 1019
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.8, 0.97])
+def test_a_cut_distribution_keeps_its_mean_and_its_longest(share: float) -> None:
+    lengths = cut_log_normal(4000 * share, 4000)
+    assert stats(lengths).mean == pytest.approx(4000 * share, rel=1e-3)
+    assert lengths.maximum == 4000
+
+
+def test_without_a_longest_response_all_are_equal() -> None:
+    assert cut_log_normal(500, None) == Fixed(value=500)
+    assert cut_log_normal(3999, 4000) == Fixed(value=3999)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("On policy", 0),
+        ("", 0),
+        ("1-step Off", 1),
+        ("8-step Off", 8),
+        ("0.5 + partial rollout", 0.5),
+    ],
+)
+def test_staleness_is_the_number_in_the_words(text: str, value: float) -> None:
+    assert staleness_of(user_row(staleness=text)) == value
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"mean_response_len": ""}, "mean lengths not published"),
+        ({"sequences_per_step": ""}, "batch not published"),
+        ({"gen_tp": ""}, "gen_tp not published"),
+        ({"train_backend": "Megatron"}, "training layout not published"),
+        ({"staleness": "1-step Off"}, "GPU split not published"),
+        ({"sequences_per_step": "99999999"}, "batch above ten million"),
+    ],
+)
+def test_an_incomplete_row_says_what_is_missing(cells: dict[str, str], reason: str) -> None:
+    assert reason_incomplete(user_row(**cells)) == reason
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"gpu_type": "Ascend 910B"}, "unknown hardware profile"),
+        ({"actor_model": "nobody-7b"}, "unknown model"),
+        ({"gen_tp": "3"}, "does not fill 16 GPUs"),
+        ({"algorithm": "AIPO"}, "algorithm AIPO"),
+        ({"train_backend": "JAX"}, "training backend JAX"),
+        ({"recompute": "some"}, "recompute some"),
+        ({"weight_path": "magic"}, "weight path magic"),
+    ],
+)
+def test_what_is_not_known_here_is_a_reason_not_a_crash(cells: dict[str, str], reason: str) -> None:
+    with pytest.raises(Skip, match=reason):
+        case(user_row(**cells))
+
+
+def test_a_complete_row_of_a_user_needs_no_assumption() -> None:
+    row = user_row()
+    assert assumptions.apply("rlhf", row)[1] == ()
+    assert reason_incomplete(row) is None
+    assert case(row).placement.actor.layout.zero == 3
+
+
+def test_hours_over_steps_are_the_step_time() -> None:
+    assert step_seconds(user_row(step_time_s="", total_hours="2", steps="100")) == 72
+    with pytest.raises(Skip, match="range"):
+        step_seconds(user_row(step_time_s="37-40"))
+    assert step_seconds(user_row(step_time_s="", update_actor_s="3")) is None
+
+
+def test_deepspeed_chat_hours_use_the_sample_count_of_its_token_count() -> None:
+    row = filled(52)
+    sequences, steps = row.integer("sequences_per_step"), row.integer("steps")
+    assert sequences is not None
+    assert steps is not None
+    assert sequences * steps * 512 == pytest.approx(135_317_504, rel=0.005)
