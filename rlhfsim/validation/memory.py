@@ -100,8 +100,8 @@ def _outcome(
 
 
 def model_of(row: Row) -> ModelSpec:
-    """The model of a row by its key or its name."""
-    for name in (row.text("model_config_key"), row.text("model")):
+    """The model of a row by its name, else by its key (which joins near relatives)."""
+    for name in (row.text("model"), row.text("model_config_key")):
         if name is not None:
             try:
                 return resolve_model(name)
