@@ -204,13 +204,12 @@ def show(question: Question, costs: tuple[SyncCost, ...], console: Console) -> N
 
 
 def _figures(costs: tuple[SyncCost, ...]) -> Table:
-    table = Table(box=SIMPLE, width=WIDTH, padding=(0, 0, 0, 1), collapse_padding=False)
-    table.add_column("path", width=31)
-    table.add_column("here", width=4)
-    columns = (("seconds", 8), ("P10-P90", 11), ("GB/s", 6), ("extra GPU", 15), ("host", 6))
-    for name, width in columns:
-        table.add_column(name, width=width, justify="right", no_wrap=True)
-    table.add_column("bound by", width=8, no_wrap=True)
+    table = Table(box=SIMPLE)
+    table.add_column("path")
+    table.add_column("here", no_wrap=True)
+    for name in ("seconds", "P10-P90", "GB/s", "extra GPU", "host"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
     for c in costs:
         low, high = c.cost.interval
         table.add_row(

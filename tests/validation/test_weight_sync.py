@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.validation.weight_sync import FITTED, KIND, OTHER, outcomes
+
+
+@cache
+def found() -> tuple[Outcome, ...]:
+    return tuple(outcomes(shipped("weight_sync")))
+
+
+def scored() -> list[Outcome]:
+    return [o for o in found() if o.kind == KIND and o.part == "report" and not o.skipped]
+
+
+def at(line: int) -> Outcome:
+    return next(o for o in found() if o.line == line)
+
+
+def test_every_row_has_one_outcome_and_every_skip_a_reason() -> None:
+    rows = shipped("weight_sync")
+    assert [o.line for o in found()] == [row.line for row in rows]
+    assert all((o.predicted is None) == bool(o.skipped) for o in found())
+
+
+def test_seven_of_ten_predictions_are_within_a_factor_of_two() -> None:
+    rows = scored()
+    assert len(rows) >= 30
+    inside = [o for o in rows if 0.5 <= (o.predicted or 0) / (o.measured or 1) <= 2]
+    assert len(inside) / len(rows) >= 0.7
+
+
+def test_intervals_cover_at_least_seven_of_ten_rows() -> None:
+    rows = scored()
+    covered = [o for o in rows if (o.low or 0) <= (o.measured or 0) <= (o.high or 0)]
+    assert len(covered) / len(rows) >= 0.7
+
+
+def test_times_beyond_the_link_are_left_out_with_the_reason() -> None:
+    for line in (10, 11):
+        assert "exceeds the link" in (at(line).skipped or "")
+
+
+def test_whole_framework_steps_are_listed_apart() -> None:
+    steps = [o for o in found() if str(o.detail["scope"]).startswith("per-step")]
+    assert steps
+    assert all(o.kind == OTHER for o in steps)
+
+
+def test_rows_that_gave_a_coefficient_are_never_scored() -> None:
+    gave = [o for o in found() if o.detail["mechanism"] in FITTED]
+    assert len(gave) == len(FITTED)
+    assert all(o.part == "fit" for o in gave)
+
+
+def test_a_range_is_taken_at_its_middle() -> None:
+    assert at(32).measured == pytest.approx((0.54 + 0.67) / 2)
+    assert "middle of the published range" in at(32).assumptions
+
+
+def test_offload_that_a_scope_states_is_taken_off() -> None:
+    assert at(48).measured == 35
+
+
+def test_filled_cells_are_shown_with_the_row() -> None:
+    assert any("nemo-async-dsv3" in text for text in at(46).assumptions)
+
+
+def test_a_row_without_a_gpu_is_skipped() -> None:
+    values = {"model": "x", "model_config_key": "qwen3-8b", "mechanism": "NCCL broadcast", "seconds": "1",
+              "gen_parallel": "TP2", "train_parallel": "TP2", "source": "test"}  # fmt: skip
+    row = Row(table="weight_sync", file="own.csv", line=2, values=values)
+    assert outcomes([row])[0].skipped == "GPU type not stated"
