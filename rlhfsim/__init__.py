@@ -1,1 +1,39 @@
-"""Design, run and calibrate RLHF systems."""
+"""Design, run and calibrate RLHF systems: what fits, how fast it runs, what it costs.
+
+    import rlhfsim
+    cluster = rlhfsim.parse_cluster(64, "h100-sxm")
+    answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=rlhfsim.Workload(model="70b")))
+    print(answer.chosen.architecture, answer.chosen.prediction.step_s)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhfsim.api import design as design
+    from rlhfsim.api import estimate as estimate
+    from rlhfsim.api import estimate_file as estimate_file
+    from rlhfsim.errors import RlhfsimError as RlhfsimError
+    from rlhfsim.plan import Plan as Plan
+    from rlhfsim.plan import read_plan as read_plan
+    from rlhfsim.plan import write_plan as write_plan
+    from rlhfsim.search.request import Request as Request
+    from rlhfsim.specs.placement import Placement as Placement
+    from rlhfsim.specs.profiles import parse_cluster as parse_cluster
+    from rlhfsim.specs.workload import Workload as Workload
+
+_HOMES = {
+    "Placement": "specs.placement", "Plan": "plan", "Request": "search.request", "RlhfsimError": "errors", "Workload": "specs.workload",
+    "design": "api", "estimate": "api", "estimate_file": "api", "parse_cluster": "specs.profiles", "read_plan": "plan", "write_plan": "plan",
+}  # fmt: skip
+__all__ = list(_HOMES)  # noqa: PLE0604  # names resolved lazily below
+
+
+def __getattr__(name: str) -> Any:
+    """Names of the API, imported when they are first used: `import rlhfsim` stays light."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rlhfsim' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"rlhfsim.{_HOMES[name]}"), name)
