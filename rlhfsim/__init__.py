@@ -1,9 +1,9 @@
 """Design, run and calibrate RLHF systems: what fits, how fast it runs, what it costs.
 
-    import rlhfsim
-    cluster = rlhfsim.parse_cluster(64, "h100-sxm")
-    answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=rlhfsim.Workload(model="70b")))
-    print(answer.chosen.architecture, answer.chosen.prediction.step_s)
+import rlhfsim
+cluster = rlhfsim.parse_cluster(64, "h100-sxm")
+answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=rlhfsim.Workload(model="70b")))
+print(answer.chosen.architecture, answer.chosen.prediction.step_s)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOMES = {
     "Placement": "specs.placement", "Plan": "plan", "Request": "search.request", "RlhfsimError": "errors", "Workload": "specs.workload",
     "design": "api", "estimate": "api", "estimate_file": "api", "parse_cluster": "specs.profiles", "read_plan": "plan", "write_plan": "plan",
 }  # fmt: skip
-__all__ = list(_HOMES)  # noqa: PLE0604  # names resolved lazily below
+__all__ = list(_HOMES)  # names resolved lazily below
 
 
 def __getattr__(name: str) -> Any:

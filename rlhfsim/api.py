@@ -9,7 +9,7 @@ from rlhfsim.phases.iteration import iteration
 from rlhfsim.phases.ledger import ledger
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.search.candidates import Candidate
-from rlhfsim.search.design import Design, design
+from rlhfsim.search.design import design
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware import Cluster
@@ -22,7 +22,9 @@ from rlhfsim.specs.workload import Workload
 __all__ = ["design", "estimate", "estimate_file", "estimate_request"]
 
 
-def estimate(placement: Placement, workload: Workload, cluster: Cluster, *, price: float | None = None) -> Plan:
+def estimate(
+    placement: Placement, workload: Workload, cluster: Cluster, *, price: float | None = None
+) -> Plan:
     """The plan of one given placement: time by phase, memory, money and energy.
 
     A placement that does not fit is priced all the same; its prediction says so
@@ -61,7 +63,11 @@ def estimate_request(request: Request) -> Plan:
     """
     found = design(request, explain=False)
     if found.chosen is None:
-        raise RlhfsimError("nothing-fits", "no plan with these choices fits", help=found.remedy or "free some of the choices")
+        raise RlhfsimError(
+            "nothing-fits",
+            "no plan with these choices fits",
+            help=found.remedy or "free some of the choices",
+        )
     return found.chosen
 
 
@@ -71,10 +77,14 @@ def cluster_of(plan: Plan) -> Cluster:
     Raises:
         RlhfsimError: a profile is unknown here.
     """
-    pools = tuple(make_pool(h.profile, h.gpus, gpus_per_node=h.gpus_per_node) for h in plan.hardware)
+    pools = tuple(
+        make_pool(h.profile, h.gpus, gpus_per_node=h.gpus_per_node) for h in plan.hardware
+    )
     return Cluster(pools=pools, oversubscription=plan.oversubscription)
 
 
 def stale_profiles(plan: Plan) -> tuple[str, ...]:
     """Profiles whose content differs from the one the plan was made with."""
-    return tuple(h.profile for h in plan.hardware if profile_hash(load_profile(h.profile)) != h.profile_hash)
+    return tuple(
+        h.profile for h in plan.hardware if profile_hash(load_profile(h.profile)) != h.profile_hash
+    )

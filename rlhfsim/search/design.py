@@ -11,13 +11,11 @@ from rlhfsim.search.candidates import Candidate, Found, search
 from rlhfsim.search.explain import Flip, Gain, flips, gains, nearest_change, reasons
 from rlhfsim.search.options import Tally
 from rlhfsim.search.planning import plan_of
-from rlhfsim.search.request import Request
-from rlhfsim.specs.models import Models, models_of
-from rlhfsim.specs.workload import Lora, Workload
+from rlhfsim.search.request import Request, switched
+from rlhfsim.specs.models import models_of
+from rlhfsim.specs.workload import Workload
 
 RUNNERS_UP = 6
-LORA_RANK = 32
-"""Rank that competes when LoRA is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +49,8 @@ def design(request: Request, *, explain: bool = True) -> Design:
     variants = [(w, models_of(w)) for w in _workloads(request)]
     searched = [(w, m, search(replace(request, workload=w), m)) for w, m in variants]
     ranked = sorted(
-        ((c, w, m) for w, m, found in searched for c in found.ranked), key=lambda x: _key(request, x[0])
+        ((c, w, m) for w, m, found in searched for c in found.ranked),
+        key=lambda x: _key(request, x[0]),
     )
     tally = _total([found for _, _, found in searched])
     rejected = _counted([reason for _, _, found in searched for reason in found.rejected])
@@ -61,7 +60,11 @@ def design(request: Request, *, explain: bool = True) -> Design:
             remedy=nearest_change(request, variants[0][1]) if explain else None,
         )  # fmt: skip
     best, workload, models = ranked[0]
-    rivals = _rivals([c for c, w, _ in ranked if w == workload] if len(searched) == 1 else [c for c, _, _ in ranked])
+    rivals = _rivals(
+        [c for c, w, _ in ranked if w == workload]
+        if len(searched) == 1
+        else [c for c, _, _ in ranked]
+    )
     owner = {id(c): (w, m) for c, w, m in ranked}
     plans = [plan_of(c, *owner[id(c)], request.cluster, request.price) for c in rivals]
     base = replace(request, workload=workload)
@@ -90,24 +93,13 @@ def _workloads(request: Request) -> Iterator[Workload]:
             yield switched(request.workload, frozenset(chosen))
 
 
-def switched(workload: Workload, switches: frozenset[str]) -> Workload:
-    """The workload with numerics-changing switches turned on."""
-    if "lora" in switches:
-        workload = replace(workload, lora=Lora(rank=LORA_RANK))
-    if "fp8" in switches:
-        workload = replace(workload, rollout_precision="fp8")
-    if "adam8bit" in switches:
-        workload = replace(workload, optimizer="adam8bit")
-    if "rollout-logprobs" in switches:
-        workload = replace(workload, old_logprobs="rollout")
-    return workload
-
-
 def _rivals(ranked: list[Candidate]) -> list[Candidate]:
     """The winner, the best of every other kind, then more of the winner's kind."""
     first: dict[tuple[str, str], Candidate] = {}
     for candidate in ranked:
-        first.setdefault((candidate.placement.architecture, candidate.placement.role_placement), candidate)
+        first.setdefault(
+            (candidate.placement.architecture, candidate.placement.role_placement), candidate
+        )
     leaders = list(first.values())
     rest = [c for c in ranked if all(c is not leader for leader in leaders)]
     return (leaders + rest)[: RUNNERS_UP + 1]
@@ -125,6 +117,3 @@ def _counted(reasons_: list[str]) -> dict[str, int]:
     for reason in reasons_:
         counts[reason] = counts.get(reason, 0) + 1
     return counts
-
-
-__all__ = ["Design", "Models", "design", "switched"]

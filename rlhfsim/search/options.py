@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import log
 
 import numpy as np
@@ -46,6 +46,12 @@ class Tally:
     """Plans that do not fit together, counted among the non-dominated ones."""
     priced: int = 0
     """Plans priced in full."""
+
+    def plus(self, other: Tally) -> Tally:
+        """Both together."""
+        return Tally(
+            **{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(Tally)}
+        )
 
 
 def undominated(options: list[Option]) -> tuple[Option, ...]:

@@ -42,6 +42,13 @@ class Pricer:
         self._counts: dict[tuple[str, int, int], int] = {}
         self._memory: dict[tuple[str, int, Seat], tuple[float, float]] = {}
 
+    def again(self, request: Request) -> Pricer:
+        """The same prices for a request that differs only in what may compete."""
+        other = Pricer(request, self.models)
+        other._timed, other._options = self._timed, self._options
+        other._counts, other._memory = self._counts, self._memory
+        return other
+
     def options(self, seat: str, pool: GpuSet, policy: Policy) -> tuple[Option, ...]:
         """Non-dominated options of a seat in a pool, fastest first."""
         key = (seat, pool.hardware, pool.gpus, policy)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload import Lora, Workload
 
 Objective = Literal["time", "cost", "memory"]
 SWITCHES: dict[str, str] = {
@@ -30,6 +30,8 @@ FORBIDDABLE: dict[str, str] = {
     "offload": "anything moved to host memory between or during phases",
     "recompute": "activations computed again in the backward pass",
 }
+LORA_RANK = 32
+"""Rank that competes when LoRA is allowed."""
 FIXABLE_SEATS = ("rollout", "actor", "critic", "reference", "reward")
 
 
@@ -74,3 +76,16 @@ class Request:
     def switches(self) -> frozenset[str]:
         """Switches in force."""
         return self.allow - self.forbid
+
+
+def switched(workload: Workload, switches: frozenset[str]) -> Workload:
+    """The workload with numerics-changing switches turned on."""
+    if "lora" in switches:
+        workload = replace(workload, lora=Lora(rank=LORA_RANK))
+    if "fp8" in switches:
+        workload = replace(workload, rollout_precision="fp8")
+    if "adam8bit" in switches:
+        workload = replace(workload, optimizer="adam8bit")
+    if "rollout-logprobs" in switches:
+        workload = replace(workload, old_logprobs="rollout")
+    return workload
