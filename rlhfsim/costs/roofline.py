@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.device import Device, group
 from rlhfsim.costs.flop import FLASH_BACKWARD, attended_pairs
-from rlhfsim.costs.layers import Matrix
+from rlhfsim.costs.layers import Heads, Matrix
 from rlhfsim.specs.model import ModelSpec
 
 Floats = NDArray[np.float64]
@@ -38,6 +38,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "moe_act": (),
 }
 """Matrices of the modules that Megatron-Core recomputes one by one (`recompute_modules`)."""
+WIDE = 128
+"""Head width from which the attention kernels run at their full rate."""
 TILE = 128.0
 """Rows that a grouped GEMM pads each expert to (tile height of the CUTLASS and cuBLAS kernels)."""
 
@@ -61,6 +63,8 @@ class Work:
     """Element-wise chains run as one kernel (Megatron with Transformer Engine, torch.compile)."""
     attention_slowdown: float = 1.0
     """Time of the attention kernel over that of the measured one (an older FlashAttention)."""
+    flash: bool = True
+    """False: scores are written to memory (kernels before FlashAttention)."""
     skew: float = 1.0
     """Busiest over mean expert-parallel rank."""
 
@@ -119,7 +123,7 @@ def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Lay
     forward, data, weight, by_name = _gemms(device, matrices, work)
     modules = {key: sum(by_name.get(n, 0.0) for n in names) for key, names in MODULES.items()}
     core = attention(device, model, work)
-    ratio = FLASH_BACKWARD / device["attention_backward_rate"]
+    ratio = FLASH_BACKWARD / device["attention_backward_rate"] if work.flash else 2.0
     memory = _traffic(model, matrices, work, experts) / _hbm(device)
     tp = _tensor_parallel(device, model, work, experts)
     ep = _expert_parallel(device, model, work) if experts else 0.0
@@ -173,15 +177,9 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     at = model.attention
     local = layers.heads(at, work.tp)
     length = max(1.0, work.length)
-    asked = min(length, LONGEST)
     sequences = work.tokens * work.cp / length
-    whole = max(1.0, sequences)
-    seconds = float(
-        np.asarray(
-            device.curves.prefill_attention(whole, asked, local.query, local.kv, local.qk_dim, 0)
-        )
-    )
-    seconds *= sequences / whole * (length / asked) ** 2 / work.cp * work.attention_slowdown
+    kernel = _flash if work.flash else _unfused
+    seconds = kernel(device, local, sequences, length) / work.cp * work.attention_slowdown
     seconds *= (local.qk_dim + local.v_dim) / (2 * local.qk_dim)
     share = at.num_windowed_layers / model.num_layers
     if not share:
@@ -189,6 +187,39 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     seen = attended_pairs(length, at.sliding_window) / attended_pairs(length)
     io = BF16 * work.tokens * 2 * (local.query + local.kv) * local.qk_dim / _hbm(device)
     return (1 - share) * seconds + share * max(seconds * seen, io)
+
+
+def _flash(device: Device, local: Heads, sequences: float, length: float) -> float:
+    """The measured causal kernel; narrow heads keep (d/128)^-0.2 of the rate of wide ones.
+
+    The tables start at a width of 128; FlashAttention-2 on A100 reaches 0.85 to 0.9 of its rate at
+    128 with 64 (arXiv 2307.08691, figure 5).
+    """
+    asked, whole = min(length, LONGEST), max(1.0, sequences)
+
+    def curve(width: float) -> float:
+        prefill = device.curves.prefill_attention
+        return float(np.asarray(prefill(whole, asked, local.query, local.kv, width, 0)))
+
+    seconds = curve(local.qk_dim)
+    if local.qk_dim < WIDE:
+        seconds = min(seconds, curve(WIDE) * (local.qk_dim / WIDE) ** 0.8)
+    return seconds * sequences / whole * (length / asked) ** 2
+
+
+def _unfused(device: Device, local: Heads, sequences: float, length: float) -> float:
+    """Two batched products over the full square, and softmax and dropout through memory.
+
+        4 d e / (F eta) + 12 e / (B_m eta),  e = a s^2 scores
+
+    12 B: scores written and read, softmax written and read, mask, dropout written and read, in 16
+    bits. Source: the tensors of Korthikanti et al., arXiv 2205.05198, section 4.1 (5 a s / h).
+    """
+    scores = sequences * local.query * length * length
+    peak = device.profile.peak
+    rate = max(p.value for name, p in peak.items() if name in ("bf16", "fp16", "fp32"))
+    products = 4 * local.qk_dim * scores / (rate * device["gemm_efficiency"])
+    return products + 12 * scores / _hbm(device)
 
 
 def repeated_traffic(modules: tuple[str, ...]) -> float:

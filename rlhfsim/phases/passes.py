@@ -30,6 +30,8 @@ class Software:
     """CUDA graphs: none, over attention and router, over the whole iteration."""
     attention_slowdown: float = 1.0
     """Time of its attention kernel over that of the measured one."""
+    flash: bool = True
+    """FlashAttention; False: scores go through memory."""
     reduce_bytes: float | None = None
     """Bytes per gradient element on the wire; the backend's when absent."""
     balanced: bool = False
@@ -116,7 +118,7 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
     hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
     return Pass(
-        one.gemm / eta, one.attention / eta, one.memory,
+        one.gemm / eta, one.attention / device["training_attention_efficiency"], one.memory,
         (1 - gathered) * one.tp, (1 - hidden) * one.ep,
         max(0.0, one.cp - one.attention),
     )  # fmt: skip

@@ -103,7 +103,7 @@ def work_of(
         tokens=tokens / layout.cp, length=sequences.attention_length,
         tp=layout.tp, cp=layout.cp, ep=layout.ep, etp=layout.etp,
         sequence_parallel=layout.sequence_parallel and layout.tp > 1, precision=precision,
-        fused=software.fused, attention_slowdown=software.attention_slowdown,
+        fused=software.fused, attention_slowdown=software.attention_slowdown, flash=software.flash,
         skew=device["ep_hot_rank_factor"] if skewed else 1.0,
     )  # fmt: skip
 
@@ -149,15 +149,23 @@ def _iteration(step: _Step) -> Cost:
 
 def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
-    kernels = device.spread("training_kernel_efficiency")
-    slower = (1 / kernels[1], 1 / kernels[0])
     tp = _tier(device, layout.tp, 1)
     ep = _tier(device, layout.ep, layout.etp)
     cp = _tier(device, layout.cp, layout.tp)
     launch = busy - sum(shown)
     rows: list[tuple[Resource, float, str, tuple[float, float]]] = [
-        ("compute", shown.gemm, "training_kernel_efficiency", slower),
-        ("compute", shown.attention, "training_kernel_efficiency", slower),
+        (
+            "compute",
+            shown.gemm,
+            "training_kernel_efficiency",
+            _inverse(device, "training_kernel_efficiency"),
+        ),
+        (
+            "compute",
+            shown.attention,
+            "training_attention_efficiency",
+            _inverse(device, "training_attention_efficiency"),
+        ),
         ("hbm", shown.memory, "hbm_efficiency", _inverse(device, "hbm_efficiency")),
         (tp, shown.tp, "overlap_tp", (0.6, 1.4)),
         (ep, shown.ep, "overlap_ep", (0.5, 1.5)),

@@ -68,6 +68,7 @@ FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
     ("NeMo AutoModel", "fsdp2", Software(reduce_bytes=4, balanced=True),
      "Transformer Engine kernels, FSDP2 with FP32 reduction, balanced gate: its performance summary"),
     ("NeMo", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True), "Megatron-Core kernels; NeMo performance guide"),
+    ("Megatron-LM (2021)", "megatron", Software(flash=False), "arXiv 2104.04473: before FlashAttention; fused softmax, FP32 gradient reduction"),
     ("Megatron-Core", "megatron", Software(user_buffers=True), "its README: TP, DP and PP communication overlap on, FP32 gradient reduction"),
     ("Megatron", "megatron", Software(), "Megatron-Core: fused kernels, FP32 gradient reduction"),
     ("Meta in-house", "megatron", Software(), "arXiv 2407.21783 section 3.3: FP32 gradient reduction, own kernels"),
@@ -260,6 +261,8 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
         if framework.startswith(prefix):
             backend, software, stated = kind, habits, source
             break
+    if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
+        software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
     graphs = graphs_of(row)
     slow = 1.0
     if prefix == "llm-foundry" and framework.startswith(prefix) and "h100" in device.profile.name:
