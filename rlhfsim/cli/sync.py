@@ -171,15 +171,15 @@ def as_data(question: Question, costs: tuple[SyncCost, ...]) -> dict[str, Any]:
     }
 
 
-def _path(sync: SyncCost) -> dict[str, Any]:
-    low, high = sync.cost.interval
+def _path(cost: SyncCost) -> dict[str, Any]:
+    low, high = cost.cost.interval
     return {
-        "name": sync.name, "path": sync.path, "title": sync.title, "available": sync.available, "why_not": sync.why_not,
-        "seconds": sync.cost.seconds, "low": low, "high": high, "bytes_per_s": sync.gb_per_s, "bytes_moved": sync.bytes_moved,
-        "extra_train_bytes": sync.extra_train_bytes, "extra_rollout_bytes": sync.extra_rollout_bytes,
-        "extra_host_bytes": sync.extra_host_bytes, "bound_by": sync.cost.bound_by if sync.cost.parts else None,
-        "seconds_by_resource": sync.cost.by_resource(), "limits": sync.limits, "overlaps_with": sync.overlaps_with,
-        "rests_on": list(sync.cost.rests_on),
+        "name": cost.name, "path": cost.path, "title": cost.title, "available": cost.available, "why_not": cost.why_not,
+        "seconds": cost.cost.seconds, "low": low, "high": high, "bytes_per_s": cost.bytes_per_s, "bytes_moved": cost.bytes_moved,
+        "extra_train_bytes": cost.extra_train_bytes, "extra_rollout_bytes": cost.extra_rollout_bytes,
+        "extra_host_bytes": cost.extra_host_bytes, "bound_by": cost.cost.bound_by if cost.cost.parts else None,
+        "seconds_by_resource": cost.cost.by_resource(), "limits": cost.limits, "overlaps_with": cost.overlaps_with,
+        "rests_on": list(cost.cost.rests_on),
     }  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def _figures(costs: tuple[SyncCost, ...]) -> Table:
         table.add_row(
             c.title, "yes" if c.available else "no", units.significant(c.cost.seconds),
             f"{units.significant(low, 2)}-{units.significant(high, 2)}",
-            units.significant(c.gb_per_s / units.GB) if c.cost.seconds else "-",
+            units.significant(c.bytes_per_s / units.GB) if c.cost.seconds else "-",
             f"{_size(c.extra_train_bytes)} / {_size(c.extra_rollout_bytes)}",
             _size(c.extra_host_bytes), c.cost.bound_by if c.cost.parts else "-",
             style="" if c.available else "dim",

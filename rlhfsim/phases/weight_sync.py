@@ -54,7 +54,7 @@ class SyncCost:
     """Reason when it cannot be used between these two ends."""
 
     @property
-    def gb_per_s(self) -> float:
+    def bytes_per_s(self) -> float:
         """Bytes of the model per second, byte/s; 0 when nothing moves."""
         return self.model_bytes / self.cost.seconds if self.cost.seconds else 0.0
 

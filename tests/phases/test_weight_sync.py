@@ -154,7 +154,7 @@ def test_few_senders_slow_p2p() -> None:
 def test_equal_layouts_in_one_pool_need_no_sync() -> None:
     found = priced("none", Layout(tp=8, dp=2), RolloutLayout(tp=8, dp=2), same_pool=True)
     assert found.available
-    assert found.cost.seconds == found.bytes_moved == found.gb_per_s == 0
+    assert found.cost.seconds == found.bytes_moved == found.bytes_per_s == 0
 
 
 def test_one_gpu_gathers_nothing_in_place() -> None:
@@ -252,9 +252,9 @@ def test_ten_seconds_for_140_gb_are_14_gb_per_second_and_only_disks_are_that_slo
     found = {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=device(), target=device(),
                                            backend="megatron", same_pool=False)}  # fmt: skip
     assert found["broadcast"].model_bytes == pytest.approx(141 * GB, rel=0.01)
-    assert found["broadcast"].gb_per_s > 14 * GB
-    assert found["disk-local"].gb_per_s == pytest.approx(14 * GB, rel=0.15)
-    assert found["disk-shared"].gb_per_s < 14 * GB
+    assert found["broadcast"].bytes_per_s > 14 * GB
+    assert found["disk-local"].bytes_per_s == pytest.approx(14 * GB, rel=0.15)
+    assert found["disk-shared"].bytes_per_s < 14 * GB
 
 
 def test_the_gather_runs_at_the_rate_of_its_group() -> None:
