@@ -124,22 +124,25 @@ def _section(kind: str, data: Sequence[Any], source: Source) -> tuple[Assumption
 
 
 def _entry(kind: str, data: Any, source: Source, path: tuple[str | int, ...]) -> Assumption:
-    place = source.place(path)
     if not isinstance(data, dict) or data.keys() != _KEYS or not str(data["source"] or "").strip():
-        raise RlhfsimError("bad-assumption", "an entry needs exactly id, match, set and source",
-                           place=place, help="see docs/validation.md")  # fmt: skip
+        raise _bad("an entry needs exactly id, match, set and source", source, path)
     table = TABLES[TABLE_OF[kind]]
     for part in ("match", "set"):
         if not isinstance(data[part], dict) or (part == "set" and not data[part]):
-            raise RlhfsimError("bad-assumption", f"{part} must map columns to values",
-                               place=place, help="see docs/validation.md")  # fmt: skip
-        for column in data[part].keys() - table.columns:
-            raise unknown_name("column", str(column), table.columns, place=place)
+            raise _bad(f"{part} must map columns to values", source, path)
+        for column in sorted(map(str, data[part].keys() - table.columns)):
+            raise unknown_name("column", column, table.columns, place=source.place(path))
     return Assumption(
         id=str(data["id"]),
         match={column: _accepted(value) for column, value in data["match"].items()},
         set={column: _cell(value) for column, value in data["set"].items()},
         source=str(data["source"]),
+    )
+
+
+def _bad(message: str, source: Source, path: tuple[str | int, ...]) -> RlhfsimError:
+    return RlhfsimError(
+        "bad-assumption", message, place=source.place(path), help="see docs/validation.md"
     )
 
 

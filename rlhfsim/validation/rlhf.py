@@ -31,6 +31,12 @@ PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
 WITH_SYNC = ("actor.generate.load", "actor.generate", "actor.generate.unload", "actor.sync")
 """What verl's timer of a co-located rollout covers: the sharding manager moves weights on entry."""
 
+NEMO = {
+    "logprob": ("actor.logprob", "reference.logprob", "reference.logprob.load"),
+    "weight_sync": ("actor.train.unload", "actor.generate.load", "actor.sync"),
+}
+"""NeMo-RL's log-prob timer covers policy and reference, its refit the moves around the transfer."""
+
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
     """The step of every row, and each phase that a predicted row prints."""
@@ -98,6 +104,8 @@ def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
     framework = row.text("framework") or ""
     if kind == "generation" and framework.startswith("verl") and staleness_of(row) == 0:
         return WITH_SYNC
+    if framework.startswith("NeMo-RL"):
+        return NEMO.get(kind, names)
     if kind == "update_actor" and framework == "DeepSpeed-Chat":
         return ("actor.train", "critic.train")  # its "Training time" is both
     return names

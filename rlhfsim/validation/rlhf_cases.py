@@ -7,9 +7,11 @@ longest response, with the published mean after the cut.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import cast, get_args
 
 from rlhfsim.errors import RlhfsimError
@@ -28,6 +30,7 @@ COMPLETE = ("gpus", "gpu_type", "gen_tp", "train_backend")
 FULL_SHARE = 0.985
 """A mean this close to the longest response means that nearly all are cut there: one length."""
 MAX_SEQUENCES = 10_000_000
+_PHI = NormalDist().cdf
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 
 
@@ -56,7 +59,7 @@ def case(row: Row) -> Case:
         raise Skip(reason)
     try:
         workload = workload_of(row)
-        cluster = parse_cluster(_whole(row, "gpus"), row.text("gpu_type") or "")
+        cluster = _cluster(_whole(row, "gpus"), row.text("gpu_type") or "")
         return Case(
             models=models_of(workload),
             placement=placement_of(row, workload),
@@ -65,6 +68,11 @@ def case(row: Row) -> Case:
         )
     except RlhfsimError as error:
         raise Skip(error.message) from error
+
+
+@lru_cache(maxsize=256)
+def _cluster(gpus: int, gpu: str) -> Cluster:
+    return parse_cluster(gpus, gpu)
 
 
 def reason_incomplete(row: Row) -> str | None:
@@ -160,22 +168,23 @@ def lengths_of(row: Row) -> tuple[AnyLengths, AnyLengths]:
     return Fixed(value=prompt), cut_log_normal(response, longest)
 
 
-@lru_cache(maxsize=1024)
 def cut_log_normal(mean: float, longest: float | None) -> AnyLengths:
     """Log-normal lengths whose mean after the cut at `longest` is `mean`; one length without a cut.
 
-    Bisection on the mean before the cut. sigma is the default of `specs.lengths.LogNormal`.
+        E[min(X, L)] = e^(mu + s^2/2) Phi(z - s) + L (1 - Phi(z)),   z = (ln L - mu) / s
+
+    Bisection on mu; s is the default sigma of `specs.lengths.LogNormal`.
     """
     if longest is None or mean >= FULL_SHARE * longest:
         return Fixed(value=mean)
-    low, high = mean, mean
-    while stats(LogNormal(mean=high, max=longest)).mean < mean:
-        high *= 2
-    for _ in range(40):
+    sigma = LogNormal(mean=mean, max=longest).sigma
+    low, high = math.log(mean) - sigma**2, math.log(longest) + 10 * sigma
+    for _ in range(60):
         middle = (low + high) / 2
-        short = stats(LogNormal(mean=middle, max=longest)).mean < mean
-        low, high = (middle, high) if short else (low, middle)
-    return LogNormal(mean=(low + high) / 2, max=longest)
+        z = (math.log(longest) - middle) / sigma
+        reached = math.exp(middle + sigma**2 / 2) * _PHI(z - sigma) + longest * (1 - _PHI(z))
+        low, high = (middle, high) if reached < mean else (low, middle)
+    return LogNormal(mean=math.exp(low + sigma**2 / 2), max=longest)
 
 
 # --- where it runs --------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ MAX_BYTES = int(64 * MIB)
 """A larger file is refused before it is parsed."""
 MAX_ROWS = 200_000
 """A table with more rows is refused."""
+MORE = {"rlhf": ("rlhf_nemo_rl_v03.csv",)}
+"""Further shipped files of a table, transcribed by this project."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", "+infinity"})
 
@@ -101,10 +103,10 @@ def complete(row: Row, columns: Iterable[str]) -> bool:
 
 
 def shipped(table: str) -> list[Row]:
-    """The rows of a table that comes with the package."""
-    name = f"{table}.csv"
-    data = (resources.files("rlhfsim.validation") / "data" / name).read_bytes()
-    return parse_csv(data, name)
+    """The rows of a table that comes with the package: `<table>.csv`, then `<table>_<what>.csv`."""
+    folder = resources.files("rlhfsim.validation") / "data"
+    names = [f"{table}.csv", *MORE.get(table, ())]
+    return [row for name in names for row in parse_csv((folder / name).read_bytes(), name)]
 
 
 def read_csv(path: Path | str) -> list[Row]:

@@ -85,6 +85,6 @@ def test_the_shipped_entries_never_conflict_on_the_shipped_rows() -> None:
 
 
 def test_the_recipe_of_a_release_gives_the_gpu_split_of_an_async_row() -> None:
-    (it,) = [r for r in shipped("rlhf") if r.line == 7]
+    (it,) = [r for r in shipped("rlhf") if (r.file, r.line) == ("rlhf.csv", 7)]
     filled, _ = assumptions.apply("rlhf", it)
     assert (filled.integer("gpus_train"), filled.integer("gpus_gen")) == (128, 64)

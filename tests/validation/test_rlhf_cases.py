@@ -16,7 +16,7 @@ from rlhfsim.validation.rows import Row, parse_csv, shipped
 
 
 def filled(line: int) -> Row:
-    (row,) = [r for r in shipped("rlhf") if r.line == line]
+    (row,) = [r for r in shipped("rlhf") if (r.file, r.line) == ("rlhf.csv", line)]
     return assumptions.apply("rlhf", row)[0]
 
 
