@@ -1,0 +1,82 @@
+"""Measured times on a grid: monotone, multilinear in the logarithms, constant efficiency beyond."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """log t over log2 coordinates; never falls along any axis."""
+
+    knots: tuple[Floats, ...]
+    """log2 of the coordinates, ascending, two or more per axis."""
+    growth: tuple[float, ...]
+    """Power of time beyond the last knot of each axis; below the first knot time is constant."""
+    log_time: Floats
+    """Natural log of seconds, one dimension per axis."""
+
+    def __call__(self, *coordinates: ArrayLike) -> Floats:
+        """Seconds at points; coordinates broadcast.
+
+        log t = sum of corners w_i log t_i (multilinear), plus growth x log of the excess
+        """
+        logs = np.broadcast_arrays(*[np.log2(np.maximum(x, 1e-9)) for x in coordinates])
+        flat = [x.ravel() for x in logs]
+        base, weights, beyond = self._place(flat)
+        values = self.log_time.ravel()[base]
+        log_time = np.einsum("ij,ij->i", values, weights) + np.log(2.0) * beyond
+        seconds: Floats = np.exp(log_time).reshape(logs[0].shape)
+        return seconds
+
+    def _place(self, flat: list[Floats]) -> tuple[NDArray[np.intp], Floats, Floats]:
+        """Corners `(N, 2^D)` of each point's cell, their weights and log2 of the growth beyond."""
+        index, weights = corners(self.knots, flat)
+        beyond = np.zeros(flat[0].shape)
+        for knots, power, x in zip(self.knots, self.growth, flat, strict=True):
+            beyond = beyond + power * np.maximum(x - knots[-1], 0.0)
+        return index, weights, beyond
+
+
+def corners(knots: tuple[Floats, ...], points: list[Floats]) -> tuple[NDArray[np.intp], Floats]:
+    """Flat node indices `(N, 2^D)` around points and their multilinear weights; points are clipped."""
+    index: NDArray[np.intp] = np.zeros((points[0].size, 1), dtype=np.intp)
+    weights = np.ones((points[0].size, 1))
+    for axis, x in zip(knots, points, strict=True):
+        low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, axis.size - 2)
+        share = np.clip((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)[:, None]
+        first = index * axis.size + low[:, None]
+        index = np.concatenate([first, first + 1], axis=1)
+        weights = np.concatenate([weights * (1 - share), weights * share], axis=1)
+    return index, weights
+
+
+def monotone(log_time: Floats) -> Floats:
+    """The least grid above `log_time` that falls along no axis (running maximum)."""
+    for axis in range(log_time.ndim):
+        log_time = np.maximum.accumulate(log_time, axis=axis)
+    return log_time
+
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_BASE = len(_DIGITS)
+
+
+def encode(values: Floats) -> str:
+    """Non-negative numbers as integers of two base-36 digits each, 0 to 1295, row by row."""
+    whole = np.clip(np.rint(values), 0, _BASE**2 - 1).astype(int).ravel()
+    return "".join(_DIGITS[v // _BASE] + _DIGITS[v % _BASE] for v in whole)
+
+
+def decode(text: str) -> Floats:
+    """The numbers of `encode`."""
+    table = np.zeros(128)
+    table[[ord(c) for c in _DIGITS]] = np.arange(_BASE)
+    digits = table[np.frombuffer(text.encode("ascii"), dtype=np.uint8)].reshape(-1, 2)
+    numbers: Floats = digits @ np.array([float(_BASE), 1.0])
+    return numbers
