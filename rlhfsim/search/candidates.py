@@ -41,19 +41,33 @@ class Candidate:
         return self.iteration.seconds
 
 
+Choice = tuple[tuple[GpuSet, Combination], ...]
+"""For each pool of a structure, the options of its seats."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A placement whose weight path and full price are still open."""
+    """A plan whose weight path and full price are still open."""
 
-    placement: Placement
     structure: Structure
+    choice: Choice
     bound: float
     """No step is shorter, seconds."""
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """Plans of one kind compete for a line of the answer."""
-        return self.structure.name, self.placement.role_placement
+    def placement(self, request: Request) -> Placement:
+        """The placement, without weight path."""
+        seats: dict[str, Any] = {}
+        for pool, combination in self.choice:
+            for name, option in zip(
+                self.structure.seats_in(pool.name), combination.options, strict=True
+            ):
+                seats[name] = replace(option.seat, pool=pool.name)
+        return Placement(
+            pools=self.structure.pools,
+            schedule=self.structure.schedule,
+            backend=request.backend,
+            **seats,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +91,10 @@ class Found:
     nearest: Nearest | None
 
 
-def search(request: Request, models: Models, pricer: Pricer | None = None) -> Found:
-    """Ranked complete plans of a request.
+def search(
+    request: Request, models: Models, pricer: Pricer | None = None, like: Placement | None = None
+) -> Found:
+    """Ranked complete plans of a request; with `like`, only on its pools and with its architecture.
 
     Seats of a pool are combined by the sum of their times under the memory of the pool. The best
     few of every structure become placements with a bound: no step is shorter than the work of its
@@ -87,18 +103,15 @@ def search(request: Request, models: Models, pricer: Pricer | None = None) -> Fo
     """
     pricer = pricer or Pricer(request, models)
     nearest: list[Nearest] = []
-    drafts = [
-        draft
-        for structure in structures(request, models)
-        for draft in _drafts(request, pricer, structure, nearest)
-    ]
     kinds: dict[tuple[str, str], list[Draft]] = {}
-    for draft in sorted(drafts, key=lambda d: d.bound):
-        kinds.setdefault(draft.kind, []).append(draft)
+    for structure in structures(request, models):
+        if like is None or (structure.pools == like.pools and structure.name == like.architecture):
+            kind = structure.name, structure.role_placement
+            kinds.setdefault(kind, []).extend(_drafts(request, pricer, structure, nearest))
     ranked: list[Candidate] = []
     rejected: list[str] = []
-    for kind in kinds.values():
-        _price_kind(request, pricer, kind, ranked, rejected)
+    for drafts in kinds.values():
+        _price_kind(request, pricer, sorted(drafts, key=lambda d: d.bound), ranked, rejected)
     return Found(
         ranked=tuple(sorted(ranked, key=lambda c: _key(request, c))), pricer=pricer, rejected=tuple(rejected),
         nearest=min(nearest, key=lambda n: n.shortfall, default=None),
@@ -176,31 +189,22 @@ def _drafts(
         found.append([(pool, c) for c in distinct.values()])
     pricer.tally.plans += plans
     pricer.tally.structures += 1
-    return [_draft(request, structure, choice) for choice in product(*found)]
+    return [
+        Draft(structure=structure, choice=c, bound=_bound(structure, c)) for c in product(*found)
+    ]
 
 
-def _draft(
-    request: Request, structure: Structure, choice: tuple[tuple[GpuSet, Combination], ...]
-) -> Draft:
-    seats: dict[str, Any] = {}
-    for pool, combination in choice:
-        for name, option in zip(structure.seats_in(pool.name), combination.options, strict=True):
-            seats[name] = replace(option.seat, pool=pool.name)
-    placement = Placement(
-        pools=structure.pools, schedule=structure.schedule, backend=request.backend, **seats
-    )
+def _bound(structure: Structure, choice: Choice) -> float:
+    """Seconds that no step of these seats can be shorter than."""
     times = [combination.seconds for _, combination in choice]
-    serial = structure.name == "disaggregated"  # rollout and the rest wait for each other
-    return Draft(
-        placement=placement,
-        structure=structure,
-        bound=sum(times) if serial else max(times) * (1 - STEADY * (structure.name == "async")),
-    )
+    if structure.name == "disaggregated":  # rollout and the rest wait for each other
+        return sum(times)
+    return max(times) * (1 - STEADY * (structure.name == "async"))
 
 
 def _with_path(request: Request, pricer: Pricer, draft: Draft) -> Placement | None:
     """The placement with its fastest available weight path; None when there is none."""
-    placement = draft.placement
+    placement = draft.placement(request)
     if placement.rollout is None:
         return placement
     setting = Setting(

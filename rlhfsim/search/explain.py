@@ -196,8 +196,8 @@ def _smaller(cluster: Cluster, factor: float) -> Cluster:
 def gains(request: Request, models: Models, base: Found, chosen: Candidate) -> Iterator[Gain]:
     """The best step with each switch or backend that does not compete.
 
-    A switch that changes the workload is priced on the chosen architecture and role placement; `async`
-    on every split into two pools.
+    A switch that changes the workload and a backend are priced on the pools of the chosen plan;
+    `async` on every split into two pools.
     """
     for name in sorted(set(SWITCHES) - request.switches - request.forbid):
         if not request.workload.generates and name in ("async", "fp8", "rollout-logprobs"):
@@ -207,25 +207,16 @@ def gains(request: Request, models: Models, base: Found, chosen: Candidate) -> I
             best = _best(search(changed, models, base.pricer.again(changed)))
         else:
             workload = switched(request.workload, frozenset({name}))
-            changed = replace(
-                request,
-                workload=workload,
-                allow=request.allow | {name},
-                architecture=chosen.placement.architecture,
-            )
-            best = _best(search(changed, models_of(workload)))
+            changed = replace(request, workload=workload, allow=request.allow | {name})
+            best = _best(search(changed, models_of(workload), like=chosen.placement))
         yield _gain(name, SWITCHES[name], best, chosen, launchable=True)
     for backend, rules in BACKENDS.items():
         if backend != request.backend:
-            changed = replace(
-                request, backend=backend, architecture=chosen.placement.architecture, fix={}
+            best = _best(
+                search(replace(request, backend=backend, fix={}), models, like=chosen.placement)
             )
             yield _gain(
-                backend,
-                f"training by {rules.title}",
-                _best(search(changed, models)),
-                chosen,
-                launchable=rules.launchable,
+                backend, f"training by {rules.title}", best, chosen, launchable=rules.launchable
             )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rlhfsim.search.request import Request
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import GpuSet, Schedule, WeightPath
+from rlhfsim.specs.placement import GpuSet, RolePlacementLabel, Schedule, WeightPath, role_placement
 
 SYNCHRONOUS = Schedule()
 MAX_SPLITS = 8
@@ -46,6 +46,11 @@ class Structure:
         """Seats of one pool, in a fixed order."""
         return tuple(seat for seat, name in self.seats.items() if name == pool)
 
+    @property
+    def role_placement(self) -> RolePlacementLabel:
+        """How the roles share pools."""
+        return role_placement([pool for seat, pool in self.seats.items() if seat != "rollout"])
+
 
 RESIDENT = Policy()
 SLEEPING = tuple(
@@ -66,7 +71,7 @@ def structures(request: Request, models: Models) -> Iterator[Structure]:
     wanted = request.architecture
     for structure in _all(request, seats):
         label = structure.name
-        roles = _role_label(structure)
+        roles = structure.role_placement
         if wanted not in (None, label) or label in request.forbid or roles in request.forbid:
             continue
         if "offload" in request.forbid and any(
@@ -84,13 +89,6 @@ def _seats(request: Request, models: Models) -> tuple[str, ...]:
         if getattr(models, role) is not None:
             present.append(role)
     return tuple(present)
-
-
-def _role_label(structure: Structure) -> str:
-    roles = {s: p for s, p in structure.seats.items() if s != "rollout"}
-    if len(set(roles.values())) == 1:
-        return "colocated"
-    return "standalone" if len(set(roles.values())) == len(roles) else "split"
 
 
 def _all(request: Request, seats: tuple[str, ...]) -> Iterator[Structure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -143,8 +144,12 @@ class Placement:
     @property
     def role_placement(self) -> RolePlacementLabel:
         """How the four roles share pools: one pool, groups, or each its own."""
-        roles = {name: seat.pool for name, seat in self.seats.items() if name != "rollout"}
-        distinct = len(set(roles.values()))
-        if distinct == 1:
-            return "colocated"
-        return "standalone" if distinct == len(roles) else "split"
+        return role_placement([seat.pool for name, seat in self.seats.items() if name != "rollout"])
+
+
+def role_placement(pools: Sequence[str]) -> RolePlacementLabel:
+    """The label of roles that sit in these pools, one entry a role."""
+    distinct = len(set(pools))
+    if distinct == 1:
+        return "colocated"
+    return "standalone" if distinct == len(pools) else "split"
