@@ -206,12 +206,16 @@ def moments(placement: Placement, workload: Workload) -> Iterator[Moment]:
     for call in dataflow(workload):
         if call.role == "rules":
             continue
-        if call.kind == "generate":
+        if call.kind == "generate" and placement.rollout is None:
+            yield from _call_moments(placement, call, engine)  # the policy's own modules generate
+        elif call.kind == "generate":
             assert placement.rollout is not None
             pools = (placement.rollout.pool,)
             yield Moment(name=call.name, pools=pools, engine="running")
             engine = "idle"
             yield Moment(name=f"{call.name}.unload", pools=pools, engine=engine)
+        elif call.kind == "sync" and placement.rollout is None:
+            continue
         elif call.kind == "sync":
             yield from _syncmoments(placement)
             engine = _after_sync(placement)
