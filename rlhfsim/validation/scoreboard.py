@@ -25,7 +25,8 @@ SCHEMA = "rlhfsim.validate/1"
 TOLERANCE = 0.001
 """Figures that differ by less than 0.1 percentage points are the same."""
 REFERENCE = "aiconfigurator"
-"""Key in `Outcome.detail` of another tool's prediction of the same row."""
+"""Another planner, whose prediction of the same row stands in `Outcome.detail` as `PEER`."""
+PEER = "peer_s"
 _ERRORS = ("median_abs_error", "mean_abs_error", "p90_abs_error")
 _HIGHER_IS_BETTER = ("within_factor_2", "recall")
 _WORSE_UP = (*_ERRORS, "false_alarms", "brier")
@@ -105,7 +106,7 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     figures["without_assumptions"] = _figures(kind, [o for o in rows if not o.assumptions])
     figures["with_assumptions"] = _figures(kind, [o for o in rows if o.assumptions])
     figures["sources"] = {s: _figures(kind, r) for s, r in statistics.by_source(rows).items()}
-    reference = statistics.reference_errors(rows, REFERENCE)
+    reference = statistics.reference_errors(rows, PEER)
     if reference["rows"]:
         figures[REFERENCE] = dict(reference)
     if kind == "oom":
@@ -119,7 +120,7 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
 
 
 def _framework(outcome: Outcome) -> str:
-    return str(outcome.detail.get("framework", "not stated"))
+    return str(outcome.detail.get("framework", outcome.source))
 
 
 def _source(rows: list[Outcome]) -> dict[str, Any]:
