@@ -71,8 +71,9 @@ def all_to_all(device: Device, size: float, group: Group) -> float:
 
 
 def dispatch(
-    device: Device, tokens: float, token_bytes: float, top_k: int, group: Group, *, skew: float = 1
-) -> float:
+    device: Device, tokens: float, token_bytes: float, top_k: int, group: Group, *,
+    skew: float = 1, once: bool = True,
+) -> float:  # fmt: skip
     """Seconds to send `tokens` tokens of one GPU to the experts that they chose (or back).
 
         sent = tokens token_bytes, to each other GPU (domain) at most once:
@@ -80,14 +81,16 @@ def dispatch(
 
     A token travels once to each domain and once to each GPU inside it, as in DeepEP and
     Megatron's flex dispatcher (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). `skew` is busiest
-    over mean rank. Too fast for a dispatcher that copies a token once per chosen expert.
+    over mean rank. `once=False`: a copy per chosen expert, copies = k (plain all-to-all dispatcher).
     """
     n = group.ranks
     if n == 1 or tokens <= 0:
         return 0.0
     sent = tokens * token_bytes * skew
     if group.domains == 1:
-        return all_to_all(device, sent * _copies(n, top_k), group)
+        return all_to_all(device, sent * (_copies(n, top_k) if once else top_k), group)
+    if not once:
+        return all_to_all(device, sent * top_k, group)
     away = _copies(group.domains, top_k) * (1 - 1 / group.domains)
     inside = _copies(n, top_k) * (1 - 1 / group.per_domain)
     fast = sent * inside / _bandwidth(device, "all_to_all")

@@ -65,6 +65,12 @@ class Work:
     """Time of the attention kernel over that of the measured one (an older FlashAttention)."""
     flash: bool = True
     """False: scores are written to memory (kernels before FlashAttention)."""
+    fp8_attention: bool = False
+    """The attention core runs in FP8."""
+    fused_experts: bool = False
+    """Activation and quantisation of the experts happen inside their grouped GEMMs."""
+    token_once: bool = True
+    """Dispatch sends a token once to each GPU, not once per chosen expert."""
     skew: float = 1.0
     """Busiest over mean expert-parallel rank."""
 
@@ -181,6 +187,7 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     kernel = _flash if work.flash else _unfused
     seconds = kernel(device, local, sequences, length) / work.cp * work.attention_slowdown
     seconds *= (local.qk_dim + local.v_dim) / (2 * local.qk_dim)
+    seconds *= device["fp8_attention_time"] if work.fp8_attention else 1.0
     share = at.num_windowed_layers / model.num_layers
     if not share:
         return seconds
@@ -292,10 +299,11 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts
     quantised = 0.0
     for matrix in matrices:
         rows = _rows(matrix, work)
-        if matrix.name in ("mlp_up", "expert_up"):
+        inside = work.fused_experts and matrix.experts > 1
+        if matrix.name in ("mlp_up", "expert_up") and not inside:
             elements += (1.5 if model.gated else 2.0) * matrix.n * rows
         if matrix.linear and work.precision in ("fp8", "fp4"):
-            quantised += matrix.k * rows
+            quantised += (0.5 if inside else 1.0) * matrix.k * rows
     if experts and model.moe:
         elements += 4 * model.moe.top_k * work.etp * model.hidden * work.held
     return (BF16 if work.fused else 2 * BF16) * elements + 2 * BF16 * quantised
@@ -325,7 +333,9 @@ def _expert_parallel(device: Device, model: ModelSpec, work: Work) -> float:
         return 0.0
     ranks = group(work.ep, work.etp, device.domain)
     token = BF16 * model.hidden
-    once = collectives.dispatch(device, work.held, token, model.moe.top_k, ranks, skew=work.skew)
+    once = collectives.dispatch(
+        device, work.held, token, model.moe.top_k, ranks, skew=work.skew, once=work.token_once
+    )
     return 2 * once
 
 

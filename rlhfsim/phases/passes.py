@@ -38,6 +38,12 @@ class Software:
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()
     """Modules repeated in the backward besides `Layout.recompute`: keys of `roofline.MODULES`."""
+    fused_experts: bool = False
+    """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
+    token_once: bool = True
+    """Dispatch sends a token once per domain and GPU (DeepEP, HybridEP); else once per expert."""
+    fp8_attention: bool = False
+    """The attention core runs in FP8."""
     user_buffers: bool = False
     """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
     scheduled_ep: bool = False

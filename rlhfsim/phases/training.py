@@ -104,6 +104,7 @@ def work_of(
         tp=layout.tp, cp=layout.cp, ep=layout.ep, etp=layout.etp,
         sequence_parallel=layout.sequence_parallel and layout.tp > 1, precision=precision,
         fused=software.fused, attention_slowdown=software.attention_slowdown, flash=software.flash,
+        fused_experts=software.fused_experts, token_once=software.token_once, fp8_attention=software.fp8_attention,
         skew=device["ep_hot_rank_factor"] if skewed else 1.0,
     )  # fmt: skip
 

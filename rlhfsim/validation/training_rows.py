@@ -9,13 +9,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.flop import attention_flop, matmul_flop
 from rlhfsim.costs.sequences import Sequences, uniform
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.passes import Graphs, Software
+from rlhfsim.phases.passes import Software
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Pool, Profile
 from rlhfsim.specs.layout import Layout, Recompute
@@ -52,6 +53,33 @@ class Job:
     """What the software of the row is taken to do, with its source."""
 
 
+_FULL: dict[str, Any] = {
+    "graphs": "full",
+    "scheduled_ep": True,
+    "fused_experts": True,
+    "fp8_attention": True,
+}
+_PARTIAL: dict[str, Any] = {"graphs": "partial"}
+_GB, _B, _ALL = ("GB200", "GB300"), ("B200", "B300"), ("GB200", "GB300", "B200", "B300")
+_NOTE = "graphs and dispatcher of Megatron-Bridge perf_recipes (commit 067f987df0): "
+RECIPES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str, dict[str, Any], str], ...] = (
+    (("DeepSeekV3", "Qwen3"), (*_GB, "B300"), "26.06", "MXFP8", _FULL, _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts"),
+    (("GPT OSS",), _GB, "26.06", "MXFP8", _FULL, _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts"),
+    (("Qwen3",), _GB, "25.11", "", _PARTIAL, _NOTE + "attention and router"),
+    (("Qwen3_30B",), _ALL, "26.02.01", "", _PARTIAL, _NOTE + "attention and router"),
+    (("Qwen3_30B",), ("H100",), "26.04", "", _PARTIAL, _NOTE + "attention and router"),
+    (("DeepSeekV3",), ("GB200",), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
+    (("DeepSeekV3",), ("GB300",), "25.11", "BF16", _PARTIAL, _NOTE + "attention and router"),
+    (("DeepSeekV3",), ("B200",), "25.11", "", {"scheduled_ep": True}, _NOTE + "DeepEP, overlapped all-to-all"),
+    (("GPT OSS",), ("B300", "GB300"), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
+    (("GPT OSS",), ("GB200",), "25.11", "BF16", {"scheduled_ep": True}, _NOTE + "overlapped all-to-all"),
+    (("GPT OSS",), ("H100", "B200"), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
+    (("Qwen3_235B",), ("H100",), "25.09", "", {"token_once": False, "scheduled_ep": True}, _NOTE + "plain all-to-all dispatcher, overlapped"),
+    (("Qwen3_235B",), ("B200",), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
+    (("Kimi",), _ALL, "25.09", "", {}, _NOTE + "none"),
+    (("LLAMA3_8B",), _ALL, "25.09", "", {"graphs": "full"}, _NOTE + "whole iteration"),
+)  # fmt: skip
+"""Model prefixes, GPUs, first release, precision, changes, note; the first that fits counts."""
 Lookup = Callable[[str], Profile]
 """Finds a hardware profile by name or alias; always the same object for the same name."""
 
@@ -263,33 +291,30 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
             break
     if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
         software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
-    graphs = graphs_of(row)
+    software, recipe = recipe_of(row, software)
     slow = 1.0
     if prefix == "llm-foundry" and framework.startswith(prefix) and "h100" in device.profile.name:
         slow = device["flash2_on_hopper"]
     software = replace(
         software,
-        graphs=graphs,
         attention_slowdown=slow,
         recomputed=recomputed(row.text("recompute")),
     )
-    return backend, software, (stated, f"cuda_graphs={graphs}")
+    return backend, software, (stated, recipe) if recipe else (stated,)
 
 
-def graphs_of(row: Row) -> Graphs:
-    """CUDA graphs of the performance recipes by release (Megatron-Bridge perf_recipes, commit 067f987df0).
-
-    26.06 brought graphs over the whole iteration to MXFP8 MoE recipes on Blackwell; before, graphs
-    held attention and router. Dense recipes run graphs on Blackwell. Elsewhere none.
-    """
-    framework = row.text("framework") or ""
-    release = re.search(r"\((\d\d\.\d\d)", framework)
+def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
+    """The software of a row as its release's recipe sets it (see `RECIPES`)."""
+    framework, text = row.text("framework") or "", row.text("precision") or ""
+    release = re.search(r"\((\d\d\.\d\d(?:\.\d\d)?)", framework)
     if not release or "Megatron-Bridge" not in framework:
-        return "none"
-    blackwell = (row.text("gpu_type") or "")[:2] in ("GB", "B2", "B3")
-    if float(release[1]) >= 26.06 and blackwell and "MXFP8" in (row.text("precision") or ""):
-        return "full"
-    return "partial" if float(release[1]) >= 25.11 else "none"
+        return software, ""
+    model, gpu = row.text("model") or "", row.text("gpu_type") or ""
+    for names, gpus, since, precision, changes, note in RECIPES:
+        fits = model.startswith(names) and gpu in gpus and precision in text
+        if fits and release[1] >= since:
+            return replace(software, **changes), note
+    return software, "recipe: no CUDA graphs"
 
 
 def measured(row: Row, it: Job) -> tuple[float, str]:
