@@ -11,6 +11,12 @@ def test_committed_figures_are_current_and_no_kind_got_worse() -> None:
     assert scoreboard.check(scoreboard.committed_file()) == []
 
 
+def test_no_committed_row_was_skipped_by_a_bug_of_ours() -> None:
+    kinds = scoreboard.read_board(scoreboard.committed_file())["kinds"]
+    reasons = [reason for figures in kinds.values() for reason in figures["skip_reasons"]]
+    assert [reason for reason in reasons if reason.startswith("internal error")] == []
+
+
 def test_the_committed_report_is_made_of_the_committed_figures() -> None:
     path = scoreboard.committed_file()
     assert path.with_suffix(".md").read_text(encoding="utf-8") == markdown(
