@@ -108,6 +108,18 @@ def host_rate(device: Device, copying: int | None = None) -> Rate:
     return slower(lane, rate(device, "host", memory, "host_copy_efficiency"))
 
 
+def pageable_rate(device: Device, copying: int | None = None) -> Rate:
+    """Bytes/s of a copy to or from ordinary host memory: staged through a pinned buffer by one thread."""
+    pinned = host_rate(device, copying)
+    low, high = device.spread("pageable_fraction")
+    return Rate(
+        value=pinned.value * device["pageable_fraction"],
+        resource=pinned.resource,
+        rests_on="pageable_fraction",
+        spread=(low, high),
+    )
+
+
 def _is_c2c(device: Device) -> bool:
     return device.profile.pcie.value > 2 * PCIE5
 

@@ -3,8 +3,9 @@
     T = bytes per GPU / B + constant        B of `costs.transfer.host_rate`, all GPUs of a node at once
 
 Physics section 6. Level 1 of vLLM's sleep copies the weights to the host, level 2 drops them (the
-weight sync must bring them back); the KV cache is dropped by both. Not known here: pinning of host
-memory at the first offload, which takes seconds once, and NUMA placement.
+weight sync must bring them back); the KV cache is dropped by both. After an offload the allocator's
+cache is emptied (`sleep_latency`). Not known here: pinning of host memory at the first offload, which
+takes seconds once, and NUMA placement.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from rlhfsim.costs.memory import (
     stages,
     trained_states,
 )
-from rlhfsim.costs.transfer import handled, host_rate, moved, read_rate, slower, write_rate
+from rlhfsim.costs.transfer import (
+    handled,
+    host_rate,
+    moved,
+    pageable_rate,
+    read_rate,
+    slower,
+    write_rate,
+)
 from rlhfsim.phases.weight_route import weights_of
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.dataflow import Call
@@ -33,6 +42,9 @@ from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload import Lora, Workload
 
 Store = Literal["host", "nvme"]
+PINNING: frozenset[Backend] = frozenset({"deepspeed"})
+"""Backends whose offload pins host memory: DeepSpeed `offload_states(pin_memory=True)`. The Megatron
+and FSDP workers of verl and NeMo-RL use `tensor.to("cpu")`, which is pageable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +94,35 @@ def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
 
 
 def copy_out(
-    device: Device, size: float, *, to: Store = "host", copying: int | None = None
+    device: Device,
+    size: float,
+    *,
+    to: Store = "host",
+    copying: int | None = None,
+    pinned: bool = True,
 ) -> Cost:
     """`size` bytes from every copying GPU of a node to host memory or through it to NVMe."""
-    return _copied(device, size, to, copying, out=True)
+    return _copied(device, size, to, copying, pinned, out=True)
 
 
 def copy_in(
-    device: Device, size: float, *, source: Store = "host", copying: int | None = None
+    device: Device,
+    size: float,
+    *,
+    source: Store = "host",
+    copying: int | None = None,
+    pinned: bool = True,
 ) -> Cost:
     """`size` bytes to every copying GPU of a node from host memory or NVMe."""
-    return _copied(device, size, source, copying, out=False)
+    return _copied(device, size, source, copying, pinned, out=False)
 
 
-def _copied(device: Device, size: float, store: Store, copying: int | None, *, out: bool) -> Cost:
+def _copied(
+    device: Device, size: float, store: Store, copying: int | None, pinned: bool, *, out: bool
+) -> Cost:
     if size <= 0:
         return Cost()
-    link = host_rate(device, copying)
+    link = host_rate(device, copying) if pinned else pageable_rate(device, copying)
     if store == "nvme":
         disk = write_rate(device, shared=False) if out else read_rate(device, shared=False)
         link = slower(link, disk.scaled(1 / (copying or device.gpus_per_node)))
@@ -156,7 +180,7 @@ def moves(
         model, seat.layout, placement.backend, trained=call.kind == "train",
         optimizer=workload.optimizer, lora=workload.lora if call.role == "actor" else None,
     )  # fmt: skip
-    return _around_role(device, seat, role)
+    return _around_role(device, seat, role, pinned=placement.backend in PINNING)
 
 
 def _around_rollout(
@@ -170,14 +194,17 @@ def _around_rollout(
     return wake(device, size, level=level), sleep(device, size, level=level)
 
 
-def _around_role(device: Device, seat: Seat, role: Held) -> tuple[Cost, Cost]:
+def _around_role(device: Device, seat: Seat, role: Held, *, pinned: bool) -> tuple[Cost, Cost]:
     """Weights move when the role is not resident, optimizer states also with `offload_between`."""
     if seat.residency == "recreated":
         size = role.frozen + role.learned + role.optimizer
-        out = copy_out(device, role.learned + role.optimizer)
+        out = copy_out(device, role.learned + role.optimizer, pinned=pinned)
         return recreate(device, size), out + destroy(device)
     away = seat.residency == "offloaded"
     learned = role.learned if away else 0.0
     optimizer = role.optimizer if away or seat.offload_between else 0.0
     frozen = role.frozen if away else 0.0
-    return copy_in(device, frozen + learned + optimizer), copy_out(device, learned + optimizer)
+    back = copy_out(device, learned + optimizer, pinned=pinned)
+    if away or back.parts:
+        back += Cost(parts=(handled(1, device, "sleep_latency"),))
+    return copy_in(device, frozen + learned + optimizer, pinned=pinned), back

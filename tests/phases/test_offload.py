@@ -82,8 +82,18 @@ def test_offload_between_moves_the_optimizer_both_ways() -> None:
     seat = replace(ACTOR, offload_between=True)
     before, after = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
     optimizer = MODEL.num_params / 2 * 12 / 4  # tp 2, 12 bytes an element over dp 4
-    assert before.seconds == pytest.approx(copy_in(DEVICE, optimizer).seconds, rel=0.01)
-    assert after.seconds == pytest.approx(before.seconds)
+    assert before.seconds == pytest.approx(
+        copy_in(DEVICE, optimizer, pinned=False).seconds, rel=0.01
+    )
+    assert after.seconds == pytest.approx(before.seconds + DEVICE["sleep_latency"])
+
+
+def test_pinned_memory_is_faster_and_deepspeed_has_it() -> None:
+    assert copy_in(DEVICE, GB).seconds < copy_in(DEVICE, GB, pinned=False).seconds
+    seat = replace(ACTOR, offload_between=True)
+    pinned, _ = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, replace(PLACEMENT, backend="deepspeed"))
+    pageable, _ = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    assert pinned.seconds < pageable.seconds
 
 
 def test_an_optimizer_that_lives_on_the_host_does_not_move() -> None:
@@ -96,8 +106,9 @@ def test_an_optimizer_that_lives_on_the_host_does_not_move() -> None:
 def test_a_frozen_role_is_loaded_and_then_dropped() -> None:
     seat = replace(ACTOR, residency="offloaded")
     before, after = moves(DEVICE, MODEL, seat, SCORE, WORKLOAD, PLACEMENT)
-    assert before.seconds == pytest.approx(copy_in(DEVICE, MODEL.num_params).seconds, rel=0.01)
-    assert after.seconds == 0
+    weights = copy_in(DEVICE, MODEL.num_params, pinned=False)
+    assert before.seconds == pytest.approx(weights.seconds, rel=0.01)
+    assert after.seconds == DEVICE["sleep_latency"]
 
 
 def test_adapters_leave_little_to_move_back() -> None:
@@ -105,7 +116,7 @@ def test_adapters_leave_little_to_move_back() -> None:
     workload = replace(WORKLOAD, lora=Lora(rank=16))
     _, full = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
     _, small = moves(DEVICE, MODEL, seat, TRAIN, workload, PLACEMENT)
-    assert small.seconds < full.seconds / 20
+    assert small.seconds < full.seconds / 3
 
 
 def test_the_rollout_wakes_before_generation_and_sleeps_after_it() -> None:
