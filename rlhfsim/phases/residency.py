@@ -61,6 +61,8 @@ class PoolBytes:
     engine: EngineBytes | None
     sync: float
     """Transfer buffers of a weight sync on a GPU of this pool."""
+    sync_group: float
+    """NCCL buffers of the group that spans training and rollout; 0 without one."""
 
 
 def profile_of(placement: Placement, cluster: Cluster, pool: str) -> Profile:
@@ -174,6 +176,7 @@ def pool_bytes(
         },
         engine=engine_in_plan(models, placement, workload, profile) if here else None,
         sync=_sync_bytes(models, placement, workload, pool, profile),
+        sync_group=profile["nccl_bytes"] if placement.weight_path in ("broadcast", "p2p") else 0.0,
     )
 
 
@@ -258,11 +261,15 @@ def entries(held: PoolBytes, moment: Moment) -> Iterator[Entry]:
     """What is in GPU memory at `moment`, role by role."""
     for role, part in held.roles.items():
         mine = moment.loaded == role
+        if role == "actor" and held.sync_group:
+            yield entry(held.profile, role, "nccl", held.sync_group)
         yield from _role_entries(held.profile, role, part, moment if mine else None)
         if mine and moment.kind == "sync":
             yield entry(held.profile, role, "sync_buffers", held.sync)
     if held.engine:
         yield from _engine_entries(held.profile, held.engine, moment)
+        if held.sync_group:
+            yield entry(held.profile, "rollout", "nccl", held.sync_group)
         if moment.kind == "sync" and "actor" not in held.roles:
             yield entry(held.profile, "rollout", "sync_buffers", held.sync)
 

@@ -18,6 +18,7 @@ from rlhfsim.costs import activations, kv_cache, memory
 from rlhfsim.costs.memory import Optimizer, Shard, Stage, States
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.lengths import stats
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.placement import RolloutSeat, Seat
 from rlhfsim.specs.workload import Lora, Workload
@@ -45,17 +46,38 @@ class Batch:
 
     max_tokens: float
     """Longest sequence, prompt and response."""
+    mean_tokens: float
+    """Mean sequence; the maximum where sequences are padded."""
+    deviation: float
+    """Standard deviation of the length, tokens; 0 where sequences are padded."""
     sequences: int
     """Sequences of one optimizer step over all ranks."""
+
+    def tokens(self, sequences: int) -> float:
+        """Tokens of the fullest micro-batch of `sequences` that one must expect.
+
+            min( b max, max( max, b mean + 4 sqrt(b) sd ) )
+
+        One sequence of the maximal length will come; that all b are that long will not, when they
+        are packed.
+        """
+        typical = sequences * self.mean_tokens + 4 * math.sqrt(sequences) * self.deviation
+        return min(sequences * self.max_tokens, max(self.max_tokens, typical))
 
 
 @lru_cache(maxsize=4096)
 def batch_of(workload: Workload) -> Batch:
-    """Memory is sized for the longest sequence: one will come."""
-    prompt, response = workload.prompt_len.maximum, workload.response_len.maximum
+    """The lengths that memory is sized for."""
+    prompt, response = stats(workload.prompt_len), stats(workload.response_len)
+    longest = workload.prompt_len.maximum + workload.response_len.maximum
+    mean, variance = longest, 0.0
+    if workload.packing:
+        mean = prompt.mean + response.mean
+        variance = prompt.mean_square - prompt.mean**2 + response.mean_square - response.mean**2
     return Batch(
-        max_tokens=prompt + response, sequences=workload.num_sequences // workload.mini_batches
-    )
+        max_tokens=longest, mean_tokens=mean, deviation=math.sqrt(max(0.0, variance)),
+        sequences=workload.num_sequences // workload.mini_batches,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +250,7 @@ def _training(
     layout = seat.layout
     micro_batches = math.ceil(batch.sequences / (layout.dp * layout.micro_batch))
     held = activations.training_activations(
-        model, layout, backend, tokens=stack.train_tokens or layout.micro_batch * batch.max_tokens,
+        model, layout, backend, tokens=stack.train_tokens or batch.tokens(layout.micro_batch),
         micro_batches=micro_batches, stage=stage, imbalance=_imbalance(model, seat, profile),
         logit_chunk=stack.logit_chunk, score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_TRAIN,
@@ -255,7 +277,7 @@ def _scoring(
 ) -> Extra:
     layout = seat.layout
     held = activations.forward_activations(
-        model, layout, backend, tokens=stack.score_tokens or layout.micro_batch * batch.max_tokens,
+        model, layout, backend, tokens=stack.score_tokens or batch.tokens(layout.micro_batch),
         imbalance=_imbalance(model, seat, profile), logit_chunk=stack.logit_chunk,
         score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_FORWARD,

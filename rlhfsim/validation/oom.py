@@ -43,6 +43,8 @@ def excluded(row: Row) -> str | None:
         return reasons.get(kind, f"kind {kind}")
     if not (row.text("config_completeness") or "").startswith("full"):
         return f"configuration is {row.text('config_completeness')}"
+    if "gpu_mem_gb assumed" in (row.text("inferred_fields") or ""):
+        return "the memory of the GPU is the reader's assumption, nobody stated it"
     return NOT_THE_CONFIGURATION.get(row.text("case_id") or "")
 
 

@@ -228,6 +228,9 @@ def _residency(row: Row) -> tuple[Residency, bool]:
 
 def _micro(row: Row, column: str) -> int:
     """Sequences per micro-batch; 1 where a token budget rules."""
+    if _algorithm(row) == "dpo":  # a micro-batch counts pairs, both run in one forward
+        pairs = _tokens(row.text("micro_train"))
+        return 2 * int(pairs or 1)
     stated = _tokens(row.text(column))
     if stated is None and row.text("max_tokens_per_gpu"):
         return 1
@@ -339,6 +342,10 @@ def _rollout(
         return _hybrid_engine(row, sizes, seats, models)
     if engine is None and not (row.text("framework") or "").startswith("prime-rl"):
         return None
+    if row.text("rollout_tp") is None:
+        if seats["rollout"] != seats["actor"]:
+            return None  # the engine of another pool is not described: the trainer is judged alone
+        raise Unreadable("tensor parallelism of the engine is not stated")
     pool = seats["rollout"]
     framework = row.text("framework") or ""
     tp = row.integer("rollout_tp") or 1
