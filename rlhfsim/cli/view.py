@@ -1,0 +1,481 @@
+"""A plan as people read it: header, summary, phases, placement, memory, and how sure it is.
+
+Every function returns something that rich prints within the width it is given; no information
+stands in colour alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from rich.box import SIMPLE
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.cli.bars import DARK, FULL, LIGHT, MEDIUM, Axis, Bar, Piece, plain
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import LedgerEntry, Plan, PredictedPhase
+from rlhfsim.specs.backends import BACKENDS
+from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.layout import RolloutLayout
+from rlhfsim.specs.lengths import AnyLengths, Empirical, Fixed
+from rlhfsim.specs.placement import RolloutSeat, Seat
+from rlhfsim.specs.profiles import load_profile
+
+WIDTH = 100
+"""Columns that no output exceeds."""
+LABEL = 8
+"""Width of the labels of header and summary."""
+NARROW = 90
+"""Below this many columns tables leave out what the bars show."""
+RESOURCES: dict[str, tuple[str, str, str]] = {
+    "compute": ("compute", "green", "arithmetic of the GPUs"),
+    "hbm": ("HBM", "cyan", "bandwidth of GPU memory"),
+    "nvlink": ("NVLink", "blue", "the fabric inside a node"),
+    "network": ("network", "magenta", "the fabric between nodes"),
+    "pcie": ("PCIe", "yellow", "the link between GPU and host"),
+    "storage": ("storage", "yellow", "disks"),
+    "host": ("host", "yellow", "CPU and host memory"),
+    "bubble": ("bubble", "red", "pipeline stages that wait for each other"),
+    "tail": ("tail", "red", "GPUs that wait for the longest responses"),
+    "overhead": ("overhead", "bright_black", "launches and framework"),
+}
+"""Resource -> word, colour, meaning."""
+ARCHITECTURES = {
+    "naive": "rollout and training share the GPUs, everything stays in memory",
+    "smart": "rollout and training share the GPUs, memory is freed between phases, weights copied",
+    "hybrid": "rollout and training share the GPUs, weights handed over in GPU memory",
+    "disaggregated": "rollout and training on GPUs of their own, one waits for the other",
+    "async": "rollout and training on GPUs of their own, working at the same time",
+}
+ROLES = {
+    "colocated": "all roles in one pool",
+    "split": "roles in groups",
+    "standalone": "every role in its own pool",
+}
+PATHS = {
+    "none": "not copied", "ipc": "CUDA IPC", "reshard": "resharding in place",
+    "broadcast": "NCCL broadcast", "p2p": "RDMA", "disk": "disk", "lora": "LoRA adapters only",
+    "host": "host memory",
+}  # fmt: skip
+GROUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "weights": (FULL, "green", ("weights",)),
+    "gradients, optimizer": (DARK, "blue", ("gradients", "optimizer")),
+    "KV cache": (MEDIUM, "magenta", ("kv_cache",)),
+    "activations, buffers, rest": (LIGHT, "yellow", ()),
+}
+"""What a memory bar tells apart: words -> glyph, colour, components; the last takes the rest."""
+
+
+DERIVED = {
+    "length_balance": "how evenly drawn lengths spread over the ranks",
+    "rules.seconds_per_sample": "given by the workload",
+}
+"""What a time can rest on besides coefficients and curves."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """The console of every command: at most `WIDTH` columns, `WIDTH` into pipes."""
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    return Console(
+        width=max(60, min(WIDTH, width)), stderr=stderr, highlight=False, markup=False, emoji=False
+    )
+
+
+def new_table(width: int = WIDTH) -> Table:
+    """A table without edges, as every command shows it."""
+    return Table(
+        box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
+        header_style="bold",
+    )  # fmt: skip
+
+
+# --- words and numbers ------------------------------------------------------------------------------
+
+
+def profile_of(plan: Plan, pool: str) -> Profile | None:
+    """The profile under a pool of the plan; None where it is not found here any more."""
+    hardware = next((p.hardware for p in plan.placement.pools if p.name == pool), 0)
+    try:
+        return load_profile(plan.hardware[hardware].profile)
+    except RlhfsimError:
+        return None
+
+
+def percent(share: float) -> str:
+    """A probability in words of one glance: `<1 %`, `12 %`, `>99 %`."""
+    if 0 < share < 0.005:
+        return "<1 %"
+    return ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
+
+
+def lengths_text(lengths: AnyLengths) -> str:
+    """`1,024 tokens`, `lognormal (mean 2,000, at most 8,192 tokens)`."""
+    if isinstance(lengths, Fixed):
+        return f"{lengths.value:,.0f} tokens"
+    if isinstance(lengths, Empirical):
+        return f"lengths of {lengths.file}"
+    return f"{lengths.kind} (mean {lengths.mean:,.0f}, at most {lengths.max:,.0f} tokens)"
+
+
+def resource_text(resource: str) -> Text:
+    """The resource as a word in its colour."""
+    word, colour, _ = RESOURCES.get(resource, (resource, "", ""))
+    return Text(word, style=colour)
+
+
+def _decimals(step: float) -> int:
+    return 0 if step >= 10_000 else 1 if step >= 100 else 2 if step >= 1 else 4
+
+
+def _fixed(seconds: float, decimals: int) -> str:
+    least = 10.0**-decimals
+    return f"<{least:.{decimals}f}" if 0 < seconds < least / 2 else f"{seconds:,.{decimals}f}"
+
+
+def _size(size: float) -> str:
+    return units.format(size, "byte")
+
+
+# --- header and summary -----------------------------------------------------------------------------
+
+
+def header(plan: Plan) -> RenderableType:
+    """What is computed on what, and how: a title line, then batch, architecture, roles."""
+    rows = {"batch": _batch(plan), "plan": _way(plan), "roles": _roles(plan)}
+    return Group(Text(_task(plan), style="bold"), labelled(rows))
+
+
+def labelled(rows: Mapping[str, str]) -> Table:
+    """Label and text, one pair a row; labels of all such grids stand under each other."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True, min_width=LABEL)
+    grid.add_column()
+    for label, text in rows.items():
+        grid.add_row(label, text)
+    return grid
+
+
+def _task(plan: Plan) -> str:
+    names = {m.role: m for m in plan.models}
+    actor = names["actor"]
+    others = [f"{r} {m.name}" for r, m in names.items() if m.name != actor.name]
+    beside = f" with {', '.join(others)}" if others else ""
+    lora = f", LoRA rank {plan.workload.lora.rank}" if plan.workload.lora else ""
+    backend = BACKENDS[plan.placement.backend].title
+    return f"{plan.workload.algorithm.upper()} of {actor.name}{beside}{lora} on {hardware_text(plan)}, {backend}"
+
+
+def hardware_text(plan: Plan) -> str:
+    """`64 x H100 SXM 80GB (8 nodes of 8)`."""
+    shown = []
+    for h in plan.hardware:
+        try:
+            title = load_profile(h.profile).title
+        except RlhfsimError:
+            title = h.profile
+        nodes = -(-h.gpus // h.gpus_per_node)
+        shape = f"{nodes} nodes of {h.gpus_per_node}" if nodes > 1 else "one node"
+        shown.append(f"{h.gpus:,} x {title} ({shape})")
+    thin = f", fabric {plan.oversubscription:g}:1" if plan.oversubscription > 1 else ""
+    return " and ".join(shown) + thin
+
+
+def _batch(plan: Plan) -> str:
+    w = plan.workload
+    samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
+    updates = w.epochs * w.mini_batches
+    return (
+        f"{w.prompts:,} prompts{samples}; prompt {lengths_text(w.prompt_len)}, response "
+        f"{lengths_text(w.response_len)}; {updates} update{'s' if updates > 1 else ''} per step"
+    )
+
+
+def _way(plan: Plan) -> str:
+    lag = plan.placement.schedule.staleness
+    stale = f", samples up to {lag:g} versions old" if lag else ""
+    return f"{plan.architecture} ({ARCHITECTURES[plan.architecture]}{stale})"
+
+
+def _roles(plan: Plan) -> str:
+    path = plan.placement.weight_path
+    sync = f"; weights to the rollout: {PATHS[path]}" if plan.placement.rollout else ""
+    return f"{plan.role_placement} ({ROLES[plan.role_placement]}){sync}"
+
+
+def summary(plan: Plan) -> Table:
+    """Step time, money and energy, memory peak and risk: label and figure."""
+    p = plan.prediction
+    spread = f"P10-P90 {units.format(p.low_s, 's')} to {units.format(p.high_s, 's')}"
+    speed = f"{units.significant(p.tokens_per_s_per_gpu)} tokens/s per GPU"
+    return labelled(
+        {
+            "step": f"{units.format(p.step_s, 's')} ({spread}), {speed}",
+            "cost": cost_text(plan),
+            "memory": memory_text(plan),
+        }
+    )
+
+
+def cost_text(plan: Plan) -> str:
+    """`13.3 USD (3 USD per GPU-hour), 5.82 kWh and 2.2 kgCO2e per step`."""
+    p = plan.prediction
+    gpus = sum(h.gpus for h in plan.hardware)
+    if p.usd_per_step is None:
+        money = "price unknown (give --price)"
+    else:
+        rate = p.usd_per_step / p.step_s * units.HOUR / gpus
+        money = f"{units.format(p.usd_per_step, 'usd')} ({units.format(rate, 'usd')} per GPU-hour)"
+    return (
+        f"{money}, {units.significant(p.kwh_per_step)} kWh, "
+        f"{units.significant(p.kg_co2e_per_step)} kgCO2e per step"
+    )
+
+
+def memory_text(plan: Plan) -> str:
+    """The peak: when, how much of what, whose; the risk; the host."""
+    p = plan.prediction
+    beyond = p.peak_memory_bytes > p.capacity_bytes
+    verdict = "DOES NOT FIT: " if beyond else ""
+    return (
+        f"{verdict}peak {_size(p.peak_memory_bytes)} of {_size(p.capacity_bytes)} per GPU in {p.peak_phase}, most of it "
+        f"{p.peak_role} {p.peak_component.replace('_', ' ')}; out-of-memory probability {percent(p.probability_out_of_memory)}; "
+        f"host {_size(p.host_peak_bytes)} per node"
+    )  # fmt: skip
+
+
+# --- phases -----------------------------------------------------------------------------------------
+
+
+def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
+    """Phases in the order of their start, each with a bar in time and what binds it."""
+    p = plan.prediction
+    end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
+    pools = len(plan.placement.pools) > 1
+    table = new_table(width)
+    table.add_column("phase", no_wrap=True)
+    if pools:
+        table.add_column("pool", no_wrap=True, overflow="ellipsis", max_width=14)
+    if width >= NARROW:
+        table.add_column("start s", justify="right", no_wrap=True)
+    table.add_column("takes s", justify="right", no_wrap=True)
+    table.add_column("P10-P90", justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    table.add_column(Axis(label=units.format(end, "s"), at=end, scale=end), ratio=1)
+    for phase in sorted(p.phases, key=lambda f: (f.start_s, not f.critical)):
+        table.add_row(*_phase_cells(phase, end, _decimals(end), pools, width >= NARROW))
+    return Group(table, *(Text(note, style="dim") for note in _phase_notes(plan)))
+
+
+def _phase_cells(
+    phase: PredictedPhase, end: float, decimals: int, pools: bool, start: bool
+) -> list[RenderableType]:
+    cells: list[RenderableType] = [phase.name]
+    if pools:
+        cells.append(phase.pool)
+    if start:
+        cells.append(f"{phase.start_s:,.{decimals}f}")
+    return [
+        *cells,
+        _fixed(phase.seconds, decimals),
+        f"{phase.low_s:,.{decimals}f}-{phase.high_s:,.{decimals}f}",
+        resource_text(phase.bound_by),
+        Bar(pieces=_time_pieces(phase), scale=end, offset=phase.start_s),
+    ]
+
+
+def _time_pieces(phase: PredictedPhase) -> list[Piece]:
+    """The bar by resource, the largest first; light where the step would not be shorter without it."""
+    glyph = FULL if phase.critical else LIGHT
+    shares = sorted(phase.by_resource_s.items(), key=lambda kv: -kv[1])
+    return [Piece(amount=s, glyph=glyph, style=RESOURCES.get(r, ("", "", ""))[1]) for r, s in shares]  # fmt: skip
+
+
+def _phase_notes(plan: Plan) -> Iterator[str]:
+    phases = plan.prediction.phases
+    if any(not f.critical for f in phases):
+        yield "light bars: the step does not wait for them"
+    used = dict.fromkeys(f.bound_by for f in phases)
+    words = [f"{RESOURCES[r][0]}: {RESOURCES[r][2]}" for r in used if r in RESOURCES]
+    if words:
+        yield "; ".join(words)
+
+
+# --- placement --------------------------------------------------------------------------------------
+
+
+def placement_table(plan: Plan, width: int = WIDTH) -> Table:
+    """Who sits where and how each model is cut."""
+    pools = {p.name: p for p in plan.placement.pools}
+    table = new_table(width)
+    for name in ("seat", "GPUs", "layout"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("micro-batch" if width >= NARROW else "micro\nbatch", justify="right")
+    table.add_column("recompute" if width >= NARROW else "re-\ncompute")
+    table.add_column("between calls", ratio=1)
+    table.add_column("precision" if width >= NARROW else "", no_wrap=True)
+    for name, seat in plan.placement.seats.items():
+        pool = pools[seat.pool]
+        where = f"{pool.start}-{pool.start + pool.gpus - 1}"
+        table.add_row(name, f"{where} {pool.name}" if len(pools) > 1 else where, _layout(seat), *_seat_cells(plan, name, seat))  # fmt: skip
+    return table
+
+
+def _seat_cells(plan: Plan, name: str, seat: Seat | RolloutSeat) -> tuple[str, str, str, str]:
+    """Micro-batch, recompute, what happens between calls, precision."""
+    if isinstance(seat, RolloutSeat):
+        return "", "", _rollout_rest(seat), _rollout_precision(seat.layout)
+    trained = name in ("actor", "critic")
+    recompute = seat.layout.recompute if trained else ""
+    return str(seat.layout.micro_batch), recompute, _rest(seat, trained), "bf16"
+
+
+def _rest(seat: Seat, trained: bool) -> str:
+    parts = []
+    if seat.residency == "offloaded":
+        parts.append("weights to host")
+    if seat.residency == "recreated":
+        parts.append("recreated")
+    if seat.offload_between:
+        parts.append("optimizer to host")
+    if trained and seat.layout.offload_optimizer != "none":
+        parts.append(f"Adam on {seat.layout.offload_optimizer.replace('cpu', 'CPU')}")
+    if seat.layout.offload_params != "none":
+        parts.append("weights on host")
+    return ", ".join(parts) or "stays"
+
+
+def _rollout_rest(seat: RolloutSeat) -> str:
+    if seat.residency != "resident":
+        return seat.residency
+    return {0: "stays", 1: "sleeps, weights to host", 2: "sleeps, memory freed"}[seat.sleep]
+
+
+def _layout(seat: Seat | RolloutSeat) -> str:
+    if isinstance(seat, RolloutSeat):
+        return f"{seat.layout.label}, {percent(seat.layout.memory_utilization)} of memory"
+    vp = f" VP{seat.layout.vp}" if seat.layout.vp > 1 else ""
+    return f"{seat.layout.label}{vp}"
+
+
+def _rollout_precision(layout: RolloutLayout) -> str:
+    same = layout.precision == layout.kv_precision
+    return layout.precision if same else f"{layout.precision}, KV {layout.kv_precision}"
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+def memory_chart(plan: Plan, width: int = WIDTH) -> RenderableType:
+    """Memory of every pool through the step against its capacity, the peak marked."""
+    parts: list[RenderableType] = []
+    for pool in plan.placement.pools:
+        rows = [e for e in plan.prediction.ledger if e.pool == pool.name]
+        if rows:
+            title = f"pool {pool.name}, {pool.gpus} GPUs" if len(plan.placement.pools) > 1 else f"{pool.gpus} GPUs"  # fmt: skip
+            parts += [Text(f"{title}: bytes on the fullest GPU", style="bold"), _pool_chart(plan, pool.name, rows, width)]  # fmt: skip
+    return Group(
+        *parts, MemoryLegend(plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes)
+    )
+
+
+def capacity_of(plan: Plan, pool: str) -> float:
+    """Bytes that the driver offers on a GPU of the pool."""
+    profile = profile_of(plan, pool)
+    return profile.usable_memory.value if profile else plan.prediction.capacity_bytes
+
+
+def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> Table:
+    states = [(name, list(entries)) for name, entries in groupby(rows, key=lambda e: e.phase)]
+    totals = [sum(e.bytes for e in entries) for _, entries in states]
+    capacity = capacity_of(plan, pool)
+    scale = max(capacity, *totals) * 1.02
+    peak = max(range(len(states)), key=lambda i: totals[i])
+    table = new_table(width)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    table.add_column("full", justify="right", no_wrap=True)
+    table.add_column(Axis(label=_size(capacity), at=capacity, scale=scale), ratio=1)
+    table.add_column("", no_wrap=True)
+    for i, (name, entries) in enumerate(states):
+        moved = name == "end" or name.endswith((".load", ".unload"))
+        if moved and i != peak and totals[i] in (totals[0], totals[i - 1]):
+            continue  # memory is as it was
+        mark = "< peak" if i == peak else ""
+        bar = Bar(pieces=_memory_pieces(entries), scale=scale, limit=capacity)
+        table.add_row(name, _size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else "")  # fmt: skip
+    return table
+
+
+def _memory_pieces(entries: list[LedgerEntry]) -> list[Piece]:
+    named = {c for _, _, components in GROUPS.values() for c in components}
+    return [
+        Piece(
+            amount=sum(e.bytes for e in entries if e.component in components or not (components or e.component in named)),
+            glyph=glyph,
+            style=colour,
+        )
+        for glyph, colour, components in GROUPS.values()
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLegend:
+    """What the fillings of memory bars stand for, in the output's own characters."""
+
+    over: bool
+    """Whether some bar goes beyond its GPU."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """One line."""
+        line = Text(style="dim")
+        for words, (glyph, colour, _) in GROUPS.items():
+            line.append(plain(glyph, options.encoding) * 2, style=colour)
+            line.append(f" {words}  ")
+        if self.over:
+            line.append("XX beyond the GPU", style="red")
+        yield line
+
+
+# --- sureness ---------------------------------------------------------------------------------------
+
+
+def sureness(plan: Plan, width: int = WIDTH, count: int = 3) -> RenderableType:
+    """The coefficients that decide most of the step, with value, interval and source."""
+    table = new_table(width)
+    table.add_column("the time rests on", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("P10-P90", justify="right", no_wrap=True)
+    table.add_column("because", ratio=1, no_wrap=True, overflow="ellipsis")
+    for name, profile in heaviest(plan)[:count]:
+        table.add_row(name.replace("_", " "), *_coefficient_cells(name, profile))
+    return table
+
+
+def heaviest(plan: Plan) -> list[tuple[str, Profile | None]]:
+    """Coefficients by the uncertainty (P90 - P10) of the critical phases that rest on them most."""
+    weight: dict[str, float] = {}
+    owner: dict[str, Profile | None] = {}
+    for phase in plan.prediction.phases:
+        if not phase.critical:
+            continue
+        for rank, name in enumerate(phase.rests_on[:3]):
+            weight[name] = weight.get(name, 0.0) + (phase.high_s - phase.low_s) / 4**rank
+            owner.setdefault(name, profile_of(plan, phase.pool.split("+", 1)[0]))
+    return [(name, owner[name]) for name in sorted(weight, key=lambda n: -weight[n])]
+
+
+def _coefficient_cells(name: str, profile: Profile | None) -> tuple[str, str, str]:
+    if profile and name in profile.coefficients:
+        c = profile.coefficients[name]
+        low, high = (units.format(x, c.dimension) for x in (c.low, c.high))
+        return units.format(c.value, c.dimension), f"{low}-{high}", c.source
+    tables = (profile.curves or {}).get("tables", {}) if profile else {}
+    if name in tables:
+        return "curve", "", str(tables[name].get("source", "measured"))
+    return "", "", DERIVED.get(name, "the cost model's own assumption, see docs/hardware.md")
