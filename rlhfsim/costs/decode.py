@@ -63,13 +63,20 @@ def decode_step(
     decode keeps the pipeline full). Captured batch sizes round n up (G5).
     """
     n = np.asarray(sequences, dtype=np.float64)
-    c = np.broadcast_to(np.asarray(context, dtype=np.float64), np.broadcast(n, context).shape)
-    rows = padded(np.ceil(n / layout.pp), layout.cuda_graphs)
-    work = token_work(device, model, layout, rows)
-    work = work + head_work(device, model, layout, rows)
-    work = work + decode_attention(device, model, layout, np.maximum(n / layout.pp, 1.0), c)
-    work = work + pipeline_work(device, model, layout, rows)
+    c = np.asarray(context, dtype=np.float64)
+    work = gpu_work(device, model, layout, n, c)
     return work + overhead(device, model, layout, n, work.seconds, engine=engine)
+
+
+def gpu_work(
+    device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
+) -> Step:
+    """Kernels and collectives of one decode step, without the engine's own time."""
+    n = sequences / layout.pp
+    rows = padded(np.ceil(n), layout.cuda_graphs)
+    work = token_work(device, model, layout, rows) + head_work(device, model, layout, rows)
+    work = work + decode_attention(device, model, layout, np.maximum(n, 1.0), context)
+    return work + pipeline_work(device, model, layout, rows)
 
 
 def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:

@@ -9,12 +9,16 @@ ranks prefill their own prompts at the same time; sizes are per rank.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
 from rlhfsim.costs.decode import (
     ACTIVATION_BYTES,
     Engine,
     coefficient,
+    gpu_work,
     head_work,
     padded,
     pipeline_work,
@@ -54,8 +58,8 @@ def prefill(
     work = token_work(device, model, layout, tokens) + pipeline_work(device, model, layout, tokens).scaled(1.0 / layout.pp)  # fmt: skip
     work = work + head_work(device, model, layout, np.asarray(finished))
     attention = prefill_attention(device, model, layout, prompts, length, cached)
-    work = work + eager(device, model, layout, work.seconds + attention.seconds / passes, engine)
-    return work.scaled(ramp) + attention.scaled(ramp / passes)
+    gpu = (work + attention.scaled(1.0 / passes)).scaled(1.0 / coefficient(device, "prefill_efficiency", engine))  # fmt: skip
+    return (gpu + eager(device, model, layout, gpu.seconds, engine)).scaled(ramp)
 
 
 def group_prefill(
@@ -146,29 +150,110 @@ def eager(
     return on("overhead", fixed + np.maximum(0.0, launch - np.asarray(gpu_seconds)))
 
 
-def interference(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """GPU seconds of continuous batching at full slots, before what an engine adds."""
+
+    decode: float
+    """Kernels of one decode step."""
+    mixed: float
+    """Kernels of the passes that carry the chunks of one prompt."""
+    spared: float
+    """Kernels of as many decode steps, which those passes do as well (0 where prefill stands alone)."""
+    chunks: float
+    """Passes per prompt."""
+    layers: float
+    sequences: float
+    steps: float
+    """Decode steps of a request."""
+    launch: float
+    """CPU time to launch one pass outside CUDA graphs."""
+
+
+def serving_terms(
     device: Device,
     model: ModelSpec,
     layout: RolloutLayout,
     sequences: float,
-    length: float,
+    input_tokens: float,
+    output_tokens: float,
     *,
     engine: Engine = "vllm",
-) -> Step:
-    """Seconds that the prefill of one prompt adds to the decode of `sequences` running ones.
+) -> Terms:
+    """What `sequences` requests per rank, each replaced when it ends, ask of the GPU.
 
-        mixed engines: sum over chunks of [ tokens(chunk + n) - tokens(n) ] + attention(s) + eager
-
-    One pass computes the chunk and the decode tokens together, so weights are read once. SGLang by
-    default prefills in passes of its own, during which decode waits: the whole prefill is added.
+    One pass computes a chunk and the decode tokens together, so weights are read once. SGLang by
+    default prefills in passes of its own, during which decode waits. The mean context of a running
+    request is its prompt and half its response.
     """
-    if engine == "sglang":
-        return prefill(device, model, layout, 1.0, length, engine=engine)
-    room = max(1.0, layout.max_batched_tokens - sequences)
-    chunks = max(1.0, np.ceil(length / room))
-    rows = np.asarray(length / chunks + sequences)
-    base = padded(np.asarray(sequences, dtype=np.float64), layout.cuda_graphs)
-    mixed, alone = (token_work(device, model, layout, r) for r in (rows, base))
-    attention = prefill_attention(device, model, layout, 1.0, length)
-    ends = eager(device, model, layout, mixed.seconds + attention.seconds / chunks, engine)
-    return mixed.scaled(chunks) + alone.scaled(-chunks) + attention + ends.scaled(chunks)
+    n = np.asarray(float(sequences))
+    work = gpu_work(device, model, layout, n, np.asarray(input_tokens + output_tokens / 2))
+    alone = engine == "sglang"
+    room = max(1.0, layout.max_batched_tokens - (0.0 if alone else float(n)))
+    chunks = max(1.0, float(np.ceil(input_tokens / room)))
+    rows = np.asarray(input_tokens / chunks + (0.0 if alone else float(n)))
+    passes = token_work(device, model, layout, rows).scaled(chunks)
+    passes = passes + prefill_attention(device, model, layout, 1.0, input_tokens)
+    base = token_work(device, model, layout, padded(n, layout.cuda_graphs)).seconds
+    return Terms(
+        decode=float(work.seconds),
+        mixed=float(passes.seconds),
+        spared=0.0 if alone else chunks * float(base),
+        chunks=chunks,
+        layers=float(model.num_layers),
+        sequences=float(n),
+        steps=max(1.0, output_tokens - 1.0),
+        launch=coefficient(device, "eager_layer_overhead", engine) * model.num_layers,
+    )
+
+
+def output_time(
+    terms: Terms,
+    *,
+    layer: float,
+    step: float,
+    sequence: float,
+    interference: float,
+    overhead: float,
+) -> float:
+    """Mean seconds between output tokens of a request, TPOT = X / (o - 1).
+
+        X = (o - 1) tau + (n - 1) P X / (X + P + tau)
+        tau = kernels + a_step + a_layer L + a_seq n
+        P = interference (mixed - spared) + chunks (overhead + max(0, launch - mixed pass))
+
+    While a request decodes (X seconds of its life X + P + tau) each of the other n - 1 slots starts
+    anew once per life, and every start delays the running ones by P. The root of a quadratic.
+    `interference` is 1 for prompts that arrive one by one; below 1 several prompts share a pass, or
+    part of them arrived together before anything decoded (short benchmarks).
+    """
+    tau = terms.decode + step + layer * terms.layers + sequence * terms.sequences
+    if terms.sequences <= 1:
+        return tau
+    ends = terms.chunks * (overhead + max(0.0, terms.launch - terms.mixed / terms.chunks))
+    each = interference * max(0.0, terms.mixed - terms.spared) + ends
+    decoding, own, others = terms.steps * tau, each + tau, (terms.sequences - 1.0) * each
+    half = (decoding + others - own) / 2.0
+    return (half + math.sqrt(half * half + decoding * own)) / terms.steps
+
+
+def time_per_output_token(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: float,
+    input_tokens: float,
+    output_tokens: float,
+    *,
+    engine: Engine = "vllm",
+) -> float:
+    """TPOT of an engine under a closed loop of `sequences` requests per rank, see `output_time`."""
+    terms = serving_terms(device, model, layout, sequences, input_tokens, output_tokens, engine=engine)  # fmt: skip
+    return output_time(
+        terms,
+        layer=coefficient(device, "decode_layer_overhead", engine),
+        step=coefficient(device, "decode_step_overhead", engine),
+        sequence=coefficient(device, "decode_sequence_overhead", engine),
+        interference=coefficient(device, "prefill_interference", engine),
+        overhead=coefficient(device, "prefill_overhead", engine),
+    )

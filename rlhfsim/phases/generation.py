@@ -13,17 +13,16 @@ from functools import lru_cache
 
 import numpy as np
 
+from rlhfsim.costs import kv_cache
 from rlhfsim.costs.cost import Cost, Resource
-from rlhfsim.costs.decode import Engine, decode_step, expert_layout
+from rlhfsim.costs.decode import Engine, decode_step
 from rlhfsim.costs.device import Device
-from rlhfsim.costs.layers import head_matrix, layer_expert_params, layer_params
 from rlhfsim.costs.prefill import group_prefill, prefill
 from rlhfsim.costs.step import RESOURCES, Floats, cost_of
 from rlhfsim.phases.drain import StepTable, Timeline, one_wave, refill, tabulate
 from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.lengths import AnyLengths, stats
 from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 TAIL_SHARE = 0.25
 """The tail begins when fewer than this share of the slowest replica's first batch still runs."""
@@ -188,30 +187,23 @@ def _table(
 
 
 def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> float:
-    """Tokens of KV cache that one replica holds (G7); at least 1.
+    """Tokens of KV cache that one replica holds (G7), 0 where the weights leave no room.
 
-        (util HBM - W/t - activations - CUDA graphs - NCCL - framework) / kappa_gpu
-
-    Windowed layers are counted as full ones, as engines with one block table allocate them.
     The memory ledger's figure, where it is known, should be passed to `generate` instead.
     """
-    room = device.profile.usable_memory.value * layout.memory_utilization - resident_bytes(device, model, layout)  # fmt: skip
-    per_token = model.kv_bytes_per_token_per_gpu(layout.tp, BYTES_PER_ELEMENT[layout.kv_precision])
-    return max(1.0, room / (per_token / layout.pp) * layout.attention_dp)
-
-
-def resident_bytes(device: Device, model: ModelSpec, layout: RolloutLayout) -> float:
-    """Bytes on one GPU besides the KV cache: weights, activation peak, CUDA graphs, NCCL, framework."""
-    ep, etp = expert_layout(layout)
-    dense = model.num_dense_layers * layer_params(model, layout.tp, experts=False)
-    sparse = model.num_moe_layers * (layer_params(model, layout.tp, experts=True) + layer_expert_params(model, ep, etp))  # fmt: skip
-    linear = (dense + sparse) / layout.pp * BYTES_PER_ELEMENT[layout.precision]
-    tables = 1 if model.tied_embeddings else 2
-    weights = linear + 2.0 * tables * head_matrix(model, layout.tp).params
-    activations = layout.max_batched_tokens * (8.0 * model.hidden + 4.0 * model.ffn / layout.tp)
     graphs = device["cuda_graph_bytes"] if layout.cuda_graphs else 0.0
     nccl = device["nccl_bytes"] if layout.replica_gpus > 1 else 0.0
-    return weights + activations + graphs + nccl + device["framework_bytes"]
+    return kv_cache.kv_capacity(
+        model,
+        layout,
+        total_memory=device.profile.usable_memory.value,
+        weights=kv_cache.rollout_weights(model, layout),
+        activation_peak=kv_cache.profile_peak(
+            model, layout, sampler_bytes_per_logit=device["sampler_bytes_per_logit"]
+        ),
+        non_torch=device["framework_bytes"] + nccl,
+        graphs=graphs,
+    ).tokens
 
 
 def _slots(layout: RolloutLayout, dealt: Floats, prompt: float, capacity: float) -> int:
