@@ -37,6 +37,13 @@ class Free:
     """Base units in one `unit`."""
     most: float = math.inf
     """Physical limit."""
+    profiles: tuple[str, ...] = ()
+    """Profiles that hold it; `common` when empty."""
+
+    @property
+    def key(self) -> str:
+        """Name, with the profile where it is not common."""
+        return self.name + "".join(f"@{profile}" for profile in self.profiles[:1])
 
     @property
     def deviation(self) -> float:
@@ -72,7 +79,7 @@ def posterior(free: Sequence[Free], residuals: Residuals, source: str) -> dict[s
     covariance = np.linalg.inv(found.jac.T @ found.jac)
     wide = np.sqrt(np.diag(covariance)) * max(1.0, float(np.std(errors)) / SPREAD)
     return {
-        f.name: Coefficient(
+        f.key: Coefficient(
             value=float(np.exp(x)), low=float(np.exp(x - Z90 * s)),
             high=min(float(np.exp(x + Z90 * s)), f.most),
             source=f"{source}, n={errors.size}, prior {f.value / f.scale:g} {f.unit}".strip(),
@@ -86,18 +93,14 @@ def _soft(z: Floats) -> Floats:
     return 2 * (np.sqrt(1 + z * z) - 1)
 
 
-def written(text: str, free: Sequence[Free], found: dict[str, Coefficient]) -> str:
-    """common.yaml with the fitted value, low, high and source in place of the old ones."""
-    units = {f.name: f for f in free}
-    for name, c in found.items():
-        unit, scale = units[name].unit, units[name].scale
-        numbers = [f"{x / scale:.3g} {unit}".strip() for x in (c.value, c.low, c.high)]
-        old = re.search(rf'^  {name}: {{.*source: "(.*?)"}}$', text, re.MULTILINE)
-        assert old, f"common.yaml has no {name}"
-        kept = old[1].split(" | prior: ")[-1]
-        line = (
-            f"  {name}: {{value: {numbers[0]}, low: {numbers[1]}, high: {numbers[2]}, "
-            f'source: "{c.source} | prior: {kept}"}}'
-        )
-        text = text[: old.start()] + line + text[old.end() :]
-    return text
+def written(text: str, free: Free, c: Coefficient) -> str:
+    """The file with the fitted value, low, high and source in place of the old ones."""
+    numbers = [f"{x / free.scale:.3g} {free.unit}".strip() for x in (c.value, c.low, c.high)]
+    old = re.search(rf'^  {free.name}: {{.*source: "(.*?)"}}$', text, re.MULTILINE)
+    assert old, f"the file has no {free.name}"
+    kept = old[1].split(" | prior: ")[-1].removeprefix("prior: ")
+    line = (
+        f"  {free.name}: {{value: {numbers[0]}, low: {numbers[1]}, high: {numbers[2]}, "
+        f'source: "{c.source} | prior: {kept}"}}'
+    )
+    return text[: old.start()] + line + text[old.end() :]

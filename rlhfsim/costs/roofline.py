@@ -247,7 +247,10 @@ def _gemms(
         chosen = [m for m in matrices if m.linear == linear]
         if not chosen:
             continue
-        times = _curve(device, chosen, work, work.precision if linear else "bf16")
+        precision = work.precision if linear else "bf16"
+        low = precision in ("fp8", "fp4")
+        relative = device["training_fp8_gain"] if low else 1.0
+        times = [t / relative for t in _curve(device, chosen, work, precision)]
         for i in range(3):
             totals[i] += float(times[i].sum())
         by_name |= {m.name: float(t) for m, t in zip(chosen, times[0], strict=True)}
@@ -287,26 +290,22 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts
 
         norms and residuals 10 h T', rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
         MoE: permute and unpermute 4 k h T' and the activation on k rows
-        FP8/FP4: read BF16, write two quantised copies of every linear input, 4 B an element
-
-    in elements of 2 B; without fusion `eager` kernels pass about twice. Source: counting.
+    in elements of 2 B; eager kernels pass about twice. Quantisation to FP8 is inside the
+    timed FP8 products. Source: counting.
     """
     at = model.attention
     local = layers.heads(at, work.tp)
     norm = 10 * model.hidden * work.held
     rotary = 4 * (local.query + local.kv) * local.qk_dim * work.tokens
     elements = norm + rotary
-    quantised = 0.0
     for matrix in matrices:
         rows = _rows(matrix, work)
         inside = work.fused_experts and matrix.experts > 1
         if matrix.name in ("mlp_up", "expert_up") and not inside:
             elements += (1.5 if model.gated else 2.0) * matrix.n * rows
-        if matrix.linear and work.precision in ("fp8", "fp4"):
-            quantised += (0.5 if inside else 1.0) * matrix.k * rows
     if experts and model.moe:
         elements += 4 * model.moe.top_k * work.etp * model.hidden * work.held
-    return (BF16 if work.fused else 2 * BF16) * elements + 2 * BF16 * quantised
+    return (BF16 if work.fused else 2 * BF16) * elements
 
 
 def _tensor_parallel(device: Device, model: ModelSpec, work: Work, experts: bool) -> float:

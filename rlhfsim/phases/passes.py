@@ -118,13 +118,15 @@ def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool
 def exposed(device: Device, one: Pass, software: Software) -> Pass:
     """A pass with kernels at the speed of a whole step and collectives less what hides.
 
-    kernels / eta_step ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
+    kernels / (clock eta) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
     """
-    eta = device["training_kernel_efficiency"]
+    clock = device["sustained_clock"]
+    eta = clock * device["training_kernel_efficiency"]
+    core = clock * device["training_attention_efficiency"]
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
     hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
     return Pass(
-        one.gemm / eta, one.attention / device["training_attention_efficiency"], one.memory,
+        one.gemm / eta, one.attention / core, one.memory,
         (1 - gathered) * one.tp, (1 - hidden) * one.ep,
         max(0.0, one.cp - one.attention),
     )  # fmt: skip

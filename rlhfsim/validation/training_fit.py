@@ -20,16 +20,23 @@ import numpy as np
 from rlhfsim import resources
 from rlhfsim.calibration.training_fit import Floats, Free, posterior, written
 from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.rows import Row, shipped
 from rlhfsim.validation.training import part_of, price
-from rlhfsim.validation.training_rows import Lookup, Skip, job, measured
+from rlhfsim.validation.training_rows import Lookup, Skip, job, measured, shipped_profile
 
 FREE: tuple[Free, ...] = (
-    Free(name="training_kernel_efficiency", value=0.85, low=0.70, high=0.97, most=1.0),
-)
+    Free(name="training_kernel_efficiency", value=0.88, low=0.75, high=0.98, most=1.0),
+    Free(name="training_attention_efficiency", value=0.85, low=0.70, high=1.0, most=1.1),
+    Free(name="training_fp8_gain", value=1.05, low=0.9, high=1.25),
+    Free(name="sustained_clock", value=0.9, low=0.78, high=1.0, most=1.0, profiles=("h100_sxm", "h200_sxm")),
+    Free(name="host_layer_time", value=0.3e-3, low=0.1e-3, high=0.8e-3, unit="ms", scale=1e-3),
+    Free(name="host_moe_time", value=2e-3, low=0.8e-3, high=5e-3, unit="ms", scale=1e-3),
+    Free(name="grouped_gemm_efficiency", value=0.8, low=0.6, high=0.95, most=1.0),
+    Free(name="overlap_ep", value=0.2, low=0.05, high=0.6, most=0.95),
+    Free(name="overlap_dp", value=0.8, low=0.5, high=0.95, most=1.0),
+)  # fmt: skip
 """Priors as they stood before the fit; their sources are kept in the file."""
 
 
@@ -40,7 +47,7 @@ def fit_rows() -> list[Row]:
 
 def residuals(values: Sequence[float], rows: Sequence[Row]) -> tuple[Floats, Floats]:
     """log(predicted/measured) of the rows that can be predicted, and their weights."""
-    lookup = _lookup(dict(zip((f.name for f in FREE), values, strict=True)))
+    lookup = _lookup(tuple(values))
     found: list[tuple[str, float]] = []
     for row in rows:
         try:
@@ -55,14 +62,16 @@ def residuals(values: Sequence[float], rows: Sequence[Row]) -> tuple[Floats, Flo
     return np.array([r for _, r in found]), np.array(weights)
 
 
-def _lookup(values: dict[str, float]) -> Lookup:
+def _lookup(values: tuple[float, ...]) -> Lookup:
     """Profiles with these coefficients in place of their own."""
 
     @cache
     def find(name: str) -> Profile:
-        profile = load_profile(name)
+        profile = shipped_profile(name)
         changed = {
-            key: Coefficient(value=v, low=v, high=v, source="fit") for key, v in values.items()
+            f.name: Coefficient(value=v, low=v, high=v, source="fit")
+            for f, v in zip(FREE, values, strict=True)
+            if not f.profiles or profile.name in f.profiles
         }
         return replace(profile, coefficients={**profile.coefficients, **changed})
 
@@ -70,12 +79,15 @@ def _lookup(values: dict[str, float]) -> Lookup:
 
 
 def main() -> None:
-    """Fit and rewrite the shipped common.yaml."""
+    """Fit and rewrite the shipped common.yaml and the profiles with coefficients of their own."""
     rows = fit_rows()
     source = f"fitted on the fit part of training.csv ({date.today().isoformat()})"
     found = posterior(FREE, lambda values: residuals(values, rows), source)
-    path = resources.shipped("hardware_profiles") / "common.yaml"
-    path.write_text(written(path.read_text(encoding="utf-8"), FREE, found), encoding="utf-8")
+    for free in FREE:
+        for name in free.profiles or ("common",):
+            path = resources.shipped("hardware_profiles") / f"{name}.yaml"
+            text = written(path.read_text(encoding="utf-8"), free, found[free.key])
+            path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
