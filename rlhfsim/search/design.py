@@ -13,6 +13,7 @@ from rlhfsim.search.options import Tally
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.models import models_of
+from rlhfsim.specs.placement import Placement
 from rlhfsim.specs.workload import Workload
 
 RUNNERS_UP = 6
@@ -94,15 +95,22 @@ def _workloads(request: Request) -> Iterator[Workload]:
 
 
 def _rivals(ranked: list[Candidate]) -> list[Candidate]:
-    """The winner, the best of every other kind, then more of the winner's kind."""
-    first: dict[tuple[str, str], Candidate] = {}
+    """The winner, the best of every other kind, then plans with another actor or rollout layout."""
+    kinds: dict[tuple[object, ...], Candidate] = {}
+    layouts: dict[tuple[object, ...], Candidate] = {}
     for candidate in ranked:
-        first.setdefault(
-            (candidate.placement.architecture, candidate.placement.role_placement), candidate
-        )
-    leaders = list(first.values())
-    rest = [c for c in ranked if all(c is not leader for leader in leaders)]
-    return (leaders + rest)[: RUNNERS_UP + 1]
+        placement = candidate.placement
+        kinds.setdefault((placement.architecture, placement.role_placement), candidate)
+        layouts.setdefault(_main_layouts(placement), candidate)
+    leaders = list(kinds.values())
+    shown = {_main_layouts(c.placement) for c in leaders}
+    return (leaders + [c for key, c in layouts.items() if key not in shown])[: RUNNERS_UP + 1]
+
+
+def _main_layouts(placement: Placement) -> tuple[object, ...]:
+    """What tells two plans apart at a glance."""
+    rollout = placement.rollout.layout.label if placement.rollout else None
+    return placement.architecture, placement.pools, placement.actor.layout.label, rollout
 
 
 def _total(found: list[Found]) -> Tally:

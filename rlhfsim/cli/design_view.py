@@ -1,0 +1,184 @@
+"""The answer of `rlhfsim design` for people and for machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim.cli import view
+from rlhfsim.plan import Plan
+from rlhfsim.search.design import Design
+from rlhfsim.search.explain import kind
+from rlhfsim.specs.backends import BACKENDS
+from rlhfsim.units import format, significant
+
+SCHEMA = "rlhfsim.design/1"
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def show(console: Console, answer: Design, out: str) -> None:
+    """Print the whole answer."""
+    if answer.chosen is None:
+        _show_nothing(console, answer)
+        return
+    console.print(view.header(answer.chosen))
+    console.print(_ranking(answer))
+    console.print(_considered(answer))
+    console.rule("the chosen plan", align="left", style="dim")
+    console.print(view.placement_table(answer.chosen))
+    console.print(view.phase_table(answer.chosen))
+    console.print(view.memory_chart(answer.chosen))
+    console.print(f"per step: {view.cost_text(answer.chosen)}")
+    console.rule("why", align="left", style="dim")
+    for reason in answer.reasons:
+        console.print(Text(f"  {reason}"), soft_wrap=False)
+    _show_flips(console, answer)
+    _show_gains(console, answer)
+    console.rule("how sure", align="left", style="dim")
+    console.print(view.sureness(answer.chosen))
+    _show_next(console, answer, out)
+
+
+def _ranking(answer: Design) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("#", justify="right")
+    for name in ("architecture", "roles", "actor", "rollout"):
+        table.add_column(name)
+    for name in ("step", "P10-P90", "tok/s/GPU", "memory", "USD/step"):
+        table.add_column(name, justify="right", no_wrap=True)
+    assert answer.chosen is not None
+    for i, plan in enumerate((answer.chosen, *answer.runners_up), start=1):
+        table.add_row(str(i), *_row(plan), style="bold green" if i == 1 else None)
+    return table
+
+
+def _row(plan: Plan) -> list[str]:
+    p = plan.prediction
+    rollout = plan.placement.rollout
+    usd = "unknown" if p.usd_per_step is None else significant(p.usd_per_step)
+    return [
+        plan.architecture, plan.role_placement, plan.placement.actor.layout.label, rollout.layout.label if rollout else "-",
+        format(p.step_s, "s"), f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu),
+        f"{p.peak_memory_bytes / p.capacity_bytes:.0%}", usd,
+    ]  # fmt: skip
+
+
+def _considered(answer: Design) -> Text:
+    tally = answer.considered
+    large = sum(tally.too_large.values())
+    lines = [
+        f"considered {tally.structures} ways to share the GPUs, {tally.layouts:,} layouts, {tally.plans:.2g} complete plans; {tally.priced} priced in full",
+        f"dropped: {sum(tally.refused.values()):,} layouts refused, {large:,} too large for a GPU"
+        + (f" ({_top(tally.too_large)})" if large else "") + f", {sum(answer.rejected.values())} plans too close to the limit",
+    ]  # fmt: skip
+    lines += [f"  {count:,} x {reason}" for reason, count in tally.refused.most_common(3) if count]
+    return Text("\n".join(lines), style="dim")
+
+
+def _top(counts: Any) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in counts.most_common(3))
+
+
+def _show_flips(console: Console, answer: Design) -> None:
+    console.rule("what would flip the choice", align="left", style="dim")
+    if not answer.flips:
+        console.print(
+            "  none of: responses 4x longer or shorter, 4x samples or prompts, network 4x slower, memory -20 %"
+        )
+    for flip in answer.flips:
+        own = (
+            f"{format(flip.chosen_seconds, 's')} for the chosen plan"
+            if flip.chosen_seconds
+            else "the chosen plan no longer fits"
+        )
+        console.print(
+            f"  {flip.change}: {flip.winner} with {format(flip.seconds, 's')} ({own})",
+            highlight=False,
+        )
+    console.print("  one change at a time, layouts kept", style="dim")
+
+
+def _show_gains(console: Console, answer: Design) -> None:
+    console.rule("what the choices left out would bring", align="left", style="dim")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    for gain in answer.gains:
+        how = "--allow " + gain.name if gain.name not in BACKENDS else "--backend " + gain.name
+        step = (
+            "nothing fits"
+            if gain.seconds is None
+            else f"{format(gain.seconds, 's')} ({-(gain.saved or 0.0):+.0%})"
+        )
+        table.add_row(
+            f"  {how}",
+            step,
+            gain.meaning + ("" if gain.launchable else " (priced only: no launch path here yet)"),
+        )
+    console.print(table)
+
+
+def _show_next(console: Console, answer: Design, out: str) -> None:
+    console.rule("next", align="left", style="dim")
+    console.print(f"  the plan is in {out}; look closer with", highlight=False)
+    console.print(f"  rlhfsim memory {out}", style="bold", highlight=False)
+    console.print(f"  rlhfsim estimate {out}", style="bold", highlight=False)
+
+
+def _show_nothing(console: Console, answer: Design) -> None:
+    console.print(
+        "[bold red]nothing fits[/]: no plan runs with this cluster, model and these choices"
+    )
+    console.print(_considered(answer))
+    for reason, count in sorted(answer.rejected.items(), key=lambda x: -x[1])[:3]:
+        console.print(f"  {count} x {reason}", highlight=False)
+    remedy = (
+        answer.remedy
+        or "no single change that was tried helps; try a larger GPU or a smaller model"
+    )
+    console.print(
+        f"the smallest change that fits: [bold]{remedy}[/]" if answer.remedy else remedy,
+        highlight=False,
+    )
+
+
+# --- for machines ---------------------------------------------------------------------------------
+
+
+def design_dict(answer: Design) -> dict[str, Any]:
+    """The same content; schema in docs/plan.md."""
+    tally = answer.considered
+    return {
+        "schema": SCHEMA,
+        "chosen": _plan_dict(answer.chosen) if answer.chosen else None,
+        "runners_up": [_plan_dict(plan) for plan in answer.runners_up],
+        "considered": {
+            "structures": tally.structures, "layouts": tally.layouts, "plans": tally.plans, "priced": tally.priced,
+            "layouts_refused": dict(tally.refused), "layouts_too_large": dict(tally.too_large), "combinations_unfit": tally.unfit,
+            "plans_rejected": answer.rejected,
+        },
+        "reasons": list(answer.reasons),
+        "flips": [{"change": f.change, "winner": f.winner, "step_s": f.seconds, "chosen_step_s": f.chosen_seconds} for f in answer.flips],
+        "gains": [
+            {"name": g.name, "meaning": g.meaning, "step_s": g.seconds, "saved": g.saved, "launchable": g.launchable} for g in answer.gains
+        ],
+        "remedy": answer.remedy,
+    }  # fmt: skip
+
+
+def _plan_dict(plan: Plan) -> dict[str, Any]:
+    p = plan.prediction
+    whole = plan.to_dict()
+    return {
+        "architecture": plan.architecture, "role_placement": plan.role_placement, "kind": kind(plan), "step_s": p.step_s,
+        "low_s": p.low_s, "high_s": p.high_s, "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
+        "peak_memory_bytes": p.peak_memory_bytes, "capacity_bytes": p.capacity_bytes,
+        "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
+        "probability_out_of_memory": p.probability_out_of_memory, "host_peak_bytes": p.host_peak_bytes,
+        "usd_per_step": p.usd_per_step, "kwh_per_step": p.kwh_per_step, "kg_co2e_per_step": p.kg_co2e_per_step,
+        "phases": whole["prediction"]["phases"], "placement": whole["placement"], "workload": whole["workload"],
+    }  # fmt: skip
