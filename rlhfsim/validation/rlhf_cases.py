@@ -258,6 +258,7 @@ def _rollout(row: Row, gpus: int, pool: str) -> RolloutSeat:
         layout,
         memory_utilization=utilization or layout.memory_utilization,
         max_num_seqs=seqs or layout.max_num_seqs,
+        max_batched_tokens=row.integer("max_batched_tokens") or layout.max_batched_tokens,
         cuda_graphs=row.text("cuda_graphs") != "no",
         precision="fp8" if row.text("precision_gen") == "fp8" else "bf16",
     )

@@ -65,7 +65,7 @@ TABLES: dict[str, Table] = {
             source as_published
             """),
             numeric=_words("""
-            micro_batch pack_tokens mini_batches zero_stage gpu_memory_utilization max_num_seqs
+            micro_batch pack_tokens mini_batches zero_stage gpu_memory_utilization max_num_seqs max_batched_tokens
             actor_params_b gpus gpus_train gpus_gen gen_tp gen_pp train_tp train_cp train_ep
             train_pp prompts_per_step samples_per_prompt sequences_per_step
             train_global_batch max_prompt_len max_response_len mean_prompt_len
