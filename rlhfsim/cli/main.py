@@ -70,3 +70,7 @@ def main() -> None:
     except BrokenPipeError:
         code = 0
     sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()
