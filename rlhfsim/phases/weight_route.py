@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.memory import lora_params
@@ -63,6 +64,7 @@ def without_ffn(weights: Weights, *, scales: bool = False) -> Weights:
     )
 
 
+@lru_cache(maxsize=1024)
 def weights_of(model: ModelSpec) -> Weights:
     """Bytes and tensor names of a model; names are counted as its checkpoint lists them."""
     matrices = 3 if model.gated else 2
