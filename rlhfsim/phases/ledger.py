@@ -191,8 +191,7 @@ def ledger(
             )
             for stage in stages_of(placement, pool.name)
         ]
-        worst = max(views, key=_peak)
-        phases.update(worst)
+        phases.update({key: max((v[key] for v in views), key=_bytes) for key in views[0]})
     return Ledger(
         phases=tuple(phases[key] for key in sorted(phases, key=lambda k: k[0])),
         host_bytes=host_bytes(models, placement, workload, cluster),
@@ -204,8 +203,8 @@ def ledger(
     )
 
 
-def _peak(view: dict[tuple[int, str], Phase]) -> float:
-    return max(p.bytes for p in view.values())
+def _bytes(phase: Phase) -> float:
+    return phase.bytes
 
 
 def _pool_phases(held: PoolBytes, states: list[Moment]) -> dict[tuple[int, str], Phase]:

@@ -261,7 +261,7 @@ def entries(held: PoolBytes, moment: Moment) -> Iterator[Entry]:
     """What is in GPU memory at `moment`, role by role."""
     for role, part in held.roles.items():
         mine = moment.loaded == role
-        if role == "actor" and held.sync_group:
+        if role == "actor" and held.sync_group and (mine or not part.recreated):
             yield entry(held.profile, role, "nccl", held.sync_group)
         yield from _role_entries(held.profile, role, part, moment if mine else None)
         if mine and moment.kind == "sync":

@@ -289,7 +289,11 @@ def _scoring(
 
 def _wasted(extra: Extra, profile: Profile) -> Extra:
     """Adds fragmentation: what the caching allocator reserves beyond tensors that come and go."""
-    return replace(extra, fragmentation=extra.total * (profile["fragmentation"] - 1))
+    share = profile["fragmentation"] - 1
+    return Extra(
+        gathered=extra.gathered, buffers=extra.buffers, activations=extra.activations,
+        logits=extra.logits, fragmentation=extra.total * share,
+    )  # fmt: skip
 
 
 def _imbalance(model: ModelSpec, seat: Seat, profile: Profile) -> float:

@@ -30,6 +30,9 @@ NEMO_GRADIENTS = 2.0
 VERL_PADDED_LOGITS = 14.0
 """verl without remove_padding: entropy_from_logits runs eagerly under autocast, so the BF16 logits
 have an FP32 copy, an FP32 softmax and its product beside them (verl/workers/actor/dp_actor.py)."""
+PRIME_LOGITS = 18.0
+"""prime-rl: BF16 logits, FP32 logits, their shifted and scaled copy, saved log-softmax and its
+gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)."""
 VERL_DYNAMIC_TOKENS = 16384.0
 """verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
 GPUS = (
@@ -395,6 +398,12 @@ def _stack(row: Row, placement: Placement) -> Stack:
         train_tokens=budget * cp if budget else None,
         score_tokens=budget * cp if budget else None,
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
-        logit_bytes=VERL_PADDED_LOGITS if padded and placement.backend == "fsdp2" else None,
+        logit_bytes=_logit_bytes(framework, padded and placement.backend == "fsdp2"),
         flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
     )
+
+
+def _logit_bytes(framework: str, padded: bool) -> float | None:
+    if framework.startswith("prime-rl"):
+        return PRIME_LOGITS
+    return VERL_PADDED_LOGITS if padded else None
