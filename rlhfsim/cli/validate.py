@@ -27,6 +27,7 @@ from rlhfsim.validation.scoreboard_text import (
     markdown,
     percent,
     target_cells,
+    verdict_text,
 )
 
 WIDTH = 100
@@ -183,7 +184,7 @@ def _show(board: Mapping[str, Any], outcomes: Sequence[Outcome], as_json: bool) 
 def _print_table(console: Console, columns: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     table = Table(box=SIMPLE, pad_edge=False)
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right")
+        table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i == 0)
     styles = {"MISSED": "red", "PASS": "green"}
     for line in lines:
         table.add_row(*line, style=styles.get(line[-1]))
@@ -191,7 +192,9 @@ def _print_table(console: Console, columns: Sequence[str], lines: Sequence[Seque
 
 
 def _print_notes(console: Console, kind: str, figures: Mapping[str, Any]) -> None:
-    """Why rows were skipped, and another tool's error on the same rows."""
+    """Rates of verdicts, why rows were skipped, another planner's error on the same rows."""
+    if "recall" in figures:
+        console.print(f"{kind}: {verdict_text(figures)}", markup=False)
     reasons = list(figures["skip_reasons"].items())
     if reasons:
         listed = "; ".join(f"{count} {reason}" for reason, count in reasons[:REASONS])

@@ -57,15 +57,11 @@ def target_cells(target: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
 
 
 def kind_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line of the table of kinds; a verdict kind shows recall and false alarms instead."""
+    """One line of the table of kinds; verdicts have no relative errors (see `verdict_text`)."""
     counts = tuple(str(figures[key]) for key in ("rows", "predicted", "fit", "scored"))
     name = kind if figures.get("rerun", True) else f"{kind} (not rerun)"
     if "recall" in figures:
-        rates = (
-            f"recall {percent(figures['recall'])}",
-            f"false alarms {percent(figures['false_alarms'])}",
-        )
-        return (name, *counts, *rates, "", "", "")
+        return (name, *counts, *("",) * 5)
     errors = (figures["median_abs_error"], figures["mean_abs_error"], figures["p90_abs_error"])
     shown = tuple(percent(value) for value in errors)
     return (
@@ -163,13 +159,18 @@ def _worst(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _verdicts(figures: Mapping[str, Any]) -> str:
-    text = (
-        f"Recall {_rate(figures['recall_counts'])}, false alarms {_rate(figures['false_alarm_counts'])},"
-        f" Brier score {significant(figures['brier'])}.\n"
-        if figures["scored"]
-        else "No row scored.\n"
+def verdict_text(figures: Mapping[str, Any]) -> str:
+    """Recall, false alarms and Brier score in one sentence."""
+    if not figures["scored"]:
+        return "no row scored"
+    return (
+        f"recall {_rate(figures['recall_counts'])}, false alarms"
+        f" {_rate(figures['false_alarm_counts'])}, Brier score {significant(figures['brier'])}"
     )
+
+
+def _verdicts(figures: Mapping[str, Any]) -> str:
+    text = f"{verdict_text(figures).capitalize()}.\n"
     columns = ("framework", "rows", "predicted", "fit", "scored", "recall", "false alarms")
     lines = [
         (name, *(str(found[key]) for key in ("rows", "predicted", "fit", "scored")),
