@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from rlhfsim.costs.cost import Cost
 from rlhfsim.costs.transfer import (
     Rate,
     Stage,
@@ -14,6 +17,21 @@ from rlhfsim.costs.transfer import (
     slower,
 )
 from rlhfsim.phases.weight_route import TRAINED_BYTES, Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Time, traffic and extra memory of one path."""
+
+    cost: Cost
+    bytes_moved: float = 0.0
+    """Bytes over the deciding link, all GPUs together."""
+    train_bytes: float = 0.0
+    """Extra device memory per training GPU."""
+    rollout_bytes: float = 0.0
+    """Extra device memory per rollout GPU."""
+    host_bytes: float = 0.0
+    """Host memory per node."""
 
 
 def gathered(ends: Route, *, all_stages: bool) -> tuple[float, float]:

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rlhfsim.costs.cost import Cost
 from rlhfsim.costs.device import Device
 from rlhfsim.phases import weight_paths as paths
+from rlhfsim.phases import weight_storage as storage
 from rlhfsim.phases.weight_route import Route, route
+from rlhfsim.phases.weight_stages import Priced
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
@@ -59,6 +62,7 @@ class SyncCost:
         return self.model_bytes / self.cost.seconds if self.cost.seconds else 0.0
 
 
+@lru_cache(maxsize=65536)
 def sync(
     path: WeightPath,
     model: ModelSpec,
@@ -133,7 +137,7 @@ IDLE = "nothing: the GPUs themselves change sides"
 BEHIND_ROLLOUT = "generation of the next batch, at one more version of staleness"
 
 
-def _priced(ends: Route, path: WeightPath, name: str, title: str, priced: paths.Priced, limits: str,
+def _priced(ends: Route, path: WeightPath, name: str, title: str, priced: Priced, limits: str,
             overlaps_with: str, why_not: str | None) -> SyncCost:  # fmt: skip
     return SyncCost(
         path=path, name=name, title=title, cost=priced.cost, bytes_moved=priced.bytes_moved,
@@ -155,7 +159,7 @@ def none(ends: Route) -> SyncCost:
         None if same and whole and not ends.quantised
         else f"the layouts differ: {ends.train.label} against {ends.rollout.label}"
     )  # fmt: skip
-    return _priced(ends, "none", "none", "same copy", paths.Priced(cost=Cost()),
+    return _priced(ends, "none", "none", "same copy", Priced(cost=Cost()),
                    "one process holds both layouts and they are equal", IDLE, why)  # fmt: skip
 
 
@@ -224,14 +228,14 @@ def disk(ends: Route, *, shared: bool) -> SyncCost:
     across = not ends.same_pool and not ends.one_domain
     why = "another node's NVMe cannot be read" if across and not shared else None
     return _priced(ends, "disk", "disk-shared" if shared else "disk-local", title,
-                   paths.disk(ends, shared=shared), f"any layouts; {limits}",
+                   storage.disk(ends, shared=shared), f"any layouts; {limits}",
                    "the save with the next training step, the load with the end of generation", why)  # fmt: skip
 
 
 def host(ends: Route) -> SyncCost:
     """Through pinned host memory: copy out, copy in, broadcast, reload (S4)."""
     why = None if ends.same_pool or ends.rdma else "the network has no RDMA"
-    return _priced(ends, "host", "host", "host memory, parameter server", paths.host(ends),
+    return _priced(ends, "host", "host", "host memory, parameter server", storage.host(ends),
                    "host memory holds the model once (per pool)",
                    "the copy out with training of other roles; the update with nothing", why)  # fmt: skip
 

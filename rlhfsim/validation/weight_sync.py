@@ -17,7 +17,9 @@ from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.transfer import network, slower
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases import weight_paths as paths
+from rlhfsim.phases import weight_storage as storage
 from rlhfsim.phases.weight_route import Route, route
+from rlhfsim.phases.weight_stages import Priced
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Pool
 from rlhfsim.specs.layout import Layout, RolloutLayout
@@ -51,7 +53,7 @@ class Case:
     """A row read as the two ends of a sync, and how its mechanism is priced."""
 
     ends: Route
-    price: Callable[[Route], paths.Priced]
+    price: Callable[[Route], Priced]
     measured: float
     notes: tuple[str, ...] = ()
 
@@ -129,7 +131,7 @@ def _refuse_outliers(row: Row) -> None:
         )
 
 
-def _mechanism(row: Row) -> Callable[[Route], paths.Priced]:
+def _mechanism(row: Row) -> Callable[[Route], Priced]:
     words = row.text("mechanism") or ""
     for beginning, price in _MECHANISMS:
         if beginning in words:
@@ -137,33 +139,33 @@ def _mechanism(row: Row) -> Callable[[Route], paths.Priced]:
     raise Skipped(f"mechanism {words!r} is not one of the weight paths")
 
 
-def _bridged(ends: Route, *, overlapped: bool = True) -> paths.Priced:
+def _bridged(ends: Route, *, overlapped: bool = True) -> Priced:
     """NeMo-RL: the whole root node joins, tensors come from Megatron-Bridge through all stages."""
     nics = min(ends.source.gpus_per_node, ends.train.gpus)
     return paths.broadcast(ends, nics=nics, lanes=False, overlapped=overlapped)
 
 
-def _matching(ends: Route) -> paths.Priced:
+def _matching(ends: Route) -> Priced:
     """NeMo-RL reshard at that time: training and rollout store the same format, FP8 with FP8."""
     return paths.p2p(ends, trained_fp8=ends.quantised)
 
 
-def _remote_host(ends: Route) -> paths.Priced:
+def _remote_host(ends: Route) -> Priced:
     """Checkpoint-engine's P2P: 16 GPUs read over RDMA from hosts of other instances."""
     one = replace(ends, rollout=replace(ends.rollout, dp=1))
     link = slower(network(ends.target), network(ends.source))
-    return paths.host_update(one, staged=link)
+    return storage.host_update(one, staged=link)
 
 
-_MECHANISMS: tuple[tuple[str, Callable[[Route], paths.Priced]], ...] = (
-    ("checkpoint-engine broadcast", paths.host_update),
+_MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
+    ("checkpoint-engine broadcast", storage.host_update),
     ("checkpoint-engine P2P", _remote_host),
     ("verl checkpoint engine mooncake", lambda e: paths.broadcast(e, loaded=False)),
     ("NCCL packed broadcast, before", lambda e: _bridged(e, overlapped=False)),
     ("NCCL packed broadcast", lambda e: _bridged(e)),
     ("NCCL broadcast", paths.broadcast),
     ("NCCL full broadcast", paths.broadcast),
-    ("NCCL + checkpoint-engine", paths.host),
+    ("NCCL + checkpoint-engine", storage.host),
     ("vLLM native weight transfer (NCCL)", paths.broadcast),
     ("per tensor", paths.broadcast_per_parameter),
     ("delta_sharded", paths.delta),
