@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, get_args
 
 import click
 
+from rlhfsim import units
 from rlhfsim.cli.options import parse_pairs
-from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Whole, bad_option
+from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.backends import BACKENDS
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.lengths import AnyLengths
-from rlhfsim.specs.loading import parse_json
+from rlhfsim.specs.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
+from rlhfsim.specs.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
+from rlhfsim.specs.loading import convert, parse_json
+from rlhfsim.specs.models import models_of
 from rlhfsim.specs.profiles import parse_cluster
-from rlhfsim.specs.workload import Algorithm, Workload
+from rlhfsim.specs.workload import Algorithm, Rules, Workload
 
+__all__ = [
+    "COMMAND_LINE", "backend_option", "build_cluster", "build_workload", "cluster_options", "input_options",
+    "json_option", "lengths", "on_command_line", "workload_options",
+]  # fmt: skip
 F = TypeVar("F", bound=Callable[..., Any])
-COMMAND_LINE = Place(file="command line")
+T = TypeVar("T")
+MAX_SEQUENCES = 10_000_000
+"""Sequences of one step; a larger batch is a slip."""
+MAX_PRICE = 10_000.0
+"""USD per GPU-hour; more is a slip."""
+DISTRIBUTIONS: dict[str, Any] = {"fixed": Fixed, "lognormal": LogNormal, "truncated": Truncated, "empirical": Empirical}  # fmt: skip
+_LENGTHS = "1024, 8k, lognormal:mean=2000,sigma=0.8,max=8192, truncated:mean=500,std=200,max=2048 or empirical:file=lengths.txt"
 
 
 def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
@@ -29,58 +44,106 @@ def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
     return apply
 
 
-cluster_options = _all([
-    click.option("--gpus", type=int, required=True, help="GPUs in the cluster (with --rollout-gpus: those that train)."),
-    click.option("--gpu", default="h100-sxm", show_default=True, help="Hardware profile, alias or YAML path."),
-    click.option("--gpus-per-node", type=int, help="GPUs per node; default of the profile."),
-    click.option("--rollout-gpu", help="Another profile for a second, rollout-only pool."),
-    click.option("--rollout-gpus", type=int, help="GPUs in the rollout-only pool."),
-    click.option("--oversubscription", type=float, default=1.0, help="How much thinner the fabric is than the sum of NICs."),
-    click.option("--price", type=float, help="USD per GPU-hour; replaces the profile's price."),
-])  # fmt: skip
+def _cluster(required: bool) -> list[Callable[[F], F]]:
+    return [
+        click.option("--gpus", type=Whole(1, MAX_GPUS), required=required, help="GPUs in the cluster; with --rollout-gpus: those that train."),
+        click.option("--gpu", default="h100-sxm", show_default=True, metavar="NAME", help="GPU: name or alias (rlhfsim gpus), or a YAML file."),
+        click.option("--gpus-per-node", type=Whole(1, MAX_GPUS), help="GPUs per node; default: the usual node of the GPU."),
+        click.option("--rollout-gpus", type=Whole(1, MAX_GPUS), help="GPUs of a second pool, for the rollout only."),
+        click.option("--rollout-gpu", metavar="NAME", help="Another GPU for that second pool."),
+        click.option("--oversubscription", type=Number(1, MAX_OVERSUBSCRIPTION), default=1.0, show_default=True, help="2: the network between nodes carries half of what the NICs could."),
+        click.option("--price", type=Number(0, MAX_PRICE, "usd/h"), help="USD per GPU-hour, in place of the listed price."),
+    ]  # fmt: skip
 
-workload_options = _all([
-    click.option("--model", required=True, help="Policy: preset, alias (8b, 70b, ...) or a config.json."),
-    click.option("--algorithm", default="ppo", show_default=True, type=click.Choice(get_args(Algorithm)), help="RLHF algorithm."),
-    click.option("--prompts", type=int, default=1024, show_default=True, help="Prompts per step."),
-    click.option("--samples", type=int, default=1, show_default=True, help="Responses per prompt."),
-    click.option("--prompt-len", default="1024", show_default=True, help="Tokens, or a distribution (see docs/workload.md)."),
-    click.option("--response-len", default="1024", show_default=True, help="Tokens, or lognormal:mean=2000,sigma=0.8,max=8192."),
-    click.option("--epochs", type=int, default=1, show_default=True, help="Passes over the batch per step."),
-    click.option("--mini-batches", type=int, default=1, show_default=True, help="Optimizer steps per epoch."),
-    click.option("--critic", default="same", show_default=True, help="Critic model (PPO)."),
-    click.option("--reference", default="same", show_default=True, help="Reference model, or none."),
-    click.option("--reward", default="same", show_default=True, help="Reward model, or none."),
-    click.option("--rules", help="Rule rewards: seconds_per_sample=0.01,workers=64."),
-    click.option("--no-kl", is_flag=True, help="No KL term, so no reference forward."),
-    click.option("--no-packing", is_flag=True, help="Pad every sequence to the longest."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Seed of drawn lengths."),
-])  # fmt: skip
+
+def _workload(required: bool) -> list[Callable[[F], F]]:
+    algorithms = get_args(Algorithm)
+    return [
+        click.option("--model", required=required, metavar="NAME", help="Policy: name or alias (rlhfsim models), or a config.json."),
+        click.option("--algorithm", default="ppo", show_default=True, type=OneOf("algorithm", algorithms), help=f"{', '.join(algorithms)}."),
+        click.option("--prompts", type=Whole(1, MAX_SEQUENCES), default=1024, show_default=True, help="Prompts per step."),
+        click.option("--samples", type=Whole(1, MAX_SEQUENCES), default=1, show_default=True, help="Responses per prompt."),
+        click.option("--prompt-len", default="1024", show_default=True, metavar="TOKENS", help="Tokens, or a distribution as for --response-len."),
+        click.option("--response-len", default="1024", show_default=True, metavar="TOKENS", help="Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."),
+        click.option("--epochs", type=Whole(1, 100), default=1, show_default=True, help="Passes over the batch in one step."),
+        click.option("--mini-batches", type=Whole(1, 4096), default=1, show_default=True, help="Optimizer updates per epoch."),
+        click.option("--critic", default="same", show_default=True, metavar="NAME", help="Critic model (PPO); same: as the policy."),
+        click.option("--reference", default="same", show_default=True, metavar="NAME", help="Reference model, same or none."),
+        click.option("--reward", metavar="NAME", help="Reward model, same or none; default: same, with --rules none."),
+        click.option("--rules", metavar="KEY=VALUE,...", help="Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."),
+        click.option("--no-kl", is_flag=True, help="No KL term, so no reference model."),
+        click.option("--no-packing", is_flag=True, help="Pad every sequence to the longest."),
+        click.option("--seed", type=Whole(0, 2**63 - 1), default=0, show_default=True, help="Seed of drawn lengths."),
+    ]  # fmt: skip
+
+
+cluster_options = _all(_cluster(required=True))
+workload_options = _all(_workload(required=True))
+input_options = _all([*_cluster(required=False), *_workload(required=False)])
+"""Both, for commands that read a file instead."""
 
 backend_option = click.option(
     "--backend",
     default="deepspeed",
     show_default=True,
-    type=click.Choice(list(BACKENDS)),
-    help="Training backend.",
+    type=OneOf("backend", BACKENDS),
+    help=f"Training backend: {', '.join(BACKENDS)}.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print the same content as JSON."
 )
 
 
-def build_cluster(given: dict[str, Any]) -> Cluster:
-    """The cluster of `cluster_options`."""
-    return parse_cluster(
-        gpus=given["gpus"], gpu=given["gpu"], gpus_per_node=given["gpus_per_node"], rollout_gpu=given["rollout_gpu"],
-        rollout_gpus=given["rollout_gpus"], oversubscription=given["oversubscription"],
-    )  # fmt: skip
+@contextmanager
+def on_command_line(prefix: str = "") -> Iterator[None]:
+    """Errors without a place of their own stand on the command line; `prefix` names the option."""
+    try:
+        yield
+    except RlhfsimError as error:
+        place = error.place if error.place and error.place.file != COMMAND_LINE.file else None
+        message = f"{prefix}{error.message}" if place is None else error.message
+        raise RlhfsimError(
+            error.code, message, place=place or COMMAND_LINE, help=error.help
+        ) from error
 
 
-def build_workload(given: dict[str, Any], **changes: Any) -> Workload:
-    """The workload of `workload_options`."""
-    import json
+def from_pairs(kind: type[T], pairs: Mapping[str, Any], option: str) -> T:
+    """A spec from `name=value` pairs; errors name the option.
 
+    Raises:
+        RlhfsimError: an unknown name, a missing one, or a bad value.
+    """
+    with on_command_line(f"{option}: "):
+        return convert(kind, parse_json(json.dumps(pairs), COMMAND_LINE.file))
+
+
+# --- cluster and workload ---------------------------------------------------------------------------
+
+
+def build_cluster(given: Mapping[str, Any]) -> Cluster:
+    """The cluster of `cluster_options`.
+
+    Raises:
+        RlhfsimError: an unknown GPU, a bad profile, or a rollout pool without a size.
+    """
+    _needed(given, "gpus")
+    with on_command_line():
+        return parse_cluster(
+            gpus=given["gpus"], gpu=given["gpu"], gpus_per_node=given["gpus_per_node"], rollout_gpu=given["rollout_gpu"],
+            rollout_gpus=given["rollout_gpus"], oversubscription=given["oversubscription"], price=given["price"],
+        )  # fmt: skip
+
+
+def build_workload(given: Mapping[str, Any], **changes: Any) -> Workload:
+    """The workload of `workload_options`; every model it names is known.
+
+    Raises:
+        RlhfsimError: an unknown model, a bad distribution, no reward, or a batch that does not split.
+    """
+    _needed(given, "model")
+    if given["prompts"] * given["samples"] > MAX_SEQUENCES:
+        raise bad_option(f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range",
+                         f"at most {MAX_SEQUENCES:,} sequences per step")  # fmt: skip
     raw: dict[str, Any] = {
         "algorithm": given["algorithm"], "model": given["model"], "critic": given["critic"], "reference": given["reference"],
         "reward": _reward(given), "prompts": given["prompts"], "samples": given["samples"],
@@ -88,46 +151,73 @@ def build_workload(given: dict[str, Any], **changes: Any) -> Workload:
         "epochs": given["epochs"], "mini_batches": given["mini_batches"], "kl": not given["no_kl"], "packing": not given["no_packing"],
         "seed": given["seed"], **changes,
     }  # fmt: skip
-    return from_options(Workload, raw, json)
+    with on_command_line():
+        workload = convert(Workload, parse_json(json.dumps(raw), COMMAND_LINE.file))
+        models_of(workload)
+    if workload.generates and workload.reward.model is None and workload.reward.rules is None:
+        raise bad_option("--reward none leaves no reward", "add --rules seconds_per_sample=5ms,workers=64, or name a reward model")  # fmt: skip
+    return workload
 
 
-def from_options(kind: Any, raw: dict[str, Any], json: Any) -> Any:
-    """A spec from option values; errors name the option, not a line."""
-    from rlhfsim.specs.loading import convert
-
-    try:
-        return convert(kind, parse_json(json.dumps(raw), "command line"))
-    except RlhfsimError as error:
-        raise RlhfsimError(
-            error.code, error.message, place=COMMAND_LINE, help=error.help
-        ) from error
+def _needed(given: Mapping[str, Any], name: str) -> None:
+    if given[name] is None:
+        raise bad_option(f"--{name} is missing", "as in --gpus 64 --model 70b")
 
 
-def _reward(given: dict[str, Any]) -> dict[str, Any]:
-    model = None if given["reward"] == "none" else given["reward"]
-    rules = parse_pairs(given["rules"], "--rules") if given["rules"] else None
-    return {"model": model, "rules": rules}
+def _reward(given: Mapping[str, Any]) -> dict[str, Any]:
+    rules = given["rules"]
+    model = given["reward"] or ("none" if rules else "same")
+    parsed = parse_pairs(rules, "--rules") if rules is not None else None
+    if parsed is not None:
+        from_pairs(Rules, parsed, "--rules")
+    return {"model": None if model == "none" else model, "rules": parsed}
+
+
+# --- lengths ----------------------------------------------------------------------------------------
 
 
 def lengths(text: str, option: str) -> dict[str, Any]:
-    """`1024`, `lognormal:mean=2000,sigma=0.8,max=8192`, `truncated:...` or `empirical:file=lengths.txt`."""
-    kind, _, rest = text.partition(":")
-    if not rest:
-        try:
-            return {"kind": "fixed", "value": float(text)}
-        except ValueError as error:
-            raise RlhfsimError("bad-length", f"{option}: {text!r} is not a number of tokens", place=COMMAND_LINE,
-                               help="write 1024 or lognormal:mean=2000,sigma=0.8,max=8192") from error  # fmt: skip
-    return {"kind": kind, **parse_pairs(rest, option)}
+    """A distribution of tokens as plain data: `1024`, `8k`, `lognormal:mean=2000,sigma=0.8,max=8192`.
+
+    Raises:
+        RlhfsimError: an unknown kind or name, a bad number, or a file of lengths that cannot be read.
+    """
+    kind, colon, rest = (part.strip() for part in text.partition(":"))
+    if not colon:
+        pairs: dict[str, Any] = {"value": _tokens(kind, option)}
+        kind = "fixed"
+    else:
+        if kind not in DISTRIBUTIONS:
+            raise unknown_name("length distribution", kind[:40], DISTRIBUTIONS, place=COMMAND_LINE)
+        pairs = {k: _number(k, v, option) for k, v in parse_pairs(rest, option).items()}
+    spec: AnyLengths = from_pairs(DISTRIBUTIONS[kind], pairs, option)
+    _consistent(spec, option)
+    return {"kind": kind, **pairs}
 
 
-__all__ = [
-    "AnyLengths",
-    "backend_option",
-    "build_cluster",
-    "build_workload",
-    "cluster_options",
-    "json_option",
-    "lengths",
-    "workload_options",
-]
+def _number(name: str, value: str, option: str) -> float | str:
+    if name == "file":
+        return value
+    return _tokens(value, option) if name in ("value", "mean", "std", "min", "max") else _plain(value, option)  # fmt: skip
+
+
+def _tokens(text: str, option: str) -> float:
+    try:
+        return units.parse(text, "token")
+    except RlhfsimError as error:
+        raise bad_option(f"{option}: {text[:40]!r} is not a number of tokens", f"write {_LENGTHS}") from error  # fmt: skip
+
+
+def _plain(text: str, option: str) -> float:
+    try:
+        return units.parse(text, "1")
+    except RlhfsimError as error:
+        raise bad_option(f"{option}: {text[:40]!r} is not a number", f"write {_LENGTHS}") from error
+
+
+def _consistent(spec: AnyLengths, option: str) -> None:
+    """Read a file of lengths now, and refuse a range that is empty."""
+    if isinstance(spec, Truncated) and spec.min > spec.max:
+        raise bad_option(f"{option}: min {spec.min:g} is above max {spec.max:g}", "swap them")
+    if spec.maximum < 1:
+        raise bad_option(f"{option}: lengths below one token", f"write {_LENGTHS}")

@@ -6,140 +6,48 @@ stands in colour alone.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
-from rich.box import SIMPLE
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.cli.bars import DARK, FULL, LIGHT, MEDIUM, Axis, Bar, Piece, plain
+from rlhfsim.cli.bars import FULL, LIGHT, Axis, Bar, Piece, plain
+from rlhfsim.cli.words import (
+    ARCHITECTURES,
+    DERIVED,
+    GROUPS,
+    NARROW,
+    PATHS,
+    RESOURCES,
+    ROLES,
+    WIDTH,
+    console,
+    decimals,
+    fixed,
+    labelled,
+    lengths_text,
+    new_table,
+    percent,
+    profile_of,
+    resource_text,
+    size,
+)
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import LedgerEntry, Plan, PredictedPhase
 from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.layout import RolloutLayout
-from rlhfsim.specs.lengths import AnyLengths, Empirical, Fixed
 from rlhfsim.specs.placement import RolloutSeat, Seat
 from rlhfsim.specs.profiles import load_profile
 
-WIDTH = 100
-"""Columns that no output exceeds."""
-LABEL = 8
-"""Width of the labels of header and summary."""
-NARROW = 90
-"""Below this many columns tables leave out what the bars show."""
-RESOURCES: dict[str, tuple[str, str, str]] = {
-    "compute": ("compute", "green", "arithmetic of the GPUs"),
-    "hbm": ("HBM", "cyan", "bandwidth of GPU memory"),
-    "nvlink": ("NVLink", "blue", "the fabric inside a node"),
-    "network": ("network", "magenta", "the fabric between nodes"),
-    "pcie": ("PCIe", "yellow", "the link between GPU and host"),
-    "storage": ("storage", "yellow", "disks"),
-    "host": ("host", "yellow", "CPU and host memory"),
-    "bubble": ("bubble", "red", "pipeline stages that wait for each other"),
-    "tail": ("tail", "red", "GPUs that wait for the longest responses"),
-    "overhead": ("overhead", "bright_black", "launches and framework"),
-}
-"""Resource -> word, colour, meaning."""
-ARCHITECTURES = {
-    "naive": "rollout and training share the GPUs, everything stays in memory",
-    "smart": "rollout and training share the GPUs, memory is freed between phases, weights copied",
-    "hybrid": "rollout and training share the GPUs, weights handed over in GPU memory",
-    "disaggregated": "rollout and training on GPUs of their own, one waits for the other",
-    "async": "rollout and training on GPUs of their own, working at the same time",
-}
-ROLES = {
-    "colocated": "all roles in one pool",
-    "split": "roles in groups",
-    "standalone": "every role in its own pool",
-}
-PATHS = {
-    "none": "not copied", "ipc": "CUDA IPC", "reshard": "resharding in place",
-    "broadcast": "NCCL broadcast", "p2p": "RDMA", "disk": "disk", "lora": "LoRA adapters only",
-    "host": "host memory",
-}  # fmt: skip
-GROUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "weights": (FULL, "green", ("weights",)),
-    "gradients, optimizer": (DARK, "blue", ("gradients", "optimizer")),
-    "KV cache": (MEDIUM, "magenta", ("kv_cache",)),
-    "activations, buffers, rest": (LIGHT, "yellow", ()),
-}
-"""What a memory bar tells apart: words -> glyph, colour, components; the last takes the rest."""
-
-
-DERIVED = {
-    "length_balance": "how evenly drawn lengths spread over the ranks",
-    "rules.seconds_per_sample": "given by the workload",
-}
-"""What a time can rest on besides coefficients and curves."""
-
-
-def console(*, stderr: bool = False) -> Console:
-    """The console of every command: at most `WIDTH` columns, `WIDTH` into pipes."""
-    width = shutil.get_terminal_size((WIDTH, 24)).columns
-    return Console(
-        width=max(60, min(WIDTH, width)), stderr=stderr, highlight=False, markup=False, emoji=False
-    )
-
-
-def new_table(width: int = WIDTH) -> Table:
-    """A table without edges, as every command shows it."""
-    return Table(
-        box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-        header_style="bold",
-    )  # fmt: skip
-
-
-# --- words and numbers ------------------------------------------------------------------------------
-
-
-def profile_of(plan: Plan, pool: str) -> Profile | None:
-    """The profile under a pool of the plan; None where it is not found here any more."""
-    hardware = next((p.hardware for p in plan.placement.pools if p.name == pool), 0)
-    try:
-        return load_profile(plan.hardware[hardware].profile)
-    except RlhfsimError:
-        return None
-
-
-def percent(share: float) -> str:
-    """A probability in words of one glance: `<1 %`, `12 %`, `>99 %`."""
-    if 0 < share < 0.005:
-        return "<1 %"
-    return ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
-
-
-def lengths_text(lengths: AnyLengths) -> str:
-    """`1,024 tokens`, `lognormal (mean 2,000, at most 8,192 tokens)`."""
-    if isinstance(lengths, Fixed):
-        return f"{lengths.value:,.0f} tokens"
-    if isinstance(lengths, Empirical):
-        return f"lengths of {lengths.file}"
-    return f"{lengths.kind} (mean {lengths.mean:,.0f}, at most {lengths.max:,.0f} tokens)"
-
-
-def resource_text(resource: str) -> Text:
-    """The resource as a word in its colour."""
-    word, colour, _ = RESOURCES.get(resource, (resource, "", ""))
-    return Text(word, style=colour)
-
-
-def _decimals(step: float) -> int:
-    return 0 if step >= 10_000 else 1 if step >= 100 else 2 if step >= 1 else 4
-
-
-def _fixed(seconds: float, decimals: int) -> str:
-    least = 10.0**-decimals
-    return f"<{least:.{decimals}f}" if 0 < seconds < least / 2 else f"{seconds:,.{decimals}f}"
-
-
-def _size(size: float) -> str:
-    return units.format(size, "byte")
+__all__ = [
+    "WIDTH", "capacity_of", "console", "cost_text", "header", "heaviest", "labelled", "memory_chart", "memory_text",
+    "new_table", "percent", "phase_table", "placement_table", "summary", "sureness",
+]  # fmt: skip
 
 
 # --- header and summary -----------------------------------------------------------------------------
@@ -149,16 +57,6 @@ def header(plan: Plan) -> RenderableType:
     """What is computed on what, and how: a title line, then batch, architecture, roles."""
     rows = {"batch": _batch(plan), "plan": _way(plan), "roles": _roles(plan)}
     return Group(Text(_task(plan), style="bold"), labelled(rows))
-
-
-def labelled(rows: Mapping[str, str]) -> Table:
-    """Label and text, one pair a row; labels of all such grids stand under each other."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="cyan", no_wrap=True, min_width=LABEL)
-    grid.add_column()
-    for label, text in rows.items():
-        grid.add_row(label, text)
-    return grid
 
 
 def _task(plan: Plan) -> str:
@@ -243,9 +141,9 @@ def memory_text(plan: Plan) -> str:
     beyond = p.peak_memory_bytes > p.capacity_bytes
     verdict = "DOES NOT FIT: " if beyond else ""
     return (
-        f"{verdict}peak {_size(p.peak_memory_bytes)} of {_size(p.capacity_bytes)} per GPU in {p.peak_phase}, most of it "
+        f"{verdict}peak {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU in {p.peak_phase}, most of it "
         f"{p.peak_role} {p.peak_component.replace('_', ' ')}; out-of-memory probability {percent(p.probability_out_of_memory)}; "
-        f"host {_size(p.host_peak_bytes)} per node"
+        f"host {size(p.host_peak_bytes)} per node"
     )  # fmt: skip
 
 
@@ -268,22 +166,22 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
     table.add_column("bound by", no_wrap=True)
     table.add_column(Axis(label=units.format(end, "s"), at=end, scale=end), ratio=1)
     for phase in sorted(p.phases, key=lambda f: (f.start_s, not f.critical)):
-        table.add_row(*_phase_cells(phase, end, _decimals(end), pools, width >= NARROW))
+        table.add_row(*_phase_cells(phase, end, decimals(end), pools, width >= NARROW))
     return Group(table, *(Text(note, style="dim") for note in _phase_notes(plan)))
 
 
 def _phase_cells(
-    phase: PredictedPhase, end: float, decimals: int, pools: bool, start: bool
+    phase: PredictedPhase, end: float, digits: int, pools: bool, start: bool
 ) -> list[RenderableType]:
     cells: list[RenderableType] = [phase.name]
     if pools:
         cells.append(phase.pool)
     if start:
-        cells.append(f"{phase.start_s:,.{decimals}f}")
+        cells.append(f"{phase.start_s:,.{digits}f}")
     return [
         *cells,
-        _fixed(phase.seconds, decimals),
-        f"{phase.low_s:,.{decimals}f}-{phase.high_s:,.{decimals}f}",
+        fixed(phase.seconds, digits),
+        f"{phase.low_s:,.{digits}f}-{phase.high_s:,.{digits}f}",
         resource_text(phase.bound_by),
         Bar(pieces=_time_pieces(phase), scale=end, offset=phase.start_s),
     ]
@@ -400,7 +298,7 @@ def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> T
     table.add_column("phase", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
     table.add_column("full", justify="right", no_wrap=True)
-    table.add_column(Axis(label=_size(capacity), at=capacity, scale=scale), ratio=1)
+    table.add_column(Axis(label=size(capacity), at=capacity, scale=scale), ratio=1)
     table.add_column("", no_wrap=True)
     for i, (name, entries) in enumerate(states):
         moved = name == "end" or name.endswith((".load", ".unload"))
@@ -408,7 +306,7 @@ def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> T
             continue  # memory is as it was
         mark = "< peak" if i == peak else ""
         bar = Bar(pieces=_memory_pieces(entries), scale=scale, limit=capacity)
-        table.add_row(name, _size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else "")  # fmt: skip
+        table.add_row(name, size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else "")  # fmt: skip
     return table
 
 
