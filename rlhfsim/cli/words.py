@@ -78,7 +78,7 @@ def console(*, stderr: bool = False) -> Console:
         stream, "reconfigure"
     ):
         stream.reconfigure(errors="replace")
-    width = shutil.get_terminalsize((WIDTH, 24)).columns
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
     return Console(
         width=max(60, min(WIDTH, width)), stderr=stderr, highlight=False, markup=False, emoji=False
     )
