@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 
 import click
 
 from rlhfsim.errors import RlhfsimError
 
+INTERNAL_ERROR = 70
+"""Exit code of a bug in rlhfsim (EX_SOFTWARE)."""
 COMMANDS = {
     "design": "Choose architecture and layouts for a cluster and a model.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
@@ -69,6 +72,9 @@ def main() -> None:
         code = 130
     except BrokenPipeError:
         code = 0
+    except Exception:  # our own bug: keep it apart from exit code 1, "nothing fits"
+        traceback.print_exc()
+        code = INTERNAL_ERROR
     sys.exit(code if isinstance(code, int) else 0)
 
 

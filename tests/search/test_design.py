@@ -1,0 +1,170 @@
+"""The answer as a whole: ranked, explained, and obedient to what the user fixes and forbids."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+import rlhfsim
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.search.design import Design
+from rlhfsim.search.explain import scaled
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload import Reward, Rules, Workload
+
+GRPO = Workload(algorithm="grpo", model="qwen3-4b", prompts=64, samples=8, reward=Reward(rules=Rules()),
+                response_len=LogNormal(mean=800, max=4096))  # fmt: skip
+
+
+@cache
+def answer(**changes: object) -> Design:
+    given: dict[str, object] = {
+        "cluster": cluster(16),
+        "workload": Workload(model="8b", prompts=256),
+    }
+    return rlhfsim.design(Request(**(given | changes)))  # type: ignore[arg-type]
+
+
+@cache
+def cluster(gpus: int, gpu: str = "h100") -> Cluster:
+    return rlhfsim.parse_cluster(gpus, gpu)
+
+
+def chosen(design: Design) -> Plan:
+    assert design.chosen is not None
+    return design.chosen
+
+
+def test_the_chosen_plan_is_the_fastest_and_fits() -> None:
+    design = answer()
+    best = chosen(design).prediction
+    assert all(best.step_s <= plan.prediction.step_s for plan in design.runners_up)
+    for plan in (chosen(design), *design.runners_up):
+        assert plan.prediction.peak_memory_bytes <= plan.prediction.capacity_bytes
+        assert plan.prediction.probability_out_of_memory <= 0.1
+
+
+def test_the_answer_holds_more_than_one_architecture_and_says_why() -> None:
+    design = answer()
+    assert len({plan.architecture for plan in (chosen(design), *design.runners_up)}) >= 3
+    assert len(design.reasons) >= 3
+    assert {gain.name for gain in design.gains} >= {
+        "async",
+        "lora",
+        "fp8",
+        "adam8bit",
+        "rollout-logprobs",
+        "megatron",
+    }
+
+
+def test_numerics_stay_the_algorithms_unless_more_is_allowed() -> None:
+    plan = chosen(answer())
+    assert plan.placement.schedule.staleness == 0
+    assert plan.workload.lora is None
+    assert plan.workload.optimizer == "adam"
+    assert plan.workload.old_logprobs == "recompute"
+
+
+def test_an_allowed_switch_is_never_worse() -> None:
+    free = chosen(answer(allow=frozenset({"rollout-logprobs"})))
+    assert free.workload.old_logprobs == "rollout"
+    assert free.prediction.step_s < chosen(answer()).prediction.step_s
+
+
+def test_the_gain_of_a_switch_is_what_allowing_it_brings_on_the_same_pools() -> None:
+    gain = next(g for g in answer().gains if g.name == "rollout-logprobs")
+    assert gain.seconds == pytest.approx(
+        chosen(answer(allow=frozenset({"rollout-logprobs"}))).prediction.step_s, rel=0.02
+    )
+
+
+def test_async_competes_only_when_allowed_and_keeps_its_staleness_bound() -> None:
+    assert not any(p.architecture == "async" for p in (chosen(answer()), *answer().runners_up))
+    design = answer(allow=frozenset({"async"}), max_staleness=1)
+    stale = [p.placement.schedule.staleness for p in (chosen(design), *design.runners_up)]
+    assert max(stale) == 1
+
+
+def test_what_is_fixed_is_kept_and_what_is_forbidden_is_absent() -> None:
+    request = Request(cluster=cluster(16), workload=Workload(model="8b", prompts=256), fix={"rollout": {"tp": 2}},
+                      forbid=frozenset({"naive", "offload"}))  # fmt: skip
+    design = rlhfsim.design(request, explain=False)
+    for plan in (chosen(design), *design.runners_up):
+        assert plan.placement.rollout is not None
+        assert plan.placement.rollout.layout.tp == 2
+        assert plan.architecture != "naive"
+        assert not plan.placement.actor.offload_between
+        assert plan.placement.actor.layout.offload_optimizer == "none"
+
+
+def test_every_rank_has_its_own_gpu_and_every_gpu_of_a_pool_is_used() -> None:
+    plan = chosen(answer())
+    for role in plan.gpu_map:
+        places = list(zip(role.nodes, role.gpus, strict=True))
+        assert len(set(places)) == len(places) == 16
+        assert set(role.nodes) == {0, 1}
+
+
+def test_nothing_fits_gives_no_plan_and_a_change_that_fits() -> None:
+    design = rlhfsim.design(Request(cluster=cluster(8), workload=Workload(model="70b", prompts=64)))
+    assert design.chosen is None
+    assert design.remedy is not None
+    assert "--" in design.remedy
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "dpo", "kto"])
+def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
+    work = Workload(
+        algorithm=algorithm, model="qwen3-4b", prompts=64, reward=Reward(model=None, rules=Rules())
+    )  # type: ignore[arg-type]
+    design = rlhfsim.design(Request(cluster=cluster(8), workload=work), explain=False)
+    names = {phase.name for phase in chosen(design).prediction.phases}
+    assert "actor.train" in names
+    assert ("actor.generate" in names) == (algorithm not in ("dpo", "kto"))
+
+
+def test_a_rollout_pool_of_other_gpus_is_used_for_the_rollout() -> None:
+    mixed = rlhfsim.parse_cluster(8, "h100", rollout_gpu="l40s", rollout_gpus=8)
+    design = rlhfsim.design(Request(cluster=mixed, workload=GRPO), explain=False)
+    plan = chosen(design)
+    assert plan.placement.rollout is not None
+    assert plan.placement.pool(plan.placement.rollout.pool).hardware == 1
+    assert plan.placement.pool(plan.placement.actor.pool).hardware == 0
+
+
+def test_memory_as_objective_finds_a_leaner_plan() -> None:
+    lean = rlhfsim.design(
+        Request(
+            cluster=cluster(16), workload=Workload(model="8b", prompts=256), objective="memory"
+        ),
+        explain=False,
+    )
+    assert (
+        chosen(lean).prediction.peak_memory_bytes <= chosen(answer()).prediction.peak_memory_bytes
+    )
+
+
+def test_unknown_switches_and_seats_are_refused_with_near_names() -> None:
+    with pytest.raises(RlhfsimError, match="asinc"):
+        Request(cluster=cluster(8), workload=GRPO, allow=frozenset({"asinc"}))
+    with pytest.raises(RlhfsimError, match="actr"):
+        Request(cluster=cluster(8), workload=GRPO, fix={"actr": {"tp": 2}})
+
+
+def test_scaling_lengths_scales_their_mean() -> None:
+    assert scaled(Fixed(value=100), 4) == Fixed(value=400)
+    stretched = scaled(LogNormal(mean=100, sigma=0.5, max=1000), 0.5)
+    assert isinstance(stretched, LogNormal)
+    assert (stretched.mean, stretched.max) == (50, 500)
+
+
+def test_the_same_request_gives_the_same_plan() -> None:
+    first, second = (
+        rlhfsim.design(Request(cluster=cluster(8), workload=GRPO), explain=False) for _ in range(2)
+    )
+    assert chosen(first).to_dict() == chosen(second).to_dict()

@@ -1,0 +1,73 @@
+"""The enumerated layouts: legal, complete on small cases, and filling their pool."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.request import Request
+from rlhfsim.specs.backends import BACKENDS, Backend, violation
+from rlhfsim.specs.presets import resolve_model
+from rlhfsim.specs.profiles import parse_cluster
+from rlhfsim.specs.workload import Workload
+
+MODEL = resolve_model("8b")
+
+
+def request(backend: Backend = "deepspeed", **changes: object) -> Request:
+    given: dict[str, object] = {
+        "cluster": parse_cluster(16, "h100"),
+        "workload": Workload(model="8b"),
+    }
+    return Request(backend=backend, **(given | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize("trained", [True, False])
+def test_every_layout_fills_the_pool_and_runs_on_the_backend(
+    backend: Backend, trained: bool
+) -> None:
+    space = role_layouts(request(backend), "actor", MODEL, 16, 8, trained=trained)
+    assert space.size > 0
+    for layout in (x for shape in space.shapes for x in shape):
+        assert layout.gpus == 16
+        assert violation(backend, layout) is None
+        assert MODEL.num_layers % layout.pp == 0
+
+
+def test_deepspeed_offers_zero_alone_autotp_or_a_pipeline_but_not_tp_with_pp() -> None:
+    space = role_layouts(request(), "actor", MODEL, 16, 8, trained=True)
+    shapes = {(s[0].tp, s[0].pp, s[0].zero) for s in space.shapes}
+    assert {(1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 1, 1), (2, 1, 2), (8, 1, 2), (1, 4, 1)} <= shapes
+    assert not any(tp > 1 and pp > 1 for tp, pp, _ in shapes)
+    assert (2, 1, 3) not in shapes
+    assert any("unverified" in reason for reason in space.dropped)
+
+
+def test_a_fixed_field_is_the_only_one_tried() -> None:
+    fixed = request("megatron", fix={"actor": {"tp": 4, "pp": 2, "recompute": "full"}})
+    space = role_layouts(fixed, "actor", MODEL, 16, 8, trained=True)
+    assert {(s[0].tp, s[0].pp, s[0].dp, s[0].recompute) for s in space.shapes} == {
+        (4, 2, 2, "full")
+    }
+
+
+def test_forbidding_offload_and_recompute_leaves_neither() -> None:
+    space = role_layouts(
+        request(forbid=frozenset({"offload", "recompute"})), "actor", MODEL, 16, 8, trained=True
+    )
+    assert {(s[0].offload_optimizer, s[0].recompute) for s in space.shapes} == {("none", "none")}
+
+
+def test_more_ranks_than_sequences_is_refused_with_the_reason() -> None:
+    small = request(workload=Workload(model="8b", prompts=8))
+    space = role_layouts(small, "actor", MODEL, 16, 8, trained=True)
+    assert all(x.dp * x.micro_batch <= 8 for shape in space.shapes for x in shape)
+    assert any("too few sequences" in reason and n for reason, n in space.dropped.items())
+
+
+def test_rollout_tp_divides_heads_and_stays_in_a_node() -> None:
+    model = resolve_model("qwen2.5-7b")  # 28 heads
+    layouts = rollout_layouts(request(), model, 16, 8)
+    assert {x.tp for x in layouts} == {1, 2, 4}
+    assert all(x.gpus == 16 for x in layouts)
