@@ -261,9 +261,8 @@ def entries(held: PoolBytes, moment: Moment) -> Iterator[Entry]:
     """What is in GPU memory at `moment`, role by role."""
     for role, part in held.roles.items():
         mine = moment.loaded == role
-        if role == "actor" and held.sync_group and (mine or not part.recreated):
-            yield entry(held.profile, role, "nccl", held.sync_group)
-        yield from _role_entries(held.profile, role, part, moment if mine else None)
+        group = held.sync_group if role == "actor" else 0.0
+        yield from _role_entries(held.profile, role, part, moment if mine else None, group)
         if mine and moment.kind == "sync":
             yield entry(held.profile, role, "sync_buffers", held.sync)
     if held.engine:
@@ -275,7 +274,7 @@ def entries(held: PoolBytes, moment: Moment) -> Iterator[Entry]:
 
 
 def _role_entries(
-    profile: Profile, role: str, part: RoleBytes, moment: Moment | None
+    profile: Profile, role: str, part: RoleBytes, moment: Moment | None, group: float
 ) -> Iterator[Entry]:
     kept, states = part.kept, part.states
     weights = states.weights if moment else kept.weights
@@ -288,7 +287,7 @@ def _role_entries(
         "weights": weights, "gradients": gradients, "optimizer": optimizer,
         "gathered": extra.gathered, "buffers": extra.buffers, "activations": extra.activations,
         "logits": extra.logits, "fragmentation": extra.fragmentation,
-        "framework": part.framework if alive else 0.0, "nccl": part.nccl if alive else 0.0,
+        "framework": part.framework if alive else 0.0, "nccl": part.nccl + group if alive else 0.0,
     }  # fmt: skip
     for component, size in sizes.items():
         if size > 0:

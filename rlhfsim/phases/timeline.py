@@ -188,7 +188,10 @@ def role_bytes(
         )  # fmt: skip
     else:
         states = States() if shares_weights else memory.frozen_states(part, layout)
-    gathered = 0.0 if shares_weights and not trained else memory.gathered_bytes(part, layout, backend)  # fmt: skip
+    frozen_base = not trained or lora is not None
+    copied = layout.zero == 3 or layout.offload_params != "none" or not frozen_base
+    own = copied and not (shares_weights and not trained)  # BF16 weights in place need no copy
+    gathered = memory.gathered_bytes(part, layout, backend) if own else 0.0
     return RoleBytes(
         states=states,
         kept=_kept(states, seat, backend, trained),

@@ -18,11 +18,12 @@ from rlhfsim.specs.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.lengths import Fixed
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import GpuSet, Placement, Residency, RolloutSeat, Seat, WeightPath
+from rlhfsim.specs.placement import Placement, Residency, RolloutSeat, Seat, WeightPath
 from rlhfsim.specs.presets import resolve_model
 from rlhfsim.specs.profiles import load_profile, make_pool
 from rlhfsim.specs.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
+from rlhfsim.validation.oom_pools import gpu_sets, pools
 from rlhfsim.validation.rows import Row
 
 NEMO_GRADIENTS = 2.0
@@ -244,52 +245,9 @@ def _micro(row: Row, column: str) -> int:
     return int(stated)
 
 
-def _pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
-    """Pool sizes and the pool of each seat.
-
-    Disaggregated rows name their groups as in `actor 4x8; ref 4x8; vllm 1xTP8`; NeMo-RL rows name
-    the generation nodes.
-    """
-    roles = ("actor", "critic", "reference", "reward")
-    arch, text = row.text("arch") or "", (row.text("placement") or "").lower()
-    engine = (row.integer("rollout_tp") or 1) * (row.integer("rollout_engines") or 1)
-    if "disaggregated" not in arch:
-        return {"all": gpus}, dict.fromkeys((*roles, "rollout"), "all")
-    generation = re.search(r"nodes=(\w+) gpus_per_node=(\d+)", text)
-    if generation:
-        nodes = 1 if generation[1] == "none" else int(generation[1])
-        engine = nodes * int(generation[2])
-        return {"train": gpus - engine, "rollout": engine}, _on("train", roles)
-    split = re.search(r"(\d+) train \+ (\d+) infer", text)
-    if split:
-        return {"train": int(split[1]), "rollout": int(split[2])}, _on("train", roles)
-    if "train" in (row.text("gpus") or "") or not text:
-        return {"train": gpus, "rollout": engine}, _on("train", roles)
-    return _role_pools(text, engine, roles)
-
-
-def _on(pool: str, roles: tuple[str, ...]) -> dict[str, str]:
-    return {**dict.fromkeys(roles, pool), "rollout": "rollout"}
-
-
-def _role_pools(
-    text: str, engine: int, roles: tuple[str, ...]
-) -> tuple[dict[str, int], dict[str, str]]:
-    sizes: dict[str, int] = {}
-    seats: dict[str, str] = {"rollout": "rollout"}
-    for role, word in zip(roles, ("actor", "critic", "ref", "reward"), strict=True):
-        found = re.search(rf"\b{word}\w*\)?\s*(\d+)(?:x(\d+))?", text)
-        group = re.search(r"\(critic\+reward colocated\)(\d+)", text)
-        if group and word in ("critic", "reward"):
-            sizes["critic"], seats[role] = int(group[1]), "critic"
-        elif found:
-            sizes[role], seats[role] = int(found[1]) * int(found[2] or 1), role
-    return {**sizes, "rollout": engine}, seats
-
-
 def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Placement:
     backend = _backend(row)
-    sizes, seats = _pools(row, gpus)
+    sizes, seats = pools(row, gpus)
     if seats.get("actor") not in sizes:
         raise Unreadable("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
@@ -309,19 +267,10 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
     actor = seat("actor")
     assert actor is not None
     return Placement(
-        pools=_gpu_sets(sizes), actor=actor, critic=seat("critic"),
+        pools=gpu_sets(sizes), actor=actor, critic=seat("critic"),
         reference=seat("reference") if workload.has_reference else None, reward=seat("reward"),
         rollout=_rollout(row, sizes, seats, models), weight_path=_path(row, sizes), backend=backend,
     )  # fmt: skip
-
-
-def _gpu_sets(sizes: dict[str, int]) -> tuple[GpuSet, ...]:
-    start, sets = 0, []
-    for name, size in sizes.items():
-        if size > 0:
-            sets.append(GpuSet(name=name, start=start, gpus=size))
-            start += size
-    return tuple(sets)
 
 
 def _frozen_residency(row: Row, offload: str) -> Residency:

@@ -1,0 +1,64 @@
+"""Memory rows: targets, what is skipped, and what is never scored."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from rlhfsim.validation import memory
+from rlhfsim.validation.rows import shipped
+
+OUTCOMES = memory.outcomes(shipped("memory"))
+
+
+def _errors(kind: str) -> list[float]:
+    return [
+        abs(o.error)
+        for o in OUTCOMES
+        if o.kind == kind and o.error is not None and o.part == "report"
+    ]
+
+
+@pytest.mark.parametrize(("kind", "rows", "target"), [
+    ("memory.weights", 18, 0.02), ("memory.kv_tokens", 12, 0.08), ("memory.training_peak", 20, 0.12),
+])  # fmt: skip
+def test_median_error_is_within_the_target(kind, rows, target):
+    errors = _errors(kind)
+    assert len(errors) >= rows
+    assert median(errors) <= target
+
+
+def test_every_row_of_the_table_is_accounted_for():
+    assert {o.line for o in OUTCOMES} == {row.line for row in shipped("memory")}
+
+
+def test_formulas_and_rules_of_thumb_are_not_scored():
+    for row in shipped("memory"):
+        if not (row.text("measured_or_analytic") or "").startswith("measured"):
+            found = [o for o in OUTCOMES if o.line == row.line]
+            assert all(o.skipped and "not a measurement" in o.skipped for o in found)
+
+
+def test_rows_that_gave_the_sampler_coefficient_are_shown_but_not_scored():
+    fitted = [o for o in OUTCOMES if o.part == "fit"]
+    assert fitted
+    assert all(o.kind == "memory.kv_tokens" for o in fitted)
+    assert all(o.source.startswith(memory.FIT_SOURCE) for o in fitted)
+
+
+def test_peaks_say_which_peak_they_are():
+    peaks = [o for o in OUTCOMES if o.kind == "memory.training_peak" and o.predicted]
+    assert {o.detail["peak"] for o in peaks} == {
+        "max allocated",
+        "allocated after start, before the first step",
+    }
+
+
+def test_skipped_rows_have_a_reason_and_no_prediction():
+    assert all(o.predicted is None for o in OUTCOMES if o.skipped)
+    assert sum(memory.skipped_reasons(OUTCOMES).values()) == sum(bool(o.skipped) for o in OUTCOMES)
+
+
+def test_four_bit_weights_cost_half_a_byte_and_their_scales():
+    assert pytest.approx(0.52, abs=0.01) == memory.INT4

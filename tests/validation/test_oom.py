@@ -1,0 +1,76 @@
+"""Out-of-memory cases: the stated threshold, what is excluded, and how a row is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhfsim.validation import oom
+from rlhfsim.validation.assumptions import apply
+from rlhfsim.validation.oom_cases import Unreadable, case
+from rlhfsim.validation.oom_pools import pools
+from rlhfsim.validation.rows import shipped
+from rlhfsim.validation.statistics import verdicts
+
+ROWS = {row.text("case_id"): row for row in shipped("oom_cases")}
+OUTCOMES = oom.outcomes(list(ROWS.values()))
+BY_CASE = {row.text("case_id"): o for row, o in zip(ROWS.values(), OUTCOMES, strict=True)}
+
+
+def _case(name: str):
+    return case(apply("oom", ROWS[name])[0])
+
+
+def test_most_out_of_memory_cases_are_announced_with_few_false_alarms():
+    found = verdicts(OUTCOMES)
+    assert found.recall.of >= 17
+    assert found.recall.value >= 0.75
+    assert found.false_alarms.of >= 50
+    assert found.false_alarms.value <= 0.15
+    assert found.brier <= 0.13
+
+
+def test_every_case_is_predicted_or_has_a_reason():
+    assert len(OUTCOMES) == len(ROWS)
+    for outcome in OUTCOMES:
+        assert (outcome.predicted is None) == (outcome.skipped is not None)
+        assert outcome.predicted is None or 0 <= outcome.predicted <= 1
+
+
+@pytest.mark.parametrize(("name", "reason"), [
+    ("C107", "leak"), ("C009", "host memory"), ("C024", "hang"), ("C007", "question"),
+    ("C004", "partial"), ("C111", "assumption"), ("C013", "memory of the GPU"),
+])  # fmt: skip
+def test_cases_that_test_no_configuration_are_left_out(name, reason):
+    assert reason in (BY_CASE[name].skipped or "")
+
+
+def test_states_alone_reject_what_the_thread_calculates():
+    # C100: 30B x 16 B over 4 GPUs is 120 GB; C032: two 72B models on 16 GPUs are 144 GB
+    assert BY_CASE["C100"].predicted > 0.99
+    assert BY_CASE["C032"].predicted > 0.99
+
+
+def test_the_same_job_with_half_the_micro_batch_is_more_likely_to_fit():
+    assert BY_CASE["C016"].predicted > 0.5 > BY_CASE["C017"].predicted
+
+
+def test_roles_of_a_disaggregated_row_sit_in_their_own_pools():
+    placement = _case("C001").placement
+    sizes = {pool.name: pool.gpus for pool in placement.pools}
+    assert sizes == {"actor": 32, "reference": 32, "rollout": 8}
+    assert placement.architecture == "disaggregated"
+
+
+def test_generation_nodes_are_taken_from_the_cluster():
+    sizes, seats = pools(ROWS["C228"], 80)
+    assert sizes == {"train": 64, "rollout": 16}
+    assert seats["rollout"] == "rollout"
+
+
+def test_a_swift_engine_without_a_sleep_level_stays_awake():
+    assert _case("C122").placement.rollout.sleep == 0
+
+
+def test_a_row_without_backend_is_refused_with_the_reason():
+    with pytest.raises(Unreadable, match="backend"):
+        _case("C121")
