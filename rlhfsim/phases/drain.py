@@ -22,55 +22,82 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
-    """Step time on a grid of n and c, linear in between, with its integral over c."""
+    """Step time on a grid of n and c, linear in between, with its integral over c.
+
+    Arrays are (resource, n, c), resources in the order of `RESOURCES`, their sum last.
+    """
 
     sequences: Floats
     """Grid of n, ascending."""
     context: Floats
-    """Grid of c, ascending, tokens."""
+    """Grid of c, ascending, tokens; beyond its ends tau goes on linearly."""
     seconds: Floats
-    """(resource, n, c) seconds of one step, resources in the order of `RESOURCES`."""
+    """Seconds of one step."""
+    slope: Floats
+    """Its slope in the cell to the right, s/token."""
     integral: Floats
-    """(resource, n, c) integral of `seconds` from the first context on."""
+    """Integral of `seconds` from the first context on."""
 
     def tau(self, sequences: Floats, context: Floats) -> Floats:
         """Seconds of one step."""
         low, weight = _cell(self.sequences, sequences)
-        total = self.seconds.sum(axis=0)
-        at = [_linear(total, self.context, low + i, context) for i in (0, 1)]
-        return at[0] + weight * (at[1] - at[0])
+        cell, width = self._place(context)
+        left, right = (
+            self.seconds[-1, low + i, cell] + self.slope[-1, low + i, cell] * width for i in (0, 1)
+        )
+        return np.asarray(left + weight * (right - left))
 
     def between(self, sequences: Floats, start: Floats, end: Floats) -> Floats:
         """Integral of tau over contexts from `start` to `end` at constant n."""
-        return self._between(self.seconds.sum(axis=0), self.integral.sum(axis=0), sequences, start, end)  # fmt: skip
+        return self._between((-1,), sequences, start, end)[0]
 
-    def parts(self, sequences: Floats, start: Floats, end: Floats) -> dict[Resource, Floats]:
-        """The same by resource."""
-        return {
-            name: self._between(self.seconds[i], self.integral[i], sequences, start, end)
-            for i, name in enumerate(RESOURCES)
-        }
+    def parts(self, sequences: Floats, start: Floats, end: Floats) -> dict[Resource, float]:
+        """The same by resource, summed over all intervals."""
+        found = self._between(tuple(range(len(RESOURCES))), sequences, start, end)
+        return {name: float(array.sum()) for name, array in zip(RESOURCES, found, strict=True)}
+
+    def _place(self, context: Floats) -> tuple[Ints, Floats]:
+        grid = self.context
+        cell = np.clip(np.searchsorted(grid, context, side="right") - 1, 0, len(grid) - 2)
+        return cell, context - grid[cell]
 
     def _between(
-        self, tau: Floats, area: Floats, sequences: Floats, start: Floats, end: Floats
-    ) -> Floats:
+        self, which: tuple[int, ...], sequences: Floats, start: Floats, end: Floats
+    ) -> list[Floats]:
         low, weight = _cell(self.sequences, sequences)
-        rows = []
-        for i in (0, 1):
-            upper = _primitive(tau, area, self.context, low + i, end)
-            rows.append(upper - _primitive(tau, area, self.context, low + i, start))
-        return rows[0] + weight * (rows[1] - rows[0])
+        begin, finish = self._place(start), self._place(end)
+        found = []
+        for i in which:
+            left, right = (
+                self._primitive(i, low + j, *finish) - self._primitive(i, low + j, *begin)
+                for j in (0, 1)
+            )
+            found.append(left + weight * (right - left))
+        return found
+
+    def _primitive(self, i: int, row: Ints, cell: Ints, width: Floats) -> Floats:
+        """Integral up to the cell's left edge plus a trapezoid."""
+        flat = row * len(self.context) + cell
+        tau, slope, area = (a[i].ravel()[flat] for a in (self.seconds, self.slope, self.integral))
+        return np.asarray(area + width * (tau + slope * width / 2))
 
 
 def tabulate(sequences: Floats, context: Floats, step: Step) -> StepTable:
     """A table from a step evaluated on the outer grid `sequences[:, None]`, `context[None, :]`."""
     shape = (len(sequences), len(context))
-    arrays = (step.compute, step.hbm, step.nvlink, step.network, step.overhead)
+    arrays = (step.compute, step.hbm, step.nvlink, step.network, step.overhead, step.seconds)
     seconds = np.stack([np.broadcast_to(array, shape) for array in arrays])
-    pieces = (seconds[:, :, 1:] + seconds[:, :, :-1]) / 2 * np.diff(context)
+    width = np.diff(context)
+    pieces = (seconds[:, :, 1:] + seconds[:, :, :-1]) / 2 * width
+    slope = np.diff(seconds, axis=2) / width
     zero = np.zeros((*seconds.shape[:2], 1))
-    integral = np.concatenate([zero, np.cumsum(pieces, axis=2)], axis=2)
-    return StepTable(sequences=sequences, context=context, seconds=seconds, integral=integral)
+    return StepTable(
+        sequences=sequences,
+        context=context,
+        seconds=seconds,
+        slope=np.concatenate([slope, slope[:, :, -1:]], axis=2),
+        integral=np.concatenate([zero, np.cumsum(pieces, axis=2)], axis=2),
+    )
 
 
 def _cell(grid: Floats, x: Floats) -> tuple[Ints, Floats]:
@@ -78,20 +105,6 @@ def _cell(grid: Floats, x: Floats) -> tuple[Ints, Floats]:
     low = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
     weight = (np.clip(x, grid[0], grid[-1]) - grid[low]) / (grid[low + 1] - grid[low])
     return low, weight
-
-
-def _linear(values: Floats, grid: Floats, row: Ints, x: Floats) -> Floats:
-    low = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
-    slope = (values[row, low + 1] - values[row, low]) / (grid[low + 1] - grid[low])
-    return values[row, low] + slope * (x - grid[low])
-
-
-def _primitive(values: Floats, area: Floats, grid: Floats, row: Ints, x: Floats) -> Floats:
-    """Integral up to x: that to the cell's left edge plus a trapezoid."""
-    low = np.clip(np.searchsorted(grid, x, side="right") - 1, 0, len(grid) - 2)
-    width = x - grid[low]
-    slope = (values[row, low + 1] - values[row, low]) / (grid[low + 1] - grid[low])
-    return area[row, low] + width * (values[row, low] + slope * width / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

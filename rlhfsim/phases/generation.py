@@ -17,37 +17,25 @@ from rlhfsim.costs import kv_cache
 from rlhfsim.costs.cost import Cost, Resource
 from rlhfsim.costs.decode import Engine, decode_step
 from rlhfsim.costs.device import Device
-from rlhfsim.costs.prefill import group_prefill, prefill
-from rlhfsim.costs.step import RESOURCES, Floats, cost_of
-from rlhfsim.phases.drain import StepTable, Timeline, one_wave, refill, tabulate
+from rlhfsim.costs.prefill import group_prefill
+from rlhfsim.costs.step import Floats, cost_of
+from rlhfsim.phases.drain import StepTable, Timeline, lower_bound, tabulate
+from rlhfsim.phases.rollout_schedule import (
+    BLOCK_TOKENS,
+    Requests,
+    Schedule,
+    expected_schedule,
+    schedule,
+)
 from rlhfsim.specs.layout import RolloutLayout
-from rlhfsim.specs.lengths import AnyLengths, stats
 from rlhfsim.specs.model import ModelSpec
+
+__all__ = ["BLOCK_TOKENS", "Generation", "Requests", "generate", "kv_capacity", "step_table"]
 
 TAIL_SHARE = 0.25
 """The tail begins when fewer than this share of the slowest replica's first batch still runs."""
-BLOCK_TOKENS = 16.0
-"""Tokens of a KV block; a sequence wastes half a block on average."""
 CONTEXT_POINTS = 9
 FINISH_POINTS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """All sequences of one step."""
-
-    prompts: int
-    samples: int
-    """Responses per prompt (G)."""
-    prompt_lengths: AnyLengths
-    response_lengths: AnyLengths
-    seed: int = 0
-    """Seed of the deal of prompts to replicas."""
-
-    @property
-    def sequences(self) -> int:
-        """prompts x samples."""
-        return self.prompts * self.samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +52,13 @@ class Generation:
     running: float
     """Sequences that run at the start, on one replica."""
     waves: float
-    """Sequences of a replica over those that run at a time."""
+    """Sequences of a replica over those that run at a time: 1 when all start together."""
     preemptions: float
     """Sequences per replica that lose their KV cache once and recompute it."""
     kv_tokens: float
     """Most context of one replica at a time, tokens (shared prompts counted once)."""
     kv_capacity: float
-    """Tokens that one replica holds."""
+    """Tokens that one replica holds; below `kv_tokens` not even one sequence fits."""
     decode_steps: float
     """Steps of the slowest replica."""
     mean_step: float
@@ -86,6 +74,11 @@ class Generation:
     def seconds(self) -> float:
         """Duration of the stage."""
         return self.cost.seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether the KV cache holds what the schedule needs."""
+        return self.kv_tokens <= self.kv_capacity
 
     @property
     def tokens_per_s(self) -> float:
@@ -107,45 +100,51 @@ def generate(
     """The rollout stage of `requests` on `layout.dp` replicas.
 
     `kv_tokens` is the KV capacity of one replica in tokens (see `kv_capacity`); `lengths` replaces
-    the expected order statistics of the response lengths by observed ones.
+    the expected order statistics of the response lengths by observed ones. Prompts are prefilled
+    before their replica decodes; that passes of a refilled batch share weight reads is not counted.
     """
-    prompt = stats(requests.prompt_lengths).mean
-    drawn = _lengths(requests, lengths)
-    dealt = deal(drawn, layout.dp, requests.samples, requests.seed)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    saved = prompt * (1 - 1 / requests.samples) if shared_prompts else 0.0
-    slots = _slots(layout, dealt, prompt - saved, capacity)
-    each = dealt.shape[1]
-    timeline = one_wave(dealt, prompt) if slots >= each else refill(dealt, slots, prompt)
-    table = step_table(device, model, layout, float(min(slots, each)), prompt + float(drawn.max()), engine=engine)  # fmt: skip
-    preempted = _preemptions(layout, slots, each, prompt - saved, capacity)
-    first = _prefill_seconds(device, model, layout, requests, prompt, each, shared_prompts, engine)
-    first = first + _recompute(device, model, layout, preempted, prompt + float(drawn.mean()) / 2, engine)  # fmt: skip
-    return _assemble(device, layout, timeline, table, drawn, first, prompt, saved, slots, preempted, capacity)  # fmt: skip
+    most = layout.max_num_seqs * layout.attention_dp * layout.pp
+    if lengths is None:
+        plan = expected_schedule(requests, layout.dp, most, capacity, shared_prompts)
+    else:
+        known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
+        plan = schedule(known, requests, layout.dp, most, capacity, shared_prompts)
+    table = step_table(device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine)  # fmt: skip
+    first = _first(device, model, layout, requests, plan, shared_prompts, engine)
+    return _assemble(device, layout, plan, table, first, capacity)
 
 
-def _lengths(requests: Requests, lengths: Floats | None) -> Floats:
-    if lengths is not None:
-        return np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
-    known = stats(requests.response_lengths)
-    drawn = known.representative(requests.sequences)
-    drawn = np.sort(drawn)
-    if requests.sequences > 1:
-        drawn[-1] = max(drawn[-1], known.expected_max(requests.sequences))
-    return np.maximum(np.rint(drawn), 1.0)
+def _first(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    requests: Requests,
+    plan: Schedule,
+    shared: bool,
+    engine: Engine,
+) -> Cost:
+    """Prefill of one replica's prompts, and of what preempted sequences had generated."""
+    each = plan.each / layout.attention_dp
+    cost = _group_prefill(device, model, layout, each, requests.samples, plan.prompt, shared, engine)  # fmt: skip
+    if not plan.preempted:
+        return cost
+    context, evicted = plan.recomputed / plan.preempted, plan.preempted / layout.attention_dp
+    return cost + _group_prefill(device, model, layout, evicted, 1, context, False, engine)
 
 
-def deal(lengths: Floats, replicas: int, samples: int, seed: int) -> Floats:
-    """(replicas, n) lengths: prompts with their samples dealt at random, as evenly as they go; 0 pads."""
-    rng = np.random.default_rng(seed)
-    shuffled = rng.permutation(lengths)
-    size = samples if len(lengths) % samples == 0 and len(lengths) // samples >= replicas else 1
-    groups = shuffled.reshape(-1, size)
-    per_replica = -(-len(groups) // replicas)
-    padded = np.zeros((per_replica * replicas, size))
-    padded[: len(groups)] = groups
-    # group i goes to replica i mod R, so that replicas differ by one group at most
-    return padded.reshape(per_replica, replicas, size).transpose(1, 0, 2).reshape(replicas, -1)
+@lru_cache(maxsize=4096)
+def _group_prefill(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    each: float,
+    samples: int,
+    prompt: float,
+    shared: bool,
+    engine: Engine,
+) -> Cost:
+    return group_prefill(device, model, layout, each, samples, prompt, shared=shared, engine=engine).cost(device)  # fmt: skip
 
 
 def step_table(
@@ -206,95 +205,37 @@ def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> floa
     ).tokens
 
 
-def _slots(layout: RolloutLayout, dealt: Floats, prompt: float, capacity: float) -> int:
-    """Sequences of one replica that run at a time.
-
-        all, if their peak fits;  else C / (p + E[l^2] / 2 E[l] + half a block)
-
-    In the steady state of a refilled batch a running sequence is on average at E[l^2] / (2 E[l])
-    of its response (length-biased residual life). `prompt` leaves out the part shared in a group.
-    """
-    each = int(dealt.shape[1])
-    limit = min(each, layout.max_num_seqs * layout.attention_dp * layout.pp)
-    if limit == each and one_wave(dealt, prompt + BLOCK_TOKENS / 2).kv_tokens <= capacity:
-        return each
-    real = dealt[dealt > 0]
-    age = float((real**2).mean() / (2 * real.mean()))
-    return max(1, min(limit, int(capacity / (prompt + age + BLOCK_TOKENS / 2))))
-
-
-def _preemptions(
-    layout: RolloutLayout, slots: int, each: int, prompt: float, capacity: float
-) -> float:
-    """Sequences admitted at the start, when only prompts need room, beyond those that can stay."""
-    limit = min(each, layout.max_num_seqs * layout.attention_dp * layout.pp)
-    admitted = min(limit, int(capacity / (prompt + BLOCK_TOKENS)))
-    return float(max(0, admitted - slots)) if slots < each else 0.0
-
-
-def _prefill_seconds(
-    device: Device,
-    model: ModelSpec,
-    layout: RolloutLayout,
-    requests: Requests,
-    prompt: float,
-    each: int,
-    shared: bool,
-    engine: Engine,
-) -> Cost:
-    per_rank = each / layout.attention_dp
-    return group_prefill(device, model, layout, per_rank, requests.samples, prompt, shared=shared, engine=engine).cost(device)  # fmt: skip
-
-
-def _recompute(
-    device: Device,
-    model: ModelSpec,
-    layout: RolloutLayout,
-    preempted: float,
-    context: float,
-    engine: Engine,
-) -> Cost:
-    """Prefill of what preempted sequences had generated (G7: recompute = G6 of the evicted context)."""
-    per_rank = preempted / layout.attention_dp
-    return prefill(device, model, layout, per_rank, context, engine=engine).cost(device)
-
-
 def _assemble(
     device: Device,
     layout: RolloutLayout,
-    timeline: Timeline,
+    plan: Schedule,
     table: StepTable,
-    lengths: Floats,
     first: Cost,
-    prompt: float,
-    saved: float,
-    slots: int,
-    preempted: float,
     capacity: float,
 ) -> Generation:
+    timeline = plan.timeline
     end = timeline.start + timeline.steps
     seconds = table.between(timeline.running, timeline.start, end)
     per_replica = np.bincount(timeline.replica, weights=seconds, minlength=layout.dp)
     slowest = timeline.replica == int(np.argmax(per_replica))
     n, steps, spent = timeline.running[slowest], timeline.steps[slowest], seconds[slowest]
-    parts = table.parts(n, timeline.start[slowest], end[slowest])
     tail = n < TAIL_SHARE * n[0]
-    busy: dict[Resource, float] = {r: float(parts[r][~tail].sum()) for r in RESOURCES}
+    begin, until = timeline.start[slowest], end[slowest]
+    busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
     busy["tail"] = float(spent[tail].sum())
-    bound = table.between(np.ones(1), np.full(1, prompt), np.full(1, prompt + lengths.max()))
     return Generation(
         cost=first + cost_of(device, busy),
-        decode_tokens=float(lengths.sum()),
+        decode_tokens=plan.tokens,
         prefill_seconds=first.seconds,
         running=float(n[0]),
-        waves=float(np.bincount(timeline.replica, weights=timeline.completions).max() / slots),
-        preemptions=preempted,
-        kv_tokens=float(np.max(timeline.running * (end - saved))),
+        waves=plan.each / plan.slots,
+        preemptions=plan.preempted,
+        kv_tokens=plan.kv_tokens,
         kv_capacity=capacity,
         decode_steps=float(steps.sum()),
         mean_step=float(spent.sum() / steps.sum()),
         mean_running=float((n * spent).sum() / spent.sum()),
-        lower_bound=float(bound[0]),
+        lower_bound=lower_bound(table, plan.longest, plan.prompt),
         finish=_finish(timeline, seconds, first.seconds),
     )
 
