@@ -69,7 +69,7 @@ def _workload(required: bool) -> list[Callable[[F], F]]:
         click.option("--mini-batches", type=Whole(1, 4096), default=1, show_default=True, help="Optimizer updates per epoch."),
         click.option("--critic", default="same", show_default=True, metavar="NAME", help="Critic model (PPO); same: as the policy."),
         click.option("--reference", default="same", show_default=True, metavar="NAME", help="Reference model, same or none."),
-        click.option("--reward", metavar="NAME", help="Reward model, same or none; default: same, with --rules none."),
+        click.option("--reward", metavar="NAME", help="Reward model, same or none; default: same, or none with --rules."),
         click.option("--rules", metavar="KEY=VALUE,...", help="Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."),
         click.option("--no-kl", is_flag=True, help="No KL term, so no reference model."),
         click.option("--no-packing", is_flag=True, help="Pad every sequence to the longest."),
