@@ -183,9 +183,11 @@ def _weights(row: Row) -> Outcome:
     linear, expert = linear_bytes(row)
     layout = RolloutLayout(tp=row.integer("tp") or 1)
     size = kv_cache.rollout_weights(model_of(row), layout, linear_bytes=linear, expert_bytes=expert)
+    spread = _profile(row).coefficient("state_spread")
     return _outcome(
-        row, "memory.weights", measured=row.number("weights_gib_per_gpu"), predicted=size / GIB
-    )
+        row, "memory.weights", measured=row.number("weights_gib_per_gpu"), predicted=size / GIB,
+        low=size * spread.low / GIB, high=size * spread.high / GIB,
+    )  # fmt: skip
 
 
 def _kv_tokens(row: Row) -> Outcome:
@@ -196,22 +198,22 @@ def _kv_tokens(row: Row) -> Outcome:
     profile = _profile(row)
     one = kv_cache.kv_bytes_per_token(model, layout)
 
-    def tokens(sampler: float, base: float) -> float:
+    weights = kv_cache.rollout_weights(model, layout, linear_bytes=linear, expert_bytes=expert)
+
+    def tokens(sampler: float, base: float, share: float, graphs: float) -> float:
         got = kv_cache.kv_capacity(
-            model,
-            layout,
-            total_memory=total,
-            weights=kv_cache.rollout_weights(
-                model, layout, linear_bytes=linear, expert_bytes=expert
-            ),
+            model, layout, total_memory=total, weights=weights * share,
             activation_peak=kv_cache.profile_peak(model, layout, sampler_bytes_per_logit=sampler),
-            non_torch=base + (profile["nccl_bytes"] if layout.tp > 1 else 0.0),
-        )
+            non_torch=base + (profile["nccl_bytes"] if layout.tp > 1 else 0.0), graphs=graphs,
+        )  # fmt: skip
         return got.tokens
 
-    sampler, base = (
-        profile.coefficient(n) for n in ("sampler_bytes_per_logit", "vllm_non_torch_bytes")
-    )
+    sampler, base, state, graphs = (
+        profile.coefficient(name)
+        for name in (
+            "sampler_bytes_per_logit", "vllm_non_torch_bytes", "state_spread", "cuda_graph_bytes"
+        )
+    )  # fmt: skip
     measured = row.number("kv_cache_tokens")
     printed = measured is not None
     if measured is None:
@@ -221,9 +223,9 @@ def _kv_tokens(row: Row) -> Outcome:
         "memory.kv_tokens",
         unit="tokens",
         measured=measured,
-        predicted=tokens(sampler.value, base.value),
-        low=tokens(sampler.high, base.high),
-        high=tokens(sampler.low, base.low),
+        predicted=tokens(sampler.value, base.value, 1.0, 0.0),
+        low=tokens(sampler.high, base.high, state.high, graphs.value),  # graphs inside the share
+        high=tokens(sampler.low, base.low, state.low, 0.0),
         fit=row.source.startswith(FIT_SOURCE),
         detail={"tokens": "as logged" if printed else "logged GiB over bytes per token"},
     )
