@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
 
 from rlhfsim.costs.cost import Cost
 from rlhfsim.phases.training import train
@@ -23,17 +22,10 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
 
 
 def price(it: Job) -> Cost:
-    """The predicted optimizer step; of several micro-batches the fastest that leaves no rank short."""
-    most = max(1, it.sequences.count // it.layout.dp)
-    sizes = [size for size in it.micro_batches if most % size == 0] or [1]
-    return min((_step(it, size) for size in sizes), key=lambda cost: cost.seconds)
-
-
-def _step(it: Job, micro_batch: int) -> Cost:
+    """The predicted optimizer step of a job."""
     return train(
-        it.device, it.model, replace(it.layout, micro_batch=micro_batch), it.sequences,
-        backend=it.backend, optimizer_steps=it.flushes, precision=it.precision, lora=it.lora,
-        software=it.software,
+        it.device, it.model, it.layout, it.sequences, backend=it.backend,
+        optimizer_steps=it.flushes, precision=it.precision, lora=it.lora, software=it.software,
     )  # fmt: skip
 
 

@@ -45,8 +45,6 @@ class Job:
     precision: str
     software: Software
     lora: Lora | None
-    micro_batches: tuple[int, ...]
-    """Micro-batches to choose from; one where it is published."""
     flushes: int
     """Times that the pipeline drains in one optimizer step."""
     stated: tuple[str, ...]
@@ -119,7 +117,6 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> Job:
         device=device, model=model, layout=layout, sequences=batch(row, layout), backend=backend,
         precision=precision_of(row, device), software=software,
         lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
-        micro_batches=(1, 2, 4, 8) if tuned(row) else (layout.micro_batch,),
         flushes=flushes_of(row, layout), stated=stated,
     )  # fmt: skip
 
@@ -174,28 +171,19 @@ def layout_of(row: Row) -> Layout:
     """The layout; data parallelism is what the other degrees leave of the GPUs."""
     gpus, tp, pp = (row.integer(c) or 1 for c in ("gpus", "tp", "pp"))
     cp, vp, micro = row.integer("cp") or 1, row.integer("vp") or 1, row.integer("micro_batch")
-    if micro is None and not tuned(row):
+    if micro is None:
         raise Skip("micro-batch is not published")
     if gpus % (tp * pp * cp):
         raise Skip("the published degrees do not divide the GPUs")
     dp = gpus // (tp * pp * cp)
     ep = min(row.integer("ep") or 1, dp * cp * tp)
     return Layout(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro or 1,
+        tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro,
         zero=_stage(_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""), pp),
         sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
         recompute=_recompute(row.text("recompute")),
         offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
     )  # fmt: skip
-
-
-TUNED = ("Megatron-Core", "Megatron-LM (2021)")
-"""Tables of tuned runs that do not state the micro-batch."""
-
-
-def tuned(row: Row) -> bool:
-    """Whether the micro-batch is the one that the cost model finds fastest."""
-    return row.integer("micro_batch") is None and row.text("framework") in TUNED
 
 
 def _stage(zero: int, pp: int) -> int:
@@ -310,6 +298,8 @@ def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
     if not release or "Megatron-Bridge" not in framework:
         return software, ""
     model, gpu = row.text("model") or "", row.text("gpu_type") or ""
+    if "tokendrop" in model:
+        return replace(software, graphs="partial"), "token drop: fixed capacity, no host waits"
     for names, gpus, since, precision, changes, note in RECIPES:
         fits = model.startswith(names) and gpu in gpus and precision in text
         if fits and release[1] >= since:
