@@ -19,11 +19,11 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.calibration.decode_points import conflicts, impossible, terms
+from rlhfsim.calibration.silicon import Serving, servings, skip_reason
 from rlhfsim.costs.decode import ENGINES, Engine
 from rlhfsim.costs.prefill import Terms, output_time
 from rlhfsim.units import MICROSECOND, MILLISECOND
-from rlhfsim.validation import decode
-from rlhfsim.validation.silicon import Serving, servings, skip_reason
 
 Floats = NDArray[np.float64]
 SHARED = ("decode_layer_overhead",)
@@ -51,7 +51,7 @@ class Fit:
 
 def chosen(points: Sequence[Serving]) -> list[Serving]:
     """Even rows that can be predicted and do not contradict physics or each other."""
-    excluded = decode.conflicts(points) | decode.impossible(points)
+    excluded = conflicts(points) | impossible(points)
     return [
         p
         for p in points
@@ -62,30 +62,30 @@ def chosen(points: Sequence[Serving]) -> list[Serving]:
 def fit(points: Sequence[Serving]) -> Fit:
     """Robust least squares on log time."""
     least_squares = import_module("scipy.optimize").least_squares
-    terms = [decode.terms(p) for p in points]
+    known = [terms(p) for p in points]
     engines = np.array([ENGINES.index(p.engine) for p in points])
     measured = np.array([p.tpot for p in points])
     count = Counter((p.model, p.system, p.engine) for p in points)
     weight = ROW_WEIGHT / np.sqrt([count[p.model, p.system, p.engine] for p in points])
 
     def residuals(x: Floats) -> Floats:
-        ratio = np.log(_times(terms, engines, x) / measured)
+        ratio = np.log(_times(known, engines, x) / measured)
         prior = PRIOR_WEIGHT * np.log(np.maximum(x, 1e-9) / START)
         return np.concatenate([ratio * weight, prior])
 
     found = least_squares(residuals, START, bounds=(LOW, HIGH), loss="soft_l1", f_scale=LOSS_SCALE, x_scale=START)  # fmt: skip
-    error = np.abs(_times(terms, engines, found.x) / measured - 1)
+    error = np.abs(_times(known, engines, found.x) / measured - 1)
     spread = float(np.sum(found.fun[: len(points)] ** 2)) / max(1, len(points) - len(START))
     covariance = np.linalg.pinv(found.jac.T @ found.jac) * spread
     rows = {engine: int(np.sum(engines == i)) for i, engine in enumerate(ENGINES)}
     return Fit(values=found.x, sigma=np.sqrt(np.diag(covariance)), rows=rows, median_error=float(np.median(error)))  # fmt: skip
 
 
-def _times(terms: Sequence[Terms], engines: NDArray[np.int64], x: Floats) -> Floats:
+def _times(known: Sequence[Terms], engines: NDArray[np.int64], x: Floats) -> Floats:
     own = x[1:].reshape(3, 4)[engines]
     return np.array([
         output_time(t, layer=x[0], step=o[0], sequence=o[1], interference=o[2], overhead=o[3])
-        for t, o in zip(terms, own, strict=True)
+        for t, o in zip(known, own, strict=True)
     ])  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.validation.silicon import Serving, installed, servings, skip_reason
+from rlhfsim.calibration.silicon import Serving, installed, servings, skip_reason
 
 SDK = "aiconfigurator_core.sdk"
 TABLES = {"trtllm": "1.3.0rc20", "sglang": "0.5.14", "vllm": "0.24.0"}

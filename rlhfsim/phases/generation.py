@@ -58,7 +58,9 @@ class Generation:
     kv_tokens: float
     """Most context of one replica at a time, tokens (shared prompts counted once)."""
     kv_capacity: float
-    """Tokens that one replica holds; below `kv_tokens` not even one sequence fits."""
+    """Tokens that one replica holds."""
+    longest_context: float
+    """Longest prompt and response, tokens."""
     decode_steps: float
     """Steps of the slowest replica."""
     mean_step: float
@@ -77,8 +79,8 @@ class Generation:
 
     @property
     def fits(self) -> bool:
-        """Whether the KV cache holds what the schedule needs."""
-        return self.kv_tokens <= self.kv_capacity
+        """Whether the KV cache holds at least the longest sequence; below that no engine starts."""
+        return self.longest_context <= self.kv_capacity
 
     @property
     def tokens_per_s(self) -> float:
@@ -232,6 +234,7 @@ def _assemble(
         preemptions=plan.preempted,
         kv_tokens=plan.kv_tokens,
         kv_capacity=capacity,
+        longest_context=plan.prompt + plan.longest,
         decode_steps=float(steps.sum()),
         mean_step=float(spent.sum() / steps.sum()),
         mean_running=float((n * spent).sum() / spent.sum()),

@@ -42,7 +42,8 @@ def accepted_tokens(acceptance: float, draft_tokens: int) -> float:
 
     Source: Leviathan et al., arXiv 2211.17192, equation 1.
     """
-    assert 0 <= acceptance <= 1 and draft_tokens >= 0
+    assert 0 <= acceptance <= 1
+    assert draft_tokens >= 0
     if acceptance == 1:
         return draft_tokens + 1.0
     return (1 - acceptance ** (draft_tokens + 1)) / (1 - acceptance)
