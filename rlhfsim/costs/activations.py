@@ -217,11 +217,13 @@ def training_activations(
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
         full recomputation: layer inputs, and the tensors of one layer while it is recomputed
-        none, selective: every tensor; flash attention leaves nothing for `selective` to drop
+        selective: scores of attention are dropped; with flash attention there are none to drop
+        none: every tensor
 
     `logit_chunk`: tokens whose logits exist at once, where the loss is computed in chunks.
     """
     local = tokens / layout.cp
+    score_length = 0.0 if layout.recompute == "selective" else score_length
     layers, moe_layers = _stage_layers(model, layout, stage)
     plain, sparse = _tensors(model, layout, backend, imbalance, fp8, score_length)
     dense_layers = layers - moe_layers

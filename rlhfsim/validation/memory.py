@@ -8,7 +8,7 @@ or rules of thumb are no measurements and are skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -19,7 +19,7 @@ from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.presets import resolve_model
 from rlhfsim.specs.profiles import load_profile
-from rlhfsim.units import GIB
+from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.memory_peaks import Peak, training_peak
 from rlhfsim.validation.outcome import Outcome
@@ -141,7 +141,7 @@ def _share(row: Row) -> float:
 def _batch_limits(row: Row) -> dict[str, int]:
     """vLLM's defaults by version and GPU.
 
-    From 0.8.5 in V1 1024 sequences and 8192 tokens on 70 GiB or more except A100, else 256 and
+    From 0.9 in V1 1024 sequences and 8192 tokens on 70 GiB or more except A100, else 256 and
     2048; V0 256 sequences and, without chunked prefill, as many tokens as the context
     (vllm/engine/arg_utils.py `get_batch_defaults`; vllm/config.py SchedulerConfig of 0.6).
     """
@@ -259,10 +259,10 @@ def _training(row: Row) -> Outcome:
         row,
         "memory.training_peak",
         unit="GB",
-        measured=measured * unit / 1e9,
-        predicted=peak.bytes / 1e9,
-        low=peak.low / 1e9,
-        high=peak.high / 1e9,
+        measured=measured * unit / GB,
+        predicted=peak.bytes / GB,
+        low=peak.low / GB,
+        high=peak.high / GB,
         detail=peak.detail,
     )
 
@@ -277,13 +277,4 @@ def _measured_peak(row: Row) -> tuple[float, float]:
         raise Unpredictable("no peak in the row")
     framework = row.text("framework") or ""
     binary = any(framework.startswith(name) for name in ("verl", "DeepSpeed", "Megatron-Core"))
-    return printed, GIB if binary else 1e9
-
-
-def skipped_reasons(found: Iterable[Outcome]) -> dict[str, int]:
-    """Reasons of skipped rows with their counts."""
-    counts: dict[str, int] = {}
-    for outcome in found:
-        if outcome.skipped:
-            counts[outcome.skipped] = counts.get(outcome.skipped, 0) + 1
-    return counts
+    return printed, GIB if binary else GB
