@@ -1,9 +1,9 @@
 """One RLHF step, priced: every call of the dataflow, the moves between them, and their order.
 
-Closed forms (physics section 8). In a pool calls run one after the other; pools run side by side;
-a call starts when its inputs and its pool are ready, so the synchronous step is the length of the
-critical chain. With staleness the pools run side by side for good and the step is the slower side
-(steady state) plus the exposed weight sync.
+Closed forms (physics section 8), put in order by `timetable`. In a pool calls run one after the other;
+pools run side by side; a call starts when its inputs and its pool are ready, so the synchronous step
+is the length of the critical chain. With staleness the pools run side by side for good and the step
+is the slower side (steady state) plus the exposed weight sync.
 
 Not known here: contention on shared links and host memory, stragglers, queues between pools.
 """
@@ -17,9 +17,12 @@ from rlhfsim.costs.cost import Cost, part, total
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.sequences import Sequences
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases import offload
 from rlhfsim.phases.forward import forward
 from rlhfsim.phases.generation import Generation, Requests, generate
+from rlhfsim.phases.steady_state import steady_state
+from rlhfsim.phases.timetable import Phase, Step, steady_timetable, timetable
 from rlhfsim.phases.training import train
 from rlhfsim.phases.weight_sync import sync
 from rlhfsim.specs.dataflow import Call, dataflow
@@ -31,29 +34,21 @@ from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
 from rlhfsim.specs.workload import Workload
 
+__all__ = [
+    "CPU_POOL",
+    "Iteration",
+    "Phase",
+    "Setting",
+    "forward_cost",
+    "generation_of",
+    "iteration",
+    "sequences_of",
+    "sync_cost",
+    "train_cost",
+]
+
 CPU_POOL = "cpu"
 """Where rule rewards run."""
-SYNC_POOL = "links"
-STREAM_CHUNKS = 8
-"""Pieces in which finished samples are handed to the scoring roles when they stream."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """A call or a move between calls, with its place in time."""
-
-    name: str
-    """`actor.generate`, `rollout.wake`, `actor.reload`, ..."""
-    pools: tuple[str, ...]
-    start: float
-    cost: Cost
-    after: int | None
-    """Index of the phase whose end let this one start; None at the start of the step."""
-
-    @property
-    def end(self) -> float:
-        """Seconds from the start of the step."""
-        return self.start + self.cost.seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +118,12 @@ def iteration(
     generation = generation_of(setting, kv_tokens)
     steps = [step for call in dataflow(workload) for step in _steps(setting, call, generation)]
     if placement.schedule.staleness > 0:
-        phases, critical = _steady_state(setting, steps)
+        phases, critical = steady_timetable(
+            steps, placement.schedule, refilled_cost(setting, kv_tokens)
+        )
     else:
-        phases, critical = _timetable(setting, steps)
+        finish = generation.finish if generation else None
+        phases, critical = timetable(steps, placement.schedule, finish)
     return Iteration(
         phases=phases,
         critical=critical,
@@ -139,31 +137,42 @@ def iteration(
 # --- pricing of calls -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A priced call or move that waits for its place in time."""
-
-    name: str
-    pools: tuple[str, ...]
-    cost: Cost
-    needs: tuple[str, ...]
-
-
 def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
     """The rollout stage; None where the algorithm or the placement has none."""
-    seat, workload = setting.placement.rollout, setting.workload
-    if seat is None or not workload.generates:
+    seat = setting.placement.rollout
+    if seat is None or not setting.workload.generates:
         return None
-    requests = Requests(
+    return _generate(
+        setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload), kv_tokens,
+    )  # fmt: skip
+
+
+def requests_of(workload: Workload) -> Requests:
+    """What the rollout engine is asked for in one step."""
+    return Requests(
         prompts=workload.prompts,
         samples=workload.samples,
         prompt_lengths=workload.prompt_len,
         response_lengths=workload.response_len,
         seed=workload.seed,
     )
+
+
+def _rollout_layout(seat: RolloutSeat, kv_tokens: float | None) -> RolloutLayout:
     # the share of memory acts through the KV capacity alone
-    layout = replace(seat.layout, memory_utilization=1.0) if kv_tokens else seat.layout
-    return _generate(setting.device(seat), setting.models.actor, layout, requests, kv_tokens)
+    return replace(seat.layout, memory_utilization=1.0) if kv_tokens else seat.layout
+
+
+def refilled_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
+    """Generation per batch where the engine never drains: staleness above 1 or partial rollouts."""
+    seat, schedule = setting.placement.rollout, setting.placement.schedule
+    never_drains = schedule.staleness > 1 or schedule.partial_rollout
+    if seat is None or not setting.workload.generates or not never_drains:
+        return None
+    return steady_state(
+        setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload),
+        staleness=schedule.staleness, interrupted=schedule.partial_rollout, kv_tokens=kv_tokens,
+    ).cost  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -185,6 +194,7 @@ def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[
                 pools=(CPU_POOL,),
                 cost=rules_cost(setting.workload),
                 needs=call.needs,
+                streams=True,
             )
         ]
     if call.kind == "sync":
@@ -224,10 +234,10 @@ def train_cost(setting: Setting, role: str, seat: Seat) -> Cost:
 
 def forward_cost(setting: Setting, call: Call, seat: Seat) -> Cost:
     """One scoring forward over the whole batch."""
-    head = {"logprob": "logprob", "value": "value", "score": "score"}[call.kind]
+    assert call.kind in ("logprob", "value", "score"), call.name
     return forward(
         setting.device(seat), setting.models.of(call.role), seat.layout, sequences_of(setting.workload),
-        backend=setting.placement.backend, head=head,
+        backend=setting.placement.backend, head=call.kind,
     )  # fmt: skip
 
 
@@ -239,7 +249,11 @@ def _sync_step(setting: Setting, call: Call) -> Step:
 
 
 def sync_cost(setting: Setting) -> Cost:
-    """The weight path of the plan; `none` where rollout and training share one copy."""
+    """The weight path of the plan; `none` where rollout and training share one copy.
+
+    Raises:
+        RlhfsimError: the path cannot join these two layouts.
+    """
     placement = setting.placement
     assert placement.rollout is not None
     priced = sync(
@@ -247,6 +261,11 @@ def sync_cost(setting: Setting) -> Cost:
         source=setting.device(placement.actor), target=setting.device(placement.rollout),
         backend=placement.backend, same_pool=placement.actor.pool == placement.rollout.pool, lora=setting.workload.lora,
     )  # fmt: skip
+    if not priced.available:
+        raise RlhfsimError(
+            "weight-path-unavailable", f"weight path {placement.weight_path!r} cannot be used: {priced.why_not}",
+            help="compare the paths with: rlhfsim sync",
+        )  # fmt: skip
     return priced.cost
 
 
@@ -266,96 +285,10 @@ def _around(setting: Setting, call: Call, seat: Seat | RolloutSeat, cost: Cost) 
     if before.parts:
         steps.append(Step(name=f"{name}.load", pools=pools, cost=before, needs=needs))
         needs = (steps[-1].name,)
-    steps.append(Step(name=name, pools=pools, cost=cost, needs=needs))
+    # gradients of one optimizer step add up in any order; later ones wait for the whole batch
+    whole = call.kind == "train" and setting.workload.epochs * setting.workload.mini_batches > 1
+    streams = not (before.parts or after.parts or whole or call.kind == "generate")
+    steps.append(Step(name=name, pools=pools, cost=cost, needs=needs, streams=streams))
     if after.parts:
         steps.append(Step(name=f"{name}.unload", pools=pools, cost=after, needs=(name,)))
     return steps
-
-
-# --- order in time --------------------------------------------------------------------------------
-
-
-def _timetable(setting: Setting, steps: list[Step]) -> tuple[tuple[Phase, ...], tuple[int, ...]]:
-    """Each step as soon as its pools are free and its inputs are there; then the critical chain."""
-    free: dict[str, int] = {}
-    index: dict[str, int] = {}
-    phases: list[Phase] = []
-    for step in steps:
-        waits = [index[n] for n in step.needs if n in index] + [
-            free[p] for p in step.pools if p in free
-        ]
-        after = max(waits, key=lambda i: phases[i].end, default=None)
-        start = phases[after].end if after is not None else 0.0
-        start, cost = _streamed(setting, step, start, phases, index)
-        phases.append(Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after))
-        index[step.name] = len(phases) - 1
-        for pool in step.pools:
-            free[pool] = len(phases) - 1
-    return tuple(phases), _chain(phases)
-
-
-def _streamed(
-    setting: Setting, step: Step, start: float, phases: list[Phase], index: dict[str, int]
-) -> tuple[float, Cost]:
-    """With streaming, scoring in another pool hides all but its last piece behind generation."""
-    source = index.get("actor.generate")
-    streams = setting.placement.schedule.streaming or step.name == "rules.score"
-    if (
-        not streams
-        or source is None
-        or step.needs != ("actor.generate",)
-        or phases[source].pools[0] in step.pools
-    ):
-        return start, step.cost
-    generation = phases[source]
-    hidden = min(step.cost.seconds, generation.cost.seconds) * (1 - 1 / STREAM_CHUNKS)
-    return start, step.cost.scaled(1 - hidden / step.cost.seconds if step.cost.seconds else 1.0)
-
-
-def _chain(phases: list[Phase]) -> tuple[int, ...]:
-    chain = [max(range(len(phases)), key=lambda i: phases[i].end)] if phases else []
-    while chain and (before := phases[chain[-1]].after) is not None:
-        chain.append(before)
-    return tuple(reversed(chain))
-
-
-def _steady_state(setting: Setting, steps: list[Step]) -> tuple[tuple[Phase, ...], tuple[int, ...]]:
-    """Generation beside everything else; the step is the slower side plus the exposed sync.
-
-        T = max(T_gen', T_score + T_train) + T_sync          (sync overlapped: inside the max)
-
-    T_gen' leaves out the tail when a replica may start on the next batch while the longest
-    responses finish, that is with staleness above 1 or with partial rollouts (AReaL,
-    arXiv 2505.24298); with staleness 1 each batch drains (one-step-off).
-    """
-    schedule = setting.placement.schedule
-    sync_steps = [s for s in steps if s.name == "actor.sync"]
-    producing = [s for s in steps if s.name.startswith("actor.generate")]
-    learning = [s for s in steps if s not in producing and s not in sync_steps]
-    if schedule.staleness > 1 or schedule.partial_rollout:
-        producing = [replace(s, cost=_without_tail(s.cost)) for s in producing]
-    learner, chain = _timetable(setting, learning)
-    producer, _ = _timetable(setting, producing)
-    exposed = [] if schedule.overlapped_sync else sync_steps
-    slow_is_producer = sum(s.cost.seconds for s in producing) > sum(
-        learner[i].cost.seconds for i in chain
-    )
-    offset = len(producer)
-    critical = tuple(range(offset)) if slow_is_producer else tuple(offset + i for i in chain)
-    ready = max((p.end for p in (*producer, *learner)), default=0.0)
-    moved = [replace(p, after=p.after + offset if p.after is not None else None) for p in learner]
-    tail = [
-        Phase(name=s.name, pools=s.pools, start=ready, cost=s.cost, after=critical[-1])
-        for s in exposed
-    ]
-    hidden = [
-        Phase(name=s.name, pools=(SYNC_POOL,), start=0.0, cost=s.cost, after=None)
-        for s in sync_steps
-        if schedule.overlapped_sync
-    ]
-    phases = (*producer, *moved, *tail, *hidden)
-    return phases, critical + tuple(range(offset + len(moved), offset + len(moved) + len(tail)))
-
-
-def _without_tail(cost: Cost) -> Cost:
-    return Cost(parts=tuple(p for p in cost.parts if p.resource != "tail"))

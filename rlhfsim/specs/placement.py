@@ -91,7 +91,13 @@ class Placement:
     backend: Backend = "deepspeed"
 
     def __post_init__(self) -> None:
-        """Check that every seat names a pool and fills it."""
+        """Check that pools have names of their own and that every seat names one and fits in it."""
+        names = [pool.name for pool in self.pools]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise RlhfsimError(
+                "duplicate-pool", f"pool {twice!r} is declared twice", help="give it another name"
+            )
         for role, seat in self.seats.items():
             if seat.pool not in {pool.name for pool in self.pools}:
                 raise RlhfsimError(

@@ -125,7 +125,7 @@ def check_placement(
             raise RlhfsimError(
                 "backend-cannot-run", f"{name}: {broken}", help="choose another layout or --backend"
             )
-    _check_schedule(placement)
+    _check_schedule(placement, workload)
 
 
 def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
@@ -156,42 +156,55 @@ def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
 def _check_seat(
     name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str
 ) -> None:
-    hardware = cluster.pools[placement.pool(pool).hardware]
+    """TP groups are consecutive GPUs of a pool and stay inside one scale-up domain."""
+    gpus = placement.pool(pool)
+    hardware = cluster.pools[gpus.hardware]
     domain = max(hardware.profile.scale_up.domain, hardware.gpus_per_node)
     if tp > domain:
         raise RlhfsimError("tp-exceeds-node", f"{name}: tensor parallelism {tp} does not fit in one node of {domain} GPUs",
                            help=f"use tp <= {domain} and add pp or dp")  # fmt: skip
+    first = range(gpus.start, gpus.start + placement.seats[name].layout.gpus, tp)
+    if any(start // domain != (start + tp - 1) // domain for start in first):
+        raise RlhfsimError(
+            "tp-crosses-nodes",
+            f"{name}: groups of tensor parallelism {tp} from GPU {gpus.start} on cross nodes of {domain} GPUs",
+            help=f"start pool {pool!r} at a whole node, or use a tp that divides {domain}",
+        )
 
 
-def _check_schedule(placement: Placement) -> None:
-    rollout = placement.rollout
-    if (
-        placement.schedule.staleness > 0
-        and rollout is not None
-        and rollout.pool == placement.actor.pool
-    ):
+def _check_schedule(placement: Placement, workload: Workload) -> None:
+    rollout, schedule, path = placement.rollout, placement.schedule, placement.weight_path
+    if schedule.staleness == 0 and (schedule.overlapped_sync or schedule.partial_rollout):
+        what = "overlapped_sync" if schedule.overlapped_sync else "partial_rollout"
+        raise RlhfsimError(
+            "overlap-needs-staleness",
+            f"{what} trains on samples of older weights, but staleness is 0",
+            help="set schedule.staleness to 1 or more",
+        )
+    if path == "lora" and workload.lora is None:
+        raise RlhfsimError(
+            "path-needs-lora",
+            "weight path 'lora' moves adapters, and the policy has none",
+            help="set workload.lora, or use another path",
+        )
+    if rollout is None:
+        return
+    together = rollout.pool == placement.actor.pool
+    if schedule.staleness > 0 and together:
         raise RlhfsimError(
             "async-in-one-pool",
             "staleness above 0 needs a rollout pool of its own",
             help="give rollout and actor different pools",
         )
-    if (
-        rollout is not None
-        and placement.weight_path in ("ipc", "reshard", "none")
-        and rollout.pool != placement.actor.pool
-    ):
+    if path in ("ipc", "reshard", "none") and not together:
         raise RlhfsimError(
             "path-needs-one-pool",
-            f"weight path {placement.weight_path!r} works only inside one pool",
+            f"weight path {path!r} works only inside one pool",
             help="use broadcast, p2p, host, disk or lora",
         )
-    if (
-        rollout is not None
-        and placement.weight_path == "broadcast"
-        and rollout.pool == placement.actor.pool
-    ):
+    if path in ("broadcast", "p2p") and together:
         raise RlhfsimError(
             "path-needs-two-pools",
-            "NCCL broadcast cannot have two ranks on one GPU",
+            f"weight path {path!r}: one GPU cannot be two ranks of one communicator",
             help="use ipc, reshard, host or disk",
         )
