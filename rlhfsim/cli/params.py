@@ -40,19 +40,23 @@ class Whole(ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
+        """The number, or the error of `read`."""
+        return self.read(str(value), _option(param))
+
+    def read(self, value: str, option: str) -> int:
         """The number.
 
         Raises:
             RlhfsimError: no whole number, or outside the range.
         """
         rule = f"give a whole number from {self.low:,} to {self.high:,}"
-        text = str(value).strip()
+        text = value.strip()
         digits = text.removeprefix("-").replace(",", "").replace("_", "")
         if not (digits.isascii() and digits.isdecimal()) or len(digits) > 30:
-            raise bad_option(f"{_option(param)}: {text[:40]!r} is not a whole number", rule)
+            raise bad_option(f"{option}: {text[:40]!r} is not a whole number", rule)
         number = -int(digits) if text.startswith("-") else int(digits)
         if not self.low <= number <= self.high:
-            raise bad_option(f"{_option(param)}: {number:,} is out of range", rule)
+            raise bad_option(f"{option}: {number:,} is out of range", rule)
         return number
 
 
@@ -95,14 +99,18 @@ class OneOf(ParamType):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> str:
+        """The name, or the error of `read`."""
+        return self.read(str(value))
+
+    def read(self, value: str) -> str:
         """The name in its own spelling.
 
         Raises:
             RlhfsimError: not in the list, with the nearest ones.
         """
-        text = str(value).strip().lower()
+        text = value.strip().lower()
         if text not in self.names:
-            raise unknown_name(self.kind, str(value)[:40], self.names, place=COMMAND_LINE)
+            raise unknown_name(self.kind, value[:40], self.names, place=COMMAND_LINE)
         return text
 
 
@@ -122,4 +130,4 @@ class Several(OneOf):
         if isinstance(value, frozenset):
             return value
         items = [item for item in str(value).split(",") if item.strip()]
-        return frozenset(OneOf.convert(self, item, param, ctx) for item in items)
+        return frozenset(self.read(item) for item in items)

@@ -1,0 +1,219 @@
+"""From a file or from options to one priced plan; shared by `rlhfsim estimate` and `rlhfsim memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+from click.core import ParameterSource
+
+from rlhfsim.api import cluster_of, estimate, estimate_file, stale_profiles
+from rlhfsim.api import design as search_design
+from rlhfsim.cli.inputs import (
+    backend_option,
+    build_cluster,
+    build_workload,
+    input_options,
+    json_option,
+    on_command_line,
+)
+from rlhfsim.cli.params import Number, OneOf, Several, bad_option
+from rlhfsim.cli.remedies import remedy
+from rlhfsim.cli.seats import check_layouts, fixed_layouts, ranks, seat_options
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.phases.ledger import ledger
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.search.explain import nearest_change
+from rlhfsim.search.request import SWITCHES, Request
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.layout import Layout, RolloutLayout
+from rlhfsim.specs.models import Models, models_of
+from rlhfsim.specs.placement import Architecture, GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.scenario import system_names
+from rlhfsim.specs.workload import Workload
+
+F = TypeVar("F", bound=Callable[..., Any])
+FREE_WITH_FILE = ("file", "price", "as_json", "out")
+"""Parameters that make sense beside a file."""
+NOT_FOUND = "more GPUs, a GPU with more memory, or a smaller model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One priced plan and whether it can run."""
+
+    plan: Plan | None
+    """None when nothing fits and no example could be priced."""
+    rejected_by: str | None
+    """What does not fit, in words; None when all does."""
+    remedy: str | None
+    """The smallest change that would fit."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether the plan can run."""
+        return self.rejected_by is None
+
+
+def plan_options(command: F) -> F:
+    """FILE, or a cluster, a workload and layouts."""
+    architectures = get_args(Architecture)
+    options = [
+        click.argument("file", required=False),
+        input_options,
+        backend_option,
+        click.option("--architecture", type=OneOf("architecture", architectures), help=f"{', '.join(architectures)}; default: the fastest."),
+        seat_options,
+        click.option("--allow", type=Several("switch", SWITCHES), default="", help=f"May be used though they change what is learnt: {', '.join(SWITCHES)}."),
+        click.option("--max-staleness", type=Number(1, 64), default=1, show_default=True, help="Most policy versions of lag when async."),
+        json_option,
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def planned(ctx: click.Context, given: Mapping[str, Any]) -> Planned:
+    """The plan that the command line asks about.
+
+    Raises:
+        RlhfsimError: bad input.
+    """
+    if given["file"] is not None:
+        _alone(ctx)
+        return from_file(given["file"], given["price"])
+    if given["gpus"] is None or given["model"] is None:
+        missing = "--gpus" if given["gpus"] is None else "--model"
+        raise bad_option(f"{missing} is missing", f"as in --gpus 64 --model 70b; or name a file (plan.json, a scenario) or a system: {', '.join(system_names())}")  # fmt: skip
+    return from_request(request_of(given))
+
+
+def _alone(ctx: click.Context) -> None:
+    for param in ctx.command.params:
+        name = param.name or ""
+        if (
+            name not in FREE_WITH_FILE
+            and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ):
+            raise bad_option(f"{param.opts[0]} and a FILE: the file says it already", f"leave out {param.opts[0]}, or change the file")  # fmt: skip
+
+
+def from_file(file: str, price: float | None) -> Planned:
+    """A scenario, a shipped system or a plan.json, priced now."""
+    with on_command_line():
+        plan = estimate_file(file, price=price)
+    cluster = cluster_of(plan)
+    notes = []
+    if Path(file).suffix == ".json":
+        notes = [f"profile {name} is not the one this plan was made with (changed since, or --price was given)"
+                 for name in stale_profiles(read_plan(Path(file)))]  # fmt: skip
+    return judged(plan, cluster, tuple(notes))
+
+
+def judged(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> Planned:
+    """A given plan with the verdict of its ledger."""
+    reason = ledger(models_of(plan.workload), plan.placement, plan.workload, cluster).rejected_by
+    if reason is None:
+        return Planned(plan=plan, rejected_by=None, remedy=None, notes=notes)
+    help = remedy(plan.placement, plan.workload, cluster) or NOT_FOUND
+    return Planned(plan=plan, rejected_by=reason, remedy=help, notes=notes)
+
+
+# --- from options -----------------------------------------------------------------------------------
+
+
+def request_of(given: Mapping[str, Any]) -> Request:
+    """The design question with what the options fix.
+
+    Raises:
+        RlhfsimError: a bad value, or a layout that cannot exist.
+    """
+    cluster, workload = build_cluster(given), build_workload(given)
+    wanted = given["architecture"]
+    allow = given["allow"] | ({"async"} if wanted == "async" else set())
+    with on_command_line():
+        request = Request(
+            cluster=cluster, workload=workload, backend=given["backend"], allow=frozenset(allow), fix=fixed_layouts(given),
+            architecture=wanted, max_staleness=given["max_staleness"],
+        )  # fmt: skip
+    check_layouts(request, models_of(workload))
+    return request
+
+
+def from_request(request: Request) -> Planned:
+    """The best plan that keeps what is fixed; or, when nothing fits, an example of what does not."""
+    found = search_design(request, explain=False)
+    if found.chosen is not None:
+        return Planned(plan=found.chosen, rejected_by=None, remedy=None)
+    models = models_of(request.workload)
+    help = _release(request, models) or nearest_change(replace(request, fix={}, architecture=None), models) or NOT_FOUND  # fmt: skip
+    worst = max(found.rejected, key=lambda r: found.rejected[r], default=None)
+    example = _example(request, models)
+    if example is not None:
+        verdict = judged(example, request.cluster)
+        return Planned(plan=example, rejected_by=verdict.rejected_by or worst or "no plan with these choices fits", remedy=help)  # fmt: skip
+    seats = ", ".join(f"{n} ({c:,})" for n, c in found.considered.too_large.most_common(3))
+    reason = worst or (f"layouts too large for a GPU: {seats}" if seats else _refused(found.considered.refused))  # fmt: skip
+    return Planned(plan=None, rejected_by=reason, remedy=help)
+
+
+def _refused(refused: Mapping[str, int]) -> str:
+    worst = max(refused, key=lambda r: refused[r], default=None)
+    return worst or "no way to share these GPUs is left"
+
+
+def _release(request: Request, models: Models) -> str | None:
+    """The first single fixed value whose release lets something fit, and what it then becomes."""
+    choices = [(s, f) for s, fields in request.fix.items() for f in fields]
+    for seat, name in reversed(choices):
+        fields = {k: v for k, v in request.fix[seat].items() if k != name}
+        freed = search_design(replace(request, fix={**request.fix, seat: fields}), explain=False)
+        if freed.chosen is not None:
+            value = getattr(freed.chosen.placement.seats[seat].layout, name)
+            return f"{name}={value} for {seat} instead of {request.fix[seat][name]}"
+    if request.architecture is not None:
+        freed = search_design(replace(request, architecture=None), explain=False)
+        if freed.chosen is not None:
+            return f"--architecture {freed.chosen.architecture}"
+    return None
+
+
+def _example(request: Request, models: Models) -> Plan | None:
+    """All roles in one pool with the fixed layouts, everything that can wait on the host: what does not fit."""
+    pool = request.cluster.pool
+    if len(request.cluster.pools) > 1:
+        return None
+    try:
+        placement = _together(request, models, pool.gpus)
+        return estimate(placement, request.workload, request.cluster)
+    except RlhfsimError:
+        return None
+
+
+def _together(request: Request, models: Models, gpus: int) -> Placement:
+    workload: Workload = request.workload
+
+    def seat(name: str) -> Seat:
+        fields: dict[str, Any] = {**request.fix.get("actor", {}), **request.fix.get(name, {})}
+        fields.setdefault("micro_batch", 1)
+        fields.setdefault("zero", 3 if request.backend == "fsdp2" or (request.backend == "deepspeed" and ranks(fields) == 1) else 1)  # fmt: skip
+        layout = Layout(**{**fields, "dp": gpus // ranks(fields)})
+        trained = name in ("actor", "critic")
+        return Seat(pool="all", layout=layout, offload_between=trained, residency="resident" if trained else "offloaded")  # fmt: skip
+
+    rollout = None
+    if workload.generates:
+        fields = {"tp": min(8, gpus), **request.fix.get("rollout", {})}
+        layout = RolloutLayout(**fields, dp=gpus // ranks(fields), memory_utilization=0.6)  # type: ignore[arg-type]
+        rollout = RolloutSeat(pool="all", layout=layout, sleep=2)
+    roles = {
+        n: seat(n) for n in ("critic", "reference", "reward") if getattr(models, n) is not None
+    }
+    return Placement(
+        pools=(GpuSet(name="all", gpus=gpus),), actor=seat("actor"), rollout=rollout, backend=request.backend,
+        weight_path="ipc" if rollout else "none", critic=present("critic"), reference=present("reference"), reward=present("reward"),
+    )  # fmt: skip
