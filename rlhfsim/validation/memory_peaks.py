@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlhfsim.costs import activations, memory
-from rlhfsim.costs.memory import Stage
+from rlhfsim.costs.memory import Shard, Stage
 from rlhfsim.phases.uncertainty import Item
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.layout import Layout, Recompute
@@ -23,7 +24,6 @@ MOONLIGHT_MOMENTS = 4.0
 src/megatron/bridge/recipes/moonlight/moonlight_16b.py)."""
 BRIDGE_LORA_RANK = 32
 """Default dim of Megatron-Bridge's LoRA (src/megatron/bridge/peft/lora.py)."""
-CRITIC_OPT_350M = "opt-350m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,20 @@ def training_peak(row: Row, model: ModelSpec) -> Peak:
         row = row.filled({"precision": "bf16"})
     if framework.startswith("Megatron"):
         return _megatron(row, model)
-    if framework.startswith("DeepSpeed ZeRO-2"):
-        return _deepspeed(row, model, zero=2)
+    if "deepspeed" in framework.lower():
+        return _sharded(row, model, "deepspeed", _zero(row))
+    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):  # fmt: skip
+        return _sharded(row, model, "fsdp2", 3)
     raise ValueError("framework and settings are not stated")
+
+
+def _zero(row: Row) -> int:
+    """ZeRO stage from `fsdp_or_zero` or the framework's name."""
+    text = f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}"
+    stage = re.search(r"zero\W*(\d)", text.lower())
+    if stage is None:
+        raise ValueError("ZeRO stage is not stated")
+    return int(stage[1])
 
 
 def _total(parts: Iterable[tuple[str, float, str]], which: str) -> Peak:
@@ -142,34 +153,63 @@ def _dropped(row: Row, model: ModelSpec, layout: Layout, stage: Stage, saved: fl
 
 
 def _recompute(row: Row) -> Recompute:
-    text = row.text("recompute") or ""
-    return "full" if text == "full" else "none"
+    text = (row.text("recompute") or "").lower()
+    return "full" if text in ("full", "yes", "true", "recompute") else "none"
 
 
-def _deepspeed(row: Row, model: ModelSpec, *, zero: int) -> Peak:
-    """Hugging Face OPT on V100: FP16, attention that stores its scores, no checkpointing stated."""
+def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Peak:
+    """Hugging Face or FSDP modules; attention stores its scores on GPUs before Ampere.
+
+    A figure that the notes call reserved also holds the allocator's fragmentation.
+    """
+    tp, cp, ep = (row.integer(c) or 1 for c in ("tp", "cp", "ep"))
+    gpus = row.integer("gpus")
+    if gpus is None:
+        raise ValueError("number of GPUs is not stated")
     layout = Layout(
-        dp=row.integer("gpus") or 1, zero=zero, recompute=_recompute(row),
-        micro_batch=row.integer("micro_batch") or 1,
+        tp=tp, cp=cp, ep=ep, dp=row.integer("dp") or max(1, gpus // (tp * cp)), zero=zero,
+        recompute=_recompute(row), micro_batch=row.integer("micro_batch") or 1,
+        offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
     )  # fmt: skip
-    backend: Backend = "deepspeed"
     part = memory.shard(model, layout, backend)
+    states, trainable = _sharded_states(row, model, part, layout, backend)
     length = row.number("seq_len") or 0.0
     held = activations.training_activations(
         model, layout, backend, tokens=layout.micro_batch * length, micro_batches=1,
-        score_length=0.0 if "A100" in (row.text("gpu_type") or "") else length,
+        score_length=length if (row.text("gpu_type") or "").startswith("V100") else 0.0,
     )  # fmt: skip
-    states = memory.trained_states(part, layout, backend).total
-    buffers = memory.gradient_buffer_bytes(part, layout, backend)
-    return _total(
-        (
-            ("states", states, "state_spread"),
-            ("buffers", buffers, "buffer_spread"),
-            ("activations", held.saved + held.working, "activation_spread"),
-            ("logits", max(0.0, held.logits - held.working), "logits_spread"),
-        ),
-        "max allocated",
+    extra = [
+        ("gathered", memory.gathered_bytes(part, layout, backend), "buffer_spread"),
+        ("buffers", memory.gradient_buffer_bytes(trainable, layout, backend), "buffer_spread"),
+        ("activations", held.saved + held.working, "activation_spread"),
+        ("logits", max(0.0, held.logits - held.working), "logits_spread"),
+    ]
+    step = memory.step_bytes(trainable, layout, backend)
+    if step > sum(size for _, size, _ in extra):
+        extra = [("optimizer step", step, "buffer_spread")]
+    which = "max allocated"
+    if "reserved" in (row.text("notes") or ""):
+        which = "max reserved"
+        waste = common_coefficients()["fragmentation"].value - 1
+        extra.append(("fragmentation", waste * sum(size for _, size, _ in extra), "buffer_spread"))
+    return _total([("states", states, "state_spread"), *extra], which)
+
+
+def _sharded_states(
+    row: Row, model: ModelSpec, part: Shard, layout: Layout, backend: Backend
+) -> tuple[float, Shard]:
+    """Bytes of states, and the elements that are trained."""
+    lora = row.text("lora")
+    if not lora or lora.lower() in ("no", "none"):
+        return memory.trained_states(part, layout, backend).total, part
+    rank = re.search(r"r\w*\W*(\d+)", lora)
+    chosen = Lora(rank=int(rank[1]) if rank else BRIDGE_LORA_RANK)
+    base, adapters = memory.lora_states(model, part, layout, backend, chosen)
+    share = memory.lora_params(model, chosen.rank) / model.num_params
+    trainable = replace(
+        part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0
     )
+    return base.total + adapters.total, trainable
 
 
 def _after_init_fsdp(row: Row, model: ModelSpec) -> Peak:

@@ -62,3 +62,35 @@ def test_skipped_rows_have_a_reason_and_no_prediction():
 
 def test_four_bit_weights_cost_half_a_byte_and_their_scales():
     assert pytest.approx(0.52, abs=0.01) == memory.INT4
+
+
+def _fsdp(**cells: str):
+    row = shipped("memory")[0]
+    base = {
+        "kind": "training", "model": "llama-3.1-8b", "framework": "FSDP2", "gpus": "8", "seq_len": "4096",
+        "micro_batch": "1", "recompute": "full", "peak_mem_gib_per_gpu": "40",
+        "measured_or_analytic": "measured",
+    }  # fmt: skip
+    return memory.outcomes([row.filled({**dict.fromkeys(row.values, ""), **base, **cells})])[0]
+
+
+def test_an_fsdp_row_is_states_gathered_layers_buffers_and_activations():
+    detail = _fsdp().detail
+    assert detail["states"] == pytest.approx(16 * 8.03e9 / 8, rel=0.01)
+    assert detail["activations"] > 4096 * 32 * 2 * 4096
+    assert detail["logits"] > 0
+
+
+@pytest.mark.parametrize("change", [
+    {"micro_batch": "2"}, {"seq_len": "8192"}, {"gpus": "4"}, {"recompute": "none"}, {"notes": "max reserved"},
+])  # fmt: skip
+def test_a_larger_job_or_fewer_gpus_need_more(change):
+    assert _fsdp(**change).predicted > _fsdp().predicted
+
+
+def test_lora_rows_keep_no_optimizer_for_the_base():
+    assert _fsdp(lora="r=16").predicted < _fsdp().predicted - 10
+
+
+def test_a_row_without_the_batch_is_skipped():
+    assert _fsdp(micro_batch="").skipped == "micro_batch is not stated"
