@@ -190,7 +190,10 @@ def lengths(text: str, option: str) -> dict[str, Any]:
         if kind not in DISTRIBUTIONS:
             raise unknown_name("length distribution", kind[:40], DISTRIBUTIONS, place=COMMAND_LINE)
         pairs = {k: _number(k, v, option) for k, v in parse_pairs(rest, option).items()}
-    spec: AnyLengths = from_pairs(DISTRIBUTIONS[kind], pairs, option)
+    try:
+        spec: AnyLengths = from_pairs(DISTRIBUTIONS[kind], pairs, option)
+    except RlhfsimError as error:
+        raise RlhfsimError(error.code, error.message, place=COMMAND_LINE, help=f"write {_LENGTHS}") from error  # fmt: skip
     _consistent(spec, option)
     return {"kind": kind, **pairs}
 

@@ -210,9 +210,10 @@ def _together(request: Request, models: Models, gpus: int) -> Placement:
         fields = {"tp": min(8, gpus), **request.fix.get("rollout", {})}
         layout = RolloutLayout(**fields, dp=gpus // ranks(fields), memory_utilization=0.6)  # type: ignore[arg-type]
         rollout = RolloutSeat(pool="all", layout=layout, sleep=2)
-    roles = {
-        n: seat(n) for n in ("critic", "reference", "reward") if getattr(models, n) is not None
-    }
+
+    def present(name: str) -> Seat | None:
+        return seat(name) if getattr(models, name) is not None else None
+
     return Placement(
         pools=(GpuSet(name="all", gpus=gpus),), actor=seat("actor"), rollout=rollout, backend=request.backend,
         weight_path="ipc" if rollout else "none", critic=present("critic"), reference=present("reference"), reward=present("reward"),

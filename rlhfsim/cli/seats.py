@@ -59,7 +59,7 @@ def _fields(seat: str, text: str) -> Fields:
     found: Fields = {}
     for name, value in parse_pairs(text, option).items():
         if name not in allowed:
-            raise unknown_name(f"field of {option}", name[:40], allowed, place=COMMAND_LINE)
+            raise unknown_name("layout field", name[:40], allowed, place=COMMAND_LINE)
         found[name] = _value(option, name, value)
     return found
 

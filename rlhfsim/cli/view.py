@@ -44,6 +44,8 @@ from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.placement import RolloutSeat, Seat
 from rlhfsim.specs.profiles import load_profile
 
+SMALL = 0.02
+"""Moves shorter than this share of the step stand together in one line."""
 __all__ = [
     "WIDTH", "capacity_of", "console", "cost_text", "header", "heaviest", "labelled", "memory_chart", "memory_text",
     "new_table", "percent", "phase_table", "placement_table", "summary", "sureness",
@@ -165,9 +167,29 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
     table.add_column("P10-P90", justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     table.add_column(Axis(label=units.format(end, "s"), at=end, scale=end), ratio=1)
+    small = [f for f in p.phases if is_move(f.name) and f.seconds < SMALL * end]
     for phase in sorted(p.phases, key=lambda f: (f.start_s, not f.critical)):
-        table.add_row(*_phase_cells(phase, end, decimals(end), pools, width >= NARROW))
+        if phase not in small:
+            table.add_row(*_phase_cells(phase, end, decimals(end), pools, width >= NARROW))
+    if small:
+        blank = [""] * (pools + (width >= NARROW))
+        total = fixed(sum(f.seconds for f in small), decimals(end))
+        table.add_row(f"{len(small)} short moves", *blank, total, "", resource_text(_largest(small)), Text("in and out of GPU memory", style="dim"))  # fmt: skip
     return Group(table, *(Text(note, style="dim") for note in _phase_notes(plan)))
+
+
+def is_move(name: str) -> bool:
+    """Whether a phase brings a role into GPU memory or out of it."""
+    return name.endswith((".load", ".unload"))
+
+
+def _largest(phases: list[PredictedPhase]) -> str:
+    """The resource on which phases spend most of their time."""
+    total: dict[str, float] = {}
+    for phase in phases:
+        for resource, seconds in phase.by_resource_s.items():
+            total[resource] = total.get(resource, 0.0) + seconds
+    return max(total, key=lambda r: total[r], default="")
 
 
 def _phase_cells(
@@ -198,7 +220,7 @@ def _phase_notes(plan: Plan) -> Iterator[str]:
     phases = plan.prediction.phases
     if any(not f.critical for f in phases):
         yield "light bars: the step does not wait for them"
-    used = dict.fromkeys(f.bound_by for f in phases)
+    used = dict.fromkeys(f.bound_by for f in phases if not is_move(f.name))
     words = [f"{RESOURCES[r][0]}: {RESOURCES[r][2]}" for r in used if r in RESOURCES]
     if words:
         yield "; ".join(words)
@@ -301,7 +323,7 @@ def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> T
     table.add_column(Axis(label=size(capacity), at=capacity, scale=scale), ratio=1)
     table.add_column("", no_wrap=True)
     for i, (name, entries) in enumerate(states):
-        moved = name == "end" or name.endswith((".load", ".unload"))
+        moved = name == "end" or is_move(name)
         if moved and i != peak and totals[i] in (totals[0], totals[i - 1]):
             continue  # memory is as it was
         mark = "< peak" if i == peak else ""
