@@ -234,3 +234,12 @@ def test_sampling_takes_the_same_memory_at_every_tp():
         kv_cache.profile_peak(qwen, RolloutLayout(tp=t), sampler_bytes_per_logit=38) for t in (1, 2)
     }
     assert len(peaks) == 1
+
+
+@pytest.mark.parametrize("name", [
+    "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "qwen2.5-72b", "opt-13b",
+])  # fmt: skip
+def test_one_gpu_holds_every_element_of_the_checkpoint(name):
+    model = resolve_model(name)
+    held = memory.shard(model, Layout(), "megatron").elements
+    assert held == pytest.approx(model.num_params, rel=4e-4)  # biases of attention are left out
