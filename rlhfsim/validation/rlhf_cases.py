@@ -107,9 +107,9 @@ def num_sequences(row: Row) -> int:
 
 def workload_of(row: Row) -> Workload:
     """The step that a row describes."""
-    total, samples = num_sequences(row), row.integer("samples_per_prompt") or 1
-    if total % samples:
-        total -= total % samples
+    total = num_sequences(row)
+    samples = min(row.integer("samples_per_prompt") or 1, total)
+    total -= total % samples
     prompt, response = lengths_of(row)
     return Workload(
         algorithm=_algorithm(row),
@@ -146,7 +146,7 @@ def _reward(row: Row) -> Reward:
 def _mini_batches(row: Row, total: int) -> int:
     """Optimizer steps per epoch: as stated, or sequences of the step over the training batch."""
     batch = row.integer("train_global_batch")
-    steps = row.integer("mini_batches") or (max(1, round(total / batch)) if batch else 1)
+    steps = min(total, row.integer("mini_batches") or (round(total / batch) if batch else 1) or 1)
     while total % steps:
         steps -= 1
     return steps

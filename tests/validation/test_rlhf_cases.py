@@ -127,6 +127,13 @@ def test_a_complete_row_of_a_user_needs_no_assumption() -> None:
     assert case(row).placement.actor.layout.zero == 3
 
 
+def test_more_samples_or_mini_batches_than_sequences_are_cut_to_them() -> None:
+    workload = case(
+        user_row(sequences_per_step="2", samples_per_prompt="5", mini_batches="1e9")
+    ).workload
+    assert (workload.num_sequences, workload.mini_batches) == (2, 2)
+
+
 def test_hours_over_steps_are_the_step_time() -> None:
     assert step_seconds(user_row(step_time_s="", total_hours="2", steps="100")) == 72
     with pytest.raises(Skip, match="range"):
