@@ -14,7 +14,7 @@ from rlhfsim.specs.models import models_of
 from rlhfsim.specs.placement import GpuSet, Placement, Residency, RolloutSeat, Seat
 from rlhfsim.specs.presets import resolve_model
 from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Lora, Reward, Workload
+from rlhfsim.specs.workload import Lora, Reward, Rules, Workload
 from rlhfsim.units import GB, TB
 
 SMALL = Workload(
@@ -145,7 +145,7 @@ def test_the_guideline_of_16_gpus_for_a_70b_actor_and_critic_needs_offload():
         pools=(GpuSet(name="all", gpus=16),), actor=trained, critic=trained, backend="megatron",
         rollout=None, weight_path="none",
     )  # fmt: skip
-    workload = replace(LARGE, reference="none", kl=False, reward=Reward(model=None))
+    workload = replace(LARGE, reference="none", kl=False, reward=Reward(rules=Rules()))
     found = _held(workload, placement, 16)
     states = sum(
         size for (_, what), size in _rows(found, "actor.train").items()
