@@ -19,6 +19,10 @@ from rlhfsim.specs.quantities import Coefficient
 Floats = NDArray[np.float64]
 SPREAD = 0.15
 """Standard deviation of log(predicted/measured) that is expected of a right model."""
+QUARTILE = 0.6745
+"""P75 of a standard normal."""
+SHARE = 0.75
+"""Share of a step that its kernels take."""
 Z90 = 1.2816
 """P90 of a standard normal."""
 
@@ -37,6 +41,8 @@ class Free:
     """Base units in one `unit`."""
     most: float = math.inf
     """Physical limit."""
+    varies: bool = False
+    """Takes the scatter between rows into its interval: it differs from run to run."""
     profiles: tuple[str, ...] = ()
     """Profiles that hold it; `common` when empty."""
 
@@ -60,7 +66,9 @@ def posterior(free: Sequence[Free], residuals: Residuals, source: str) -> dict[s
 
         min  sum w 2 (sqrt(1 + (r/SPREAD)^2) - 1) + sum ((log theta - log prior) / sigma)^2
 
-    P10 and P90 from the covariance at the optimum, widened where the rows scatter more than SPREAD.
+    P10 and P90 from the covariance at the optimum; where a coefficient `varies`, the scatter of the
+    rows (half the width between their quartiles / 0.6745, over SHARE) is added, so that
+    the interval of a prediction holds a single run and not only the mean of many.
     """
     from scipy.optimize import least_squares
 
@@ -77,7 +85,10 @@ def posterior(free: Sequence[Free], residuals: Residuals, source: str) -> dict[s
     found = least_squares(loss, begin, bounds=(-np.inf, top), diff_step=0.02, xtol=1e-4)
     errors, _ = residuals(np.exp(found.x).tolist())
     covariance = np.linalg.inv(found.jac.T @ found.jac)
-    wide = np.sqrt(np.diag(covariance)) * max(1.0, float(np.std(errors)) / SPREAD)
+    low, high = np.percentile(errors, (25, 75))
+    scatter = (high - low) / 2 / QUARTILE / SHARE
+    runs = np.array([scatter if f.varies else 0.0 for f in free])
+    wide = np.hypot(np.sqrt(np.diag(covariance)), runs)
     return {
         f.key: Coefficient(
             value=float(np.exp(x)), low=float(np.exp(x - Z90 * s)),

@@ -130,7 +130,8 @@ def layer(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> Lay
     modules = {key: sum(by_name.get(n, 0.0) for n in names) for key, names in MODULES.items()}
     core = attention(device, model, work)
     ratio = FLASH_BACKWARD / device["attention_backward_rate"] if work.flash else 2.0
-    memory = _traffic(model, matrices, work, experts) / _hbm(device)
+    passes = 1.0 if work.fused else device["eager_traffic"]
+    memory = passes * _traffic(model, matrices, work, experts) / _hbm(device)
     tp = _tensor_parallel(device, model, work, experts)
     ep = _expert_parallel(device, model, work) if experts else 0.0
     cp = _context_parallel(device, model, work)
@@ -305,7 +306,7 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts
             elements += (1.5 if model.gated else 2.0) * matrix.n * rows
     if experts and model.moe:
         elements += 4 * model.moe.top_k * work.etp * model.hidden * work.held
-    return (BF16 if work.fused else 2 * BF16) * elements
+    return BF16 * elements
 
 
 def _tensor_parallel(device: Device, model: ModelSpec, work: Work, experts: bool) -> float:

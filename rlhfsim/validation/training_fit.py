@@ -27,10 +27,11 @@ from rlhfsim.validation.training import part_of, price
 from rlhfsim.validation.training_rows import Lookup, Skip, job, measured, shipped_profile
 
 FREE: tuple[Free, ...] = (
-    Free(name="training_kernel_efficiency", value=0.88, low=0.75, high=0.98, most=1.0),
-    Free(name="training_attention_efficiency", value=0.85, low=0.70, high=1.0, most=1.1),
+    Free(name="training_kernel_efficiency", value=0.88, low=0.75, high=0.98, most=1.0, varies=True),
+    Free(name="training_attention_efficiency", value=0.85, low=0.70, high=1.0, most=1.1, varies=True),
     Free(name="training_fp8_gain", value=1.05, low=0.9, high=1.25),
     Free(name="sustained_clock", value=0.9, low=0.78, high=1.0, most=1.0, profiles=("h100_sxm", "h200_sxm")),
+    Free(name="eager_traffic", value=2.0, low=1.2, high=3.0),
     Free(name="host_layer_time", value=0.3e-3, low=0.1e-3, high=0.8e-3, unit="ms", scale=1e-3),
     Free(name="host_moe_time", value=2e-3, low=0.8e-3, high=5e-3, unit="ms", scale=1e-3),
     Free(name="grouped_gemm_efficiency", value=0.8, low=0.6, high=0.95, most=1.0),
