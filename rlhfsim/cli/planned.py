@@ -31,13 +31,25 @@ from rlhfsim.search.request import SWITCHES, Request
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.models import Models, models_of
-from rlhfsim.specs.placement import Architecture, GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement import (
+    Architecture,
+    GpuSet,
+    Placement,
+    RolloutSeat,
+    Schedule,
+    Seat,
+    WeightPath,
+)
 from rlhfsim.specs.scenario import system_names
-from rlhfsim.specs.workload import Workload
 
 F = TypeVar("F", bound=Callable[..., Any])
 FREE_WITH_FILE = ("file", "price", "as_json", "out")
 """Parameters that make sense beside a file."""
+MAX_RELEASED = 3
+"""Fixed values that are tried one by one when nothing fits; each costs a search."""
+_GENTLE = ("micro_batch", "recompute", "zero", "vp", "cp", "ep", "dp", "pp", "tp")
+"""Order in which fixed values are released."""
+_PATH: dict[str, WeightPath] = {"naive": "host", "smart": "host", "hybrid": "ipc", "disaggregated": "broadcast", "async": "broadcast"}  # fmt: skip
 NOT_FOUND = "more GPUs, a GPU with more memory, or a smaller model"
 
 
@@ -150,7 +162,7 @@ def from_request(request: Request) -> Planned:
     if found.chosen is not None:
         return Planned(plan=found.chosen, rejected_by=None, remedy=None)
     models = models_of(request.workload)
-    help = _release(request, models) or nearest_change(replace(request, fix={}, architecture=None), models) or NOT_FOUND  # fmt: skip
+    help = _release(request) or _relax(request, models)
     worst = max(found.rejected, key=lambda r: found.rejected[r], default=None)
     example = _example(request, models)
     if example is not None:
@@ -166,55 +178,80 @@ def _refused(refused: Mapping[str, int]) -> str:
     return worst or "no way to share these GPUs is left"
 
 
-def _release(request: Request, models: Models) -> str | None:
+def _release(request: Request) -> str | None:
     """The first single fixed value whose release lets something fit, and what it then becomes."""
     choices = [(s, f) for s, fields in request.fix.items() for f in fields]
-    for seat, name in reversed(choices):
+    for seat, name in sorted(choices, key=lambda c: _GENTLE.index(c[1]))[:MAX_RELEASED]:
         fields = {k: v for k, v in request.fix[seat].items() if k != name}
-        freed = search_design(replace(request, fix={**request.fix, seat: fields}), explain=False)
-        if freed.chosen is not None:
-            value = getattr(freed.chosen.placement.seats[seat].layout, name)
+        chosen = _fitting(replace(request, fix={**request.fix, seat: fields}))
+        if chosen is not None:
+            value = getattr(chosen.placement.seats[seat].layout, name)
             return f"{name}={value} for {seat} instead of {request.fix[seat][name]}"
-    if request.architecture is not None:
-        freed = search_design(replace(request, architecture=None), explain=False)
-        if freed.chosen is not None:
-            return f"--architecture {freed.chosen.architecture}"
     return None
 
 
+def _fitting(request: Request) -> Plan | None:
+    return search_design(request, explain=False).chosen
+
+
+def _relax(request: Request, models: Models) -> str:
+    """What lets something fit beyond a single value: layouts or architecture left open, then the rest."""
+    open_layouts = replace(request, fix={})
+    open_all = replace(open_layouts, architecture=None)
+    if request.fix and (chosen := _fitting(open_layouts)) is not None:
+        return f"other layouts, such as {chosen.placement.actor.layout.label} for the actor"
+    if request.architecture and (chosen := _fitting(open_all)) is not None:
+        return f"--architecture {chosen.architecture}"
+    change = nearest_change(open_all, models)
+    freed = " with layouts and architecture left open" if request.fix or request.architecture else ""  # fmt: skip
+    return f"{change}{freed}" if change else NOT_FOUND
+
+
 def _example(request: Request, models: Models) -> Plan | None:
-    """All roles in one pool with the fixed layouts, everything that can wait on the host: what does not fit."""
-    pool = request.cluster.pool
+    """A plan of the wanted architecture with the fixed layouts, to show what does not fit."""
     if len(request.cluster.pools) > 1:
         return None
     try:
-        placement = _together(request, models, pool.gpus)
+        placement = _placement(request, models)
         return estimate(placement, request.workload, request.cluster)
     except RlhfsimError:
         return None
 
 
-def _together(request: Request, models: Models, gpus: int) -> Placement:
-    workload: Workload = request.workload
+def _placement(request: Request, models: Models) -> Placement:
+    """One pool, or halves for rollout and the rest; all that may wait on the host does."""
+    total, wanted = request.cluster.pool.gpus, request.architecture or "hybrid"
+    apart = wanted in ("disaggregated", "async") and total > 1
+    train = GpuSet(name="train" if apart else "all", gpus=total - total // 2 if apart else total)
+    home = GpuSet(name="rollout", start=train.gpus, gpus=total // 2) if apart else train
+    away = wanted != "naive"
 
-    def seat(name: str) -> Seat:
-        fields: dict[str, Any] = {**request.fix.get("actor", {}), **request.fix.get(name, {})}
-        fields.setdefault("micro_batch", 1)
-        fields.setdefault("zero", 3 if request.backend == "fsdp2" or (request.backend == "deepspeed" and ranks(fields) == 1) else 1)  # fmt: skip
-        layout = Layout(**{**fields, "dp": gpus // ranks(fields)})
+    def seat(name: str) -> Seat | None:
+        if getattr(models, name) is None:
+            return None
         trained = name in ("actor", "critic")
-        return Seat(pool="all", layout=layout, offload_between=trained, residency="resident" if trained else "offloaded")  # fmt: skip
+        layout = _layout(request, name, train.gpus)
+        moved = away and not trained
+        return Seat(pool=train.name, layout=layout, offload_between=away and trained, residency="offloaded" if moved else "resident")  # fmt: skip
 
     rollout = None
-    if workload.generates:
-        fields = {"tp": min(8, gpus), **request.fix.get("rollout", {})}
-        layout = RolloutLayout(**fields, dp=gpus // ranks(fields), memory_utilization=0.6)  # type: ignore[arg-type]
-        rollout = RolloutSeat(pool="all", layout=layout, sleep=2)
-
-    def present(name: str) -> Seat | None:
-        return seat(name) if getattr(models, name) is not None else None
-
+    if request.workload.generates:
+        fields: dict[str, Any] = {"tp": min(8, home.gpus), **request.fix.get("rollout", {})}
+        engine = RolloutLayout(**fields, dp=home.gpus // ranks(fields), memory_utilization=0.9 if apart else 0.6)  # fmt: skip
+        rollout = RolloutSeat(pool=home.name, layout=engine, sleep=2 if away and not apart else 0)
+    actor = seat("actor")
+    assert actor is not None
     return Placement(
-        pools=(GpuSet(name="all", gpus=gpus),), actor=seat("actor"), rollout=rollout, backend=request.backend,
-        weight_path="ipc" if rollout else "none", critic=present("critic"), reference=present("reference"), reward=present("reward"),
+        pools=(train, home) if apart else (train,), actor=actor, rollout=rollout, backend=request.backend,
+        weight_path=_PATH[wanted] if rollout else "none", critic=seat("critic"), reference=seat("reference"), reward=seat("reward"),
+        schedule=Schedule(staleness=1 if wanted == "async" else 0),
     )  # fmt: skip
+
+
+def _layout(request: Request, name: str, gpus: int) -> Layout:
+    """The fixed layout of a role, or the actor's; micro-batch 1 and full sharding where it can be."""
+    fields: dict[str, Any] = {**request.fix.get("actor", {}), **request.fix.get(name, {})}
+    sharded = request.backend == "fsdp2" or (request.backend == "deepspeed" and ranks(fields) == 1)
+    fields.setdefault("micro_batch", 1)
+    fields.setdefault("zero", 3 if sharded else 1)
+    return Layout(**{**fields, "dp": gpus // ranks(fields)})

@@ -84,8 +84,8 @@ def console(*, stderr: bool = False) -> Console:
     )
 
 
-def new_table(width: int = WIDTH) -> Table:
-    """A table without edges, as every command shows it."""
+def new_table(width: int | None = WIDTH) -> Table:
+    """A table without edges, as every command shows it; without a width as wide as its content."""
     return Table(
         box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
         header_style="bold",
