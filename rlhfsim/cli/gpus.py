@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.words import WIDTH, console, labelled, new_table
+from rlhfsim.cli.words import NARROW, WIDTH, console, labelled, new_table
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.profiles import aliases, load_profile, profile_hash, profile_names
 from rlhfsim.specs.quantities import Coefficient
@@ -82,7 +82,8 @@ def listing(rows: list[dict[str, Any]], width: int | None = None) -> Table:
     table = new_table(width or console().width)
     table.add_column("name", no_wrap=True)
     table.add_column("also", ratio=1, no_wrap=True, overflow="ellipsis")
-    for name in ("usable", "bf16", "HBM", "link", "price"):
+    narrow = table.width is not None and table.width < NARROW
+    for name in ("usable", "bf16", "HBM", *(() if narrow else ("link",)), "price"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("curves", no_wrap=True)
     for each in rows:
@@ -91,7 +92,7 @@ def listing(rows: list[dict[str, Any]], width: int | None = None) -> Table:
         table.add_row(
             each["name"], ", ".join(sorted(each["aliases"], key=len)[:3]), _short(each["usable_bytes"], "byte"),
             f"{bf16 / units.TERA:,.0f}" if bf16 else "-", _short(each["hbm_bytes_per_s"], "byte/s"),
-            f"{LINKS[each['link']]} {_short(each['link_bytes_per_s'], 'byte/s')}",
+            *([] if narrow else [f"{LINKS[each['link']]} {_short(each['link_bytes_per_s'], 'byte/s')}"]),
             f"{price:.2f}" if price is not None else "-", each["curves"],
         )  # fmt: skip
     return table

@@ -14,7 +14,7 @@ from rich.text import Text
 from rlhfsim.cli import view
 from rlhfsim.cli.estimate import verdict
 from rlhfsim.cli.planned import Planned, plan_options, planned
-from rlhfsim.cli.words import new_table, profile_of, size
+from rlhfsim.cli.words import component_text, new_table, profile_of, size
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.units import GB
 
@@ -56,7 +56,7 @@ def show(answer: Planned, console: Console) -> None:
     if plan is None:
         return
     console.print(view.header(plan))
-    console.print(view.labelled({"peak": view.memory_text(plan), "host": host_text(plan)}))
+    console.print(view.labelled({"peak": view.peak_text(plan), "host": host_text(plan)}))
     console.print()
     console.print(view.memory_chart(plan, console.width))
     for pool in plan.placement.pools:
@@ -64,7 +64,7 @@ def show(answer: Planned, console: Console) -> None:
         if rows:
             where = f" of pool {pool.name}" if len(plan.placement.pools) > 1 else ""
             console.print()
-            console.print(Text(f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90 of the sum)", style="bold"))  # fmt: skip
+            console.print(Text(f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90: of the sum)", style="bold"))  # fmt: skip
             console.print(ledger_table(rows))
 
 
@@ -102,7 +102,7 @@ def ledger_table(rows: list[LedgerEntry]) -> Table:
     for component in sorted(totals, key=lambda c: -totals[c]):
         these = [e for e in rows if e.component == component]
         cells = [_cell(sum(e.bytes for e in these if e.role == role)) for role in roles]
-        table.add_row(component.replace("_", " "), *cells, _cell(totals[component]), _interval(these))  # fmt: skip
+        table.add_row(component_text(component), *cells, _cell(totals[component]), _interval(these))  # fmt: skip
     by_role = [_cell(sum(e.bytes for e in rows if e.role == role)) for role in roles]
     table.add_section()
     table.add_row("sum", *by_role, _cell(sum(totals.values())), "", style="bold")

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.words import console, labelled, new_table
+from rlhfsim.cli.words import NARROW, console, labelled, new_table
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.presets import aliases, preset, preset_name, preset_names, resolve_model
 
@@ -93,13 +93,16 @@ def listing(rows: list[dict[str, Any]]) -> Table:
     table = new_table(console().width)
     table.add_column("name", no_wrap=True)
     table.add_column("also", ratio=1, no_wrap=True, overflow="ellipsis")
-    for name in ("params", "active", "layers", "hidden", "heads", "KV/token"):
+    narrow = table.width is not None and table.width < NARROW
+    shape = ("layers",) if narrow else ("layers", "hidden", "heads")
+    for name in ("params", "active", *shape, "KV/token"):
         table.add_column(name, justify="right", no_wrap=True)
     for each in rows:
         active = count(each["active_params"]) if each["experts"] else ""
         heads = f"{each['num_heads']}/{each['num_kv_heads']}"
-        table.add_row(each["name"], ", ".join(sorted(each["aliases"], key=len)), count(each["params"]), active, str(each["num_layers"]),
-                      str(each["hidden"]), heads, units.format(each["kv_bytes_per_token"], "byte"))  # fmt: skip
+        dims = [each["num_layers"], each["hidden"], heads][: len(shape)]
+        table.add_row(each["name"], ", ".join(sorted(each["aliases"], key=len)), count(each["params"]), active, *map(str, dims),
+                      units.format(each["kv_bytes_per_token"], "byte"))  # fmt: skip
     return table
 
 

@@ -25,6 +25,7 @@ from rlhfsim.cli.words import (
     RESOURCES,
     ROLES,
     WIDTH,
+    component_text,
     console,
     decimals,
     fixed,
@@ -47,7 +48,7 @@ from rlhfsim.specs.profiles import load_profile
 SMALL = 0.02
 """Moves shorter than this share of the step stand together in one line."""
 __all__ = [
-    "WIDTH", "capacity_of", "console", "cost_text", "header", "heaviest", "labelled", "memory_chart", "memory_text",
+    "WIDTH", "capacity_of", "console", "cost_text", "header", "heaviest", "labelled", "memory_chart", "memory_text", "peak_text",
     "new_table", "percent", "phase_table", "placement_table", "summary", "sureness",
 ]  # fmt: skip
 
@@ -138,14 +139,17 @@ def cost_text(plan: Plan) -> str:
 
 
 def memory_text(plan: Plan) -> str:
-    """The peak: when, how much of what, whose; the risk; the host."""
+    """The peak and the host."""
+    return f"peak {peak_text(plan)}; host {size(plan.prediction.host_peak_bytes)} per node"
+
+
+def peak_text(plan: Plan) -> str:
+    """When, how much of what, whose, and the risk."""
     p = plan.prediction
-    beyond = p.peak_memory_bytes > p.capacity_bytes
-    verdict = "DOES NOT FIT: " if beyond else ""
+    over = "BEYOND CAPACITY, " if p.peak_memory_bytes > p.capacity_bytes else ""
     return (
-        f"{verdict}peak {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU in {p.peak_phase}, most of it "
-        f"{p.peak_role} {p.peak_component.replace('_', ' ')}; out-of-memory probability {percent(p.probability_out_of_memory)}; "
-        f"host {size(p.host_peak_bytes)} per node"
+        f"{over}{size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU in {p.peak_phase}, the most "
+        f"{component_text(p.peak_component)} of {p.peak_role}; risk of running out {percent(p.probability_out_of_memory)}"
     )  # fmt: skip
 
 

@@ -64,6 +64,12 @@ GROUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 """What a memory bar tells apart: words -> glyph, colour, components; the last takes the rest."""
 
 
+COMPONENTS = {
+    "kv_cache": "KV cache", "gathered": "gathered weights", "buffers": "gradient buffers", "profile_peak": "engine activations",
+    "non_torch": "engine, other", "cuda_graphs": "CUDA graphs", "sync_buffers": "sync buffers", "framework": "CUDA context",
+    "nccl": "NCCL",
+}  # fmt: skip
+"""Component of the ledger -> words, where its name alone does not say it."""
 DERIVED = {
     "length_balance": "how evenly drawn lengths spread over the ranks",
     "rules.seconds_per_sample": "given by the workload",
@@ -115,6 +121,11 @@ def lengths_text(lengths: AnyLengths) -> str:
     if isinstance(lengths, Empirical):
         return f"lengths of {lengths.file}"
     return f"{lengths.kind} (mean {lengths.mean:,.0f}, at most {lengths.max:,.0f} tokens)"
+
+
+def component_text(component: str) -> str:
+    """A component of the ledger in words."""
+    return COMPONENTS.get(component, component.replace("_", " "))
 
 
 def resource_text(resource: str) -> Text:
