@@ -7,19 +7,17 @@ stands in colour alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.cli.bars import FULL, LIGHT, Axis, Bar, Piece, plain
+from rlhfsim.cli.bars import FULL, LIGHT, Axis, Bar, Piece
+from rlhfsim.cli.memory_chart import capacity_of, memory_chart
 from rlhfsim.cli.words import (
     ARCHITECTURES,
     DERIVED,
-    GROUPS,
     NARROW,
     PATHS,
     RESOURCES,
@@ -29,6 +27,7 @@ from rlhfsim.cli.words import (
     console,
     decimals,
     fixed,
+    is_move,
     labelled,
     lengths_text,
     new_table,
@@ -38,7 +37,7 @@ from rlhfsim.cli.words import (
     size,
 )
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.plan import LedgerEntry, Plan, PredictedPhase
+from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.layout import RolloutLayout
@@ -48,8 +47,22 @@ from rlhfsim.specs.profiles import load_profile
 SMALL = 0.02
 """Moves shorter than this share of the step stand together in one line."""
 __all__ = [
-    "WIDTH", "capacity_of", "console", "cost_text", "header", "heaviest", "labelled", "memory_chart", "memory_text", "peak_text",
-    "new_table", "percent", "phase_table", "placement_table", "summary", "sureness",
+    "WIDTH",
+    "capacity_of",
+    "console",
+    "cost_text",
+    "header",
+    "heaviest",
+    "labelled",
+    "memory_chart",
+    "memory_text",
+    "new_table",
+    "peak_text",
+    "percent",
+    "phase_table",
+    "placement_table",
+    "summary",
+    "sureness",
 ]  # fmt: skip
 
 
@@ -148,7 +161,7 @@ def peak_text(plan: Plan) -> str:
     p = plan.prediction
     over = "BEYOND CAPACITY, " if p.peak_memory_bytes > p.capacity_bytes else ""
     return (
-        f"{over}{size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU in {p.peak_phase}, the most "
+        f"{over}{size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU in {p.peak_phase}, mostly "
         f"{component_text(p.peak_component)} of {p.peak_role}; risk of running out {percent(p.probability_out_of_memory)}"
     )  # fmt: skip
 
@@ -180,11 +193,6 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
         total = fixed(sum(f.seconds for f in small), decimals(end))
         table.add_row(f"{len(small)} short moves", *blank, total, "", resource_text(_largest(small)), Text("in and out of GPU memory", style="dim"))  # fmt: skip
     return Group(table, *(Text(note, style="dim") for note in _phase_notes(plan)))
-
-
-def is_move(name: str) -> bool:
-    """Whether a phase brings a role into GPU memory or out of it."""
-    return name.endswith((".load", ".unload"))
 
 
 def _largest(phases: list[PredictedPhase]) -> str:
@@ -290,80 +298,6 @@ def _layout(seat: Seat | RolloutSeat) -> str:
 def _rollout_precision(layout: RolloutLayout) -> str:
     same = layout.precision == layout.kv_precision
     return layout.precision if same else f"{layout.precision}, KV {layout.kv_precision}"
-
-
-# --- memory -----------------------------------------------------------------------------------------
-
-
-def memory_chart(plan: Plan, width: int = WIDTH) -> RenderableType:
-    """Memory of every pool through the step against its capacity, the peak marked."""
-    parts: list[RenderableType] = []
-    for pool in plan.placement.pools:
-        rows = [e for e in plan.prediction.ledger if e.pool == pool.name]
-        if rows:
-            title = f"pool {pool.name}, {pool.gpus} GPUs" if len(plan.placement.pools) > 1 else f"{pool.gpus} GPUs"  # fmt: skip
-            parts += [Text(f"{title}: bytes on the fullest GPU", style="bold"), _pool_chart(plan, pool.name, rows, width)]  # fmt: skip
-    return Group(
-        *parts, MemoryLegend(plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes)
-    )
-
-
-def capacity_of(plan: Plan, pool: str) -> float:
-    """Bytes that the driver offers on a GPU of the pool."""
-    profile = profile_of(plan, pool)
-    return profile.usable_memory.value if profile else plan.prediction.capacity_bytes
-
-
-def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> Table:
-    states = [(name, list(entries)) for name, entries in groupby(rows, key=lambda e: e.phase)]
-    totals = [sum(e.bytes for e in entries) for _, entries in states]
-    capacity = capacity_of(plan, pool)
-    scale = max(capacity, *totals) * 1.02
-    peak = max(range(len(states)), key=lambda i: totals[i])
-    table = new_table(width)
-    table.add_column("phase", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("full", justify="right", no_wrap=True)
-    table.add_column(Axis(label=size(capacity), at=capacity, scale=scale), ratio=1)
-    table.add_column("", no_wrap=True)
-    for i, (name, entries) in enumerate(states):
-        moved = name == "end" or is_move(name)
-        if moved and i != peak and totals[i] in (totals[0], totals[i - 1]):
-            continue  # memory is as it was
-        mark = "< peak" if i == peak else ""
-        bar = Bar(pieces=_memory_pieces(entries), scale=scale, limit=capacity)
-        table.add_row(name, size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else "")  # fmt: skip
-    return table
-
-
-def _memory_pieces(entries: list[LedgerEntry]) -> list[Piece]:
-    named = {c for _, _, components in GROUPS.values() for c in components}
-    return [
-        Piece(
-            amount=sum(e.bytes for e in entries if e.component in components or not (components or e.component in named)),
-            glyph=glyph,
-            style=colour,
-        )
-        for glyph, colour, components in GROUPS.values()
-    ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryLegend:
-    """What the fillings of memory bars stand for, in the output's own characters."""
-
-    over: bool
-    """Whether some bar goes beyond its GPU."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """One line."""
-        line = Text(style="dim")
-        for words, (glyph, colour, _) in GROUPS.items():
-            line.append(plain(glyph, options.encoding) * 2, style=colour)
-            line.append(f" {words}  ")
-        if self.over:
-            line.append("XX beyond the GPU", style="red")
-        yield line
 
 
 # --- sureness ---------------------------------------------------------------------------------------

@@ -123,6 +123,11 @@ def lengths_text(lengths: AnyLengths) -> str:
     return f"{lengths.kind} (mean {lengths.mean:,.0f}, at most {lengths.max:,.0f} tokens)"
 
 
+def is_move(name: str) -> bool:
+    """Whether a phase brings a role into GPU memory or out of it."""
+    return name.endswith((".load", ".unload"))
+
+
 def component_text(component: str) -> str:
     """A component of the ledger in words."""
     return COMPONENTS.get(component, component.replace("_", " "))
