@@ -222,6 +222,8 @@ def placement_of(row: Row, workload: Workload) -> Placement:
     gpus, apart = _whole(row, "gpus"), separate(row)
     training = _whole(row, "gpus_train") if apart else gpus
     generating = _whole(row, "gpus_gen") if apart else gpus
+    if min(training, generating) < 1 or (apart and training + generating > gpus):
+        raise Skip(f"{training} and {generating} GPUs do not split {gpus}")
     layout = _layout(row, training, workload)
     offload = row.text("optimizer_offload") == "yes"
     pool = TRAIN if apart else SHARED

@@ -110,6 +110,8 @@ def test_an_incomplete_row_says_what_is_missing(cells: dict[str, str], reason: s
         ({"actor_model": "nobody-7b"}, "unknown model"),
         ({"gen_tp": "3"}, "does not fill 16 GPUs"),
         ({"algorithm": "AIPO"}, "algorithm AIPO"),
+        ({"gpus_train": "8", "gpus_gen": "0"}, "do not split 16"),
+        ({"gpus_train": "16", "gpus_gen": "16"}, "do not split 16"),
         ({"train_backend": "JAX"}, "training backend JAX"),
         ({"recompute": "some"}, "recompute some"),
         ({"weight_path": "magic"}, "weight path magic"),
