@@ -22,6 +22,8 @@ from rlhfsim.units import MILLISECOND
 
 PACKAGE = "aiconfigurator_core"
 FILE = "silicon_sample.csv"
+NODE_GPUS = 8
+"""GPUs of every machine whose rows the dumps double-count."""
 _CONCURRENCY = re.compile(r"silicon_concurrency=(\d+)")
 _WEIGHTS = {"fp8": "fp8", "fp8_block": "fp8", "bf16": "bf16", "bfloat16": "bf16"}
 _NOT_DENSE_ATTENTION = {
@@ -172,7 +174,7 @@ def corrected(tp: int, dp: int, moe_tp: int, ep: int) -> tuple[int, int, int, in
     attention likewise as dp 8 and dp 64. vLLM rows with tp t, dp t, ep t^2 agree within the noise
     of a rerun with rows tp t, dp 1, ep t.
     """
-    if moe_tp == ep and moe_tp > 1 and tp * dp == moe_tp * ep:
+    if moe_tp == ep and tp * dp == moe_tp * ep > NODE_GPUS:
         n = ep
         return (n, 1, 1, n, (f"tp {tp} read as {n}",)) if dp == 1 else (1, n, 1, n, (f"attention_dp {dp} read as {n}",))  # fmt: skip
     if tp == dp and tp > 1 and ep == tp * dp:

@@ -1,0 +1,99 @@
+"""Measured serving points: reading, correction, split, exclusion, and the error that is reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlhfsim.calibration.decode_points import conflicts, impossible, load, predicted, utilisation
+from rlhfsim.calibration.silicon import Serving, corrected, installed, servings, skip_reason
+from rlhfsim.validation import decode, inference
+from rlhfsim.validation.rows import shipped
+
+needs_rows = pytest.mark.skipif(installed() is None, reason="development package not installed")
+POINT = Serving(
+    id="a", line=2, engine="vllm", version="0.19.0", model="Qwen/Qwen3-32B", system="h100_sxm",
+    isl=1024, osl=1024, batch=16, tp=2, attention_dp=1, moe_tp=1, ep=1, gemm="fp8", experts="",
+    precision="fp8", family="sweep", tpot=0.015, ttft=0.1,
+)  # fmt: skip
+
+
+def test_layout_columns_that_multiply_tp_and_ep_are_read_as_one_node():
+    assert corrected(64, 1, 8, 8)[:4] == (8, 1, 1, 8)
+    assert corrected(1, 64, 8, 8)[:4] == (1, 8, 1, 8)
+    assert corrected(4, 4, 1, 16)[:4] == (4, 1, 1, 4)
+    assert corrected(8, 1, 1, 8) == (8, 1, 1, 8, ())
+    assert corrected(4, 1, 2, 2) == (4, 1, 2, 2, ())
+
+
+def test_the_split_is_by_model_and_system():
+    assert not POINT.fitted  # md5 of Qwen/Qwen3-32B|h100_sxm is odd
+    assert replace(POINT, isl=1, batch=1, tp=8).fitted == POINT.fitted
+    systems = ("h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200")
+    assert {replace(POINT, system=s).fitted for s in systems} == {True, False}
+
+
+def test_what_has_no_kernels_is_skipped_with_a_reason():
+    assert skip_reason(POINT) is None
+    assert "nvfp4" in (skip_reason(replace(POINT, gemm="nvfp4")) or "")
+    assert "int4_wo experts" in (skip_reason(replace(POINT, experts="int4_wo")) or "")
+    assert "linear" in (skip_reason(replace(POINT, model="Qwen/Qwen3.5-397B-A17B")) or "")
+    assert "sparse" in (skip_reason(replace(POINT, model="zhipuai/GLM-5")) or "")
+
+
+def test_twins_that_contradict_each_other_are_left_out():
+    near, far = replace(POINT, id="b", tpot=0.018), replace(POINT, id="c", tpot=0.025)
+    assert conflicts([POINT, near]) == {}
+    assert set(conflicts([POINT, far])) == {"a", "c"}
+    assert conflicts([POINT, replace(far, batch=32)]) == {}
+
+
+def test_a_sweep_beyond_the_peak_is_left_out_as_a_whole():
+    quick = replace(POINT, id="q", batch=512, osl=100, isl=8000, tpot=0.01, ttft=0.1)
+    assert utilisation(quick) > 1
+    assert set(impossible([POINT, quick])) == {"a", "q"}
+    assert impossible([POINT]) == {}
+
+
+def test_requests_beyond_the_kv_cache_wait():
+    isl, osl, running = load(replace(POINT, batch=100_000))
+    assert (isl, osl) == (1024, 1024)
+    assert running < 100_000
+    assert load(replace(POINT, family="inferencemax"))[0] == pytest.approx(0.9 * 1024)
+
+
+def test_predicted_time_grows_with_batch_and_falls_with_tp():
+    times = [predicted(replace(POINT, batch=b)) for b in (1, 16, 128)]
+    assert times == sorted(times)
+    assert predicted(replace(POINT, tp=8)) < predicted(POINT)
+
+
+@needs_rows
+def test_every_row_is_predicted_or_skipped_with_a_reason():
+    found = decode.outcomes([])
+    assert len(found) == len(servings()) == 3619
+    assert all((o.predicted is None) == (o.skipped is not None) for o in found)
+    assert {o.part for o in found} == {"fit", "report"}
+
+
+@needs_rows
+def test_reported_rows_are_within_the_target():
+    reported = [o for o in decode.outcomes([]) if o.part == "report" and o.error is not None]
+    errors = np.abs([o.error for o in reported if o.error is not None])
+    assert len(errors) > 900
+    assert np.median(errors) <= 0.12
+    peer = [abs(float(o.detail["peer_error"])) for o in reported if "peer_error" in o.detail]
+    assert np.median(errors) < np.median(peer)
+
+
+def test_inference_rows_say_what_is_missing():
+    found = inference.outcomes(shipped("inference"))
+    assert sum(o.predicted is not None for o in found) > 100
+    assert all(o.skipped for o in found if o.predicted is None)
+
+
+def test_published_throughput_is_met_within_a_third_in_the_median():
+    errors = [o.error for o in inference.outcomes(shipped("inference")) if o.error is not None]
+    assert np.median(np.abs(errors)) < 0.33
