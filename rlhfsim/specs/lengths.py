@@ -76,6 +76,15 @@ class Truncated:
     min: Tokens = 1
     max: Tokens
 
+    def __post_init__(self) -> None:
+        """Check that the bounds are in order."""
+        if self.min > self.max:
+            raise RlhfsimError(
+                "empty-range",
+                f"lengths from {self.min:g} to {self.max:g} tokens: the range is empty",
+                help="give min <= max",
+            )
+
     def quantile(self, q: Floats) -> Floats:
         """Lengths at the given levels."""
         z = np.vectorize(_normal_quantile, otypes=[float])(np.clip(q, 1e-9, 1 - 1e-9))

@@ -86,7 +86,13 @@ class Workload:
     """Seed of drawn lengths."""
 
     def __post_init__(self) -> None:
-        """Check that batch and mini-batches agree."""
+        """Check that batch and mini-batches agree, and that preference training has its reference."""
+        if not self.generates and self.reference == "none":
+            raise RlhfsimError(
+                "missing-reference",
+                f"{self.algorithm} compares with a reference model, it needs a reference",
+                help="set reference: same",
+            )
         if self.num_sequences % self.mini_batches:
             raise RlhfsimError(
                 "uneven-mini-batches",

@@ -195,11 +195,8 @@ def test_streaming_leaves_training_of_several_mini_batches_at_the_end() -> None:
 
 
 def test_streaming_does_nothing_inside_one_pool() -> None:
-    home = dict.fromkeys(("rollout", "actor", "reference"), "all")
-    serial = priced(replace(GRPO, reward=Reward(model=None)), placed(home))
-    streamed = priced(
-        replace(GRPO, reward=Reward(model=None)), placed(home, Schedule(streaming=True))
-    )
+    home = dict.fromkeys(FOUR, "all")
+    serial, streamed = (priced(PPO, placed(home, Schedule(streaming=on))) for on in (False, True))
     assert streamed.seconds == serial.seconds
 
 
