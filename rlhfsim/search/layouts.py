@@ -25,7 +25,7 @@ LONG_CONTEXT = 8192
 """Context parallelism is tried from this many tokens on."""
 MAX_PIPELINE = 32
 MAX_ROLLOUT_TP = 16
-UTILIZATIONS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+UTILIZATIONS = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Shares of usable memory that a rollout engine may claim."""
 
 

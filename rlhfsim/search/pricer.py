@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from itertools import groupby
 
 from rlhfsim.costs.devices import domain_of
-from rlhfsim.costs.memory import stages
+from rlhfsim.costs.memory import shard, stages, trained_states
 from rlhfsim.phases.generation import Generation
 from rlhfsim.phases.iteration import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.phases.offload import moves
@@ -19,7 +20,7 @@ from rlhfsim.specs.dataflow import Call, dataflow
 from rlhfsim.specs.hardware import Pool
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement import GpuSet, Placement, Residency, RolloutSeat, Seat
 
 TRAINED = ("actor", "critic")
 ALONE = "alone"
@@ -38,7 +39,8 @@ class Pricer:
         self.calls = dataflow(request.workload)
         self.tally = Tally()
         self._timed: dict[tuple[str, int, int], list[tuple[Layout, float]]] = {}
-        self._options: dict[tuple[str, int, int, Policy], tuple[Option, ...]] = {}
+        self._options: dict[tuple[str, int, int, bool], tuple[Option, ...]] = {}
+        self._forward: dict[tuple[object, ...], float] = {}
         self._counts: dict[tuple[str, int, int], int] = {}
         self._memory: dict[tuple[str, int, Seat], tuple[float, float]] = {}
 
@@ -47,15 +49,15 @@ class Pricer:
         other = Pricer(request, self.models)
         other._timed, other._options = self._timed, self._options
         other._counts, other._memory = self._counts, self._memory
+        other._forward = self._forward
         return other
 
     def options(self, seat: str, pool: GpuSet, policy: Policy) -> tuple[Option, ...]:
         """Non-dominated options of a seat in a pool, fastest first."""
-        key = (seat, pool.hardware, pool.gpus, policy)
+        away = policy.moves(seat)
+        key = (seat, pool.hardware, pool.gpus, away)
         if key not in self._options:
-            found = (
-                self._rollout(pool, policy) if seat == "rollout" else self._role(seat, pool, policy)
-            )
+            found = self._rollout(pool, away) if seat == "rollout" else self._role(seat, pool, away)
             self._options[key] = undominated(found)
         return self._options[key]
 
@@ -88,15 +90,15 @@ class Pricer:
 
     # --- trained and scoring roles ----------------------------------------------------------------
 
-    def _role(self, role: str, pool: GpuSet, policy: Policy) -> list[Option]:
+    def _role(self, role: str, pool: GpuSet, offload: bool) -> list[Option]:
         trained = role in TRAINED
-        offload = policy.optimizer_offloaded if trained else policy.frozen_offloaded
         found = []
         for layout, seconds in self._times(role, pool):
             away = offload and layout.offload_optimizer == "none"
+            residency: Residency = "offloaded" if away and not trained else "resident"
             seat = Seat(
-                pool=ALONE, layout=layout, residency="offloaded" if away and not trained else "resident", offload_between=away and trained,
-            )  # fmt: skip
+                pool=ALONE, layout=layout, residency=residency, offload_between=away and trained
+            )
             idle, busy = self._bytes(role, seat, pool)
             moved = self._moves(role, seat, pool) if away else 0.0
             found.append(Option(seat=seat, seconds=seconds + moved, idle=idle, busy=busy))
@@ -122,32 +124,67 @@ class Pricer:
         return self._timed[key]
 
     def _worthy(self, role: str, shape: tuple[Layout, ...], pool: GpuSet) -> list[Layout]:
-        """Of layouts that differ in the micro-batch alone, those that fit: the least and the largest two.
+        """Of layouts that differ in the micro-batch alone, those that fit: the least and the largest two."""
+        usable = self._usable(pool)
+        if not self._states_fit(role, shape[0], usable) or not self._offload_pays(
+            role, shape[0], pool
+        ):
+            self.tally.too_large[role] += len(shape)
+            return []
+        fitting = bisect_left(
+            shape,
+            True,
+            key=lambda x: self._bytes(role, Seat(pool=ALONE, layout=x), pool)[1] > usable,
+        )
+        self.tally.too_large[role] += len(shape) - fitting  # a larger micro-batch needs more
+        return [x for i, x in enumerate(shape[:fitting]) if i == 0 or i >= fitting - 2]
 
-        An optimizer on the host competes only where it frees a good part of the GPU.
-        """
-        fitting: list[Layout] = []
-        for i, layout in enumerate(shape):
-            _, busy = self._bytes(role, Seat(pool=ALONE, layout=layout), pool)
-            if i == 0 and layout.offload_optimizer != "none":
-                here = Seat(pool=ALONE, layout=replace(layout, offload_optimizer="none"))
-                if self._bytes(role, here, pool)[0] < OFFLOAD_SHARE * self._usable(pool):
-                    break
-            if busy > self._usable(pool):
-                self.tally.too_large[role] += len(shape) - i  # a larger micro-batch needs more
-                break
-            fitting.append(layout)
-        return fitting[:1] + fitting[1:][-2:]
+    def _states_fit(self, role: str, layout: Layout, usable: float) -> bool:
+        """Whether the states alone leave room: most layouts of a large model fail here, cheaply."""
+        lean = role not in TRAINED or (role == "actor" and self.request.workload.lora is not None)
+        if lean:
+            return True
+        part = shard(self.models.of(role), layout, self.request.backend, stages(layout)[0])
+        return (
+            trained_states(
+                part, layout, self.request.backend, optimizer=self.request.workload.optimizer
+            ).total
+            < usable
+        )
+
+    def _offload_pays(self, role: str, layout: Layout, pool: GpuSet) -> bool:
+        """An optimizer on the host competes only where it frees a good part of the GPU."""
+        if layout.offload_optimizer == "none":
+            return True
+        here = Seat(pool=ALONE, layout=replace(layout, offload_optimizer="none"))
+        return self._bytes(role, here, pool)[0] >= OFFLOAD_SHARE * self._usable(pool)
 
     def _seconds(self, role: str, layout: Layout, pool: GpuSet) -> float:
+        """Seconds of a role's calls; a forward pass is the same whatever the backward does."""
         seat = Seat(pool=ALONE, layout=layout)
         setting = self._setting(pool, seat)
-        return sum(
-            train_cost(setting, role, seat).seconds
-            if call.kind == "train"
-            else forward_cost(setting, call, seat).seconds
-            for call in self._calls_of(role)
-        )
+        total = 0.0
+        for call in self._calls_of(role):
+            if call.kind == "train":
+                total += train_cost(setting, role, seat).seconds
+                continue
+            x = layout
+            key = (
+                call.name,
+                pool.hardware,
+                x.tp,
+                x.pp,
+                x.cp,
+                x.dp,
+                x.ep,
+                x.zero,
+                x.micro_batch,
+                x.offload_params,
+            )
+            if key not in self._forward:
+                self._forward[key] = forward_cost(setting, call, seat).seconds
+            total += self._forward[key]
+        return total
 
     def _calls_of(self, role: str) -> list[Call]:
         return [
@@ -184,7 +221,7 @@ class Pricer:
 
     # --- rollout ----------------------------------------------------------------------------------
 
-    def _rollout(self, pool: GpuSet, policy: Policy) -> list[Option]:
+    def _rollout(self, pool: GpuSet, sleeps: bool) -> list[Option]:
         layouts = rollout_layouts(
             self.request, self.models.actor, pool.gpus, domain_of(self._hardware(pool))
         )
@@ -192,17 +229,17 @@ class Pricer:
         self.tally.layouts += len(layouts)
         found = []
         for _, group in groupby(layouts, key=lambda x: (x.tp, x.pp, x.ep)):
-            found += self._utilizations(list(group), pool, policy)
+            found += self._utilizations(list(group), pool, sleeps)
         return found
 
     def _utilizations(
-        self, layouts: list[RolloutLayout], pool: GpuSet, policy: Policy
+        self, layouts: list[RolloutLayout], pool: GpuSet, sleeps: bool
     ) -> list[Option]:
         """One layout at falling shares of memory: the same time while all sequences still fit."""
         found: list[Option] = []
         last: Generation | None = None
         for layout in sorted(layouts, key=lambda x: -x.memory_utilization):
-            seat = RolloutSeat(pool=ALONE, layout=layout, sleep=policy.sleep)
+            seat = RolloutSeat(pool=ALONE, layout=layout, sleep=2 if sleeps else 0)
             memory = engine_bytes(self.models.actor, seat, profile=self._hardware(pool).profile)
             if memory.shortfall > 0 or memory.running > self._usable(pool):
                 self.tally.too_large["rollout"] += 1

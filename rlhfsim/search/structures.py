@@ -26,6 +26,12 @@ class Policy:
     optimizer_offloaded: bool = False
     """Optimizer states of trained roles wait in host memory."""
 
+    def moves(self, seat: str) -> bool:
+        """Whether it takes something of this seat out of GPU memory between calls."""
+        if seat == "rollout":
+            return self.sleep > 0
+        return self.optimizer_offloaded if seat in ("actor", "critic") else self.frozen_offloaded
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
