@@ -19,7 +19,7 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.calibration.decode_points import conflicts, impossible, terms
+from rlhfsim.calibration.decode_points import left_out, terms
 from rlhfsim.calibration.silicon import Serving, servings, skip_reason
 from rlhfsim.costs.decode import ENGINES, Engine
 from rlhfsim.costs.prefill import Terms, output_time
@@ -51,7 +51,7 @@ class Fit:
 
 def chosen(points: Sequence[Serving]) -> list[Serving]:
     """Even rows that can be predicted and do not contradict physics or each other."""
-    excluded = conflicts(points) | impossible(points)
+    excluded = left_out(points)
     return [
         p
         for p in points

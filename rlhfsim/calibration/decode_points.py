@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Literal
 
 from rlhfsim.calibration.silicon import PROFILES, Serving, skip_reason
+from rlhfsim.costs import kv_cache
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.prefill import Terms, serving_terms, time_per_output_token
@@ -68,6 +69,23 @@ def impossible(points: Iterable[Serving]) -> dict[str, str]:
     }
 
 
+def misfits(points: Iterable[Serving]) -> dict[str, str]:
+    """Rows whose weights alone exceed the memory of the stated GPUs: offloaded, or the layout is wrong."""
+    why = "the weights exceed the memory of the stated GPUs"
+    return {
+        p.id: why
+        for p in points
+        if skip_reason(p) is None
+        and kv_cache.rollout_weights(_model(p.model), _layout(p))
+        > _device(p.system).profile.usable_memory.value
+    }
+
+
+def left_out(points: Sequence[Serving]) -> dict[str, str]:
+    """Every row that its own table or the datasheet contradicts, with the reason."""
+    return conflicts(points) | impossible(points) | misfits(points)
+
+
 def utilisation(point: Serving) -> float:
     """Share of the datasheet FLOP/s that the matrix products alone need over a request's life."""
     device, weights = _device(point.system), point.weights()
@@ -96,6 +114,8 @@ def load(point: Serving) -> tuple[float, float, float]:
     scale = RANGE_MEAN if point.family == "inferencemax" else 1.0
     isl, osl, layout = point.isl * scale, point.osl * scale, _layout(point)
     held = kv_capacity(_device(point.system), _model(point.model), layout) / layout.attention_dp
+    if held < isl + osl:  # the run took place, so it gave the engine more memory than we assume
+        return isl, osl, point.batch
     return isl, osl, max(1.0, min(point.batch, held / (isl + osl / 2)))
 
 

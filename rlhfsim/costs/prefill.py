@@ -161,7 +161,7 @@ class Terms:
     spared: float
     """Kernels of as many decode steps, which those passes do as well (0 where prefill stands alone)."""
     chunks: float
-    """Passes per prompt."""
+    """Passes per prompt; below 1 where prompts share a pass."""
     layers: float
     sequences: float
     steps: float
@@ -183,14 +183,17 @@ def serving_terms(
     """What `sequences` requests per rank, each replaced when it ends, ask of the GPU.
 
     One pass computes a chunk and the decode tokens together, so weights are read once. SGLang by
-    default prefills in passes of its own, during which decode waits. The mean context of a running
-    request is its prompt and half its response.
+    default prefills in passes of its own, during which decode waits. Where more than one request
+    ends a step (n / (o - 1)), their successors share a pass as far as the token budget goes. The
+    mean context of a running request is its prompt and half its response.
     """
     n = np.asarray(float(sequences))
     work = gpu_work(device, model, layout, n, np.asarray(input_tokens + output_tokens / 2))
     alone = engine == "sglang"
     room = max(1.0, layout.max_batched_tokens - (0.0 if alone else float(n)))
-    chunks = max(1.0, float(np.ceil(input_tokens / room)))
+    steps = max(1.0, output_tokens - 1.0)
+    together = min(max(1.0, float(n) / steps), max(1.0, room / input_tokens))
+    chunks = max(1.0, float(np.ceil(input_tokens / room))) / together
     rows = np.asarray(input_tokens / chunks + (0.0 if alone else float(n)))
     passes = token_work(device, model, layout, rows).scaled(chunks)
     passes = passes + prefill_attention(device, model, layout, 1.0, input_tokens)
@@ -202,7 +205,7 @@ def serving_terms(
         chunks=chunks,
         layers=float(model.num_layers),
         sequences=float(n),
-        steps=max(1.0, output_tokens - 1.0),
+        steps=steps,
         launch=coefficient(device, "eager_layer_overhead", engine) * model.num_layers,
     )
 

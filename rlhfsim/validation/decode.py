@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
-from rlhfsim.calibration.decode_points import conflicts, impossible, kv_precision_of, predicted
+from rlhfsim.calibration.decode_points import kv_precision_of, left_out, predicted
 from rlhfsim.calibration.silicon import FILE, Serving, installed, servings, skip_reason
 from rlhfsim.units import MILLISECOND
 from rlhfsim.validation.outcome import Outcome
@@ -29,7 +29,7 @@ def outcomes(rows: Sequence[Row] = ()) -> list[Outcome]:
     """One outcome a serving point; `rows` is not used, the points come from the package."""
     del rows
     points = servings()
-    excluded = conflicts(points) | impossible(points)
+    excluded = left_out(points)
     return [_outcome(point, excluded.get(point.id)) for point in points]
 
 

@@ -2,7 +2,7 @@
 
 A row is complete when it states model, GPU, precision, tp, input and output length and either the
 requests that were queued or the batch. `batch 1` single-stream rows need no lengths: their short
-contexts cost next to nothing.
+contexts cost next to nothing, and gpt-fast runs one compiled graph in a loop, without a scheduler.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from rlhfsim.costs.decode import Engine, decode_step
+import numpy as np
+
+from rlhfsim.costs.decode import Engine, gpu_work
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
 from rlhfsim.errors import RlhfsimError
@@ -100,8 +102,8 @@ def throughput(row: Row) -> float:
     """Output tokens per second of the replica; 0 where the weights leave no KV cache."""
     job = job_of(row)
     if row.text("scenario") == SINGLE:
-        step = decode_step(job.device, job.model, job.layout, 1.0, SHORT_CONTEXT, engine=job.engine)
-        return 1.0 / float(step.seconds)
+        one, context = np.asarray(1.0), np.asarray(SHORT_CONTEXT)
+        return 1.0 / float(gpu_work(job.device, job.model, job.layout, one, context).seconds)
     if kv_capacity(job.device, job.model, job.layout) <= job.isl + job.osl:
         return 0.0
     known = Requests(prompts=job.sequences, samples=1, prompt_lengths=Fixed(value=job.isl), response_lengths=Fixed(value=job.osl))  # fmt: skip
@@ -117,7 +119,7 @@ def job_of(row: Row) -> Job:
     model = resolve_model(row.text("model_config_key") or "")
     layout = RolloutLayout(
         tp=tp,
-        ep=tp if model.moe else 1,
+        ep=min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1,
         precision=precision,  # type: ignore[arg-type]
         kv_precision="fp8" if precision == "fp8" and engine == "trtllm" else "bf16",
         max_num_seqs=batch or MOST,
