@@ -198,21 +198,31 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
 
 
 def _flash(device: Device, local: Heads, sequences: float, length: float) -> float:
-    """The measured causal kernel; narrow heads keep (d/128)^-0.2 of the rate of wide ones.
+    """The measured causal kernel, or a contiguous one where that is faster.
 
-    The tables start at a width of 128; FlashAttention-2 on A100 reaches 0.85 to 0.9 of its rate at
-    128 with 64 (arXiv 2307.08691, figure 5).
+        t = min(curve(s), curve(s_long) (s / s_long)^2 (1 + s0/s) / (1 + s0/s_long))
+
+    The timed serving kernels gather paged keys and lose more on short sequences than training
+    kernels, whose rate follows s/(s + s0) (`attention_half_length`). Narrow heads keep
+    (d/128)^-0.2 of the rate of wide ones: FlashAttention-2 on A100 reaches 0.85 to 0.9 of its rate
+    at 128 with 64 (arXiv 2307.08691, figure 5).
     """
     asked, whole = min(length, LONGEST), max(1.0, sequences)
+    half = device["attention_half_length"]
 
-    def curve(width: float) -> float:
+    def curve(batch: float, seq: float, width: float) -> float:
         prefill = device.curves.prefill_attention
-        return float(np.asarray(prefill(whole, asked, local.query, local.kv, width, 0)))
+        return float(np.asarray(prefill(batch, seq, local.query, local.kv, width, 0)))
 
-    seconds = curve(local.qk_dim)
+    def seconds(width: float) -> float:
+        timed = curve(whole, asked, width) / whole
+        long = curve(1.0, LONGEST, width) * (asked / LONGEST) ** 2
+        return min(timed, long * (1 + half / asked) / (1 + half / LONGEST))
+
+    one = seconds(local.qk_dim)
     if local.qk_dim < WIDE:
-        seconds = min(seconds, curve(WIDE) * (local.qk_dim / WIDE) ** 0.8)
-    return seconds * sequences / whole * (length / asked) ** 2
+        one = min(one, seconds(WIDE) * (local.qk_dim / WIDE) ** 0.8)
+    return one * sequences * (length / asked) ** 2
 
 
 def _unfused(device: Device, local: Heads, sequences: float, length: float) -> float:
