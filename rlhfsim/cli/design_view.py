@@ -46,10 +46,11 @@ def show(console: Console, answer: Design, out: str) -> None:
 
 
 def _ranking(answer: Design) -> Table:
+    """One line a plan; the role placement stands beside the architecture where it is not colocated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("#", justify="right")
-    for name in ("architecture", "roles", "actor", "rollout"):
-        table.add_column(name)
+    table.add_column("#", justify="right", no_wrap=True)
+    for name in ("plan", "actor", "rollout"):
+        table.add_column(name, no_wrap=True)
     for name in ("step", "P10-P90", "tok/s/GPU", "memory", "USD/step"):
         table.add_column(name, justify="right", no_wrap=True)
     assert answer.chosen is not None
@@ -61,11 +62,11 @@ def _ranking(answer: Design) -> Table:
 def _row(plan: Plan) -> list[str]:
     p = plan.prediction
     rollout = plan.placement.rollout
-    usd = "unknown" if p.usd_per_step is None else significant(p.usd_per_step)
     return [
-        plan.architecture, plan.role_placement, plan.placement.actor.layout.label, rollout.layout.label if rollout else "-",
-        format(p.step_s, "s"), f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu),
-        f"{p.peak_memory_bytes / p.capacity_bytes:.0%}", usd,
+        kind(plan).replace(", roles", ","), plan.placement.actor.layout.label, rollout.layout.label if rollout else "-", format(p.step_s, "s"),
+        f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu),
+        f"{p.peak_memory_bytes / p.capacity_bytes:.0%}".replace("%", " %"),
+        "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
     ]  # fmt: skip
 
 

@@ -1,0 +1,31 @@
+"""Draws docs/img/design.svg: what `rlhfsim design --gpus 64 --model 70b` prints.
+
+python docs/picture.py
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+import rlhfsim
+from rlhfsim.cli.design_view import show
+
+COMMAND = "rlhfsim design --gpus 64 --model 70b"
+
+
+def main() -> None:
+    """Write the picture beside this file."""
+    cluster = rlhfsim.parse_cluster(64, "h100-sxm")
+    workload = rlhfsim.Workload(model="70b")
+    answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=workload))
+    console = Console(record=True, width=100, file=io.StringIO(), highlight=False, markup=False)
+    show(console, answer, "plan.json")
+    target = Path(__file__).parent / "img" / "design.svg"
+    target.write_text(console.export_svg(title=COMMAND, unique_id="design"))
+
+
+if __name__ == "__main__":
+    main()
