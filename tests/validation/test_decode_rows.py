@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlhfsim.calibration.decode_points import conflicts, impossible, load, predicted, utilisation
+from rlhfsim.calibration.decode_points import (
+    conflicts,
+    impossible,
+    load,
+    misfits,
+    predicted,
+    utilisation,
+)
 from rlhfsim.calibration.silicon import Serving, corrected, installed, servings, skip_reason
 from rlhfsim.validation import decode, inference
 from rlhfsim.validation.rows import shipped
@@ -55,6 +62,12 @@ def test_a_sweep_beyond_the_peak_is_left_out_as_a_whole():
     assert utilisation(quick) > 1
     assert set(impossible([POINT, quick])) == {"a", "q"}
     assert impossible([POINT]) == {}
+
+
+def test_weights_beyond_the_memory_are_left_out():
+    large = replace(POINT, model="Qwen/Qwen3-235B-A22B-FP8", tp=1)
+    assert set(misfits([POINT, large])) == {"a"}
+    assert misfits([POINT, replace(large, tp=8, ep=8)]) == {}
 
 
 def test_requests_beyond_the_kv_cache_wait():
