@@ -105,15 +105,16 @@ def _batch(plan: Plan) -> str:
     samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
     updates = w.epochs * w.mini_batches
     return (
-        f"{w.prompts:,} prompts{samples}; prompt {lengths_text(w.prompt_len)}, response "
+        f"{w.prompts:,} {'pairs' if w.algorithm == 'dpo' else 'prompts'}{samples}; prompt {lengths_text(w.prompt_len)}, response "
         f"{lengths_text(w.response_len)}; {updates} update{'s' if updates > 1 else ''} per step"
     )
 
 
 def _way(plan: Plan) -> str:
     lag = plan.placement.schedule.staleness
-    stale = f", samples up to {lag:g} versions old" if lag else ""
-    return f"{plan.architecture} ({ARCHITECTURES[plan.architecture]}{stale})"
+    stale = f", samples up to {lag:g} version{'s' if lag > 1 else ''} old" if lag else ""
+    words = ARCHITECTURES[plan.architecture] if plan.placement.rollout else "no rollout"
+    return f"{plan.architecture} ({words}{stale})"
 
 
 def _roles(plan: Plan) -> str:
@@ -254,6 +255,8 @@ def placement_table(plan: Plan, width: int = WIDTH) -> Table:
     for name, seat in plan.placement.seats.items():
         pool = pools[seat.pool]
         where = f"{pool.start}-{pool.start + pool.gpus - 1}"
+        if len(plan.hardware) > 1:
+            where += f" {plan.hardware[pool.hardware].profile}"
         table.add_row(name, f"{where} {pool.name}" if len(pools) > 1 else where, _layout(seat), *_seat_cells(plan, name, seat))  # fmt: skip
     return table
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.specs.loading import checked
+from rlhfsim.specs.loading import checked, read_text
 
 Tokens = Annotated[float, Field(ge=1, le=100_000_000)]
 Floats = NDArray[np.float64]
@@ -165,16 +165,7 @@ def _normal_quantile(q: float) -> float:
 
 @lru_cache(maxsize=16)
 def _observed(file: str) -> Floats:
-    path = Path(file)
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise RlhfsimError(
-            "unreadable-file",
-            f"cannot read lengths from {file!r}",
-            place=Place(file=file),
-            help="one length in tokens a line",
-        ) from error
+    lines = read_text(Path(file)).splitlines()
     values = [
         _length(line, Place(file=file, line=i + 1, column=1, text=line))
         for i, line in enumerate(lines)
