@@ -246,11 +246,12 @@ def placement_table(plan: Plan, width: int = WIDTH) -> Table:
     """Who sits where and how each model is cut."""
     pools = {p.name: p for p in plan.placement.pools}
     table = new_table(width)
-    for name in ("seat", "GPUs", "layout"):
-        table.add_column(name, no_wrap=True)
+    table.add_column("seat", no_wrap=True)
+    for name in ("GPUs", "layout"):
+        table.add_column(name, no_wrap=width >= NARROW)
     table.add_column("micro-batch" if width >= NARROW else "micro\nbatch", justify="right")
     table.add_column("recompute" if width >= NARROW else "re-\ncompute")
-    table.add_column("between calls", ratio=1)
+    table.add_column("between calls", ratio=1, min_width=13)
     table.add_column("precision" if width >= NARROW else "", no_wrap=True)
     for name, seat in plan.placement.seats.items():
         pool = pools[seat.pool]
