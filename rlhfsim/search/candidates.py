@@ -104,10 +104,20 @@ def search(
     pricer = pricer or Pricer(request, models)
     nearest: list[Nearest] = []
     kinds: dict[tuple[str, str], list[Draft]] = {}
-    for structure in structures(request, models):
-        if like is None or (structure.pools == like.pools and structure.name == like.architecture):
-            kind = structure.name, structure.role_placement
-            kinds.setdefault(kind, []).extend(_drafts(request, pricer, structure, nearest))
+    wanted = [
+        s
+        for s in structures(request, models)
+        if like is None or (s.pools == like.pools and s.name == like.architecture)
+    ]
+    pricer.prefill(
+        (seat, pool, s.policies[pool.name])
+        for s in wanted
+        for pool in s.pools
+        for seat in s.seats_in(pool.name)
+    )
+    for structure in wanted:
+        kind = structure.name, structure.role_placement
+        kinds.setdefault(kind, []).extend(_drafts(request, pricer, structure, nearest))
     ranked: list[Candidate] = []
     rejected: list[str] = []
     for drafts in kinds.values():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate, Found, priced, risk, search
+from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.specs.hardware import Cluster, Pool
@@ -18,6 +19,7 @@ FLIP_RIVALS = 5
 """Plans of other kinds that are priced again under each change."""
 CLEAR = 0.01
 """A term below this share of the step is not worth a word."""
+NEED_ROLLOUT = ("async", "fp8", "rollout-logprobs")
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
 
 
@@ -104,27 +106,34 @@ def _critical(plan: Plan) -> dict[str, float]:
 # --- what would flip the choice --------------------------------------------------------------------
 
 
-def flips(request: Request, models: Models, ranked: Sequence[Candidate]) -> Iterator[Flip]:
+def flips(request: Request, models: Models, ranked: Sequence[Candidate]) -> list[Flip]:
     """Changes, one at a time, under which a rival of another kind overtakes the chosen plan.
 
     The plans keep their layouts; a plan that no longer fits drops out.
     """
     rivals = _other_kinds(ranked)
     if len(rivals) < 2 or request.objective == "memory":
-        return
-    for change, changed in _changes(request):
-        found = []
-        for i, candidate in enumerate(rivals):
-            again = priced(changed, models, candidate.placement)
-            if risk(changed, again) is None:
-                found.append((again.seconds, i))
-        if found and min(found)[1] != 0:
-            seconds, i = min(found)
-            own = next((s for s, j in found if j == 0), None)
-            if own is None or own > seconds * (1 + CLEAR):
-                yield Flip(
-                    change=change, winner=_label(rivals[i]), seconds=seconds, chosen_seconds=own
-                )
+        return []
+    found = mapped(lambda change: _flip(*change, models, rivals), list(_changes(request)))
+    return [flip for flip in found if flip is not None]
+
+
+def _flip(
+    change: str, changed: Request, models: Models, rivals: Sequence[Candidate]
+) -> Flip | None:
+    """The rival that wins under a change, if it is not the chosen plan (the first)."""
+    times: dict[int, float] = {}
+    for i, candidate in enumerate(rivals):
+        again = priced(changed, models, candidate.placement)
+        if risk(changed, again) is None:
+            times[i] = again.seconds
+    if not times:
+        return None
+    best = min(times, key=lambda i: times[i])
+    own = times.get(0)
+    if best == 0 or (own is not None and own <= times[best] * (1 + CLEAR)):
+        return None
+    return Flip(change=change, winner=_label(rivals[best]), seconds=times[best], chosen_seconds=own)
 
 
 def _label(candidate: Candidate) -> str:
@@ -157,7 +166,7 @@ def _changes(request: Request) -> Iterator[tuple[str, Request]]:
 
 
 def _workload(request: Request, **changes: object) -> Request:
-    return replace(request, workload=replace(request.workload, **changes))  # type: ignore[arg-type]
+    return replace(request, workload=replace(request.workload, **changes))
 
 
 def scaled(lengths: AnyLengths, factor: float) -> AnyLengths:
@@ -193,40 +202,46 @@ def _smaller(cluster: Cluster, factor: float) -> Cluster:
 # --- what is left out -------------------------------------------------------------------------------
 
 
-def gains(request: Request, models: Models, base: Found, chosen: Candidate) -> Iterator[Gain]:
+def gains(request: Request, models: Models, base: Found, chosen: Candidate) -> list[Gain]:
     """The best step with each switch or backend that does not compete.
 
     A switch that changes the workload and a backend are priced on the pools of the chosen plan;
     `async` on every split into two pools.
     """
-    for name in sorted(set(SWITCHES) - request.switches - request.forbid):
-        if not request.workload.generates and name in ("async", "fp8", "rollout-logprobs"):
-            continue
+    online = request.workload.generates
+    names = [
+        n
+        for n in sorted(SWITCHES)
+        if n not in request.switches | request.forbid and (online or n not in NEED_ROLLOUT)
+    ]
+    backends = [b for b in BACKENDS if b != request.backend]
+    slowest_first = [*reversed(backends), *names]  # so that the cores finish together
+    found = dict(
+        zip(
+            slowest_first,
+            mapped(lambda n: _gain(n, request, models, base, chosen), slowest_first),
+            strict=True,
+        )
+    )
+    return [found[name] for name in (*names, *backends)]
+
+
+def _gain(name: str, request: Request, models: Models, base: Found, chosen: Candidate) -> Gain:
+    launchable, like = True, chosen.placement
+    if name in BACKENDS:
+        rules = BACKENDS[name]
+        meaning, launchable = f"training by {rules.title}", rules.launchable
+        found = search(replace(request, backend=name, fix={}), models, like=like)
+    else:
+        meaning = SWITCHES[name]
+        changed = replace(request, allow=request.allow | {name})
         if name == "async":
-            changed = replace(request, allow=request.allow | {name}, architecture="async")
-            best = _best(search(changed, models, base.pricer.again(changed)))
+            changed = replace(changed, architecture="async")
+            found = search(changed, models, base.pricer.again(changed))
         else:
-            workload = switched(request.workload, frozenset({name}))
-            changed = replace(request, workload=workload, allow=request.allow | {name})
-            best = _best(search(changed, models_of(workload), like=chosen.placement))
-        yield _gain(name, SWITCHES[name], best, chosen, launchable=True)
-    for backend, rules in BACKENDS.items():
-        if backend != request.backend:
-            best = _best(
-                search(replace(request, backend=backend, fix={}), models, like=chosen.placement)
-            )
-            yield _gain(
-                backend, f"training by {rules.title}", best, chosen, launchable=rules.launchable
-            )
-
-
-def _best(found: Found) -> float | None:
-    return found.ranked[0].seconds if found.ranked else None
-
-
-def _gain(
-    name: str, meaning: str, seconds: float | None, chosen: Candidate, *, launchable: bool
-) -> Gain:
+            changed = replace(changed, workload=switched(request.workload, frozenset({name})))
+            found = search(changed, models_of(changed.workload), like=like)
+    seconds = found.ranked[0].seconds if found.ranked else None
     saved = 1 - seconds / chosen.seconds if seconds is not None else None
     return Gain(name=name, meaning=meaning, seconds=seconds, saved=saved, launchable=launchable)
 

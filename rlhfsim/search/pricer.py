@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
 
@@ -14,6 +15,7 @@ from rlhfsim.phases.offload import moves
 from rlhfsim.phases.timeline import batch_of, engine_bytes, role_bytes
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import Option, Tally, undominated
+from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
 from rlhfsim.search.structures import Policy
 from rlhfsim.specs.dataflow import Call, dataflow
@@ -27,6 +29,12 @@ ALONE = "alone"
 """Pool name while a seat is priced by itself."""
 OFFLOAD_SHARE = 0.25
 """An optimizer on the host is considered where the states fill this share of a GPU."""
+
+
+Priced = tuple[
+    dict[tuple[str, int, int, bool], tuple[Option, ...]], dict[tuple[str, int, int], int], Tally
+]
+"""Options, numbers of layouts and the tally of a part of the work."""
 
 
 class Pricer:
@@ -60,6 +68,26 @@ class Pricer:
             found = self._rollout(pool, away) if seat == "rollout" else self._role(seat, pool, away)
             self._options[key] = undominated(found)
         return self._options[key]
+
+    def prefill(self, wanted: Iterable[tuple[str, GpuSet, Policy]]) -> None:
+        """Price many seats at once: the seats of one pool size on one core."""
+        pools: dict[tuple[int, int], dict[tuple[str, bool], tuple[str, GpuSet, Policy]]] = {}
+        for seat, pool, policy in wanted:
+            key = (seat, policy.moves(seat))
+            if (seat, pool.hardware, pool.gpus, key[1]) not in self._options:
+                pools.setdefault((pool.hardware, pool.gpus), {})[key] = (seat, pool, policy)
+        sizes = sorted(pools.values(), key=len, reverse=True)
+        for options, counts, tally in mapped(self._price_pool, sizes):
+            self._options |= options
+            self._counts |= counts
+            self.tally = self.tally.plus(tally)
+
+    def _price_pool(self, wanted: dict[tuple[str, bool], tuple[str, GpuSet, Policy]]) -> Priced:
+        """What pricing these seats adds."""
+        alone = Pricer(self.request, self.models)
+        for seat, pool, policy in wanted.values():
+            alone.options(seat, pool, policy)
+        return alone._options, alone._counts, alone.tally
 
     def layouts(self, seat: str, pool: GpuSet) -> int:
         """Legal layouts of a seat in a pool, dominated ones included."""
