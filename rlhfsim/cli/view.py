@@ -251,7 +251,7 @@ def placement_table(plan: Plan, width: int = WIDTH) -> Table:
         table.add_column(name, no_wrap=width >= NARROW)
     table.add_column("micro-batch" if width >= NARROW else "micro\nbatch", justify="right")
     table.add_column("recompute" if width >= NARROW else "re-\ncompute")
-    table.add_column("between calls", ratio=1, min_width=13)
+    table.add_column("between calls", ratio=1 if width >= NARROW else None)
     table.add_column("precision" if width >= NARROW else "", no_wrap=True)
     for name, seat in plan.placement.seats.items():
         pool = pools[seat.pool]
