@@ -84,11 +84,14 @@ def micro_batches(
 
         m = ceil(count / (steps d b)), with `pack_len` count = tokens / pack_len (T2)
 
-    A rank with less than one full micro-batch runs a smaller one; at least one sequence.
+    A rank with less than one full micro-batch runs a smaller one; at least one sequence. Where all
+    sequences are alike the fullest rank decides; others are dealt out by length, near the mean.
     """
     units = sequences.tokens / pack_len if pack_len else float(sequences.count)
     each = pack_len or sequences.tokens / sequences.count
     rank = max(1.0, units / (steps * layout.dp))
+    if not pack_len and sequences.deviation == 0:
+        rank = math.ceil(rank - 1e-9)
     count = max(1, math.ceil(rank / layout.micro_batch - 1e-9))
     return each * rank / count, count
 

@@ -166,7 +166,7 @@ def _changes(request: Request) -> Iterator[tuple[str, Request]]:
 
 
 def _workload(request: Request, **changes: object) -> Request:
-    return replace(request, workload=replace(request.workload, **changes))
+    return replace(request, workload=replace(request.workload, **changes))  # type: ignore[arg-type]
 
 
 def scaled(lengths: AnyLengths, factor: float) -> AnyLengths:
