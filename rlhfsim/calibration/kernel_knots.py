@@ -17,28 +17,56 @@ def _octaves(first: int, last: int, step: int = 1) -> Axis:
     return tuple(float(2**e) for e in range(first, last + 1, step))
 
 
-_GEMM: tuple[Axis, ...] = (
-    (1, 16, 64, 128, 192, 256, 512, 1024, 2048, 4096, 8192, 32768),
-    (32, 128, 512, 1024, 2048, 3072, 4096, 6144, 8192, 16384, 65536),
-    (32, 256, 1024, 2048, 4096, 8192, 16384, 65536),
-)
 _HEAD_DIM: Axis = (64, 128, 256, 512)
-_CONTEXT: Axis = (2, 64, *_octaves(7, 17))
-_LENGTH: Axis = (1, 64, *_octaves(7, 15))
+_GROUP: Axis = (1, 4, 8, 64)
 KNOTS: Mapping[str, tuple[Axis, ...]] = {
-    "gemm": _GEMM,
-    "decode": (_octaves(0, 14), _CONTEXT, (1, 4, 8, 16, 64), _HEAD_DIM),
-    "prefill": (_octaves(0, 13), _LENGTH, (1, 4, 8, 64), _HEAD_DIM),
+    "gemm": (
+        (
+            1,
+            16,
+            32,
+            64,
+            96,
+            128,
+            160,
+            192,
+            224,
+            256,
+            512,
+            768,
+            1024,
+            1536,
+            2048,
+            3072,
+            4096,
+            8192,
+            32768,
+        ),
+        (32, 128, 512, 1024, 2048, 3072, 4096, 6144, 8192, 16384, 65536),
+        (32, 256, 1024, 2048, 4096, 8192, 16384, 65536),
+    ),
+    "decode": (
+        (1, 4, *_octaves(4, 12), 16384),
+        (2, 64, *_octaves(7, 15), 131072),
+        _GROUP,
+        _HEAD_DIM,
+    ),
+    "prefill": (
+        (1, *_octaves(2, 11), 8192),
+        (1, 64, *_octaves(7, 12), 16384),
+        _GROUP,
+        _HEAD_DIM,
+    ),
     "mla_decode": (_octaves(0, 10), (2, 64, *_octaves(8, 17)), (1, 16, 32, 64, 128)),
-    "mla_prefill": (_octaves(0, 8), _LENGTH, _octaves(0, 7)),
+    "mla_prefill": (_octaves(0, 8), (1, 64, *_octaves(7, 15)), (1, 4, 16, 32, 64, 128)),
     "moe": (
-        (2**-5, 0.125, 0.5, 2, 8, 32, 128, 512, 2048),
+        (2**-5, 2**-3, 0.5, 2, 8, 32, 128, 512, 2048),
         (4, 16, 64, 256),
         (256, 1024, 4096),
         (2048,),
         (1,),
     ),
-    "collective": ((2, 4, 8, 16), _octaves(9, 30)),
+    "collective": ((2, 4, 8, 16), (*_octaves(9, 30, 2), 2.0**30)),
 }
 """Knots per kind, clipped to what was measured."""
 

@@ -37,6 +37,8 @@ PERCENT = 100.0
 """Losses are stored in hundredths of a natural logarithm."""
 CLOSED_FLOOR, CLOSED_EFFICIENCY = 5 * MICROSECOND, 0.6
 """A GPU without tables: t = floor + roof / efficiency."""
+WIDE_EFFICIENCY = 0.75
+"""Of the FP32 and TF32 roofline, prior."""
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "bf16": ("bf16",), "fp16": ("bf16",), "tf32": ("bf16",), "fp32": ("bf16",),
     "fp8": ("fp8", "fp8_block", "bf16"), "fp8_block": ("fp8_block", "fp8", "bf16"),
@@ -114,9 +116,13 @@ class KernelCurves:
         """Seconds of (m x k) times (k x n), BF16 out; m tokens.
 
         `fp8` is per-tensor or per-channel scaled, `fp8_block` block scaled, `fp4` NVFP4.
-        Activation quantisation is inside where the framework's linear layer has it inside.
+        Activation quantisation is inside where the framework's linear layer has it inside. FP32 and
+        TF32 have no table: the BF16 time, at least their roofline at a typical efficiency.
         """
-        return self._time(self._table("gemm", precision), precision, m, n, k)
+        seconds = self._time(self._table("gemm", precision), precision, m, n, k)
+        if precision not in ("fp32", "tf32"):
+            return seconds
+        return np.maximum(seconds, self._least("gemm", precision, m, n, k) / WIDE_EFFICIENCY)
 
     def decode_attention(
         self, batch: ArrayLike, context: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike,
@@ -236,15 +242,19 @@ class KernelCurves:
         self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None
     ) -> Floats:
         """The measured grid, never below the roofline; a closed form where there is no table."""
-        kind = _kind(name)
-        x = [np.asarray(value, dtype=np.float64) for value in coordinates]
-        demand = kind.demand(size or element_bytes(precision), *x)
-        peaks = self.peaks
-        least = roof(demand, peaks.rate(precision), peaks.hbm, peaks.link)
+        least = self._least(name, precision, *coordinates, size=size)
         grid = self._grids.get(name)
         if grid is None:
             return CLOSED_FLOOR + least / CLOSED_EFFICIENCY
-        return np.maximum(grid(*x), least)
+        return np.maximum(grid(*coordinates), least)
+
+    def _least(
+        self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None
+    ) -> Floats:
+        """Datasheet roofline, seconds."""
+        x = [np.asarray(value, dtype=np.float64) for value in coordinates]
+        demand = _kind(name).demand(size or element_bytes(precision), *x)
+        return roof(demand, self.peaks.rate(precision), self.peaks.hbm, self.peaks.link)
 
 
 def element_bytes(precision: str) -> float:
