@@ -14,7 +14,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.design import Design
 from rlhfsim.search.explain import kind
 from rlhfsim.specs.backends import BACKENDS
-from rlhfsim.units import format, significant
+from rlhfsim.units import BILLION, MILLION, TERA, format, significant
 
 SCHEMA = "rlhfsim.design/1"
 
@@ -31,9 +31,9 @@ def show(console: Console, answer: Design, out: str) -> None:
     console.print(_ranking(answer))
     console.print(_considered(answer))
     console.rule("the chosen plan", align="left", style="dim")
-    console.print(view.placement_table(answer.chosen))
-    console.print(view.phase_table(answer.chosen))
-    console.print(view.memory_chart(answer.chosen))
+    console.print(view.placement_table(answer.chosen, console.width))
+    console.print(view.phase_table(answer.chosen, console.width))
+    console.print(view.memory_chart(answer.chosen, console.width))
     console.print(f"per step: {view.cost_text(answer.chosen)}")
     console.rule("why", align="left", style="dim")
     for reason in answer.reasons:
@@ -41,13 +41,13 @@ def show(console: Console, answer: Design, out: str) -> None:
     _show_flips(console, answer)
     _show_gains(console, answer)
     console.rule("how sure", align="left", style="dim")
-    console.print(view.sureness(answer.chosen))
+    console.print(view.sureness(answer.chosen, console.width))
     _show_next(console, answer, out)
 
 
 def _ranking(answer: Design) -> Table:
     """One line a plan; the role placement stands beside the architecture where it is not colocated."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
     table.add_column("#", justify="right", no_wrap=True)
     for name in ("plan", "actor", "rollout"):
         table.add_column(name, no_wrap=True)
@@ -74,12 +74,20 @@ def _considered(answer: Design) -> Text:
     tally = answer.considered
     large = sum(tally.too_large.values())
     lines = [
-        f"considered {tally.structures} ways to share the GPUs, {tally.layouts:,} layouts, {tally.plans:.2g} complete plans; {tally.priced} priced in full",
+        f"considered {tally.structures} ways to share the GPUs, {tally.layouts:,} layouts, {_rounded(tally.plans)} complete plans; {tally.priced} priced in full",
         f"dropped: {sum(tally.refused.values()):,} layouts refused, {large:,} too large for a GPU"
         + (f" ({_top(tally.too_large)})" if large else "") + f", {sum(answer.rejected.values())} plans too close to the limit",
     ]  # fmt: skip
     lines += [f"  {count:,} x {reason}" for reason, count in tally.refused.most_common(3) if count]
     return Text("\n".join(lines), style="dim")
+
+
+def _rounded(count: int) -> str:
+    """A large count in words: `240 billion`."""
+    for size, word in ((TERA, "trillion"), (BILLION, "billion"), (MILLION, "million")):
+        if count >= size:
+            return f"{significant(count / size, 2)} {word}"
+    return f"{count:,}"
 
 
 def _top(counts: Any) -> str:

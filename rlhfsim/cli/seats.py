@@ -50,12 +50,16 @@ def fixed_layouts(given: Mapping[str, Any]) -> dict[str, Fields]:
         RlhfsimError: an unknown field, or a value that is no degree.
     """
     texts = {seat: given[f"{seat}_layout"] for seat in OPTIONS}
-    return {seat: _fields(seat, text) for seat, text in texts.items() if text is not None}
+    return {
+        seat: fixed_fields(seat, text, OPTIONS[seat])
+        for seat, text in texts.items()
+        if text is not None
+    }
 
 
-def _fields(seat: str, text: str) -> Fields:
+def fixed_fields(seat: str, text: str, option: str) -> Fields:
+    """Field -> value of one seat from `tp=8,pp=2`; errors name `option`."""
     allowed = ROLLOUT_FIELDS if seat == "rollout" else ROLE_FIELDS
-    option = OPTIONS[seat]
     found: Fields = {}
     for name, value in parse_pairs(text, option).items():
         if name not in allowed:

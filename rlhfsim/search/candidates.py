@@ -17,9 +17,9 @@ from rlhfsim.search.structures import Structure, structures
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import GpuSet, Placement, WeightPath
 
-PER_POOL = 3
+PER_POOL = 2
 """Fastest combinations of a pool that go on, for each headroom."""
-HEADROOM = (1.0, 0.9, 0.8)
+HEADROOM = (1.0, 0.92, 0.85, 0.75)
 """Shares of memory that the quick check may fill; the ledger's probability decides."""
 KEPT_PER_KIND, TRIED_PER_KIND = 6, 24
 """Plans of one kind that are kept, and that are priced at most to find them."""
@@ -53,6 +53,8 @@ class Draft:
     choice: Choice
     bound: float
     """No step is shorter, seconds."""
+    fullness: float
+    """Share of memory that the fullest pool needs."""
 
     def placement(self, request: Request) -> Placement:
         """The placement, without weight path."""
@@ -121,7 +123,7 @@ def search(
     ranked: list[Candidate] = []
     rejected: list[str] = []
     for drafts in kinds.values():
-        _price_kind(request, pricer, sorted(drafts, key=lambda d: d.bound), ranked, rejected)
+        _price_kind(request, pricer, drafts, ranked, rejected)
     return Found(
         ranked=tuple(sorted(ranked, key=lambda c: _key(request, c))), pricer=pricer, rejected=tuple(rejected),
         nearest=min(nearest, key=lambda n: n.shortfall, default=None),
@@ -135,26 +137,35 @@ def _price_kind(
     ranked: list[Candidate],
     rejected: list[str],
 ) -> None:
-    best, kept = inf, 0
+    """Price drafts in the order of their bound; where all of those are too large, the leanest ones."""
+    found = _first_that_fit(request, pricer, sorted(drafts, key=lambda d: d.bound), rejected)
+    if not found:
+        found = _first_that_fit(request, pricer, sorted(drafts, key=lambda d: d.fullness), rejected)
+    ranked += found
+
+
+def _first_that_fit(
+    request: Request, pricer: Pricer, drafts: list[Draft], rejected: list[str]
+) -> list[Candidate]:
+    best, kept = inf, list[Candidate]()
     for draft in drafts[:TRIED_PER_KIND]:
-        if kept >= KEPT_PER_KIND or (draft.bound >= best and request.objective != "memory"):
+        if len(kept) >= KEPT_PER_KIND or (draft.bound >= best and request.objective != "memory"):
             break
         placement = _with_path(request, pricer, draft)
         if placement is None:
             continue
         pricer.tally.priced += 1
-        candidate = priced(request, pricer.models, placement)
-        if reason := risk(request, candidate):
+        memory = ledger(pricer.models, placement, request.workload, request.cluster)
+        if reason := risk(request, memory):
             rejected.append(reason)
-        else:
-            ranked.append(candidate)
-            kept += 1
-            best = min(best, candidate.seconds)
+            continue
+        kept.append(_priced(request, pricer.models, placement, memory))
+        best = min(best, kept[-1].seconds)
+    return kept
 
 
-def risk(request: Request, candidate: Candidate) -> str | None:
+def risk(request: Request, memory: Ledger) -> str | None:
     """Why a plan may not run: it does not fit, or does so only with luck."""
-    memory = candidate.ledger
     if memory.rejected_by:
         return memory.rejected_by
     if memory.probability_out_of_memory > request.max_oom:
@@ -169,9 +180,14 @@ def _key(request: Request, candidate: Candidate) -> tuple[float, float]:
     return candidate.seconds, candidate.ledger.peak_bytes
 
 
-def priced(request: Request, models: Models, placement: Placement) -> Candidate:
-    """A plan with its full price, on the KV capacity that its ledger leaves."""
+def priced(request: Request, models: Models, placement: Placement) -> Candidate | None:
+    """A plan with its full price; None where it may not run."""
     memory = ledger(models, placement, request.workload, request.cluster)
+    return None if risk(request, memory) else _priced(request, models, placement, memory)
+
+
+def _priced(request: Request, models: Models, placement: Placement, memory: Ledger) -> Candidate:
+    """On the KV capacity that the ledger leaves."""
     price = iteration(
         models, placement, request.workload, request.cluster, kv_tokens=memory.kv_tokens
     )
@@ -199,9 +215,17 @@ def _drafts(
         found.append([(pool, c) for c in distinct.values()])
     pricer.tally.plans += plans
     pricer.tally.structures += 1
-    return [
-        Draft(structure=structure, choice=c, bound=_bound(structure, c)) for c in product(*found)
+    return [_draft(request, structure, choice) for choice in product(*found)]
+
+
+def _draft(request: Request, structure: Structure, choice: Choice) -> Draft:
+    usable = [
+        request.cluster.pools[pool.hardware].profile.usable_memory.value for pool, _ in choice
     ]
+    fullness = max(c.needed / u for (_, c), u in zip(choice, usable, strict=True))
+    return Draft(
+        structure=structure, choice=choice, bound=_bound(structure, choice), fullness=fullness
+    )
 
 
 def _bound(structure: Structure, choice: Choice) -> float:

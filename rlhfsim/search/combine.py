@@ -20,6 +20,8 @@ class Combination:
     options: tuple[Option, ...]
     seconds: float
     """Their calls one after the other."""
+    needed: float
+    """Most bytes on a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ def combine(seats: Sequence[Sequence[Option]], usable: float, count: int) -> Com
         Combination(
             options=tuple(options[i] for options, i in zip(seats, index, strict=True)),
             seconds=float(seconds[index]),
+            needed=float(needed[index]),
         )
         for index in zip(*np.unravel_index(chosen, seconds.shape), strict=True)
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
-from rlhfsim.search.candidates import Candidate, Found, priced, risk, search
+from rlhfsim.search.candidates import Candidate, Found, priced, search
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.specs.backends import BACKENDS
@@ -125,7 +125,7 @@ def _flip(
     times: dict[int, float] = {}
     for i, candidate in enumerate(rivals):
         again = priced(changed, models, candidate.placement)
-        if risk(changed, again) is None:
+        if again is not None:
             times[i] = again.seconds
     if not times:
         return None
@@ -258,11 +258,15 @@ def nearest_change(request: Request, models: Models) -> str | None:
 
 
 def _relaxations(request: Request) -> Iterator[tuple[str, Request]]:
-    if request.forbid or request.fix or request.architecture:
+    for name in sorted(request.forbid):
+        yield f"allow {name} again", replace(request, forbid=request.forbid - {name})
+    for seat in request.fix:
         yield (
-            "drop --fix, --forbid and --architecture",
-            replace(request, fix={}, forbid=frozenset(), architecture=None),
+            f"do not fix the layout of the {seat}",
+            replace(request, fix={k: v for k, v in request.fix.items() if k != seat}),
         )
+    if request.forbid or request.fix or request.architecture:
+        yield "free every choice", replace(request, fix={}, forbid=frozenset(), architecture=None)
     yield from (
         (f"--backend {b}", replace(request, backend=b, fix={}))
         for b in BACKENDS

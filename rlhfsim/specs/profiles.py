@@ -56,9 +56,11 @@ def profile_yaml(profile: Profile) -> str:
 
 
 def profile_hash(profile: Profile) -> str:
-    """SHA-256 of the content, the same for files that differ in layout, comments and units only."""
+    """SHA-256 of what predicts time and memory: neither layout, comments, units nor price change it."""
     return hashlib.sha256(
-        json.dumps(asdict(profile), sort_keys=True, separators=(",", ":"), default=str).encode()
+        json.dumps(
+            asdict(replace(profile, price=None)), sort_keys=True, separators=(",", ":"), default=str
+        ).encode()
     ).hexdigest()
 
 

@@ -92,7 +92,7 @@ def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_pat
         (("--response-len", "lognormal:mean=10,sgma=1,max=20"), "sgma"),
         (("--fix", "actor.tp"), "actor.tp"),
         (("--fix", "actor.tpp=8"), "tpp"),
-        (("--fix", "actor.tp=0"), "tp=0"),
+        (("--fix", "actor.tp=0"), "actor tp: 0"),
         (("--allow", "asinc"), "asinc"),
         (("--forbid", "everything"), "everything"),
         (("--max-oom", "2"), "max-oom"),
