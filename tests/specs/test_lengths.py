@@ -147,7 +147,7 @@ def test_missing_and_binary_files_are_told(tmp_path: Path) -> None:
     binary = tmp_path / "b"
     binary.write_bytes(b"\xff\xfe\x00")
     for file in (tmp_path / "absent", binary, tmp_path):
-        with pytest.raises(RlhfsimError, match="cannot read lengths"):
+        with pytest.raises(RlhfsimError, match="cannot read the file"):
             _ = Empirical(file=str(file)).maximum
 
 
