@@ -23,6 +23,8 @@ HEADROOM = (1.0, 0.92, 0.85, 0.75)
 """Shares of memory that the quick check may fill; the ledger's probability decides."""
 KEPT_PER_KIND, TRIED_PER_KIND = 6, 24
 """Plans of one kind that are kept, and that are priced at most to find them."""
+SPLITS = 3
+"""Splits of the GPUs into pools that are tried for one kind of plan."""
 STEADY = 0.6
 """A steady-state rollout may leave out its tail: its bound is loosened by this share."""
 
@@ -102,21 +104,26 @@ def search(
     few of every structure become placements with a bound: no step is shorter than the work of its
     busiest pool. They are priced in full, with the whole ledger, in the order of that bound; a kind
     of plan (architecture and role placement) is done when its next bound exceeds its best price.
+    Of splits into pools of many sizes, those near the balance are tried first, the others only
+    when none of them fits.
     """
     pricer = pricer or Pricer(request, models)
+    wanted = list(structures(request, models))
+    if like is not None:
+        return _search(
+            request,
+            pricer,
+            [s for s in wanted if s.pools == like.pools and s.name == like.architecture],
+        )
+    near = balanced(request, pricer, wanted)
+    found = _search(request, pricer, near)
+    return found if found.ranked or len(near) == len(wanted) else _search(request, pricer, wanted)
+
+
+def _search(request: Request, pricer: Pricer, wanted: list[Structure]) -> Found:
+    _prefill(pricer, wanted)
     nearest: list[Nearest] = []
     kinds: dict[tuple[str, str], list[Draft]] = {}
-    wanted = [
-        s
-        for s in structures(request, models)
-        if like is None or (s.pools == like.pools and s.name == like.architecture)
-    ]
-    pricer.prefill(
-        (seat, pool, s.policies[pool.name])
-        for s in wanted
-        for pool in s.pools
-        for seat in s.seats_in(pool.name)
-    )
     for structure in wanted:
         kind = structure.name, structure.role_placement
         kinds.setdefault(kind, []).extend(_drafts(request, pricer, structure, nearest))
@@ -128,6 +135,41 @@ def search(
         ranked=tuple(sorted(ranked, key=lambda c: _key(request, c))), pricer=pricer, rejected=tuple(rejected),
         nearest=min(nearest, key=lambda n: n.shortfall, default=None),
     )  # fmt: skip
+
+
+def _prefill(pricer: Pricer, wanted: list[Structure]) -> None:
+    pricer.prefill(
+        (seat, pool, s.policies[pool.name])
+        for s in wanted
+        for pool in s.pools
+        for seat in s.seats_in(pool.name)
+    )
+
+
+def balanced(request: Request, pricer: Pricer, wanted: list[Structure]) -> list[Structure]:
+    """Structures in one pool and, of every other kind, those on the `SPLITS` best balanced pools.
+
+    The balance is judged by the times in one pool of all GPUs, each scaled to the size of its pool:
+    t(n) = t(N) N/n. Without such times (mixed hardware, or nothing fits) every structure stays.
+    """
+    if len(request.cluster.pools) > 1:
+        return wanted
+    _prefill(pricer, [s for s in wanted if len(s.pools) == 1])
+    whole = GpuSet(name="all", gpus=request.cluster.pool.gpus)
+    times = {seat: pricer.fastest(seat, whole) for s in wanted for seat in s.seats}
+    if any(t is None for t in times.values()):
+        return wanted
+    chosen: dict[tuple[str, str], dict[tuple[GpuSet, ...], float]] = {}
+    for s in wanted:
+        if len(s.pools) > 1:
+            each = [
+                sum(times.get(x) or 0.0 for x in s.seats_in(p.name)) * whole.gpus / p.gpus
+                for p in s.pools
+            ]
+            total = sum(each) if s.name == "disaggregated" else max(each)
+            chosen.setdefault((s.name, s.role_placement), {})[s.pools] = total
+    kept = {kind: sorted(pools, key=lambda p: pools[p])[:SPLITS] for kind, pools in chosen.items()}
+    return [s for s in wanted if len(s.pools) == 1 or s.pools in kept[s.name, s.role_placement]]
 
 
 def _price_kind(

@@ -13,12 +13,20 @@ from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.specs.hardware import Cluster, Pool
 from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.models import Models, models_of
+from rlhfsim.specs.placement import Placement, Seat
 from rlhfsim.units import format
 
-FLIP_RIVALS = 5
+FLIP_RIVALS = 4
 """Plans of other kinds that are priced again under each change."""
 CLEAR = 0.01
 """A term below this share of the step is not worth a word."""
+TOUCHED: dict[str, frozenset[str]] = {
+    "adam8bit": frozenset({"actor", "critic"}),
+    "fp8": frozenset({"rollout"}),
+    "lora": frozenset({"actor", "reference"}),
+    "rollout-logprobs": frozenset({"actor"}),
+}
+"""Seats whose price a switch changes; with LoRA the reference shares the weights of the actor."""
 NEED_ROLLOUT = ("async", "fp8", "rollout-logprobs")
 MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
 
@@ -231,19 +239,32 @@ def _gain(name: str, request: Request, models: Models, base: Found, chosen: Cand
     if name in BACKENDS:
         rules = BACKENDS[name]
         meaning, launchable = f"training by {rules.title}", rules.launchable
-        found = search(replace(request, backend=name, fix={}), models, like=like)
+        lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})
+        found = search(replace(request, backend=name, fix={}, forbid=lean), models, like=like)
     else:
         meaning = SWITCHES[name]
         changed = replace(request, allow=request.allow | {name})
         if name == "async":
             changed = replace(changed, architecture="async")
-            found = search(changed, models, base.pricer.again(changed))
+            found = search(changed, models, base.pricer.again(changed, models))
         else:
             changed = replace(changed, workload=switched(request.workload, frozenset({name})))
-            found = search(changed, models_of(changed.workload), like=like)
+            again = models_of(changed.workload)
+            found = search(
+                changed, again, base.pricer.again(changed, again, TOUCHED[name]), like=like
+            )
     seconds = found.ranked[0].seconds if found.ranked else None
     saved = 1 - seconds / chosen.seconds if seconds is not None else None
     return Gain(name=name, meaning=meaning, seconds=seconds, saved=saved, launchable=launchable)
+
+
+def _offloads(placement: Placement) -> bool:
+    """Whether a plan moves anything trained or scored to the host."""
+    seats = [s for s in placement.seats.values() if isinstance(s, Seat)]
+    return any(
+        s.residency != "resident" or s.offload_between or s.layout.offload_optimizer != "none"
+        for s in seats
+    )
 
 
 # --- nothing fits -----------------------------------------------------------------------------------

@@ -52,13 +52,23 @@ class Pricer:
         self._counts: dict[tuple[str, int, int], int] = {}
         self._memory: dict[tuple[str, int, Seat], tuple[float, float]] = {}
 
-    def again(self, request: Request) -> Pricer:
-        """The same prices for a request that differs only in what may compete."""
-        other = Pricer(request, self.models)
-        other._timed, other._options = self._timed, self._options
-        other._counts, other._memory = self._counts, self._memory
-        other._forward = self._forward
+    def again(
+        self, request: Request, models: Models, changed: frozenset[str] = frozenset()
+    ) -> Pricer:
+        """The prices that stay valid for another request: those of every seat but the changed ones."""
+        other = Pricer(request, models)
+        other._options = {k: v for k, v in self._options.items() if k[0] not in changed}
+        other._counts = {k: v for k, v in self._counts.items() if k[0] not in changed}
         return other
+
+    def fastest(self, seat: str, pool: GpuSet) -> float | None:
+        """Seconds of the fastest option of a seat so far, whatever moves; None when nothing fits."""
+        found = [
+            o[0].seconds
+            for k, o in self._options.items()
+            if k[:3] == (seat, pool.hardware, pool.gpus) and o
+        ]
+        return min(found, default=None)
 
     def options(self, seat: str, pool: GpuSet, policy: Policy) -> tuple[Option, ...]:
         """Non-dominated options of a seat in a pool, fastest first."""
@@ -70,20 +80,23 @@ class Pricer:
         return self._options[key]
 
     def prefill(self, wanted: Iterable[tuple[str, GpuSet, Policy]]) -> None:
-        """Price many seats at once: the seats of one pool size on one core."""
-        pools: dict[tuple[int, int], dict[tuple[str, bool], tuple[str, GpuSet, Policy]]] = {}
+        """Price many seats at once, each seat of a pool size on one core."""
+        seats: dict[tuple[str, int, int], dict[bool, tuple[str, GpuSet, Policy]]] = {}
         for seat, pool, policy in wanted:
-            key = (seat, policy.moves(seat))
-            if (seat, pool.hardware, pool.gpus, key[1]) not in self._options:
-                pools.setdefault((pool.hardware, pool.gpus), {})[key] = (seat, pool, policy)
-        sizes = sorted(pools.values(), key=len, reverse=True)
-        for options, counts, tally in mapped(self._price_pool, sizes):
+            key, away = (seat, pool.hardware, pool.gpus), policy.moves(seat)
+            if (*key, away) not in self._options:
+                seats.setdefault(key, {})[away] = (seat, pool, policy)
+        heaviest_first = sorted(
+            seats.values(),
+            key=lambda each: next(iter(each.values()))[0] not in (*TRAINED, "rollout"),
+        )
+        for options, counts, tally in mapped(self._price_seat, heaviest_first):
             self._options |= options
             self._counts |= counts
             self.tally = self.tally.plus(tally)
 
-    def _price_pool(self, wanted: dict[tuple[str, bool], tuple[str, GpuSet, Policy]]) -> Priced:
-        """What pricing these seats adds."""
+    def _price_seat(self, wanted: dict[bool, tuple[str, GpuSet, Policy]]) -> Priced:
+        """What pricing this seat adds."""
         alone = Pricer(self.request, self.models)
         for seat, pool, policy in wanted.values():
             alone.options(seat, pool, policy)
@@ -255,8 +268,12 @@ class Pricer:
         )
         self._counts["rollout", pool.hardware, pool.gpus] = len(layouts)
         self.tally.layouts += len(layouts)
-        found = []
-        for _, group in groupby(layouts, key=lambda x: (x.tp, x.pp, x.ep)):
+        found: list[Option] = []
+        for (_, pp, _), group in groupby(
+            sorted(layouts, key=lambda x: x.pp), key=lambda x: (x.tp, x.pp, x.ep)
+        ):
+            if pp > 1 and found and sleeps:
+                break  # a pipeline only saves memory, which an engine that sleeps gives back
             found += self._utilizations(list(group), pool, sleeps)
         return found
 
