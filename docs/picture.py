@@ -1,4 +1,4 @@
-"""Draws docs/img/design.svg: what `rlhfsim design --gpus 64 --model 70b` prints.
+"""Draws docs/img/design.svg: the first part of what `rlhfsim design --gpus 64 --model 70b` prints.
 
 python docs/picture.py
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 import rlhfsim
-from rlhfsim.cli.design_view import show
+from rlhfsim.cli.design_view import show_choice
 
 COMMAND = "rlhfsim design --gpus 64 --model 70b"
 
@@ -22,7 +22,7 @@ def main() -> None:
     workload = rlhfsim.Workload(model="70b")
     answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=workload))
     console = Console(record=True, width=100, file=io.StringIO(), highlight=False, markup=False)
-    show(console, answer, "plan.json")
+    show_choice(console, answer)
     target = Path(__file__).parent / "img" / "design.svg"
     target.write_text(console.export_svg(title=COMMAND, unique_id="design"))
 

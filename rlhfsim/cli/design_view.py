@@ -6,6 +6,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -27,22 +28,28 @@ def show(console: Console, answer: Design, out: str) -> None:
     if answer.chosen is None:
         _show_nothing(console, answer)
         return
+    show_choice(console, answer)
+    console.print(view.memory_chart(answer.chosen, console.width))
+    console.print(f"per step: {view.cost_text(answer.chosen)}")
+    _show_flips(console, answer)
+    _show_gains(console, answer)
+    console.rule("how sure", align="left", style="dim")
+    console.print(view.sureness(answer.chosen, console.width))
+    _show_next(console, answer, out)
+
+
+def show_choice(console: Console, answer: Design) -> None:
+    """The ranking, the chosen plan and why it won."""
+    assert answer.chosen is not None
     console.print(view.header(answer.chosen))
     console.print(_ranking(answer))
     console.print(_considered(answer))
     console.rule("the chosen plan", align="left", style="dim")
     console.print(view.placement_table(answer.chosen, console.width))
     console.print(view.phase_table(answer.chosen, console.width))
-    console.print(view.memory_chart(answer.chosen, console.width))
-    console.print(f"per step: {view.cost_text(answer.chosen)}")
     console.rule("why", align="left", style="dim")
     for reason in answer.reasons:
-        console.print(Text(f"  {reason}"), soft_wrap=False)
-    _show_flips(console, answer)
-    _show_gains(console, answer)
-    console.rule("how sure", align="left", style="dim")
-    console.print(view.sureness(answer.chosen, console.width))
-    _show_next(console, answer, out)
+        console.print(Padding(Text(reason), (0, 0, 0, 2)))
 
 
 def _ranking(answer: Design) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -98,11 +99,17 @@ def new_table(width: int | None = WIDTH) -> Table:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=32)
+def _profile(name: str) -> Profile:
+    """A profile, read once: the views of one plan ask for it again and again."""
+    return load_profile(name)
+
+
 def profile_of(plan: Plan, pool: str) -> Profile | None:
     """The profile under a pool of the plan; None where it is not found here any more."""
     hardware = next((p.hardware for p in plan.placement.pools if p.name == pool), 0)
     try:
-        return load_profile(plan.hardware[hardware].profile)
+        return _profile(plan.hardware[hardware].profile)
     except RlhfsimError:
         return None
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+
+
+FEW = 12
+"""Up to this many points a plain loop is faster than array operations."""
+LEAST = 1e-9
+"""Coordinates are at least this, so that their logarithm exists."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,19 +28,46 @@ class Grid:
     """Power of time beyond the last knot of each axis; below the first knot time is constant."""
     log_time: Floats
     """Natural log of seconds, one dimension per axis."""
+    _axes: tuple[list[float], ...] = field(init=False, repr=False)
+    _values: list[float] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep plain numbers for the loop over few points."""
+        object.__setattr__(self, "_axes", tuple(axis.tolist() for axis in self.knots))
+        object.__setattr__(self, "_values", self.log_time.ravel().tolist())
 
     def __call__(self, *coordinates: ArrayLike) -> Floats:
         """Seconds at points; coordinates broadcast.
 
         log t = sum of corners w_i log t_i (multilinear), plus growth x log of the excess
         """
-        logs = np.broadcast_arrays(*[np.log2(np.maximum(x, 1e-9)) for x in coordinates])
+        points = np.broadcast_arrays(*[np.asarray(x, dtype=np.float64) for x in coordinates])
+        if points[0].size <= FEW:
+            each = zip(*(x.ravel().tolist() for x in points), strict=True)
+            return np.array([self._at(point) for point in each]).reshape(points[0].shape)
+        logs = [np.log2(np.maximum(x, LEAST)) for x in points]
         flat = [x.ravel() for x in logs]
         base, weights, beyond = self._place(flat)
         values = self.log_time.ravel()[base]
         log_time = np.einsum("ij,ij->i", values, weights) + np.log(2.0) * beyond
         seconds: Floats = np.exp(log_time).reshape(logs[0].shape)
         return seconds
+
+    def _at(self, point: tuple[float, ...]) -> float:
+        """Seconds at one point; the same arithmetic as for arrays."""
+        cells = [(0, 1.0)]
+        beyond = 0.0
+        for axis, power, value in zip(self._axes, self.growth, point, strict=True):
+            x = math.log2(max(value, LEAST))
+            low = min(max(bisect_right(axis, x) - 1, 0), len(axis) - 2)
+            share = min(max((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)
+            size = len(axis)
+            cells = [(i * size + low, w * (1 - share)) for i, w in cells] + [
+                (i * size + low + 1, w * share) for i, w in cells
+            ]
+            beyond += power * max(x - axis[-1], 0.0)
+        values = self._values
+        return math.exp(sum(w * values[i] for i, w in cells) + math.log(2.0) * beyond)
 
     def _place(self, flat: list[Floats]) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Corners `(N, 2^D)` of each point's cell, their weights and log2 of the growth beyond."""
@@ -48,8 +83,9 @@ def corners(knots: tuple[Floats, ...], points: list[Floats]) -> tuple[NDArray[np
     index: NDArray[np.intp] = np.zeros((points[0].size, 1), dtype=np.intp)
     weights = np.ones((points[0].size, 1))
     for axis, x in zip(knots, points, strict=True):
-        low = np.clip(np.searchsorted(axis, x, side="right") - 1, 0, axis.size - 2)
-        share = np.clip((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0, 1.0)[:, None]
+        low = np.minimum(np.maximum(np.searchsorted(axis, x, side="right") - 1, 0), axis.size - 2)
+        share = (x - axis[low]) / (axis[low + 1] - axis[low])
+        share = np.minimum(np.maximum(share, 0.0), 1.0)[:, None]
         first = index * axis.size + low[:, None]
         index = np.concatenate([first, first + 1], axis=1)
         weights = np.concatenate([weights * (1 - share), weights * share], axis=1)

@@ -23,7 +23,7 @@ HEADROOM = (1.0, 0.92, 0.85, 0.75)
 """Shares of memory that the quick check may fill; the ledger's probability decides."""
 KEPT_PER_KIND, TRIED_PER_KIND = 6, 24
 """Plans of one kind that are kept, and that are priced at most to find them."""
-SPLITS = 3
+SPLITS = 2
 """Splits of the GPUs into pools that are tried for one kind of plan."""
 STEADY = 0.6
 """A steady-state rollout may leave out its tail: its bound is loosened by this share."""
@@ -130,7 +130,10 @@ def _search(request: Request, pricer: Pricer, wanted: list[Structure]) -> Found:
     ranked: list[Candidate] = []
     rejected: list[str] = []
     for drafts in kinds.values():
-        _price_kind(request, pricer, drafts, ranked, rejected)
+        fitting, reasons = _price_kind(request, pricer, drafts)
+        ranked += fitting
+        rejected += reasons
+    pricer.tally.priced += len(ranked) + len(rejected)
     return Found(
         ranked=tuple(sorted(ranked, key=lambda c: _key(request, c))), pricer=pricer, rejected=tuple(rejected),
         nearest=min(nearest, key=lambda n: n.shortfall, default=None),
@@ -173,17 +176,17 @@ def balanced(request: Request, pricer: Pricer, wanted: list[Structure]) -> list[
 
 
 def _price_kind(
-    request: Request,
-    pricer: Pricer,
-    drafts: list[Draft],
-    ranked: list[Candidate],
-    rejected: list[str],
-) -> None:
-    """Price drafts in the order of their bound; where all of those are too large, the leanest ones."""
+    request: Request, pricer: Pricer, drafts: list[Draft]
+) -> tuple[list[Candidate], list[str]]:
+    """Plans of one kind, and why others may not run.
+
+    Priced in the order of their bound; where all of those are too large, the leanest ones.
+    """
+    rejected: list[str] = []
     found = _first_that_fit(request, pricer, sorted(drafts, key=lambda d: d.bound), rejected)
     if not found:
         found = _first_that_fit(request, pricer, sorted(drafts, key=lambda d: d.fullness), rejected)
-    ranked += found
+    return found, rejected
 
 
 def _first_that_fit(
@@ -196,7 +199,6 @@ def _first_that_fit(
         placement = _with_path(request, pricer, draft)
         if placement is None:
             continue
-        pricer.tally.priced += 1
         memory = ledger(pricer.models, placement, request.workload, request.cluster)
         if reason := risk(request, memory):
             rejected.append(reason)

@@ -165,7 +165,8 @@ def _changes(request: Request) -> Iterator[tuple[str, Request]]:
                 f"responses {factor:g}x as long",
                 _workload(request, response_len=scaled(work.response_len, factor)),
             )
-        yield "4x as many samples per prompt", _workload(request, samples=work.samples * 4)
+        if work.samples > 1:  # else it is the same as more prompts
+            yield "4x as many samples per prompt", _workload(request, samples=work.samples * 4)
     yield "4x as many prompts", _workload(request, prompts=work.prompts * 4)
     if cluster.gpus > cluster.pool.gpus_per_node:
         thinner = replace(cluster, oversubscription=cluster.oversubscription * 4)

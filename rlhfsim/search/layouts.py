@@ -2,7 +2,8 @@
 
 ZeRO-0 does not compete for a trained role on several ranks: stage 1 moves the same bytes, holds
 fewer and updates faster. TP runs over powers of two inside one scale-up domain, PP over divisors of
-the layers, CP from long contexts on, EP over divisors of the experts.
+the layers, CP from long contexts on, EP over divisors of the experts. Selective recomputation does
+not compete either: with flash attention it saves no memory (physics M2').
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from rlhfsim.specs.backends import BACKENDS, BackendRules, violation
 from rlhfsim.specs.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
 
-MICRO_BATCHES = (1, 2, 4, 8, 16)
+MICRO_BATCHES = (1, 2, 4, 8)
 """Sequences per micro-batch."""
 LONG_CONTEXT = 8192
 """Context parallelism is tried from this many tokens on."""
-MAX_PIPELINE = 32
+MAX_PIPELINE = 16
 MAX_ROLLOUT_TP = 16
-UTILIZATIONS = (0.9, 0.75, 0.6, 0.5, 0.4, 0.3, 0.2)
+UTILIZATIONS = (0.9, 0.7, 0.55, 0.4, 0.25)
 """Shares of usable memory that a rollout engine may claim."""
 
 
@@ -109,7 +110,7 @@ def _shapes(
             eps,
             vps,
             _zeros(rules, fixed, dp * cp, trained),
-            _recomputes(rules, request, fixed, trained),
+            _recomputes(request, fixed, trained),
             _offloads(request, trained),
         ):
             yield Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vp=vp, zero=zero, recompute=recompute,
@@ -127,13 +128,13 @@ def _zeros(
 
 
 def _recomputes(
-    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], trained: bool
+    request: Request, fixed: Mapping[str, int | str], trained: bool
 ) -> tuple[Recompute, ...]:
     if "recompute" in fixed:
         return (fixed["recompute"],)  # type: ignore[return-value]  # checked where options are read
     if not trained or "recompute" in request.forbid:
         return ("none",)
-    return ("none", "selective", "full") if rules.interleaves_recompute else ("none", "full")
+    return "none", "full"
 
 
 def _offloads(request: Request, trained: bool) -> tuple[Offload, ...]:
@@ -171,7 +172,7 @@ def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ..
 def _virtual(model: ModelSpec, rules: BackendRules, pp: int) -> tuple[int, ...]:
     if not rules.virtual_stages or pp == 1:
         return (1,)
-    return tuple(v for v in (1, 2, 4) if model.num_layers % (pp * v) == 0)
+    return tuple(v for v in (1, 2) if model.num_layers % (pp * v) == 0)
 
 
 def _refused(request: Request, model: ModelSpec, layout: Layout) -> str | None:

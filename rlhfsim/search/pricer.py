@@ -80,23 +80,24 @@ class Pricer:
         return self._options[key]
 
     def prefill(self, wanted: Iterable[tuple[str, GpuSet, Policy]]) -> None:
-        """Price many seats at once, each seat of a pool size on one core."""
-        seats: dict[tuple[str, int, int], dict[bool, tuple[str, GpuSet, Policy]]] = {}
+        """Price many seats at once, the seats of each pool size on one core.
+
+        One pool is priced here, so that later workers inherit what its kernels cost.
+        """
+        pools: dict[tuple[int, int], dict[tuple[str, bool], tuple[str, GpuSet, Policy]]] = {}
         for seat, pool, policy in wanted:
-            key, away = (seat, pool.hardware, pool.gpus), policy.moves(seat)
-            if (*key, away) not in self._options:
-                seats.setdefault(key, {})[away] = (seat, pool, policy)
-        heaviest_first = sorted(
-            seats.values(),
-            key=lambda each: next(iter(each.values()))[0] not in (*TRAINED, "rollout"),
-        )
-        for options, counts, tally in mapped(self._price_seat, heaviest_first):
+            away = policy.moves(seat)
+            if (seat, pool.hardware, pool.gpus, away) not in self._options:
+                pools.setdefault((pool.hardware, pool.gpus), {})[seat, away] = (seat, pool, policy)
+        for options, counts, tally in mapped(
+            self._price_pool, sorted(pools.values(), key=len, reverse=True)
+        ):
             self._options |= options
             self._counts |= counts
             self.tally = self.tally.plus(tally)
 
-    def _price_seat(self, wanted: dict[bool, tuple[str, GpuSet, Policy]]) -> Priced:
-        """What pricing this seat adds."""
+    def _price_pool(self, wanted: dict[tuple[str, bool], tuple[str, GpuSet, Policy]]) -> Priced:
+        """What pricing these seats adds."""
         alone = Pricer(self.request, self.models)
         for seat, pool, policy in wanted.values():
             alone.options(seat, pool, policy)
