@@ -58,7 +58,7 @@ def _ranking(answer: Design) -> Table:
     table.add_column("#", justify="right", no_wrap=True)
     for name in ("plan", "actor", "rollout"):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "P10-P90", "tok/s/GPU", "memory", "USD/step"):
+    for name in ("step", "P10-P90", "tok/s/GPU", "memory", "USD"):
         table.add_column(name, justify="right", no_wrap=True)
     assert answer.chosen is not None
     for i, plan in enumerate((answer.chosen, *answer.runners_up), start=1):
@@ -146,9 +146,8 @@ def _show_next(console: Console, answer: Design, out: str) -> None:
 
 
 def _show_nothing(console: Console, answer: Design) -> None:
-    console.print(
-        "[bold red]nothing fits[/]: no plan runs with this cluster, model and these choices"
-    )
+    nothing = Text("nothing fits: ", style="bold red")
+    console.print(nothing + Text("no plan runs with this cluster, model and these choices"))
     console.print(_considered(answer))
     for reason, count in sorted(answer.rejected.items(), key=lambda x: -x[1])[:3]:
         console.print(f"  {count} x {reason}", highlight=False)
@@ -156,10 +155,8 @@ def _show_nothing(console: Console, answer: Design) -> None:
         answer.remedy
         or "no single change that was tried helps; try a larger GPU or a smaller model"
     )
-    console.print(
-        f"the smallest change that fits: [bold]{remedy}[/]" if answer.remedy else remedy,
-        highlight=False,
-    )
+    lead = Text("the smallest change that fits: " if answer.remedy else "")
+    console.print(lead + Text(remedy, style="bold"))
 
 
 # --- for machines ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rlhfsim.cli.options import parse_pairs
 from rlhfsim.cli.params import COMMAND_LINE, OneOf, Whole, bad_option
 from rlhfsim.costs.devices import domain_of
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.search.layouts import splits_layers
 from rlhfsim.search.request import Request
 from rlhfsim.search.structures import structures
 from rlhfsim.specs.backends import violation
@@ -104,9 +105,9 @@ def _check_model(model: ModelSpec, fields: Mapping[str, int | str]) -> None:
     tp, pp, ep, vp = (_degree(fields, name) for name in ("tp", "pp", "ep", "vp"))
     model.check_tp(tp)
     layers = model.num_layers
-    if layers % (pp * vp):
+    if not splits_layers(model, pp) or (vp > 1 and layers % (pp * vp)):
         raise RlhfsimError("pp-does-not-divide-layers", f"pipeline parallelism {pp}{f' times vp {vp}' if vp > 1 else ''} does not divide the {layers} layers of {model.name}",
-                           help=f"use pp of {', '.join(str(p) for p in range(1, min(layers, 32) + 1) if layers % (p * vp) == 0)}")  # fmt: skip
+                           help=f"use pp of {', '.join(str(p) for p in range(1, min(layers, 32) + 1) if splits_layers(model, p) and (vp == 1 or layers % (p * vp) == 0))}")  # fmt: skip
     if ep > 1 and model.moe is None:
         raise RlhfsimError("ep-without-experts", f"expert parallelism {ep}, but {model.name} has no experts", help="leave out ep")  # fmt: skip
     if ep > 1 and model.moe is not None and model.moe.num_experts % ep:

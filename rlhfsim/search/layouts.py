@@ -2,7 +2,7 @@
 
 ZeRO-0 does not compete for a trained role on several ranks: stage 1 moves the same bytes, holds
 fewer and updates faster. TP runs over powers of two inside one scale-up domain, PP over divisors of
-the layers, CP from long contexts on, EP over divisors of the experts. Selective recomputation does
+the layers and powers of two, CP from long contexts on, EP over divisors of the experts. Selective recomputation does
 not compete either: with flash attention it saves no memory (physics M2').
 """
 
@@ -151,7 +151,15 @@ def _values(fixed: Mapping[str, int | str], name: str, default: Iterable[int]) -
 
 def _pipelines(model: ModelSpec, gpus: int) -> tuple[int, ...]:
     limit = min(MAX_PIPELINE, gpus, model.num_layers)
-    return tuple(p for p in range(1, limit + 1) if model.num_layers % p == 0 and gpus % p == 0)
+    return tuple(p for p in range(1, limit + 1) if gpus % p == 0 and splits_layers(model, p))
+
+
+def splits_layers(model: ModelSpec, pp: int) -> bool:
+    """Whether `pp` stages are usual: equal ones, or a power of two with shorter first and last stages.
+
+    Engines cut 61 or 126 layers unevenly (`phases.pipeline.split`).
+    """
+    return pp <= model.num_layers and (model.num_layers % pp == 0 or pp & (pp - 1) == 0)
 
 
 def _contexts(request: Request, rules: BackendRules) -> tuple[int, ...]:
@@ -193,7 +201,7 @@ def rollout_layouts(
     widest = min(domain, MAX_ROLLOUT_TP)
     tps = _values(fixed, "tp", (t for t in powers_of_two(widest) if divides_heads(model, t)))
     pps = _values(
-        fixed, "pp", (1, *(p for p in (2, 4) if model.num_layers % p == 0 and domain < gpus))
+        fixed, "pp", (1, *(p for p in (2, 4) if splits_layers(model, p) and domain < gpus))
     )
     found = []
     for tp, pp in product(tps, pps):

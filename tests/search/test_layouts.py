@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.layouts import role_layouts, rollout_layouts, splits_layers
 from rlhfsim.search.request import Request
 from rlhfsim.specs.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.presets import resolve_model
@@ -32,7 +32,7 @@ def test_every_layout_fills_the_pool_and_runs_on_the_backend(
     for layout in (x for shape in space.shapes for x in shape):
         assert layout.gpus == 16
         assert violation(backend, layout) is None
-        assert MODEL.num_layers % layout.pp == 0
+        assert splits_layers(MODEL, layout.pp)
 
 
 def test_deepspeed_offers_zero_alone_autotp_or_a_pipeline_but_not_tp_with_pp() -> None:
@@ -71,3 +71,13 @@ def test_rollout_tp_divides_heads_and_stays_in_a_node() -> None:
     layouts = rollout_layouts(request(), model, 16, 8)
     assert {x.tp for x in layouts} == {1, 2, 4}
     assert all(x.gpus == 16 for x in layouts)
+
+
+def test_61_layers_get_uneven_pipelines_in_powers_of_two() -> None:
+    model = resolve_model("deepseek-v3")
+    wide = request(
+        "megatron", workload=Workload(model="deepseek-v3"), cluster=parse_cluster(64, "h100")
+    )
+    space = role_layouts(wide, "actor", model, 64, 8, trained=True)
+    assert {s[0].pp for s in space.shapes} == {1, 2, 4, 8, 16}
+    assert {x.pp for x in rollout_layouts(wide, model, 64, 8)} == {1, 2, 4}
