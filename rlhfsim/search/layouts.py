@@ -180,7 +180,7 @@ def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ..
 def _virtual(model: ModelSpec, rules: BackendRules, pp: int) -> tuple[int, ...]:
     if not rules.virtual_stages or pp == 1:
         return (1,)
-    return tuple(v for v in (1, 2) if model.num_layers % (pp * v) == 0)
+    return (1, 2) if model.num_layers % (pp * 2) == 0 else (1,)
 
 
 def _refused(request: Request, model: ModelSpec, layout: Layout) -> str | None:

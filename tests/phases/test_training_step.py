@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -194,17 +193,6 @@ def test_graphs_remove_the_launch_bound_of_small_micro_batches() -> None:
     assert (
         seconds(where, model=QWEN, sequences=tiny, software=Software(graphs="full")) < 0.7 * eager
     )
-
-
-def test_a_known_layer_is_priced_in_well_under_a_millisecond() -> None:
-    d = device(64)
-    layouts = [layout(dp=64 // p, pp=p, micro_batch=b) for p in (1, 2, 4, 8) for b in (1, 2, 4)]
-    for where in layouts:
-        train(d, LLAMA, where, BATCH, backend="megatron")
-    start = time.perf_counter()
-    for where in layouts * 20:
-        train(d, LLAMA, where, BATCH, backend="megatron")
-    assert (time.perf_counter() - start) / (20 * len(layouts)) < 1e-3
 
 
 def test_the_embedding_and_a_windowed_layer_are_cheaper_than_full_ones() -> None:

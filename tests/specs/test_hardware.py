@@ -6,7 +6,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
@@ -395,21 +394,13 @@ def test_damaged_values_never_raise_anything_else(data):
 # --------------------------------------------------------------------------------- large curves
 
 
-def test_a_profile_with_sixty_kilobytes_of_curves_loads_fast(tmp_path):
+def test_a_profile_with_sixty_kilobytes_of_curves_loads(tmp_path):
     rng = random.Random(0)
     table = {"gemm": [[rng.random() for _ in range(30)] for _ in range(100)]}
     path = tmp_path / "big.yaml"
     path.write_text(H100 + "curves: " + json.dumps(table) + "\n")
     assert path.stat().st_size > 60_000
     assert load_profile(path).curves == table
-    best = min(_timed(path) for _ in range(3))
-    assert best < 0.15  # 0.02 s on an idle core; the machine of a test may be busy
-
-
-def _timed(path: Path) -> float:
-    start = time.perf_counter()
-    load_profile(path)
-    return time.perf_counter() - start
 
 
 def test_curves_read_the_same_as_json_and_as_yaml():
