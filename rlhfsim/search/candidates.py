@@ -192,16 +192,24 @@ def _price_kind(
 def _first_that_fit(
     request: Request, pricer: Pricer, drafts: list[Draft], rejected: list[str]
 ) -> list[Candidate]:
-    best, kept = inf, list[Candidate]()
-    for draft in drafts[:TRIED_PER_KIND]:
-        if len(kept) >= KEPT_PER_KIND or (draft.bound >= best and request.objective != "memory"):
+    """The first plans that may run; once one is too full, fuller ones are not tried."""
+    best, kept, tried, limit = inf, list[Candidate](), 0, inf
+    for draft in drafts:
+        if (
+            len(kept) >= KEPT_PER_KIND
+            or tried >= TRIED_PER_KIND
+            or (draft.bound >= best and request.objective != "memory")
+        ):
             break
-        placement = _with_path(request, pricer, draft)
+        placement = _with_path(request, pricer, draft) if draft.fullness < limit else None
         if placement is None:
             continue
+        tried += 1
         memory = ledger(pricer.models, placement, request.workload, request.cluster)
         if reason := risk(request, memory):
             rejected.append(reason)
+            if memory.probability_out_of_memory > request.max_oom:
+                limit = draft.fullness
             continue
         kept.append(_priced(request, pricer.models, placement, memory))
         best = min(best, kept[-1].seconds)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.search.options import Option
+from rlhfsim.search.options import Option, thinned
 
 Floats = NDArray[np.float64]
+MOST = 250_000
+"""Combinations that are compared at most; seats with more options are thinned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ def combine(seats: Sequence[Sequence[Option]], usable: float, count: int) -> Com
 
     fits  <=>  max_i (busy_i - idle_i) + sum_j idle_j <= usable
     """
+    each = int(MOST ** (1 / len(seats)))
+    seats = [thinned(options, each) for options in seats]
     if any(not options for options in seats):
         return Combined(best=(), compared=0, unfit=0, shortfall=0.0)
     seconds = _outer([np.array([o.seconds for o in options]) for options in seats], np.add)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from math import log
 
@@ -12,7 +13,7 @@ from rlhfsim.specs.placement import RolloutSeat, Seat
 
 TOLERANCE = 0.003
 """Relative time within which two layouts count as equally fast and the leaner one wins."""
-KEPT = 12
+KEPT = 32
 """Non-dominated layouts of a seat that enter the combination."""
 
 
@@ -55,20 +56,23 @@ class Tally:
 
 
 def undominated(options: list[Option]) -> tuple[Option, ...]:
-    """Options that no other beats in time (within `TOLERANCE`), idle and added bytes; fastest first.
-
-    Where more than `KEPT` remain, the fastest half and an even sample of the leaner rest.
-    """
+    """Options that no other beats in time (within `TOLERANCE`), idle and added bytes; fastest first."""
     kept: list[Option] = []
     for option in sorted(options, key=lambda o: (_rounded(o.seconds), o.busy)):
         if not any(
             k.idle <= option.idle and k.busy - k.idle <= option.busy - option.idle for k in kept
         ):
             kept.append(option)
-    if len(kept) <= KEPT:
-        return tuple(kept)
-    lean = np.linspace(KEPT // 2, len(kept) - 1, KEPT - KEPT // 2).round().astype(int)
-    return tuple(kept[: KEPT // 2] + [kept[i] for i in sorted(set(lean.tolist()))])
+    return thinned(kept, KEPT)
+
+
+def thinned(options: Sequence[Option], count: int) -> tuple[Option, ...]:
+    """At most `count` of options in the order of time: the fastest half and an even sample of the rest."""
+    if len(options) <= count:
+        return tuple(options)
+    half = count // 2
+    lean = np.linspace(half, len(options) - 1, count - half).round().astype(int)
+    return (*options[:half], *(options[i] for i in sorted(set(lean.tolist()))))
 
 
 def _rounded(seconds: float) -> int:
