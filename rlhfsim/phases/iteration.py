@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import numpy as np
+
 from rlhfsim.costs.cost import Cost, part, total
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
@@ -31,17 +33,19 @@ from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.lengths import stats
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement import Placement, RolloutSeat, Schedule, Seat
 from rlhfsim.specs.workload import Workload
 
 __all__ = [
     "CPU_POOL",
     "Iteration",
     "Phase",
+    "Program",
     "Setting",
     "forward_cost",
     "generation_of",
     "iteration",
+    "program",
     "sequences_of",
     "sync_cost",
     "train_cost",
@@ -84,6 +88,8 @@ class Setting:
     placement: Placement
     workload: Workload
     cluster: Cluster
+    drawn: tuple[float, ...] | None = None
+    """Response lengths of one step, tokens; None: expected order statistics of the distribution."""
 
     def device(self, seat: Seat | RolloutSeat) -> Device:
         """The device of the pool a seat sits in."""
@@ -91,17 +97,55 @@ class Setting:
         return device_of(pool, self.cluster.oversubscription)
 
 
-def sequences_of(workload: Workload) -> Sequences:
-    """All sequences of one epoch, prompt and response joined; the two lengths are independent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The priced steps of one iteration, before anything is said about when they run."""
+
+    steps: tuple[Step, ...]
+    """In the order of the dataflow, moves around their calls."""
+    generation: Generation | None
+    refilled: Cost | None
+    """Generation per batch of an engine that never drains; None where each batch drains."""
+    tokens: float
+    """Prompt and response tokens of the iteration."""
+    gpus: int
+
+
+def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> Sequences:
+    """All sequences of one epoch, prompt and response joined; the two lengths are independent.
+
+    With `drawn` response lengths their moments count, not those of the distribution.
+    """
     prompt, response = stats(workload.prompt_len), stats(workload.response_len)
-    mean = prompt.mean + response.mean
-    variance = prompt.mean_square - prompt.mean**2 + response.mean_square - response.mean**2
+    mean_response, square = response.mean, response.mean_square
+    longest = workload.response_len.maximum
+    if drawn is not None:
+        lengths = np.asarray(drawn)
+        mean_response, square = float(lengths.mean()), float((lengths**2).mean())
+        longest = float(lengths.max())
+    mean = prompt.mean + mean_response
+    variance = prompt.mean_square - prompt.mean**2 + square - mean_response**2
     return Sequences(
         count=workload.num_sequences,
         mean=mean,
         mean_square=mean**2 + max(0.0, variance),
-        maximum=workload.prompt_len.maximum + workload.response_len.maximum,
+        maximum=workload.prompt_len.maximum + longest,
         packed=workload.packing,
+    )
+
+
+def program(setting: Setting, kv_tokens: float | None = None) -> Program:
+    """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica."""
+    generation = generation_of(setting, kv_tokens)
+    calls = dataflow(setting.workload)
+    steps = tuple(step for call in calls for step in _steps(setting, call, generation))
+    stale = setting.placement.schedule.staleness > 0
+    return Program(
+        steps=steps,
+        generation=generation,
+        refilled=refilled_cost(setting, kv_tokens) if stale else None,
+        tokens=sequences_of(replace(setting.workload, packing=True), setting.drawn).tokens,
+        gpus=sum(pool.gpus for pool in setting.placement.pools),
     )
 
 
@@ -113,24 +157,26 @@ def iteration(
     *,
     kv_tokens: float | None = None,
 ) -> Iteration:
-    """The priced step of a plan; `kv_tokens` is the KV capacity of one rollout replica."""
+    """The priced step of a plan in closed form: no link is shared, no queue fills."""
     setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
-    generation = generation_of(setting, kv_tokens)
-    steps = [step for call in dataflow(workload) for step in _steps(setting, call, generation)]
-    if placement.schedule.staleness > 0:
-        phases, critical = steady_timetable(
-            steps, placement.schedule, refilled_cost(setting, kv_tokens)
-        )
+    return closed_form(program(setting, kv_tokens), placement.schedule)
+
+
+def closed_form(priced: Program, schedule: Schedule) -> Iteration:
+    """The program put in order by `timetable`, in steady state where staleness is allowed."""
+    steps = list(priced.steps)
+    if schedule.staleness > 0:
+        phases, critical = steady_timetable(steps, schedule, priced.refilled)
     else:
-        finish = generation.finish if generation else None
-        phases, critical = timetable(steps, placement.schedule, finish)
+        finish = priced.generation.finish if priced.generation else None
+        phases, critical = timetable(steps, schedule, finish)
     return Iteration(
         phases=phases,
         critical=critical,
         cost=total(phases[i].cost for i in critical),
-        generation=generation,
-        tokens=sequences_of(replace(workload, packing=True)).tokens,
-        gpus=sum(pool.gpus for pool in placement.pools),
+        generation=priced.generation,
+        tokens=priced.tokens,
+        gpus=priced.gpus,
     )
 
 
@@ -143,7 +189,7 @@ def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | Non
     if seat is None or not setting.workload.generates:
         return None
     return _generate(
-        setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload), kv_tokens,
+        setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload), kv_tokens, setting.drawn,
     )  # fmt: skip
 
 
@@ -182,8 +228,10 @@ def _generate(
     layout: RolloutLayout,
     requests: Requests,
     kv_tokens: float | None,
+    drawn: tuple[float, ...] | None,
 ) -> Generation:
-    return generate(device, model, layout, requests, kv_tokens=kv_tokens)
+    lengths = None if drawn is None else np.asarray(drawn)
+    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths)
 
 
 def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
@@ -225,7 +273,7 @@ def train_cost(setting: Setting, role: str, seat: Seat) -> Cost:
     """All epochs of one trained role."""
     workload = setting.workload
     cost = train(
-        setting.device(seat), setting.models.of(role), seat.layout, sequences_of(workload), backend=setting.placement.backend,
+        setting.device(seat), setting.models.of(role), seat.layout, sequences_of(workload, setting.drawn), backend=setting.placement.backend,
         optimizer_steps=workload.mini_batches, optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None, value_head=role == "critic",
     )  # fmt: skip
@@ -236,7 +284,7 @@ def forward_cost(setting: Setting, call: Call, seat: Seat) -> Cost:
     """One scoring forward over the whole batch."""
     assert call.kind in ("logprob", "value", "score"), call.name
     return forward(
-        setting.device(seat), setting.models.of(call.role), seat.layout, sequences_of(setting.workload),
+        setting.device(seat), setting.models.of(call.role), seat.layout, sequences_of(setting.workload, setting.drawn),
         backend=setting.placement.backend, head=call.kind,
     )  # fmt: skip
 

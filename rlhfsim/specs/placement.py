@@ -73,6 +73,12 @@ class Schedule:
     """Generation is interrupted at a weight update and continues with the new weights."""
     overlapped_sync: bool = False
     """Weights move while the next batch is generated."""
+    queue: Annotated[float, Field(gt=0, le=64)] | None = None
+    """Most finished batches that wait for the trainer; a full queue stops generation. None: no limit
+    beyond what staleness admits."""
+    double_buffered: bool = False
+    """Rollout workers hold two half-batches: one generates while the environment or the rewards of
+    the other run (Sample Factory, arXiv 2006.11751)."""
 
 
 @checked

@@ -42,6 +42,19 @@ class Reward:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A tool or task environment that answers between the turns of a response, on CPUs."""
+
+    turns: Count = 1
+    """Turns of a response, of equal length; the environment answers after each."""
+    seconds_per_turn: Seconds = 0.5
+    """Of one sequence."""
+    workers: Count = 64
+    """Parallel CPU workers over the whole cluster."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """Low-rank adapters on every linear layer; the frozen base doubles as the reference."""
 
@@ -80,6 +93,7 @@ class Workload:
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """Old log-probs from a forward of the training engine, or those of the rollout engine."""
     lora: Lora | None = None
+    environment: Environment | None = None
     optimizer: Literal["adam", "adam8bit"] = "adam"
     rollout_precision: Literal["bf16", "fp8"] = "bf16"
     seed: int = 0
