@@ -71,6 +71,8 @@ class Source:
 
 
 def _compose(text: str) -> yaml.Node | None:
+    if len(text) > MAX_BYTES:
+        return None  # marks of a large trace cost minutes
     try:
         return yaml.compose(text, Loader=yaml.CSafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -87,23 +89,23 @@ def _child(node: yaml.Node | None, key: int | str) -> tuple[yaml.Mark, yaml.Node
     return None
 
 
-def read_text(path: Path) -> str:
-    """The text of a small UTF-8 file.
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """The text of a UTF-8 file of at most `limit` bytes.
 
     Raises:
-        RlhfsimError: missing, unreadable, a directory, not UTF-8, or larger than `MAX_BYTES`.
+        RlhfsimError: missing, unreadable, a directory, not UTF-8, or larger than `limit`.
     """
     place = Place(file=str(path))
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)  # bounded: the path may be an endless device
+            content = file.read(limit + 1)  # bounded: the path may be an endless device
     except (OSError, ValueError) as error:
         reason = (getattr(error, "strerror", None) or "").lower() or "not a path"
         raise _unreadable(reason, place) from error
-    if len(content) > MAX_BYTES:
+    if len(content) > limit:
         raise RlhfsimError(
             "file-too-large",
-            f"file is larger than {MAX_BYTES // 2**20} MiB",
+            f"file is larger than {limit // 2**20} MiB",
             place=place,
             help="give the specification itself, not weights or data",
         )
