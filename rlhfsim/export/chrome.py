@@ -1,0 +1,155 @@
+"""A trace for eyes: the Chrome JSON trace event format, which Perfetto (ui.perfetto.dev) opens.
+
+A pool is a process, a GPU group of it a thread, a span a complete event (`X`), a counter a `C` event.
+Perfetto wants the slices of one thread to nest or to be disjoint; work of one group that overlaps
+otherwise goes to a further thread of that group. Timestamps are whole microseconds, so that a span that
+starts where another ends still does after rounding (Perfetto rounds start and duration apart). Thread
+ids are unique in the file, because some versions look names up by thread id alone.
+
+Source: Trace Event Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU;
+perfetto.dev/docs/getting-started/other-formats and its importer, src/trace_processor/importers/json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.plan import write_atomically
+from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
+from rlhfsim.units import GB, MICROSECOND
+
+Event = dict[str, Any]
+COUNTERS: dict[CounterName, tuple[str, str, float]] = {
+    "memory_bytes": ("memory of the fullest GPU", "GB", GB),
+    "kv_bytes": ("KV cache", "GB", GB),
+    "host_bytes": ("host memory", "GB", GB),
+    "queue_samples": ("queue", "samples", 1.0),
+    "running": ("running", "requests", 1.0),
+    "weight_version": ("weights", "version", 1.0),
+}
+"""Counter -> words, unit, and what one unit is in base units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A span on the clock of the file."""
+
+    span: Span
+    start: int
+    """Microseconds."""
+    end: int
+    """Microseconds."""
+
+
+def chrome_trace(trace: Trace) -> Event:
+    """The trace as one JSON object: events, and where they come from."""
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "schema": trace.schema, "source": trace.source, "rlhfsim_version": trace.rlhfsim_version,
+            "plan_hash": trace.plan_hash, "seed": trace.seed, "steps": trace.steps,
+        },
+        "traceEvents": list(events(trace)),
+    }  # fmt: skip
+
+
+def dumps(trace: Trace) -> str:
+    """JSON text with one event a line."""
+    whole = chrome_trace(trace)
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in whole.pop("traceEvents"))
+    head = json.dumps(whole)[1:-1]
+    return f'{{{head}, "traceEvents": [\n{lines}\n]}}\n'
+
+
+def write_chrome(path: Path, trace: Trace) -> None:
+    """Write the Chrome trace atomically."""
+    write_atomically(path, dumps(trace))
+
+
+def chrome_path(path: Path) -> Path:
+    """Where the Chrome trace lies beside a trace: `out.json` -> `out.chrome.json`."""
+    return path.with_suffix(".chrome.json") if path.suffix == ".json" else path.with_name(f"{path.name}.chrome.json")  # fmt: skip
+
+
+def events(trace: Trace) -> Iterator[Event]:
+    """Names first, then slices in the order of their start, then counters."""
+    pids = {pool: i for i, pool in enumerate(trace.pools, start=1)}
+    for pool, pid in pids.items():
+        yield _meta("process_name", pid, name=pool)
+        yield _meta("process_sort_index", pid, sort_index=pid)
+    tid = len(pids)
+    for pool, group in _tracks(trace):
+        for lane, slices in enumerate(lanes(trace, pool, group), start=1):
+            tid += 1
+            name = group if lane == 1 else f"{group} ({lane})"
+            yield _meta("thread_name", pids[pool], tid, name=name)
+            yield _meta("thread_sort_index", pids[pool], tid, sort_index=tid)
+            for piece in slices:
+                yield _complete(piece, pids[pool], tid)
+    for counter in trace.counters:
+        yield _counter(counter, pids[counter.pool])
+
+
+def _tracks(trace: Trace) -> list[tuple[str, str]]:
+    """Pools with their groups: `all` first, then replica 2 before replica 10."""
+    order = {pool: i for i, pool in enumerate(trace.pools)}
+    found = {(span.pool, span.group) for span in trace.spans}
+    return sorted(found, key=lambda t: (order[t[0]], t[1] != ALL, _natural(t[1])))
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", text)]
+
+
+def lanes(trace: Trace, pool: str, group: str) -> list[list[Slice]]:
+    """Spans of one GPU group on as few threads as nesting allows, first fit in the order of start."""
+    spans = [s for s in trace.spans if s.pool == pool and s.group == group]
+    found: list[tuple[list[Slice], list[int]]] = []
+    for piece in sorted((_slice(s) for s in spans), key=lambda p: (p.start, -p.end)):
+        lane = next((lane for lane in found if _takes(lane[1], piece)), None)
+        if lane is None:
+            lane = ([], [])
+            found.append(lane)
+        lane[0].append(piece)
+        lane[1].append(piece.end)
+    return [slices for slices, _ in found]
+
+
+def _takes(open_ends: list[int], piece: Slice) -> bool:
+    """Whether the piece nests in what is still open on a thread; closes what has ended before it."""
+    while open_ends and open_ends[-1] <= piece.start:
+        open_ends.pop()
+    return not open_ends or piece.end <= open_ends[-1]
+
+
+def _slice(span: Span) -> Slice:
+    return Slice(span, round(span.start_s / MICROSECOND), round(span.end_s / MICROSECOND))
+
+
+def _meta(event: str, pid: int, tid: int | None = None, /, **args: str | int) -> Event:
+    thread = {} if tid is None else {"tid": tid}
+    return {"ph": "M", "name": event, "pid": pid, **thread, "args": args}
+
+
+def _complete(piece: Slice, pid: int, tid: int) -> Event:
+    span = piece.span
+    version = {} if span.version is None else {"weight version": span.version}
+    args = {"role": span.role, "step": span.step, "bound by": span.bound_by, **version, **span.attributes}  # fmt: skip
+    return {
+        "ph": "X", "name": span.name, "cat": span.kind, "pid": pid, "tid": tid,
+        "ts": piece.start, "dur": piece.end - piece.start, "args": args,
+    }  # fmt: skip
+
+
+def _counter(counter: Counter, pid: int) -> Event:
+    words, unit, scale = COUNTERS[counter.name]
+    group = "" if counter.group == ALL else f" of {counter.group}"
+    return {
+        "ph": "C", "name": words + group, "pid": pid, "ts": round(counter.time_s / MICROSECOND),
+        "args": {unit: counter.value / scale},
+    }  # fmt: skip
