@@ -1,0 +1,103 @@
+"""A trace in figures: how busy pools are, where memory peaks, what links cost, how long the queue is.
+
+Only steps after the warm-up count. A step ends with its last training or weight sync; the window of
+the figures goes from the end of the warm-up to the end of the last step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rlhfsim.trace import CounterName, Trace, Window, busy_share, peak
+
+LEARNING = ("train", "sync")
+"""Kinds of work that end a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFigures:
+    """One pool over the measured steps."""
+
+    name: str
+    busy: float
+    """Share of time in which its GPUs work, the mean over its groups."""
+    peak_bytes: float | None
+    """On the fullest GPU, warm-up included; None: not recorded."""
+    peak_s: float | None
+    """When that is, seconds from the start of the trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A counter over the measured steps."""
+
+    mean: float
+    """Over time."""
+    maximum: float
+
+
+def window(trace: Trace, warmup: int = 0) -> Window:
+    """From the end of the warm-up to the end of the last step."""
+    ends = _step_ends(trace)
+    start = max((end for step, end in ends.items() if step < warmup), default=0.0)
+    return start, max(ends.values(), default=trace.end_s)
+
+
+def _step_ends(trace: Trace) -> dict[int, float]:
+    found: dict[int, float] = {}
+    learning = [s for s in trace.spans if s.kind in LEARNING] or trace.spans
+    for span in learning:
+        found[span.step] = max(found.get(span.step, 0.0), span.end_s)
+    return found
+
+
+def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
+    """Every pool that works, in the order of the trace."""
+    when, found = window(trace, warmup), []
+    for name in dict.fromkeys(span.pool for span in trace.spans):
+        highest = peak(trace, "memory_bytes", name)
+        found.append(PoolFigures(
+            name=name, busy=busy_share(trace, name, when), peak_bytes=highest.value if highest else None,
+            peak_s=highest.time_s if highest else None,
+        ))  # fmt: skip
+    return tuple(found)
+
+
+def contention(trace: Trace, warmup: int = 0) -> dict[str, float]:
+    """Seconds per measured step that work lost to links it shared, by link, the largest first.
+
+    Read from the attributes `contention_s` and `link` of spans; work on several pools counts once.
+    """
+    lost: dict[tuple[str, int, float, str], float] = {}
+    for span in trace.spans:
+        seconds, link = span.attributes.get("contention_s", 0.0), span.attributes.get("link", "")
+        if span.step >= warmup and isinstance(seconds, float) and seconds > 0:
+            lost[span.name, span.step, span.start_s, str(link)] = seconds
+    total: dict[str, float] = {}
+    for (*_, link), seconds in lost.items():
+        total[link] = total.get(link, 0.0) + seconds
+    steps = max(1, trace.steps - warmup)
+    return {link: total[link] / steps for link in sorted(total, key=lambda k: -total[k])}
+
+
+def level(trace: Trace, name: CounterName, warmup: int = 0) -> Level | None:
+    """A counter of the whole run over time (summed over pools and groups); None: not recorded."""
+    start, end = window(trace, warmup)
+    pieces = [(max(a, start), min(b, end), v) for a, b, v in _levels(trace, name)]
+    pieces = [(a, b, v) for a, b, v in pieces if b > a]
+    if not pieces:
+        return None
+    area = sum((b - a) * v for a, b, v in pieces)
+    return Level(mean=area / (end - start), maximum=max(v for *_, v in pieces))
+
+
+def _levels(trace: Trace, name: CounterName) -> Iterator[tuple[float, float, float]]:
+    """From, to and value of the sum over pools and groups."""
+    rows = sorted((c for c in trace.counters if c.name == name), key=lambda c: c.time_s)
+    untils = [*(row.time_s for row in rows[1:]), trace.end_s]
+    now: dict[tuple[str, str], float] = {}
+    for counter, until in zip(rows, untils, strict=False):  # without rows there is one end
+        now[counter.pool, counter.group] = counter.value
+        if until > counter.time_s:
+            yield counter.time_s, until, sum(now.values())
