@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlhfsim.trace import CounterName, Trace, Window, busy_share, peak
+from rlhfsim.trace import LOST, CounterName, Trace, Window, busy_share, peak
 
 LEARNING = ("train", "sync")
 """Kinds of work that end a step."""
@@ -67,13 +67,14 @@ def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
 def contention(trace: Trace, warmup: int = 0) -> dict[str, float]:
     """Seconds per measured step that work lost to links it shared, by link, the largest first.
 
-    Read from the attributes `contention_s` and `link` of spans; work on several pools counts once.
+    Read from the attributes `LOST` + link of spans; work on several pools counts once.
     """
-    lost: dict[tuple[str, int, float, str], float] = {}
-    for span in trace.spans:
-        seconds, link = span.attributes.get("contention_s", 0.0), span.attributes.get("link", "")
-        if span.step >= warmup and isinstance(seconds, float) and seconds > 0:
-            lost[span.name, span.step, span.start_s, str(link)] = seconds
+    lost = {
+        (span.name, span.step, span.start_s, name.removeprefix(LOST)): float(value)
+        for span in trace.spans
+        for name, value in span.attributes.items()
+        if span.step >= warmup and name.startswith(LOST)
+    }
     total: dict[str, float] = {}
     for (*_, link), seconds in lost.items():
         total[link] = total.get(link, 0.0) + seconds

@@ -64,11 +64,11 @@ def test_a_level_sums_over_pools() -> None:
 
 
 def test_contention_is_seconds_per_step_by_link_and_work_on_two_pools_counts_once() -> None:
-    lost: dict[str, float | str] = {"contention_s": 3.0, "link": "nic:train"}
+    lost: dict[str, float | str] = {"lost_s nic:train": 3.0, "tokens": 9.0}
     t = trace(
         span("sync", 0, 0, 9, attributes=lost),
         span("sync", 0, 0, 9, attributes=lost, pool="rollout"),
-        span("train", 1, 9, 12, attributes={"contention_s": 1.0, "link": "host:0"}),
+        span("train", 1, 9, 12, attributes={"lost_s host:0": 1.0}),
         span("train", 1, 12, 13),
     )
     assert contention(t) == {"nic:train": 1.5, "host:0": 0.5}
