@@ -15,7 +15,7 @@ the benchmarks had, collectives across domains (`costs.collectives`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlhfsim.costs.kernel_grid import Grid, decode, monotone
-from rlhfsim.costs.kernel_work import KINDS, Kind, roof
+from rlhfsim.costs.kernel_work import KINDS, Amount, Kind, largest, roof
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.profiles import load_profile
@@ -122,7 +122,8 @@ class KernelCurves:
         seconds = self._time(self._table("gemm", precision), precision, m, n, k)
         if precision not in ("fp32", "tf32"):
             return seconds
-        return np.maximum(seconds, self._least("gemm", precision, m, n, k) / WIDE_EFFICIENCY)
+        shape = tuple(np.asarray(x, dtype=np.float64) for x in (m, n, k))
+        return np.maximum(seconds, self._least("gemm", precision, shape) / WIDE_EFFICIENCY)
 
     def decode_attention(
         self, batch: ArrayLike, context: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike,
@@ -242,19 +243,30 @@ class KernelCurves:
         self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None
     ) -> Floats:
         """The measured grid, never below the roofline; a closed form where there is no table."""
-        least = self._least(name, precision, *coordinates, size=size)
+        point = _plain(coordinates)
+        arrays = () if point else tuple(np.asarray(v, dtype=np.float64) for v in coordinates)
+        least = self._least(name, precision, point or arrays, size)
         grid = self._grids.get(name)
         if grid is None:
-            return CLOSED_FLOOR + least / CLOSED_EFFICIENCY
-        return np.maximum(grid(*coordinates), least)
+            return np.asarray(CLOSED_FLOOR + least / CLOSED_EFFICIENCY)
+        return np.asarray(largest(grid.at(point) if point else grid(*arrays), least))
 
     def _least(
-        self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None
-    ) -> Floats:
+        self, name: str, precision: str, x: Sequence[Amount], size: float | None = None
+    ) -> Amount:
         """Datasheet roofline, seconds."""
-        x = [np.asarray(value, dtype=np.float64) for value in coordinates]
         demand = _kind(name).demand(size or element_bytes(precision), *x)
         return roof(demand, self.peaks.rate(precision), self.peaks.hbm, self.peaks.link)
+
+
+def _plain(values: tuple[ArrayLike, ...]) -> tuple[float, ...] | None:
+    """The values as plain numbers, much faster than arrays of one; None where any is an array."""
+    found: list[float] = []
+    for value in values:
+        if not isinstance(value, int | float):
+            return None
+        found.append(float(value))
+    return tuple(found)
 
 
 def element_bytes(precision: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlhfsim.costs.curves import KernelCurves
 from rlhfsim.specs.hardware import Profile
@@ -42,12 +42,23 @@ class Device:
     gpus_per_node: int
     network_bandwidth: float
     """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
+    _values: dict[str, float] = field(init=False, repr=False)
+    _spreads: dict[str, tuple[float, float]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep the coefficients as plain numbers: they are read at every step of every sum."""
+        known = self.profile.coefficients
+        spreads = {
+            name: (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0)
+            for name, c in known.items()
+        }
+        object.__setattr__(self, "_values", {name: c.value for name, c in known.items()})
+        object.__setattr__(self, "_spreads", spreads)
 
     def __getitem__(self, name: str) -> float:
-        """A coefficient's value."""
-        return self.profile[name]
+        """A coefficient's value; unknown names are our own bug."""
+        return self._values[name]
 
     def spread(self, name: str) -> tuple[float, float]:
         """P10 and P90 of a coefficient relative to its value."""
-        c = self.profile.coefficient(name)
-        return (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0)
+        return self._spreads[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,11 +31,16 @@ class Grid:
     """Natural log of seconds, one dimension per axis."""
     _axes: tuple[list[float], ...] = field(init=False, repr=False)
     _values: list[float] = field(init=False, repr=False)
+    _corners: tuple[int, ...] = field(init=False, repr=False)
+    """Places of a cell's corners in `_values`, from its lowest one on; the last axis moves first."""
 
     def __post_init__(self) -> None:
         """Keep plain numbers for the loop over few points."""
         object.__setattr__(self, "_axes", tuple(axis.tolist() for axis in self.knots))
         object.__setattr__(self, "_values", self.log_time.ravel().tolist())
+        strides = [math.prod(self.log_time.shape[i + 1 :]) for i in range(self.log_time.ndim)]
+        steps = product(*((0, stride) for stride in strides))
+        object.__setattr__(self, "_corners", tuple(sum(step) for step in steps))
 
     def __call__(self, *coordinates: ArrayLike) -> Floats:
         """Seconds at points; coordinates broadcast.
@@ -44,7 +50,7 @@ class Grid:
         points = np.broadcast_arrays(*[np.asarray(x, dtype=np.float64) for x in coordinates])
         if points[0].size <= FEW:
             each = zip(*(x.ravel().tolist() for x in points), strict=True)
-            return np.array([self._at(point) for point in each]).reshape(points[0].shape)
+            return np.array([self.at(point) for point in each]).reshape(points[0].shape)
         logs = [np.log2(np.maximum(x, LEAST)) for x in points]
         flat = [x.ravel() for x in logs]
         base, weights, beyond = self._place(flat)
@@ -53,21 +59,24 @@ class Grid:
         seconds: Floats = np.exp(log_time).reshape(logs[0].shape)
         return seconds
 
-    def _at(self, point: tuple[float, ...]) -> float:
-        """Seconds at one point; the same arithmetic as for arrays."""
-        cells = [(0, 1.0)]
-        beyond = 0.0
+    def at(self, point: tuple[float, ...]) -> float:
+        """Seconds at one point; one axis after the other instead of a sum over corners."""
+        base, shares, beyond = 0, [], 0.0
         for axis, power, value in zip(self._axes, self.growth, point, strict=True):
-            x = math.log2(max(value, LEAST))
-            low = min(max(bisect_right(axis, x) - 1, 0), len(axis) - 2)
-            share = min(max((x - axis[low]) / (axis[low + 1] - axis[low]), 0.0), 1.0)
-            size = len(axis)
-            cells = [(i * size + low, w * (1 - share)) for i, w in cells] + [
-                (i * size + low + 1, w * share) for i, w in cells
-            ]
-            beyond += power * max(x - axis[-1], 0.0)
+            x = math.log2(value if value > LEAST else LEAST)
+            last = len(axis) - 1
+            low = bisect_right(axis, x, 1, last) - 1
+            share = (x - axis[low]) / (axis[low + 1] - axis[low])
+            shares.append(0.0 if share < 0.0 else min(share, 1.0))
+            base = base * (last + 1) + low
+            if x > axis[last]:
+                beyond += power * (x - axis[last])
         values = self._values
-        return math.exp(sum(w * values[i] for i, w in cells) + math.log(2.0) * beyond)
+        cell = [values[base + corner] for corner in self._corners]
+        for share in reversed(shares):
+            ends = iter(cell)
+            cell = [low + share * (high - low) for low, high in zip(ends, ends, strict=True)]
+        return math.exp(cell[0] + math.log(2.0) * beyond)
 
     def _place(self, flat: list[Floats]) -> tuple[NDArray[np.intp], Floats, Floats]:
         """Corners `(N, 2^D)` of each point's cell, their weights and log2 of the growth beyond."""

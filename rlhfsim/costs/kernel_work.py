@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Amount = Floats | float
+"""An array, or a plain number: the formulas below hold for both."""
 
 LATENT, ROPE = 512, 64
 """Compressed KV of DeepSeek-V2 and V3 per token: latent and rotary part (elements)."""
@@ -28,10 +30,10 @@ SKEW = 2.0
 class Demand:
     """Lower bounds on the work of a kernel; arrays broadcast with the coordinates."""
 
-    flop: Floats
-    hbm: Floats
+    flop: Amount
+    hbm: Amount
     """Bytes through device memory."""
-    link: Floats
+    link: Amount
     """Bytes that one GPU must send over the scale-up fabric."""
 
 
@@ -47,52 +49,50 @@ class Kind:
     """(element_bytes, *coordinates) -> Demand."""
 
 
-def _gemm(size: float, m: Floats, n: Floats, k: Floats) -> Demand:
+def _gemm(size: float, m: Amount, n: Amount, k: Amount) -> Demand:
     """2 m n k FLOP; operands of `size` bytes an element in, BF16 out."""
-    return Demand(2 * m * n * k, size * k * (m + n) + ACTIVATION * m * n, np.zeros(()))
+    return Demand(2 * m * n * k, size * k * (m + n) + ACTIVATION * m * n, 0.0)
 
 
-def _decode(size: float, w: Floats, c: Floats, q: Floats, d: Floats) -> Demand:
+def _decode(size: float, w: Amount, c: Amount, q: Amount, d: Amount) -> Demand:
     """4 w q d c FLOP and 2 w c d KV elements; w = b g KV streams, q = a/g queries on each."""
-    return Demand(
-        4 * w * q * d * c, 2 * w * c * d * size + 2 * ACTIVATION * w * q * d, np.zeros(())
-    )
+    return Demand(4 * w * q * d * c, 2 * w * c * d * size + 2 * ACTIVATION * w * q * d, 0.0)
 
 
-def _prefill(size: float, w: Floats, s: Floats, q: Floats, d: Floats) -> Demand:
+def _prefill(size: float, w: Amount, s: Amount, q: Amount, d: Amount) -> Demand:
     """2 w q d s^2 FLOP (causal half), queries, outputs, keys and values once through memory."""
-    return Demand(2 * w * q * d * s * s, ACTIVATION * w * s * d * (2 * q + 2), np.zeros(()))
+    return Demand(2 * w * q * d * s * s, ACTIVATION * w * s * d * (2 * q + 2), 0.0)
 
 
-def _mla_decode(size: float, b: Floats, c: Floats, a: Floats) -> Demand:
+def _mla_decode(size: float, b: Amount, c: Amount, a: Amount) -> Demand:
     """2 a (2 d_c + d_rope) b c FLOP (absorbed), b c (d_c + d_rope) KV elements shared by all heads."""
     width = 2 * LATENT + ROPE
     return Demand(
         2 * a * width * b * c,
         size * b * c * (LATENT + ROPE) + ACTIVATION * b * a * width,
-        np.zeros(()),
+        0.0,
     )
 
 
-def _mla_prefill(size: float, b: Floats, s: Floats, a: Floats) -> Demand:
+def _mla_prefill(size: float, b: Amount, s: Amount, a: Amount) -> Demand:
     """a (d_qk + d_v) b s^2 FLOP (causal half), expanded heads once through memory."""
     width = MLA_QK + MLA_V
-    return Demand(a * width * b * s * s, 2 * ACTIVATION * b * s * a * width, np.zeros(()))
+    return Demand(a * width * b * s * s, 2 * ACTIVATION * b * s * a * width, 0.0)
 
 
-def _moe(size: float, rows: Floats, e: Floats, f: Floats, h: Floats, spread: Floats) -> Demand:
+def _moe(size: float, rows: Amount, e: Amount, f: Amount, h: Amount, spread: Amount) -> Demand:
     """6 rows e f h FLOP; weights of touched experts, T = rows e spread tokens in and out.
 
     e experts held, `rows` the mean rows of one, spread = ep / top_k. Touched: e (1 - exp(-rows/2)).
     """
     touched = e * -np.expm1(-rows / SKEW)
     tokens = ACTIVATION * 2 * h * rows * e * np.minimum(spread, 1.0)
-    return Demand(6 * rows * e * f * h, size * 3 * f * h * touched + tokens, np.zeros(()))
+    return Demand(6 * rows * e * f * h, size * 3 * f * h * touched + tokens, 0.0)
 
 
-def _ring(size: float, ranks: Floats, nbytes: Floats) -> Demand:
+def _ring(size: float, ranks: Amount, nbytes: Amount) -> Demand:
     """(r-1)/r S bytes leave one GPU; an in-switch all-reduce needs no more."""
-    return Demand(np.zeros(()), np.zeros(()), (ranks - 1) / ranks * nbytes)
+    return Demand(0.0, 0.0, (ranks - 1) / ranks * nbytes)
 
 
 KINDS: Mapping[str, Kind] = {
@@ -107,9 +107,19 @@ KINDS: Mapping[str, Kind] = {
 """Kinds by the first part of a table's name (`gemm/fp8`)."""
 
 
-def roof(demand: Demand, compute: float, hbm: float, link: float) -> Floats:
+def roof(demand: Demand, compute: float, hbm: float, link: float) -> Amount:
     """Datasheet roofline, seconds: max(flop/F, bytes/B_m, bytes/B_link).
 
     Source: Williams et al. 2009, CACM 52(4).
     """
-    return np.maximum(np.maximum(demand.flop / compute, demand.hbm / hbm), demand.link / link)
+    return largest(demand.flop / compute, demand.hbm / hbm, demand.link / link)
+
+
+def largest(first: Amount, *others: Amount) -> Amount:
+    """The maximum, element by element where any is an array; plain numbers stay plain."""
+    for other in others:
+        if isinstance(first, float) and isinstance(other, float):
+            first = max(first, other)
+        else:
+            first = np.maximum(first, other)
+    return first

@@ -13,18 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.device import Device, group
 from rlhfsim.costs.flop import FLASH_BACKWARD, attended_pairs
 from rlhfsim.costs.layers import Heads, Matrix
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model import ModelSpec
 
-Floats = NDArray[np.float64]
 BF16 = 2.0
 MAX_M, MAX_N, MAX_K = 32768.0, 65536.0, 65536.0
 """Largest GEMM in the tables; beyond it time grows in proportion."""
@@ -44,8 +42,9 @@ TILE = 128.0
 """Rows that a grouped GEMM pads each expert to (tile height of the CUTLASS and cuBLAS kernels)."""
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class Work(Hashed):
     """One micro-batch on one GPU, and how the layer is cut."""
 
     tokens: float
@@ -92,11 +91,11 @@ class Pass(NamedTuple):
 
     def plus(self, other: Pass) -> Pass:
         """Sum by part."""
-        return Pass(*(a + b for a, b in zip(self, other, strict=True)))
+        return Pass(*map(add, self, other))
 
     def times(self, factor: float) -> Pass:
         """Every part scaled."""
-        return Pass(*(a * factor for a in self))
+        return Pass(*[a * factor for a in self])
 
 
 NOTHING = Pass(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -197,6 +196,7 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     return (1 - share) * seconds + share * max(seconds * seen, io)
 
 
+@lru_cache(maxsize=65536)
 def _flash(device: Device, local: Heads, sequences: float, length: float) -> float:
     """The measured causal kernel, or a contiguous one where that is faster.
 
@@ -212,7 +212,7 @@ def _flash(device: Device, local: Heads, sequences: float, length: float) -> flo
 
     def curve(batch: float, seq: float, width: float) -> float:
         prefill = device.curves.prefill_attention
-        return float(np.asarray(prefill(batch, seq, local.query, local.kv, width, 0)))
+        return float(prefill(batch, seq, local.query, local.kv, width, 0))
 
     def seconds(width: float) -> float:
         timed = curve(whole, asked, width) / whole
@@ -253,38 +253,29 @@ def _gemms(
     device: Device, matrices: tuple[Matrix, ...], work: Work
 ) -> tuple[float, float, float, dict[str, float]]:
     """Seconds of all forward, data-gradient and weight-gradient GEMMs; forward ones by name too."""
-    totals, by_name = [0.0, 0.0, 0.0], dict[str, float]()
-    for linear in (True, False):
-        chosen = [m for m in matrices if m.linear == linear]
-        if not chosen:
-            continue
-        precision = work.precision if linear else "bf16"
-        low = precision in ("fp8", "fp4")
-        relative = device["training_fp8_gain"] if low else 1.0
-        times = [t / relative for t in _curve(device, chosen, work, precision)]
-        for i in range(3):
-            totals[i] += float(times[i].sum())
-        by_name |= {m.name: float(t) for m, t in zip(chosen, times[0], strict=True)}
-    return totals[0], totals[1], totals[2], by_name
+    forward, data, weight, by_name = 0.0, 0.0, 0.0, dict[str, float]()
+    for x in matrices:
+        m, n, k = _rows(x, work), float(x.n), float(x.k)
+        precision = work.precision if x.linear else "bf16"
+        grouped = x.experts > 1
+        least = BF16 * x.params / _hbm(device) if grouped else 0.0
+        by_name[x.name] = one = _gemm(device, m, n, k, precision, grouped, least)
+        forward += one
+        data += _gemm(device, m, k, n, precision, grouped, least)
+        weight += _gemm(device, k, n, m, precision, grouped, least)
+    return forward, data, weight, by_name
 
 
-def _curve(
-    device: Device, chosen: list[Matrix], work: Work, precision: str
-) -> tuple[Floats, Floats, Floats]:
-    m = np.array([_rows(x, work) for x in chosen])
-    n, k = np.array([float(x.n) for x in chosen]), np.array([float(x.k) for x in chosen])
-    a, b, c = np.concatenate([m, m, k]), np.concatenate([n, k, n]), np.concatenate([k, n, m])
-    sa, sb, sc = np.minimum(a, MAX_M), np.minimum(b, MAX_N), np.minimum(c, MAX_K)
-    scale = (a / sa) * (b / sb) * (c / sc)
-    seconds = np.asarray(device.curves.gemm(sa, sb, sc, precision)) * scale
-    grouped = np.array([x.experts > 1 for x in chosen] * 3)
-    weights = np.array([float(x.params) for x in chosen] * 3)
-    floor = BF16 * weights / _hbm(device)
-    seconds = np.where(
-        grouped, np.maximum(seconds / device["grouped_gemm_efficiency"], floor), seconds
-    )
-    size = len(chosen)
-    return seconds[:size], seconds[size : 2 * size], seconds[2 * size :]
+@lru_cache(maxsize=65536)
+def _gemm(
+    device: Device, m: float, n: float, k: float, precision: str, grouped: bool, least: float
+) -> float:
+    """Seconds of one GEMM of a training step; a grouped one reads its weights, `least` seconds."""
+    a, b, c = min(m, MAX_M), min(n, MAX_N), min(k, MAX_K)
+    seconds = float(device.curves.gemm(a, b, c, precision)) * (m / a) * (n / b) * (k / c)
+    if grouped:
+        seconds = max(seconds / device["grouped_gemm_efficiency"], least)
+    return seconds / device["training_fp8_gain"] if precision in ("fp8", "fp4") else seconds
 
 
 def _rows(matrix: Matrix, work: Work) -> float:

@@ -7,21 +7,23 @@ than the host launches them. Everything here is cached: a planner prices many la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from rlhfsim.costs import roofline
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.roofline import NOTHING, Layer, Pass, Work
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.layout import Recompute
 from rlhfsim.specs.model import ModelSpec
 
 Graphs = Literal["none", "partial", "full"]
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
+class Software(Hashed):
     """What a training stack does to the kernels; the default is the backend's own."""
 
     fused: bool = True
@@ -74,7 +76,7 @@ def passes(
     for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
         if not count:
             continue
-        raw = roofline.layer(device, model, work, experts=experts)
+        raw = roofline.layer(device, _trunk(model), work, experts=experts)
         one = exposed(device, raw.forward, software)
         two = exposed(device, _backward(raw, software, recompute, frozen), software)
         least = host_time(device, software.graphs, experts=experts)
@@ -98,6 +100,12 @@ def passes(
         ahead, back, both / depth, first / depth,
         (sum(sums[0]), sum(sums[1])), (sums[0][0], sums[1][0]),
     )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _trunk(model: ModelSpec) -> ModelSpec:
+    """The model as its layers see it: the same for a policy and for the critic on its trunk."""
+    return replace(model, value_head=False, lm_head_bias=False)
 
 
 def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool) -> Pass:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 
 MAX_LAYERS, MAX_WIDTH, MAX_VOCAB = 4096, 2**20, 2**24
@@ -29,9 +30,10 @@ def check_optional(name: str, value: int | None, high: int) -> None:
         check(name, value, 1, high)
 
 
+@hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(Hashed):
     """The attention block of every layer; all of them have the same shape."""
 
     num_heads: int

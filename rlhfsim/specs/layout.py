@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 
 Degree = Annotated[int, Field(ge=1, le=65536)]
@@ -15,9 +16,10 @@ Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 
 
+@hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(Hashed):
     """Training or forward layout; GPUs = tp x pp x cp x dp, experts over ep of dp x cp x tp."""
 
     tp: Degree = 1
@@ -74,9 +76,10 @@ class Layout:
         return " ".join(part for part in parts if part)
 
 
+@hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutLayout:
+class RolloutLayout(Hashed):
     """Layout of the inference engine; replicas = dp, GPUs = tp x pp x dp."""
 
     tp: Degree = 1

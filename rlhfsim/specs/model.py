@@ -26,6 +26,7 @@ from rlhfsim.specs.blocks import (
     check,
     check_optional,
 )
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 
 __all__ = ["Attention", "ModelSpec", "Moe", "Norm"]
@@ -40,9 +41,10 @@ _NORM_VECTORS: Mapping[Norm, int] = {
 }
 
 
+@hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
+class ModelSpec(Hashed):
     """A decoder-only transformer."""
 
     name: str
