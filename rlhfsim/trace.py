@@ -24,8 +24,6 @@ MAX_BYTES = 256 * 2**20
 """Larger traces are refused before they are parsed."""
 ALL = "all"
 """The group of a span that occupies every GPU of its pool."""
-LOST = "lost_s "
-"""Attribute `lost_s nic:train`: seconds by which others on that link delayed the span."""
 CounterName = Literal[
     "kv_bytes", "memory_bytes", "host_bytes", "queue_samples", "weight_version", "running"
 ]
@@ -58,7 +56,7 @@ class Span:
     version: int | None = None
     """Weight version it worked with; None where that has no meaning."""
     attributes: Mapping[str, float | str] = field(default_factory=dict)
-    """What else is known, by name: tokens, samples, `LOST` + link: seconds lost to sharing that link."""
+    """What else is known, by name: tokens, contention_s (seconds that it waited on shared links), ..."""
 
     def __post_init__(self) -> None:
         """Time runs forward."""

@@ -1,4 +1,4 @@
-"""A trace in figures: how busy pools are, where memory peaks, what links cost, how long the queue is.
+"""A trace in figures: how busy pools are, where memory peaks, how long the queue is.
 
 Only steps after the warm-up count. A step ends with its last training or weight sync; the window of
 the figures goes from the end of the warm-up to the end of the last step.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlhfsim.trace import LOST, CounterName, Trace, Window, busy_share, peak
+from rlhfsim.trace import CounterName, Trace, Window, busy_share, peak
 
 LEARNING = ("train", "sync")
 """Kinds of work that end a step."""
@@ -62,24 +62,6 @@ def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
             peak_s=highest.time_s if highest else None,
         ))  # fmt: skip
     return tuple(found)
-
-
-def contention(trace: Trace, warmup: int = 0) -> dict[str, float]:
-    """Seconds per measured step that work lost to links it shared, by link, the largest first.
-
-    Read from the attributes `LOST` + link of spans; work on several pools counts once.
-    """
-    lost = {
-        (span.name, span.step, span.start_s, name.removeprefix(LOST)): float(value)
-        for span in trace.spans
-        for name, value in span.attributes.items()
-        if span.step >= warmup and name.startswith(LOST)
-    }
-    total: dict[str, float] = {}
-    for (*_, link), seconds in lost.items():
-        total[link] = total.get(link, 0.0) + seconds
-    steps = max(1, trace.steps - warmup)
-    return {link: total[link] / steps for link in sorted(total, key=lambda k: -total[k])}
 
 
 def level(trace: Trace, name: CounterName, warmup: int = 0) -> Level | None:

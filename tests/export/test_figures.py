@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.export.figures import Level, contention, level, pool_figures, window
+from rlhfsim.export.figures import Level, level, pool_figures, window
 from rlhfsim.trace import Counter, CounterName, Span, Trace
 
 
@@ -61,15 +61,3 @@ def test_a_level_sums_over_pools() -> None:
         counter("running", 0, 2, "a"), counter("running", 0, 3, "b"), counter("running", 2, 0, "b"),
     ))  # fmt: skip
     assert level(t, "running") == Level(mean=pytest.approx(3.5), maximum=5)
-
-
-def test_contention_is_seconds_per_step_by_link_and_work_on_two_pools_counts_once() -> None:
-    lost: dict[str, float | str] = {"lost_s nic:train": 3.0, "tokens": 9.0}
-    t = trace(
-        span("sync", 0, 0, 9, attributes=lost),
-        span("sync", 0, 0, 9, attributes=lost, pool="rollout"),
-        span("train", 1, 9, 12, attributes={"lost_s host:0": 1.0}),
-        span("train", 1, 12, 13),
-    )
-    assert contention(t) == {"nic:train": 1.5, "host:0": 0.5}
-    assert contention(t, 1) == {"host:0": 1.0}
