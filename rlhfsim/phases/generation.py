@@ -14,11 +14,11 @@ from functools import lru_cache
 import numpy as np
 
 from rlhfsim.costs import kv_cache
-from rlhfsim.costs.cost import Cost, Resource
+from rlhfsim.costs.cost import Cost, Resource, part
 from rlhfsim.costs.decode import Engine, decode_step
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.prefill import group_prefill
-from rlhfsim.costs.step import Floats, cost_of
+from rlhfsim.costs.step import Floats, cost_of, on
 from rlhfsim.phases.drain import StepTable, Timeline, lower_bound, tabulate
 from rlhfsim.phases.rollout_schedule import (
     BLOCK_TOKENS,
@@ -36,6 +36,8 @@ TAIL_SHARE = 0.25
 """The tail begins when fewer than this share of the slowest replica's first batch still runs."""
 CONTEXT_POINTS = 9
 FINISH_POINTS = 64
+WORKER_STEP = "rollout_step_overhead"
+"""Coefficient: what the rollout worker of an RL framework adds to a decode step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +100,12 @@ def generate(
     lengths: Floats | None = None,
     engine: Engine = "vllm",
     shared_prompts: bool = True,
+    worker: bool = False,
 ) -> Generation:
     """The rollout stage of `requests` on `layout.dp` replicas.
+
+    `worker`: the engine runs inside a rollout worker of an RL framework, whose own time per decode
+    step (`rollout_step_overhead`) is added.
 
     `kv_tokens` is the KV capacity of one replica in tokens (see `kv_capacity`); `lengths` replaces
     the expected order statistics of the response lengths by observed ones. Prompts are prefilled
@@ -112,9 +118,9 @@ def generate(
     else:
         known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
         plan = schedule(known, requests, layout.dp, most, capacity, shared_prompts)
-    table = step_table(device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine)  # fmt: skip
+    table = step_table(device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine, worker=worker)  # fmt: skip
     first = _first(device, model, layout, requests, plan, shared_prompts, engine)
-    return _assemble(device, layout, plan, table, first, capacity)
+    return _assemble(device, layout, plan, table, first, capacity, worker)
 
 
 def _first(
@@ -157,6 +163,7 @@ def step_table(
     longest: float,
     *,
     engine: Engine = "vllm",
+    worker: bool = False,
 ) -> StepTable:
     """Step time of one replica for up to `most` sequences and `longest` tokens of context."""
     top = 1.0
@@ -165,7 +172,7 @@ def step_table(
     reach = 1.0
     while reach < longest:
         reach *= 2
-    return _table(device, model, layout, top, reach, engine)
+    return _table(device, model, layout, top, reach, engine, worker)
 
 
 @lru_cache(maxsize=512)
@@ -176,6 +183,7 @@ def _table(
     top: float,
     reach: float,
     engine: Engine,
+    worker: bool,
 ) -> StepTable:
     powers = 2.0 ** np.arange(0, np.log2(max(top, 2.0)) + 1)
     between = np.concatenate([powers[:-1] * 1.5, powers[:-1] * 1.25, powers[:-1] * 1.75])
@@ -184,6 +192,8 @@ def _table(
     c = np.concatenate([[1.0], np.geomspace(low, max(reach, 2 * low), CONTEXT_POINTS)])
     per_rank = np.maximum(n / layout.attention_dp, 1.0)[:, None]
     step = decode_step(device, model, layout, per_rank, c[None, :], engine=engine)
+    if worker:
+        step = step + on("overhead", device[WORKER_STEP])
     return tabulate(n, c, step)
 
 
@@ -214,6 +224,7 @@ def _assemble(
     table: StepTable,
     first: Cost,
     capacity: float,
+    worker: bool,
 ) -> Generation:
     timeline = plan.timeline
     end = timeline.start + timeline.steps
@@ -225,8 +236,9 @@ def _assemble(
     begin, until = timeline.start[slowest], end[slowest]
     busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
     busy["tail"] = float(spent[tail].sum())
+    spent_on = worker_cost(device, busy, float(steps[~tail].sum()) if worker else 0.0)
     return Generation(
-        cost=first + cost_of(device, busy),
+        cost=first + spent_on,
         decode_tokens=plan.tokens,
         prefill_seconds=first.seconds,
         running=float(n[0]),
@@ -241,6 +253,16 @@ def _assemble(
         lower_bound=lower_bound(table, plan.longest, plan.prompt),
         finish=_finish(timeline, seconds, first.seconds),
     )
+
+
+def worker_cost(device: Device, busy: dict[Resource, float], steps: float) -> Cost:
+    """`busy` as a cost, the rollout worker's part of `steps` decode steps with its own interval."""
+    if not steps:
+        return cost_of(device, busy)
+    own = steps * device[WORKER_STEP]
+    rest = {**busy, "overhead": max(0.0, busy["overhead"] - own)}
+    worker = part("overhead", own, WORKER_STEP, spread=device.spread(WORKER_STEP))
+    return cost_of(device, rest) + Cost(parts=(worker,))
 
 
 def _finish(timeline: Timeline, seconds: Floats, first: float) -> tuple[float, ...]:

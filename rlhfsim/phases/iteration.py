@@ -21,8 +21,11 @@ from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.sequences import Sequences
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases import offload
+from rlhfsim.phases.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.phases.forward import forward
+from rlhfsim.phases.framework import CPU_POOL, controller, packed_call, with_controller
 from rlhfsim.phases.generation import Generation, Requests, generate
+from rlhfsim.phases.packing import Packs, fill
 from rlhfsim.phases.steady_state import steady_state
 from rlhfsim.phases.timetable import Phase, Step, steady_timetable, timetable
 from rlhfsim.phases.training import train
@@ -50,9 +53,6 @@ __all__ = [
     "sync_cost",
     "train_cost",
 ]
-
-CPU_POOL = "cpu"
-"""Where rule rewards run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,10 @@ class Setting:
     cluster: Cluster
     drawn: tuple[float, ...] | None = None
     """Response lengths of one step, tokens; None: expected order statistics of the distribution."""
+    train_precision: str = "bf16"
+    """Matrix products of training and scoring."""
+    packs: Packs | None = None
+    """Limits of packs; None: `micro_batch` sequences of mean length, forwards like training."""
 
     def device(self, seat: Seat | RolloutSeat) -> Device:
         """The device of the pool a seat sits in."""
@@ -109,6 +113,8 @@ class Program:
     tokens: float
     """Prompt and response tokens of the iteration."""
     gpus: int
+    turns: Turns | None = None
+    """How the rollout alternates with its environment; its time is part of `generation`."""
 
 
 def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> Sequences:
@@ -138,14 +144,17 @@ def program(setting: Setting, kv_tokens: float | None = None) -> Program:
     """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica."""
     generation = generation_of(setting, kv_tokens)
     calls = dataflow(setting.workload)
-    steps = tuple(step for call in calls for step in _steps(setting, call, generation))
+    steps = [step for call in calls for step in _steps(setting, call, generation)]
+    if setting.workload.generates:
+        steps = with_controller(steps, controller_cost(setting))
     stale = setting.placement.schedule.staleness > 0
     return Program(
-        steps=steps,
+        steps=tuple(steps),
         generation=generation,
         refilled=refilled_cost(setting, kv_tokens) if stale else None,
         tokens=sequences_of(replace(setting.workload, packing=True), setting.drawn).tokens,
         gpus=sum(pool.gpus for pool in setting.placement.pools),
+        turns=turns_of(setting, kv_tokens),
     )
 
 
@@ -156,9 +165,14 @@ def iteration(
     cluster: Cluster,
     *,
     kv_tokens: float | None = None,
+    packs: Packs | None = None,
+    train_precision: str = "bf16",
 ) -> Iteration:
     """The priced step of a plan in closed form: no link is shared, no queue fills."""
-    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
+    setting = Setting(
+        models=models, placement=placement, workload=workload, cluster=cluster, packs=packs,
+        train_precision=train_precision,
+    )  # fmt: skip
     return closed_form(program(setting, kv_tokens), placement.schedule)
 
 
@@ -184,13 +198,44 @@ def closed_form(priced: Program, schedule: Schedule) -> Iteration:
 
 
 def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
-    """The rollout stage; None where the algorithm or the placement has none."""
+    """The rollout stage with its environment; None where the algorithm or the placement has none."""
     seat = setting.placement.rollout
     if seat is None or not setting.workload.generates:
         return None
+    made = _rollout(setting, seat, kv_tokens, requests_of(setting.workload), setting.drawn)
+    turns = turns_of(setting, kv_tokens)
+    return made if turns is None else with_environment(made, turns)
+
+
+def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
+    """Generation and environment by turns: the whole batch, or two halves that alternate."""
+    workload, seat = setting.workload, setting.placement.rollout
+    if workload.environment is None or seat is None or not workload.generates:
+        return None
+    requests, drawn = requests_of(workload), setting.drawn
+    buffers, first = [], 0
+    parts = halves(workload.prompts, setting.placement.schedule.double_buffered)
+    for prompts in parts:
+        last = first + prompts * workload.samples
+        lengths = None if drawn is None else drawn[first:last]
+        mine = replace(requests, prompts=prompts)
+        buffers.append(_rollout(setting, seat, kv_tokens, mine, lengths).cost)
+        first = last
+    return Turns(
+        buffers=tuple(buffers),
+        sequences=tuple(prompts * workload.samples for prompts in parts),
+        environment=workload.environment,
+    )
+
+
+def _rollout(
+    setting: Setting, seat: RolloutSeat, kv_tokens: float | None, requests: Requests,
+    drawn: tuple[float, ...] | None,
+) -> Generation:  # fmt: skip
+    layout = _rollout_layout(seat, kv_tokens)
     return _generate(
-        setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload), kv_tokens, setting.drawn,
-    )  # fmt: skip
+        setting.device(seat), setting.models.actor, layout, requests, kv_tokens, drawn
+    )
 
 
 def requests_of(workload: Workload) -> Requests:
@@ -215,10 +260,11 @@ def refilled_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
     never_drains = schedule.staleness > 1 or schedule.partial_rollout
     if seat is None or not setting.workload.generates or not never_drains:
         return None
-    return steady_state(
+    made = steady_state(
         setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload),
-        staleness=schedule.staleness, interrupted=schedule.partial_rollout, kv_tokens=kv_tokens,
+        staleness=schedule.staleness, interrupted=schedule.partial_rollout, kv_tokens=kv_tokens, worker=True,
     ).cost  # fmt: skip
+    return answered_at_least(made, setting.workload)
 
 
 @lru_cache(maxsize=4096)
@@ -231,7 +277,9 @@ def _generate(
     drawn: tuple[float, ...] | None,
 ) -> Generation:
     lengths = None if drawn is None else np.asarray(drawn)
-    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths)
+    return generate(
+        device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True
+    )
 
 
 def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
@@ -276,17 +324,39 @@ def train_cost(setting: Setting, role: str, seat: Seat) -> Cost:
         setting.device(seat), setting.models.of(role), seat.layout, sequences_of(workload, setting.drawn), backend=setting.placement.backend,
         optimizer_steps=workload.mini_batches, optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None, value_head=role == "critic",
+        precision=setting.train_precision,
+        pack_len=_pack_len(setting, setting.packs and setting.packs.train, workload.mini_batches),
     )  # fmt: skip
-    return cost.scaled(workload.epochs)
+    return _called(setting, seat, cost).scaled(workload.epochs)
 
 
 def forward_cost(setting: Setting, call: Call, seat: Seat) -> Cost:
     """One scoring forward over the whole batch."""
     assert call.kind in ("logprob", "value", "score"), call.name
-    return forward(
+    cost = forward(
         setting.device(seat), setting.models.of(call.role), seat.layout, sequences_of(setting.workload, setting.drawn),
-        backend=setting.placement.backend, head=call.kind,
+        backend=setting.placement.backend, head=call.kind, precision=setting.train_precision,
+        pack_len=_pack_len(setting, setting.packs and setting.packs.forward, 1),
     )  # fmt: skip
+    return _called(setting, seat, cost)
+
+
+def _called(setting: Setting, seat: Seat, cost: Cost) -> Cost:
+    return packed_call(setting.device(seat), cost) if setting.workload.packing else cost
+
+
+def _pack_len(setting: Setting, limit: float | None, batches: int) -> float | None:
+    """Mean tokens of a pack of at most `limit`, where sequences are packed."""
+    workload = setting.workload
+    if limit is None or not workload.packing:
+        return None
+    count = workload.num_sequences // batches
+    return fill(workload.prompt_len, workload.response_len, count, limit)
+
+
+def controller_cost(setting: Setting) -> Cost:
+    """The controller's own work in a step."""
+    return controller(setting.device(setting.placement.actor))
 
 
 def _sync_step(setting: Setting, call: Call) -> Step:

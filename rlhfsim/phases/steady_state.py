@@ -29,9 +29,9 @@ from rlhfsim.costs.decode import Engine
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.kv_cache import BLOCK_TOKENS
 from rlhfsim.costs.prefill import group_prefill, prefill
-from rlhfsim.costs.step import RESOURCES, cost_of
+from rlhfsim.costs.step import RESOURCES
 from rlhfsim.phases.drain import StepTable
-from rlhfsim.phases.generation import Requests, kv_capacity, step_table
+from rlhfsim.phases.generation import Requests, kv_capacity, step_table, worker_cost
 from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.lengths import GRID, AnyLengths, LengthStats, stats
 from rlhfsim.specs.model import ModelSpec
@@ -66,11 +66,13 @@ def steady_state(
     interrupted: bool,
     kv_tokens: float | None = None,
     engine: Engine = "vllm",
+    worker: bool = False,
 ) -> SteadyState:
     """Time per batch of `layout.dp` replicas that are refilled as sequences finish.
 
     `interrupted`: a weight update stops the running sequences, which then prefill their prompt and
-    what they had generated under the new weights (AReaL section 4.1, partial rollouts).
+    what they had generated under the new weights (AReaL section 4.1, partial rollouts). `worker`: as
+    in `phases.generation.generate`.
     """
     prompt, response = stats(requests.prompt_lengths).mean, stats(requests.response_lengths)
     age = response.mean_square / (2 * response.mean)
@@ -78,14 +80,15 @@ def steady_state(
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
     own = prompt / requests.samples + age + BLOCK_TOKENS / 2  # a prompt is shared by its group
     running = _running(layout, requests, staleness, capacity / own)
-    table = step_table(device, model, layout, running, prompt + _longest(requests, response), engine=engine)  # fmt: skip
+    table = step_table(device, model, layout, running, prompt + _longest(requests, response), engine=engine, worker=worker)  # fmt: skip
     step = _one_step(table, running, context)
     tau = sum(step.values())
     steps = requests.sequences * response.mean / (layout.dp * running)
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = group_prefill(device, model, layout, share, requests.samples, prompt, engine=engine).cost(device)  # fmt: skip
     again = prefill(device, model, layout, running / layout.attention_dp, context, engine=engine).cost(device) if interrupted else Cost()  # fmt: skip
-    work = first + cost_of(device, {r: s * steps for r, s in step.items()}) + again
+    busy = {r: s * steps for r, s in step.items()}
+    work = first + worker_cost(device, busy, steps if worker else 0.0) + again
     latency = _longest(requests, response) * tau
     waits = 0.0 if interrupted else max(0.0, latency / staleness - work.seconds)
     tail = Cost(parts=(part("tail", waits, "staleness"),)) if waits else Cost()

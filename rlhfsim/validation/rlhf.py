@@ -1,7 +1,8 @@
 """RLHF step and phase times predicted from a row's configuration, against what was published.
 
 Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
-Nothing here is fitted. In fully asynchronous tables the generation column is the trainer's wait,
+What an RL framework adds to its calls is fitted on one table (`rlhf_fit`), whose rows have part `fit`.
+In fully asynchronous tables the generation column is the trainer's wait,
 not a time of generation, and is not compared.
 """
 
@@ -32,10 +33,20 @@ WITH_SYNC = ("actor.generate.load", "actor.generate", "actor.generate.unload", "
 """What verl's timer of a co-located rollout covers: the sharding manager moves weights on entry."""
 
 NEMO = {
-    "logprob": ("actor.logprob", "reference.logprob", "reference.logprob.load"),
+    "generation": ("actor.generate", "rules.score", "actor.generate.unload"),
+    "logprob": (
+        "actor.logprob",
+        "reference.logprob",
+        "reference.logprob.load",
+        "actor.logprob.load",
+    ),
     "weight_sync": ("actor.train.unload", "actor.generate.load", "actor.sync"),
 }
-"""NeMo-RL's log-prob timer covers policy and reference, its refit the moves around the transfer."""
+"""NeMo-RL's timer of the rollout covers rewards and putting the engine to sleep, of log-probs policy
+and reference with the actor's way back after it (as long as `actor.logprob.load`), of refit the moves
+around the transfer (nemo_rl/algorithms/grpo.py, tag v0.3.0)."""
+FIT_FILE = "rlhf_nemo_rl_v03.csv"
+"""Its rows fitted `rlhf_fit.NAMES` and are never scored."""
 
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
@@ -48,7 +59,7 @@ def _outcomes(row: Row) -> list[Outcome]:
     try:
         seconds = step_seconds(filled)
         it = case(filled)
-        step = iteration(it.models, it.placement, it.workload, it.cluster)
+        step = priced(it)
     except (Skip, RlhfsimError) as reason:
         text = reason.message if isinstance(reason, RlhfsimError) else str(reason)
         return [_outcome(row, "step", shown, label=_label(row), skipped=text)]
@@ -63,6 +74,18 @@ def _outcomes(row: Row) -> list[Outcome]:
             ),
         )
     return found
+
+
+def priced(it: Case) -> Iteration:
+    """The prediction of a case: the one place where rows meet the cost model."""
+    return iteration(
+        it.models,
+        it.placement,
+        it.workload,
+        it.cluster,
+        packs=it.packs,
+        train_precision=it.train_precision,
+    )
 
 
 def step_seconds(row: Row) -> float | None:
@@ -86,17 +109,22 @@ def step_seconds(row: Row) -> float | None:
 
 def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
     found = []
-    for kind, (column, names) in PHASES.items():
+    for kind, (column, _) in PHASES.items():
         cell = row.text(column)
         waits = kind == "generation" and 0 < staleness_of(row) < 1
-        names = _timed(row, kind, names)
-        cost = total(phase.cost for phase in step.phases if phase.name in names)
+        cost = timed_cost(row, step, kind)
         if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
             continue
         measured = row.number(column)
         if measured:
             found.append(_outcome(row, kind, shown, label=label, measured=measured, cost=cost))
     return found
+
+
+def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
+    """What the framework's timer of a kind of `PHASES` covers."""
+    names = _timed(row, kind, PHASES[kind][1])
+    return total(phase.cost for phase in step.phases if phase.name in names)
 
 
 def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -119,7 +147,7 @@ def _outcome(
     return Outcome(
         kind=f"rlhf.{kind}", file=row.file, line=row.line, source=row.source, label=label,
         measured=measured, predicted=cost.seconds if cost else None, low=low, high=high,
-        skipped=skipped, assumptions=shown,
+        skipped=skipped, assumptions=shown, part="fit" if row.file == FIT_FILE else "report",
         detail={**(detail or {}), **({"bound_by": cost.bound_by} if cost else {})},
     )  # fmt: skip
 

@@ -15,10 +15,11 @@ from statistics import NormalDist
 from typing import cast, get_args
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.phases.packing import Packs
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.layout import Layout, Recompute, RolloutLayout
-from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal, stats
+from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat, WeightPath
 from rlhfsim.specs.profiles import parse_cluster
@@ -46,6 +47,8 @@ class Case:
     placement: Placement
     workload: Workload
     cluster: Cluster
+    packs: Packs | None = None
+    train_precision: str = "bf16"
 
 
 def case(row: Row) -> Case:
@@ -65,6 +68,8 @@ def case(row: Row) -> Case:
             placement=placement_of(row, workload),
             workload=workload,
             cluster=cluster,
+            packs=_packs(row),
+            train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
         )
     except RlhfsimError as error:
         raise Skip(error.message) from error
@@ -224,7 +229,7 @@ def placement_of(row: Row, workload: Workload) -> Placement:
     generating = _whole(row, "gpus_gen") if apart else gpus
     if min(training, generating) < 1 or (apart and training + generating > gpus):
         raise Skip(f"{training} and {generating} GPUs do not split {gpus}")
-    layout = _layout(row, training, workload)
+    layout = _layout(row, training)
     offload = row.text("optimizer_offload") == "yes"
     pool = TRAIN if apart else SHARED
     pools = (
@@ -234,7 +239,13 @@ def placement_of(row: Row, workload: Workload) -> Placement:
     )
     swapped = backend_of(row) != "deepspeed"
     scoring = Seat(pool=pool, layout=layout, residency="offloaded" if swapped else "resident")
-    actor = Seat(pool=pool, layout=layout, offload_between=offload)
+    away = not apart and row.text("actor_offload") == "yes"
+    actor = Seat(
+        pool=pool,
+        layout=layout,
+        offload_between=offload,
+        residency="offloaded" if away else "resident",
+    )
     return Placement(
         pools=pools,
         actor=actor,
@@ -268,7 +279,7 @@ def _rollout(row: Row, gpus: int, pool: str) -> RolloutSeat:
     return RolloutSeat(pool=pool, layout=layout, sleep=2 if sleeps else 0)
 
 
-def _layout(row: Row, gpus: int, workload: Workload) -> Layout:
+def _layout(row: Row, gpus: int) -> Layout:
     backend = backend_of(row)
     tp, pp = row.integer("train_tp") or 1, row.integer("train_pp") or 1
     cp, ep = row.integer("train_cp") or 1, row.integer("train_ep") or 1
@@ -279,17 +290,17 @@ def _layout(row: Row, gpus: int, workload: Workload) -> Layout:
     return Layout(
         tp=tp, pp=pp, cp=cp, ep=ep, dp=gpus // (tp * pp * cp),
         zero=default if zero is None else zero,
-        micro_batch=_micro_batch(row, workload),
+        micro_batch=row.integer("micro_batch") or 1,
         recompute=_recompute(row),
     )  # fmt: skip
 
 
-def _micro_batch(row: Row, workload: Workload) -> int:
-    """Sequences per micro-batch; with packing, as many of mean length as fill a pack."""
-    pack = row.number("pack_tokens")
-    mean = stats(workload.prompt_len).mean + stats(workload.response_len).mean
-    packs = row.integer("micro_batch") or 1
-    return packs * max(1, int(pack / mean)) if pack and workload.packing else packs
+def _packs(row: Row) -> Packs | None:
+    """Limits of packs; scoring forwards may take several training packs at once."""
+    tokens = row.number("pack_tokens")
+    if tokens is None:
+        return None
+    return Packs(train=tokens, forward=row.number("logprob_pack_tokens") or tokens)
 
 
 def _recompute(row: Row) -> Recompute:

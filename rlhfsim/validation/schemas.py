@@ -58,14 +58,14 @@ TABLES: dict[str, Table] = {
             name="rlhf",
             signature=("actor_model", "gpus", "gpu_type", "step_time_s"),
             text=_words("""
-            recompute packing kl old_logprobs optimizer_offload partial_rollout weight_path cuda_graphs
+            recompute packing kl old_logprobs actor_offload optimizer_offload partial_rollout weight_path cuda_graphs
             algorithm actor_model model_config_key critic_model reward_model ref_model
             framework architecture staleness gpu_type gen_backend train_backend
             train_dp_or_fsdp precision_train precision_gen ppo_epochs_or_minibatch notes
             source as_published
             """),
             numeric=_words("""
-            micro_batch pack_tokens mini_batches zero_stage gpu_memory_utilization max_num_seqs max_batched_tokens
+            micro_batch pack_tokens logprob_pack_tokens mini_batches zero_stage gpu_memory_utilization max_num_seqs max_batched_tokens
             actor_params_b gpus gpus_train gpus_gen gen_tp gen_pp train_tp train_cp train_ep
             train_pp prompts_per_step samples_per_prompt sequences_per_step
             train_global_batch max_prompt_len max_response_len mean_prompt_len

@@ -57,6 +57,7 @@ def _fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "forward_cost", lambda s, call, seat: seconds(SECONDS[call.name]))
     monkeypatch.setattr(module, "sync_cost", lambda s: seconds(SECONDS["sync"]))
     monkeypatch.setattr(module, "rules_cost", lambda w: seconds(8.0))
+    monkeypatch.setattr(module, "controller_cost", lambda s: Cost())
     monkeypatch.setattr(module.offload, "moves", lambda *a: (Cost(), Cost()))
 
 
@@ -130,6 +131,14 @@ def test_rules_that_do_not_overlap_come_before_the_models() -> None:
     found = priced(workload, placed({"rollout": "r", "actor": "t", "reference": "t"}))
     assert table(found)["reference.logprob"] == (68, 71)
     assert found.seconds == 60 + 8 + 3 + 4 + 20 + 5
+
+
+def test_the_controller_works_between_scoring_and_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "controller_cost", lambda s: seconds(2.0))
+    found = priced(PPO, placed(dict.fromkeys(FOUR, "all")))
+    assert table(found)["controller"] == (75, 77)
+    assert table(found)["critic.train"] == (77, 89)
+    assert found.seconds == 112 + 2
 
 
 def test_one_step_off_is_the_slower_side_and_the_exposed_sync() -> None:
