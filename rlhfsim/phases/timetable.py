@@ -101,13 +101,18 @@ def streamed_ends(steps: list[Step], finish: tuple[float, ...]) -> dict[str, flo
 
 
 def streaming_steps(steps: list[Step]) -> list[Step]:
-    """Calls that can take samples as they arrive, in order."""
+    """Calls that can take samples as they arrive, in order.
+
+    A pool keeps the order of its calls: behind one that waits for the whole batch none streams.
+    """
     busy = {p for s in steps if s.name == ROLLOUT for p in s.pools}
     found: list[Step] = []
     for step in steps:
         sources = {ROLLOUT, *(s.name for s in found)}
         if step.streams and set(step.needs) <= sources and not busy & set(step.pools):
             found.append(step)
+        else:
+            busy |= set(step.pools)
     return found
 
 

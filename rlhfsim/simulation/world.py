@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import simpy
 
-from rlhfsim import __version__
 from rlhfsim.costs.cost import Cost
 from rlhfsim.phases.iteration import CPU_POOL, Setting
 from rlhfsim.phases.timetable import Step
@@ -98,12 +98,19 @@ class Recorder:
         spans = sorted(self.spans, key=lambda s: (s[3], s[4], s[1], s[6], s[0]))
         counters = sorted(self.counters, key=lambda c: c[2])
         return Trace(
-            source="predicted", rlhfsim_version=__version__, plan_hash=plan_hash, seed=seed, steps=steps,
+            source="predicted", rlhfsim_version=_version(), plan_hash=plan_hash, seed=seed, steps=steps,
             spans=tuple(_span(*s) for s in spans),
             counters=tuple(
                 Counter(name=n, pool=p, group=g, time_s=t, value=float(v)) for n, p, t, v, g in counters
             ),
         )  # fmt: skip
+
+
+def _version() -> str:
+    try:
+        return version("rlhfsim")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
 
 
 def _span(

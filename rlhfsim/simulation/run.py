@@ -1,0 +1,168 @@
+"""The door to the simulation: `simulate` one run of a plan, `replicate` it over seeds.
+
+    simulate(setting, kv_tokens)                                   # one synchronous step
+    simulate(setting, kv_tokens, steps=20, warmup=3, seed=0, noise=Noise(...), record=True)
+    simulate(setting, kv_tokens, memory="strict")                  # raises where memory runs out
+
+Schedules with staleness go to `stale`. One seed gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.phases.iteration import Iteration, Program, Setting, program
+from rlhfsim.simulation.book import Book
+from rlhfsim.simulation.simulated import Simulated, Staleness
+from rlhfsim.simulation.sync import run_steps
+from rlhfsim.simulation.world import World
+from rlhfsim.specs.placement import Schedule
+
+if TYPE_CHECKING:
+    from rlhfsim.simulation.noise import Noise
+
+__all__ = ["Memory", "Replicated", "Simulated", "Staleness", "replicate", "simulate"]
+
+Memory = Literal["watch", "strict"]
+"""watch: bytes at every instant are noted; strict: a plan that does not fit raises."""
+SAME = 1e-12
+"""Relative difference below which a mean is the step itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """The same plan simulated with several seeds."""
+
+    runs: tuple[Simulated, ...]
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Mean step of each run."""
+        return tuple(run.seconds for run in self.runs)
+
+    @property
+    def mean(self) -> float:
+        """Seconds per step over all runs."""
+        return float(np.mean(self.seconds))
+
+    def percentile(self, percent: float) -> float:
+        """Seconds below which this percent of all measured steps lie."""
+        steps = [s for run in self.runs for s in run.step_seconds]
+        return float(np.percentile(steps, percent))
+
+    @property
+    def p10(self) -> float:
+        """Seconds of a fast step."""
+        return self.percentile(10)
+
+    @property
+    def p50(self) -> float:
+        """Seconds of the median step."""
+        return self.percentile(50)
+
+    @property
+    def p90(self) -> float:
+        """Seconds of a slow step."""
+        return self.percentile(90)
+
+
+def simulate(
+    setting: Setting,
+    kv_tokens: float | None = None,
+    *,
+    steps: int = 1,
+    warmup: int = 0,
+    seed: int | None = None,
+    noise: Noise | None = None,
+    record: bool = False,
+    memory: Memory | None = None,
+    cutoff: float | None = None,
+    plan_hash: str = "",
+) -> Simulated:
+    """`steps` measured steps of a plan, after `warmup` that no figure counts.
+
+    `record` keeps spans and counters (with memory, which is then watched); `cutoff`, in seconds per
+    step, lets a stale schedule stop early; `plan_hash` is written into the trace.
+
+    Raises:
+        RlhfsimError: "out-of-memory" at the first instant that does not fit, with memory "strict".
+    """
+    if steps < 1 or warmup < 0:
+        raise RlhfsimError(
+            "bad-value", f"{steps} steps after {warmup} of warm-up cannot be simulated",
+            help="simulate 1 step or more after 0 or more of warm-up",
+        )  # fmt: skip
+    if setting.placement.schedule.staleness > 0:
+        from rlhfsim.simulation import stale
+
+        return stale.simulate(
+            setting, kv_tokens, steps=steps, warmup=warmup, seed=seed, noise=noise, record=record,
+            memory=memory, cutoff=cutoff, plan_hash=plan_hash,
+        )  # fmt: skip
+    programs = _programs(setting, kv_tokens, warmup + steps, seed, noise)
+    book = Book.of(setting, strict=memory == "strict") if memory or record else None
+    world = World(setting, record=record, book=book)
+    return run_programs(world, programs, setting.placement.schedule, warmup=warmup, seed=seed, plan_hash=plan_hash)  # fmt: skip
+
+
+def run_programs(
+    world: World, programs: Sequence[Program], schedule: Schedule, *, warmup: int = 0,
+    seed: int | None = None, plan_hash: str = "",
+) -> Simulated:  # fmt: skip
+    """Priced steps of a synchronous schedule, one after the other, in a world of their own."""
+    ran = run_steps(world, programs, schedule)
+    measured = ran[warmup:]
+    seconds = tuple(r.seconds for r in measured)
+    trace = world.recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(ran)) if world.recorder.on else None  # fmt: skip
+    return Simulated(
+        iteration=_scaled(measured[0].iteration(), float(np.mean(seconds))),
+        step_seconds=seconds,
+        trace=trace,
+        lost=dict(sorted(world.fabric.lost.items())),
+        peaks=world.book.peaks() if world.book is not None else (),
+    )
+
+
+def _programs(
+    setting: Setting, kv_tokens: float | None, count: int, seed: int | None, noise: Noise | None
+) -> list[Program]:
+    if noise is None:
+        return [program(setting, kv_tokens)] * count
+    return [noise.program(setting, kv_tokens, seed=seed or 0, step=i) for i in range(count)]
+
+
+def _scaled(found: Iteration, seconds: float) -> Iteration:
+    """The iteration with the mean step as its time."""
+    if abs(seconds - found.seconds) <= SAME * seconds:
+        return found
+    return replace(found, cost=found.cost.scaled(seconds / found.seconds))
+
+
+def replicate(
+    setting: Setting,
+    kv_tokens: float | None = None,
+    *,
+    replications: int,
+    steps: int = 1,
+    warmup: int = 0,
+    seed: int = 0,
+    noise: Noise | None = None,
+    record: bool = False,
+    memory: Memory | None = None,
+    plan_hash: str = "",
+) -> Replicated:
+    """The run with seeds `seed`, `seed` + 1, ...; only the first is recorded."""
+    return Replicated(
+        runs=tuple(
+            simulate(
+                setting, kv_tokens, steps=steps, warmup=warmup, seed=seed + i, noise=noise,
+                record=record and i == 0, memory=memory if i == 0 else None, plan_hash=plan_hash,
+            )
+            for i in range(replications)
+        )
+    )  # fmt: skip
