@@ -233,9 +233,7 @@ def _rollout(
     drawn: tuple[float, ...] | None,
 ) -> Generation:  # fmt: skip
     layout = _rollout_layout(seat, kv_tokens)
-    return _generate(
-        setting.device(seat), setting.models.actor, layout, requests, kv_tokens, drawn
-    )
+    return _generate(setting.device(seat), setting.models.actor, layout, requests, kv_tokens, drawn)
 
 
 def requests_of(workload: Workload) -> Requests:
@@ -325,7 +323,7 @@ def train_cost(setting: Setting, role: str, seat: Seat) -> Cost:
         optimizer_steps=workload.mini_batches, optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None, value_head=role == "critic",
         precision=setting.train_precision,
-        pack_len=_pack_len(setting, setting.packs and setting.packs.train, workload.mini_batches),
+        pack_len=_pack_len(setting, training=True),
     )  # fmt: skip
     return _called(setting, seat, cost).scaled(workload.epochs)
 
@@ -336,7 +334,7 @@ def forward_cost(setting: Setting, call: Call, seat: Seat) -> Cost:
     cost = forward(
         setting.device(seat), setting.models.of(call.role), seat.layout, sequences_of(setting.workload, setting.drawn),
         backend=setting.placement.backend, head=call.kind, precision=setting.train_precision,
-        pack_len=_pack_len(setting, setting.packs and setting.packs.forward, 1),
+        pack_len=_pack_len(setting, training=False),
     )  # fmt: skip
     return _called(setting, seat, cost)
 
@@ -345,12 +343,13 @@ def _called(setting: Setting, seat: Seat, cost: Cost) -> Cost:
     return packed_call(setting.device(seat), cost) if setting.workload.packing else cost
 
 
-def _pack_len(setting: Setting, limit: float | None, batches: int) -> float | None:
-    """Mean tokens of a pack of at most `limit`, where sequences are packed."""
-    workload = setting.workload
-    if limit is None or not workload.packing:
+def _pack_len(setting: Setting, *, training: bool) -> float | None:
+    """Mean tokens of a pack, where limits of packs are known."""
+    workload, packs = setting.workload, setting.packs
+    if packs is None or not workload.packing:
         return None
-    count = workload.num_sequences // batches
+    count = workload.num_sequences // (workload.mini_batches if training else 1)
+    limit = packs.train if training else packs.forward
     return fill(workload.prompt_len, workload.response_len, count, limit)
 
 

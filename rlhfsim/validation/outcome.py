@@ -34,6 +34,11 @@ class Outcome:
     """Blank columns that were filled: `micro_batch=1 (framework default)`."""
     part: Literal["report", "fit"] = "report"
     """Rows used to fit a constant are shown but never scored."""
+    job: str = ""
+    """Model, workload and framework: rows with the same text are plans for one job, and their order is
+    scored; empty where no other row can be compared."""
+    release: str = ""
+    """Release of that framework."""
     detail: dict[str, float | str] = field(default_factory=dict)
     """Anything worth a column in `--out`: which peak, per-part seconds."""
 

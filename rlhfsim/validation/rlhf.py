@@ -70,7 +70,14 @@ def _outcomes(row: Row) -> list[Outcome]:
         found.insert(
             0,
             _outcome(
-                row, "step", shown, label=label, measured=seconds, cost=step.cost, detail=detail
+                row,
+                "step",
+                shown,
+                label=label,
+                measured=seconds,
+                cost=step.cost,
+                detail=detail,
+                job=job_of(filled, it),
             ),
         )
     return found
@@ -142,14 +149,30 @@ def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
 def _outcome(
     row: Row, kind: str, shown: tuple[str, ...], *, label: str, measured: float | None = None,
     cost: Cost | None = None, skipped: str | None = None, detail: dict[str, float] | None = None,
+    job: tuple[str, str] = ("", ""),
 ) -> Outcome:  # fmt: skip
     low, high = cost.interval if cost else (None, None)
     return Outcome(
         kind=f"rlhf.{kind}", file=row.file, line=row.line, source=row.source, label=label,
         measured=measured, predicted=cost.seconds if cost else None, low=low, high=high,
         skipped=skipped, assumptions=shown, part="fit" if row.file == FIT_FILE else "report",
+        job=job[0], release=job[1],
         detail={**(detail or {}), **({"bound_by": cost.bound_by} if cost else {})},
     )  # fmt: skip
+
+
+def job_of(row: Row, it: Case) -> tuple[str, str]:
+    """What a plan is for, and the release of the framework that ran it.
+
+    The workload is its settings, not the mean length that a run happened to have.
+    """
+    name, _, release = (row.text("framework") or "").partition(" v")
+    work = it.workload
+    settings = (
+        work.algorithm, work.model, work.critic if work.has_critic else "-", work.prompts, work.samples,
+        row.text("max_response_len") or row.text("mean_response_len"), work.mini_batches,
+    )  # fmt: skip
+    return " ".join(str(x) for x in (*settings, name)), release
 
 
 def _label(row: Row) -> str:

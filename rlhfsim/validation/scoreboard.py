@@ -28,7 +28,7 @@ REFERENCE = "aiconfigurator"
 """Another planner, whose prediction of the same row stands in `Outcome.detail` as `PEER`."""
 PEER = "peer_s"
 _ERRORS = ("median_abs_error", "mean_abs_error", "p90_abs_error")
-_HIGHER_IS_BETTER = ("within_factor_2", "recall")
+_HIGHER_IS_BETTER = ("within_factor_2", "recall", "right_order")
 _WORSE_UP = (*_ERRORS, "false_alarms", "brier")
 WORST_ROWS = 5
 
@@ -109,6 +109,7 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     reference = statistics.reference_errors(rows, PEER)
     if reference["rows"]:
         figures[REFERENCE] = dict(reference)
+    figures |= _order(rows)
     if kind == "oom":
         figures["frameworks"] = {
             name: _figures(kind, group)
@@ -117,6 +118,21 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     else:
         figures["worst"] = [_row(o) for o in statistics.worst(rows, WORST_ROWS)]
     return figures
+
+
+def _order(rows: list[Outcome]) -> dict[str, Any]:
+    """Order of plans for one job, of one release and of any; nothing where no two rows compare."""
+    found = statistics.order(rows)
+    anywhere = statistics.order(rows, same_release=False)
+    if not anywhere.right.of:
+        return {}
+    return {
+        "right_order": found.right.value,
+        "order_counts": asdict(found.right),
+        "order_counts_any_release": asdict(anywhere.right),
+        "wrong_order": [[_row(a), _row(b)] for a, b in found.wrong],
+        "wrong_order_any_release": [[_row(a), _row(b)] for a, b in anywhere.wrong],
+    }
 
 
 def _framework(outcome: Outcome) -> str:

@@ -124,11 +124,35 @@ def _errors(figures: Mapping[str, Any]) -> str:
     ranked = sorted(figures["sources"].items(), key=lambda item: (-item[1]["scored"], item[0]))
     lines += [_line(name, found) for name, found in ranked[:SOURCES] if found["scored"]]
     parts = [_summary(figures), table(columns, lines)]
+    if "order_counts" in figures:
+        parts.append(_order(figures))
     if figures.get("worst"):
         parts.append(
             table(("worst rows", "where", "measured", "predicted", "error"), _worst(figures))
         )
     return "\n".join(parts)
+
+
+def _order(figures: Mapping[str, Any]) -> str:
+    """Pairs in the right order, and the wrong ones."""
+    text = (
+        f"Order of two plans for one job (same model, workload and framework; measured times more than"
+        f" 10 % apart): right in {_rate(figures['order_counts'])} within a release of the framework,"
+        f" in {_rate(figures['order_counts_any_release'])} over all releases, which are predicted alike.\n"
+    )
+    wrong = figures["wrong_order_any_release"]
+    if not wrong:
+        return text
+    columns = ("wrong order: faster", "slower", "measured", "predicted")
+    return f"{text}\n{table(columns, [_wrong(a, b) for a, b in wrong])}"
+
+
+def _wrong(fast: Mapping[str, Any], slow: Mapping[str, Any]) -> tuple[str, ...]:
+    times = (
+        f"{significant(fast[key])} and {significant(slow[key])} {fast['unit']}"
+        for key in ("measured", "predicted")
+    )
+    return (fast["label"], slow["label"], *times)
 
 
 def _summary(figures: Mapping[str, Any]) -> str:

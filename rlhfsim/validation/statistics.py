@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,9 +148,6 @@ def _within(errors: Floats) -> float | None:
     return _of(np.mean, ((ratio >= 1 / FACTOR) & (ratio <= FACTOR)).astype(float))
 
 
-# --- verdicts -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """A share with its 95 % Wilson interval."""
@@ -159,6 +157,40 @@ class Rate:
     value: float | None
     low: float | None
     high: float | None
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+ORDER_MARGIN = 0.10
+"""Two measured times whose larger exceeds the smaller by less than this share have no order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How often of two plans for one job the faster one was told."""
+
+    right: Rate
+    wrong: tuple[tuple[Outcome, Outcome], ...]
+    """Pairs in the wrong order or with equal predictions, the faster measured one first."""
+
+
+def order(outcomes: Iterable[Outcome], *, same_release: bool = True) -> Order:
+    """Predicted against measured order of all scored pairs with the same `job`.
+
+    `same_release` False also pairs rows of different releases of a framework.
+    """
+    rows = [o for o in scored(outcomes) if o.job and o.measured]
+    groups = grouped(rows, lambda o: f"{o.job} {o.release}" if same_release else o.job)
+    pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
+    ranked = [sorted(pair, key=lambda o: o.measured or 0.0) for pair in pairs]
+    clear = [
+        (a, b) for a, b in ranked if (b.measured or 0) > (1 + ORDER_MARGIN) * (a.measured or 0)
+    ]
+    wrong = tuple((a, b) for a, b in clear if (a.predicted or 0) >= (b.predicted or 0))
+    return Order(right=rate(len(clear) - len(wrong), len(clear)), wrong=wrong)
+
+
+# --- verdicts -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
