@@ -16,6 +16,7 @@ INTERNAL_ERROR = 70
 COMMANDS = {
     "design": "Choose architecture and layouts for a cluster and a model.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
+    "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",
     "memory": "Show what fills GPU memory, phase by phase.",
     "sync": "Compare every way to move weights from training to rollout.",
     "validate": "Score the predictions against published measurements.",

@@ -118,12 +118,17 @@ def from_file(file: str, price: float | None) -> Planned:
     """A scenario, a shipped system or a plan.json, priced now."""
     with on_command_line():
         plan = estimate_file(file, price=price)
-    cluster = cluster_of(plan)
-    notes = []
-    if Path(file).suffix == ".json":
-        notes = [f"profile {name} is not the one this plan was made with (changed since, or --price was given)"
-                 for name in stale_profiles(read_plan(Path(file)))]  # fmt: skip
-    return judged(plan, cluster, tuple(notes))
+    return judged(plan, cluster_of(plan), profile_notes(file))
+
+
+def profile_notes(file: str) -> tuple[str, ...]:
+    """Which profiles of a plan.json have changed since it was made."""
+    if Path(file).suffix != ".json":
+        return ()
+    return tuple(
+        f"profile {name} is not the one this plan was made with (changed since, or --price was given)"
+        for name in stale_profiles(read_plan(Path(file)))
+    )
 
 
 def judged(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> Planned:

@@ -25,7 +25,9 @@ class PoolFigures:
     peak_bytes: float | None
     """On the fullest GPU, warm-up included; None: not recorded."""
     peak_s: float | None
-    """When that is, seconds from the start of the trace."""
+    """When that is first, seconds from the start of the trace."""
+    peak_in: str | None
+    """What the pool does then: the span that started last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,15 @@ def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
         highest = peak(trace, "memory_bytes", name)
         found.append(PoolFigures(
             name=name, busy=busy_share(trace, name, when), peak_bytes=highest.value if highest else None,
-            peak_s=highest.time_s if highest else None,
+            peak_s=highest.time_s if highest else None, peak_in=_running(trace, name, highest.time_s) if highest else None,
         ))  # fmt: skip
     return tuple(found)
+
+
+def _running(trace: Trace, pool: str, time: float) -> str | None:
+    """The span of a pool that started last before or at an instant and has not ended."""
+    found = [s for s in trace.spans if s.pool == pool and s.start_s <= time < s.end_s]
+    return max(found, key=lambda s: s.start_s).name if found else None
 
 
 def level(trace: Trace, name: CounterName, warmup: int = 0) -> Level | None:

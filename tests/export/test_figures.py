@@ -47,7 +47,7 @@ def test_pools_are_busy_for_the_share_of_the_window_that_they_work() -> None:
     rollout, train = pool_figures(AHEAD, 1)
     assert (rollout.name, rollout.busy, rollout.peak_bytes) == ("rollout", pytest.approx(1.0), None)
     assert (train.name, train.busy) == ("train", pytest.approx(0.5))
-    assert (train.peak_bytes, train.peak_s) == (7e9, 15)
+    assert (train.peak_bytes, train.peak_s, train.peak_in) == (7e9, 15, "actor.train")
 
 
 def test_a_level_is_a_mean_over_time_and_a_maximum() -> None:
