@@ -31,10 +31,10 @@ class RlhfsimError(ValueError):
     """
 
     def __init__(
-        self, code: str, message: str, *, place: Place | None = None, help: str | None = None
+        self, code: str, message: str, place: Place | None = None, help: str | None = None
     ) -> None:
         """`code` is a stable kebab-case name, `message` a lower-case sentence without full stop."""
-        super().__init__(message)
+        super().__init__(code, message, place, help)  # SimPy and pickle build it again from `args`
         self.code = code
         self.message = message
         self.place = place
