@@ -161,8 +161,8 @@ class SimulationOptions:
 
     steps: int = 20
     """Measured steps of one replication."""
-    warmup: int | None = None
-    """Steps before them that no figure counts; None: 0, or staleness + 2 when asynchronous."""
+    warmup: int = 0
+    """Steps before them that no figure counts; staleness + 2 at least when asynchronous."""
     seed: int = 0
     """Of the first replication; the next has the next one."""
     replications: int = 1
@@ -276,7 +276,7 @@ def simulate_file(
     priced = _priced(*_read(path))
     placement = priced.setting.placement
     ahead = math.ceil(placement.schedule.staleness) + RUN_AHEAD if placement.schedule.staleness else 0  # fmt: skip
-    warmup = ahead if asked.warmup is None else asked.warmup
+    warmup = max(ahead, asked.warmup)
     plan = _plan(priced, priced.iteration, price)
     base = Simulation(estimate=plan, plan=plan, seed=asked.seed, warmup=warmup, randomness=_randomness(asked))  # fmt: skip
     reason = _rejection(priced)
@@ -332,7 +332,9 @@ def _randomness(asked: SimulationOptions) -> str:
         words.append(f"reward times spread by {asked.reward_spread:g}")
     if asked.straggler:
         share, slowdown = asked.straggler
-        words.append(f"{units.significant(100 * share)} % of the GPUs {slowdown:g} times slower")
+        words.append(
+            f"{units.significant(100 * share)} % of the GPUs take {slowdown:g} times as long"
+        )
     return ", ".join(words)
 
 

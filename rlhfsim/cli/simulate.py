@@ -23,6 +23,7 @@ from rlhfsim.cli.planned import NOT_FOUND, profile_notes
 from rlhfsim.cli.remedies import remedy
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.export.chrome import chrome_path, write_chrome
+from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -93,7 +94,7 @@ class Duration(ParamType):
         try:
             seconds = units.parse(str(value), "s")
         except RlhfsimError as error:
-            raise bad_option(f"{option}: {error.message}", f"write it like 60 s, 10 min, 5000 h; {error.help}") from error  # fmt: skip
+            raise bad_option(f"{option}: {error.message}", "write it like 60 s, 10 min, 5000 h") from error  # fmt: skip
         if not 0 < seconds <= MAX_SECONDS:
             raise bad_option(f"{option}: {str(value)[:40]} is out of range", "give a time above 0, like 60 s, 10 min, 5000 h")  # fmt: skip
         return seconds
@@ -103,9 +104,9 @@ _TIME = Duration()
 
 
 _OPTIONS: list[Callable[[Any], Any]] = [
-    click.argument("file"),
+    click.argument("file", required=False),
     click.option("--iterations", type=Whole(1, MAX_STEPS), default=20, show_default=True, help="Steps that are measured."),
-    click.option("--warmup", type=Whole(0, MAX_STEPS), help="Steps before them that no figure counts; default: 0, or staleness + 2 when async."),
+    click.option("--warmup", type=Whole(0, MAX_STEPS), default=0, show_default=True, help="Steps before them that no figure counts; staleness + 2 at least when async."),
     click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Seed of all that is random."),
     click.option("--replications", type=Whole(1, MAX_REPLICATIONS), default=1, show_default=True, help="Runs with seeds of their own: N, N + 1, ..."),
     click.option("--expected-lengths", is_flag=True, help="Every step has the expected response lengths; default: each draws its own."),
@@ -175,7 +176,9 @@ def _told(file: str, answer: Simulation) -> Told:
 
 
 def _check(ctx: click.Context, given: dict[str, Any]) -> None:
-    """Options that mean nothing without another one."""
+    """A file, and no option that means nothing without another one."""
+    if given["file"] is None:
+        raise bad_option("FILE is missing", f"name a plan.json, a scenario or a system: {', '.join(system_names())}")  # fmt: skip
     for name in ("restart", "checkpoint", "checkpoint_interval"):
         source = ctx.get_parameter_source(name)
         if given["mtbf"] is None and source is click.core.ParameterSource.COMMANDLINE:

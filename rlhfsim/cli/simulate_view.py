@@ -25,6 +25,8 @@ LINKS = {
     "disk": "disks of {}", "storage": "the shared file system", "spine": "the fabric between nodes",
 }  # fmt: skip
 """First word of a link's name -> words."""
+BESIDE = ".beside"
+"""End of the name of generation that the trainer does not wait for."""
 ALIKE = 1e-6
 """Relative spread below which steps are alike."""
 
@@ -38,11 +40,23 @@ def report(answer: Simulation, width: int) -> Iterator[RenderableType]:
         yield steps_table(answer, width)
     yield ""
     yield view.phase_table(answer.plan, width)
+    if note := phase_note(answer):
+        yield Text(note, style="dim")
     yield ""
     yield pool_table(answer, width)
     if answer.contention:
         yield ""
         yield contention_table(answer, width)
+
+
+def phase_note(answer: Simulation) -> str:
+    """Which step the phases are of."""
+    words = "" if answer.alike else "phases of the first measured step"
+    if any(p.name.endswith(BESIDE) for p in answer.plan.prediction.phases):
+        words += (
+            f"{'; ' * bool(words)}{BESIDE[1:]}: generation that goes on while the trainer works"
+        )
+    return words
 
 
 # --- figures ----------------------------------------------------------------------------------------
@@ -96,13 +110,13 @@ def _when(pool: PoolRun) -> str:
 
 
 def samples_text(answer: Simulation) -> str:
-    """`0.8 versions old on average, at most 2; 310 finished ones wait for the trainer, at most 1,024`."""
+    """`0.8 versions old on average, 2 at most; 310 more in the queue when the trainer takes a batch, ...`."""
     assert answer.staleness is not None
     mean, worst = answer.staleness
     old = f"{units.significant(mean, 2)} versions old on average, {units.significant(worst, 2)} at most"  # fmt: skip
     if answer.queue is None:
         return old
-    return f"{old}; {answer.queue.mean:,.0f} finished ones wait for the trainer, {answer.queue.maximum:,.0f} at most"
+    return f"{old}; {answer.queue.mean:,.0f} more in the queue when the trainer takes a batch, {answer.queue.maximum:,.0f} at most"
 
 
 def goodput_text(answer: Simulation) -> str:
