@@ -1,0 +1,150 @@
+"""Everything random in a simulated run, from one seed: lengths, reward times, stragglers. Off by default.
+
+    draws = Draws(setting, Noise(lengths=True, reward_spread=0.3, straggler_share=0.01, straggler_slowdown=1.2), seed=1)
+    draws.lengths(step)          # response lengths of that step
+    draws.program(None, step)    # the priced step with them, slow ranks and reward times
+    draws.disturbed(call, step)  # the priced call as it runs in that step
+    draws.pace("trainer"), draws.replica_paces()
+
+Each draw has a stream of its own, keyed by seed, what is drawn and the step, so the same seed gives the same
+results whatever else is drawn and in whatever order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated
+from zlib import crc32
+
+import numpy as np
+from pydantic import Field
+
+from rlhfsim.costs.cost import Cost, total
+from rlhfsim.costs.step import Floats
+from rlhfsim.phases.iteration import Program, Setting, program, requests_of
+from rlhfsim.phases.rollout_schedule import expected_lengths
+from rlhfsim.phases.timetable import Step
+from rlhfsim.specs.lengths import draw
+from rlhfsim.specs.loading import checked
+
+GPU_RESOURCES = frozenset({"compute", "hbm", "overhead", "bubble", "tail"})
+"""What a slow rank stretches; links keep their rate."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """What varies between steps."""
+
+    lengths: bool = False
+    """Response lengths are drawn anew for every step."""
+    reward_spread: Annotated[float, Field(ge=0, le=4)] = 0.0
+    """Standard deviation of the log of reward times (rules and reward models); their mean stays."""
+    straggler_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the GPUs that are slow, all through the run."""
+    straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
+    """Time of a slow GPU over that of a good one."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is random."""
+        return not (self.lengths or self.reward_spread or self._slow)
+
+    def program(
+        self, setting: Setting, kv_tokens: float | None, *, seed: int, step: int
+    ) -> Program:
+        """The priced calls of one step of the run with this seed."""
+        return Draws(setting, self, seed).program(kv_tokens, step)
+
+    @property
+    def _slow(self) -> bool:
+        return self.straggler_share > 0 and self.straggler_slowdown > 1
+
+
+def generator(seed: int, what: str, step: int = 0) -> np.random.Generator:
+    """The stream of one draw."""
+    return np.random.default_rng([seed, crc32(what.encode()), step])
+
+
+class Draws:
+    """The draws of one run."""
+
+    def __init__(
+        self, setting: Setting, noise: Noise | None = None, seed: int | None = None
+    ) -> None:
+        self.base = setting
+        self.noise = noise or Noise()
+        self.seed = setting.workload.seed if seed is None else seed
+
+    def lengths(self, step: int) -> Floats:
+        """Response lengths of a step, tokens: the same ones in another order, or drawn anew."""
+        workload = self.base.workload
+        rng = generator(self.seed, "lengths", step)
+        if self.noise.lengths:
+            return np.maximum(draw(workload.response_len, workload.num_sequences, rng), 1.0)
+        return rng.permutation(self._usual)
+
+    @cached_property
+    def _usual(self) -> Floats:
+        if self.base.drawn is None:
+            return expected_lengths(requests_of(self.base.workload))
+        return np.maximum(np.rint(np.asarray(self.base.drawn, dtype=np.float64)), 1.0)
+
+    def program(self, kv_tokens: float | None, step: int) -> Program:
+        """The priced calls of a step as they run: its lengths, reward times and slow ranks."""
+        setting = self.base
+        if self.noise.lengths:
+            setting = replace(setting, drawn=tuple(self.lengths(step).tolist()))
+        made = program(setting, kv_tokens)
+        return replace(made, steps=tuple(self.disturbed(call, step) for call in made.steps))
+
+    def disturbed(self, call: Step, step: int) -> Step:
+        """A call as it runs in a step: a collective call waits for its slowest rank."""
+        cost = call.cost
+        if self.noise.reward_spread and call.name in ("rules.score", "reward.score"):
+            cost = cost.scaled(self.reward_factor(call.name, step))
+        slow = max((self.pace(pool) for pool in call.pools), default=1.0)
+        if slow > 1:
+            cost = stretched(cost, slow)
+        return call if cost is call.cost else replace(call, cost=cost)
+
+    def reward_factor(self, name: str, step: int) -> float:
+        """Reward time of a step over its mean: exp(sigma z - sigma^2 / 2)."""
+        sigma = self.noise.reward_spread
+        z = float(generator(self.seed, name, step).standard_normal())
+        return float(np.exp(sigma * z - sigma**2 / 2))
+
+    @cached_property
+    def stragglers(self) -> frozenset[int]:
+        """Slow GPUs, counted over the cluster: the share rounded, at least one where it is above 0."""
+        if not self.noise._slow:
+            return frozenset()
+        gpus = sum(pool.gpus for pool in self.base.cluster.pools)
+        count = min(gpus, max(1, round(self.noise.straggler_share * gpus)))
+        chosen = generator(self.seed, "stragglers").choice(gpus, size=count, replace=False)
+        return frozenset(int(rank) for rank in chosen)
+
+    def pace(self, pool: str) -> float:
+        """Time of a call that needs every GPU of a pool over its price."""
+        found = next((p for p in self.base.placement.pools if p.name == pool), None)
+        return self._pace(found.start, found.gpus) if found is not None else 1.0
+
+    def replica_paces(self) -> tuple[float, ...]:
+        """The same for each rollout replica, which holds a block of its pool's GPUs."""
+        seat = self.base.placement.rollout
+        assert seat is not None
+        start, each = self.base.placement.pool(seat.pool).start, seat.layout.replica_gpus
+        return tuple(self._pace(start + r * each, each) for r in range(seat.layout.dp))
+
+    def _pace(self, start: int, gpus: int) -> float:
+        slow = any(start <= rank < start + gpus for rank in self.stragglers)
+        return self.noise.straggler_slowdown if slow else 1.0
+
+
+def stretched(cost: Cost, factor: float) -> Cost:
+    """The cost with what runs on the GPU itself `factor` times as long."""
+    slow = (
+        Cost(parts=(p,)).scaled(factor if p.resource in GPU_RESOURCES else 1.0) for p in cost.parts
+    )
+    return total(slow)
