@@ -78,10 +78,11 @@ class Ran:
     def _phase(self, step: Step, phases: Sequence[Phase], after: int | None) -> Phase:
         ran = self.done[step.name]
         start, cost = ran.start - self.begin, ran.cost
-        if step.name in self.streamed and cost.seconds > 0:
+        if step.name in self.streamed:
             start = phases[after].end if after is not None else 0.0
-            left = max(0.0, ran.end - self.begin - start)
-            cost = cost.scaled(left / cost.seconds)
+            if cost.seconds > 0:
+                left = max(0.0, ran.end - self.begin - start)
+                cost = cost.scaled(left / cost.seconds)
         return Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after)
 
 
@@ -225,17 +226,13 @@ class _Launch:
                 for pool in step.pools:
                     world.recorder.span(step.name, pool, self.number, begin, world.env.now,
                                         str(cost.bound_by), version=self.number, turn=turn, buffer=b)  # fmt: skip
-                last = answered[b] = world.env.process(self._answer(turns, b, last))
-        samples = 0
-        for b, event in enumerate(answered):  # the first buffer is the first to end
-            yield event
-            samples += turns.sequences[b]
-            self._hand_on(samples / sum(turns.sequences))
+                last = answered[b] = world.env.process(self._answer(turns, b, turn, last))
+        yield world.all_of(answered)
         generated = total(turns.buffers) + extra
         waits = world.env.now - start - generated.seconds
         return generated + Cost(parts=(part("host", max(0.0, waits), RESTS_ON),))
 
-    def _answer(self, turns: Turns, buffer: int, before: simpy.Event) -> Running:
+    def _answer(self, turns: Turns, buffer: int, turn: int, before: simpy.Event) -> Running:
         """The environment answers a buffer, after the other one where workers are short."""
         world = self.world
         if not turns.side_by_side:
@@ -243,3 +240,5 @@ class _Launch:
         begin = world.env.now
         yield world.env.timeout(turns.answer(buffer))
         world.recorder.span(ANSWER, CPU_POOL, self.number, begin, world.env.now, "host", group=f"buffer {buffer}")  # fmt: skip
+        if turn == turns.count - 1:  # the first buffer is the first to end
+            self._hand_on(sum(turns.sequences[: buffer + 1]) / sum(turns.sequences))
