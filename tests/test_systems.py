@@ -64,7 +64,7 @@ def test_sample_factory_hides_its_sync_and_is_bound_by_its_slower_side() -> None
     plan = estimate_file("sample-factory")
     sides = (
         seconds(plan, "actor.generate"),
-        seconds(plan, "rules.score") + seconds(plan, "actor.train"),
+        sum(seconds(plan, name) for name in ("rules.score", "controller", "actor.train")),
     )
     assert plan.prediction.step_s == pytest.approx(max(sides))
 

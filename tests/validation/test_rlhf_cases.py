@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rlhfsim.phases.iteration import Iteration
 from rlhfsim.specs.lengths import Fixed, stats
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.rlhf import step_seconds
+from rlhfsim.validation.rlhf import job_of, priced, step_seconds
 from rlhfsim.validation.rlhf_cases import (
     Skip,
     case,
@@ -18,6 +21,14 @@ from rlhfsim.validation.rows import Row, parse_csv, shipped
 def filled(line: int) -> Row:
     (row,) = [r for r in shipped("rlhf") if (r.file, r.line) == ("rlhf.csv", line)]
     return assumptions.apply("rlhf", row)[0]
+
+
+def step(line: int) -> Iteration:
+    return priced(case(filled(line)))
+
+
+def seconds(found: Iteration, name: str) -> float:
+    return sum(phase.cost.seconds for phase in found.phases if phase.name == name)
 
 
 def user_row(**cells: str) -> Row:
@@ -58,8 +69,37 @@ def test_mean_lengths_of_the_workload_are_the_published_ones() -> None:
     )
 
 
-def test_a_pack_holds_as_many_sequences_of_mean_length_as_fit() -> None:
-    assert case(filled(9)).placement.actor.layout.micro_batch == 4  # 4096 over 1019
+def test_packs_of_scoring_hold_what_the_recipe_says() -> None:
+    packs = case(filled(9)).packs  # logprob_batch_size 2 times 4096 tokens
+    assert packs is not None
+    assert (packs.train, packs.forward) == (4096, 8192)
+    assert case(user_row()).packs is None
+
+
+def test_weights_of_a_shared_pool_leave_for_the_rollout_and_those_of_a_pool_of_its_own_stay() -> (
+    None
+):
+    assert case(filled(9)).placement.actor.residency == "offloaded"
+    assert case(filled(10)).placement.actor.residency == "resident"
+
+
+def test_the_row_that_trained_in_fp8_is_priced_in_fp8() -> None:
+    assert [case(filled(line)).train_precision for line in (10, 15)] == ["bf16", "fp8"]
+    assert step(15).seconds < step(10).seconds
+
+
+def test_larger_packs_of_scoring_save_launches_of_a_mixture_of_experts() -> None:
+    it = case(filled(5))
+    assert it.packs is not None
+    small = priced(replace(it, packs=replace(it.packs, forward=it.packs.train)))
+    assert seconds(small, "actor.logprob") > 1.5 * seconds(priced(it), "actor.logprob")
+
+
+def test_plans_for_one_job_share_it_whatever_their_layout_and_release() -> None:
+    jobs = {line: job_of(filled(line), case(filled(line))) for line in (9, 10, 15, 16, 5)}
+    assert jobs[9] == jobs[10] == jobs[15]
+    assert jobs[16] == (jobs[9][0], "0.4")
+    assert jobs[5][0] != jobs[9][0]
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.8, 0.97])

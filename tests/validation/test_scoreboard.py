@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,9 @@ def test_the_board_is_json_without_nan() -> None:
 
 
 def test_a_target_is_passed_at_its_limit_and_missed_beyond() -> None:
-    at = results({"rlhf.step": {"mean_abs_error": 0.25, "median_of_source_means": 0.2501}})
-    assert [t["verdict"] for t in at] == ["PASS", "MISSED"]
+    figures = {"mean_abs_error": 0.20, "median_of_source_means": 0.2001, "right_order": 0.85}
+    at = results({"rlhf.step": figures})
+    assert [t["verdict"] for t in at] == ["PASS", "MISSED", "PASS"]
 
 
 def test_a_target_without_rows_says_so() -> None:
@@ -104,8 +106,31 @@ def test_committed_figures_stand_in_for_a_kind_that_cannot_be_rerun() -> None:
 def test_the_report_shows_every_kind_target_and_worst_row() -> None:
     text = markdown(scoreboard.board(rows()))
     assert "## training" in text
-    assert "| rlhf.step | mean error over rows | <= 25.0 % | 20.0 % | PASS |" in text
+    assert "| rlhf.step | mean error over rows | <= 20.0 % | 20.0 % | PASS |" in text
     assert "t.csv:2" in text
+
+
+def test_the_report_counts_pairs_in_the_right_order_and_lists_the_wrong_ones() -> None:
+    plans = [(10, 12, "slow", "1"), (5, 6, "fast", "1"), (20, 5, "late", "1"), (20, 5, "old", "2")]
+    found = [
+        replace(outcome("rlhf.step", m, p), label=label, job="j", release=release)
+        for m, p, label, release in plans
+    ]
+    board = scoreboard.board(found)
+    step = board["kinds"]["rlhf.step"]
+    assert (step["order_counts"]["hits"], step["order_counts"]["of"]) == (1, 3)
+    assert step["order_counts_any_release"]["of"] == 5
+    assert [(a["label"], b["label"]) for a, b in step["wrong_order"]] == [
+        ("slow", "late"), ("fast", "late"),
+    ]  # fmt: skip
+    text = markdown(board)
+    assert "right in 33.3 % (1 of 3;" in text
+    assert "| slow | late | 10 and 20 s | 12 and 5 s |" in text
+    assert "| slow | old |" in text
+
+
+def test_a_kind_without_plans_for_one_job_has_no_order() -> None:
+    assert "right_order" not in scoreboard.board(rows())["kinds"]["training"]
 
 
 def test_a_row_that_cannot_be_read_is_skipped_and_does_not_stop_the_others(

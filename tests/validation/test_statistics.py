@@ -94,3 +94,35 @@ def test_another_tools_error_is_taken_on_the_same_scored_rows() -> None:
     found = statistics.reference_errors(rows, "x")
     assert found["median_abs_error"] == pytest.approx(0.2)
     assert found["rows"] == 1
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+def plans(*times: tuple[float, float], **more: object) -> list[Outcome]:
+    return [outcome(m, p, **({"job": "j"} | more)) for m, p in times]  # type: ignore[arg-type]
+
+
+def test_pairs_of_one_job_are_in_the_right_order_or_not() -> None:
+    found = statistics.order(plans((10, 1), (20, 3), (40, 2)))
+    assert (found.right.hits, found.right.of) == (2, 3)
+    ((fast, slow),) = found.wrong
+    assert (fast.measured, slow.measured) == (20, 40)
+
+
+def test_measured_times_within_a_tenth_have_no_order() -> None:
+    assert statistics.order(plans((10, 1), (11, 0.5))).right.of == 0
+    assert statistics.order(plans((10, 1), (11.01, 0.5))).right.of == 1
+
+
+def test_equal_predictions_are_not_an_order() -> None:
+    assert statistics.order(plans((10, 5), (20, 5))).right.hits == 0
+
+
+def test_rows_of_other_jobs_releases_and_of_the_fit_make_no_pair() -> None:
+    rows = [
+        *plans((10, 1), release="1"), *plans((20, 2), release="2"), *plans((40, 1), job="k"),
+        *plans((80, 1), release="1", part="fit"), *plans((90, 1), job=""), *plans((95, 1), job=""),
+    ]  # fmt: skip
+    assert statistics.order(rows).right.of == 0
+    assert statistics.order(rows, same_release=False).right.of == 1
