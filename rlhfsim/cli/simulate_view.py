@@ -120,13 +120,18 @@ def samples_text(answer: Simulation) -> str:
 
 
 def goodput_text(answer: Simulation) -> str:
-    """Share of time that makes progress, and the interval that makes it largest."""
+    """Share of time that makes progress, what the formula says, and the interval that is best."""
     g = answer.goodput
     assert g is not None
+    best = "the best interval" if g.interval_s == g.best_interval_s else f"best is every {_s(g.best_interval_s)}"  # fmt: skip
     return (
-        f"{g.simulated:.1%} of the time is progress with a checkpoint every {_s(g.interval_s)}"
-        f" (first-order formula {g.first_order:.1%}, best interval {_s(g.best_interval_s)})"
-    ).replace("%", " %")
+        f"{_percent(g.simulated)} of the time is progress, with a checkpoint every {_s(g.interval_s)} ({best}) and a failure"
+        f" every {_s(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then takes {_s(answer.mean / g.simulated)}"
+    )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
 
 
 def _count(number: int, noun: str) -> str:

@@ -191,13 +191,21 @@ def test_failures_cost_goodput_and_the_text_tells_the_best_interval() -> None:
     assert 0 < goodput["simulated"] < 1
     assert goodput["simulated"] == pytest.approx(goodput["first_order"], abs=0.02)
     assert goodput["interval_s"] == pytest.approx(goodput["best_interval_s"])
-    assert "of the time is progress with a checkpoint every" in run(*asked).output
+    text = " ".join(run(*asked).output.split())
+    assert f"{goodput['simulated']:.1%} of the time".replace("%", " %") in text
+    assert "(the best interval)" in text
     rare = data_of("slime", "--iterations", "1", "--mtbf", "50000h")["goodput"]
     assert rare["simulated"] > goodput["simulated"]
     fixed = data_of(*asked, "--checkpoint-interval", "3h")["goodput"]
     assert fixed["interval_s"] == 3 * 3600
     assert fixed["simulated"] < goodput["simulated"]
     assert data_of("slime", "--iterations", "1")["goodput"] is None
+
+
+def test_a_job_that_fails_faster_than_it_saves_is_refused() -> None:
+    error = refused("slime", "--iterations", "1", "--mtbf", "1h", "--restart", "10h")
+    assert error.code == "job-makes-no-progress"
+    assert "with 8 nodes the job fails every 450 s" in error.message
 
 
 # --- parts of the view ------------------------------------------------------------------------------
