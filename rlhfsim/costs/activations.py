@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from rlhfsim.costs.layers import heads
 from rlhfsim.specs.backends import BACKENDS, Backend
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.layout import Layout, Recompute
 from rlhfsim.specs.model import ModelSpec
 
 BF16, FP32 = 2.0, 4.0
@@ -169,8 +170,7 @@ def _moe(
     return saved, copies * (2 * model.hidden + 3 * width)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes of activations of one call on one GPU."""
 
     saved: float
@@ -223,22 +223,33 @@ def training_activations(
     `logit_chunk`: tokens whose logits exist at once, where the loss is computed in chunks.
     """
     local = tokens / layout.cp
-    score_length = 0.0 if layout.recompute == "selective" else score_length
-    layers, moe_layers = _stage_layers(model, layout, stage)
-    plain, sparse = _tensors(model, layout, backend, imbalance, fp8, score_length)
+    saved, working = _kept_and_working(
+        model, backend, layout.tp, layout.pp, layout.etp, layout.sequence_parallel,
+        layout.recompute, stage, imbalance, fp8, score_length,
+    )  # fmt: skip
+    held = in_flight(layout.pp, layout.vp, micro_batches, stage)
+    last = stage != "first"
+    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk) if last else 0.0
+    return Activations(saved=local * saved * held, working=local * working, logits=logits)
+
+
+@lru_cache(maxsize=65536)
+def _kept_and_working(
+    model: ModelSpec, backend: Backend, tp: int, pp: int, etp: int, sequence_parallel: bool,
+    recompute: Recompute, stage: str, imbalance: float, fp8: bool, score_length: float,
+) -> tuple[float, float]:  # fmt: skip
+    """Bytes per token of one micro-batch: kept by all layers of a stage, and of the layer that runs."""
+    length = 0.0 if recompute == "selective" else score_length
+    layers, moe_layers = _stage_layers(model, pp, stage)
+    plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length)
     dense_layers = layers - moe_layers
     most = max(plain.total if dense_layers else 0.0, sparse.total if moe_layers else 0.0)
     transient = max(
         plain.transient if dense_layers else 0.0, sparse.transient if moe_layers else 0.0
     )
-    if layout.recompute == "full":
-        saved, working = plain.input * layers, transient + most
-    else:
-        saved, working = dense_layers * plain.total + moe_layers * sparse.total, transient
-    held = in_flight(layout.pp, layout.vp, micro_batches, stage)
-    last = stage != "first"
-    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk) if last else 0.0
-    return Activations(saved=local * saved * held, working=local * working, logits=logits)
+    if recompute == "full":
+        return plain.input * layers, transient + most
+    return dense_layers * plain.total + moe_layers * sparse.total, transient
 
 
 def forward_activations(
@@ -254,15 +265,27 @@ def forward_activations(
 ) -> Activations:
     """Activations of a scoring call: one layer at a time, then the logits."""
     local = tokens / layout.cp
-    plain, sparse = _tensors(model, layout, backend, imbalance)
+    working = _alive(
+        model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length
+    )
+    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk)
+    return Activations(saved=0.0, working=local * working, logits=logits)
+
+
+@lru_cache(maxsize=65536)
+def _alive(
+    model: ModelSpec, backend: Backend, tp: int, etp: int, sequence_parallel: bool,
+    imbalance: float, score_length: float,
+) -> float:  # fmt: skip
+    """Bytes per token alive at once in the widest layer of a forward without gradients."""
+    plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance)
     working = max(
         plain.forward if model.num_dense_layers else 0.0,
         sparse.forward if model.num_moe_layers else 0.0,
     )
     if score_length:  # scores and softmax of one layer
-        working += 4 * heads(model.attention, layout.tp).query * score_length
-    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk)
-    return Activations(saved=0.0, working=local * working, logits=logits)
+        working += 4 * heads(model.attention, tp).query * score_length
+    return working
 
 
 def logits_bytes(
@@ -277,8 +300,8 @@ def logits_bytes(
     return min(tokens, chunk or tokens) * vocab * bytes_per_logit
 
 
-def _stage_layers(model: ModelSpec, layout: Layout, stage: str) -> tuple[int, int]:
-    local = -(-model.num_layers // layout.pp)
+def _stage_layers(model: ModelSpec, pp: int, stage: str) -> tuple[int, int]:
+    local = -(-model.num_layers // pp)
     if model.moe is None:
         return local, 0
     if model.moe.period > 1:
@@ -288,24 +311,19 @@ def _stage_layers(model: ModelSpec, layout: Layout, stage: str) -> tuple[int, in
 
 
 def _tensors(
-    model: ModelSpec,
-    layout: Layout,
-    backend: Backend,
-    imbalance: float,
-    fp8: bool = False,
-    score_length: float = 0.0,
-) -> tuple[LayerTensors, LayerTensors]:
-    """One dense and one MoE layer under this layout."""
-    rules = BACKENDS[backend]
-    sp = layout.sequence_parallel and layout.tp > 1 and rules.sequence_parallel
+    model: ModelSpec, backend: Backend, tp: int, etp: int, sequence_parallel: bool,
+    imbalance: float, fp8: bool = False, score_length: float = 0.0,
+) -> tuple[LayerTensors, LayerTensors]:  # fmt: skip
+    """One dense and one MoE layer under a layout."""
+    sp = sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel
     fused = backend == "megatron"
     plain = layer_tensors(
-        model, layout.tp, sequence_parallel=sp, fused=fused, fp8=fp8, score_length=score_length
+        model, tp, sequence_parallel=sp, fused=fused, fp8=fp8, score_length=score_length
     )
     if not model.num_moe_layers:
         return plain, plain
     sparse = layer_tensors(
-        model, layout.tp, layout.etp, sequence_parallel=sp, fused=fused,
+        model, tp, etp, sequence_parallel=sp, fused=fused,
         experts=True, imbalance=imbalance, fp8=fp8, score_length=score_length,
     )  # fmt: skip
     return plain, sparse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Resource = Literal[
     "compute", "hbm", "nvlink", "network", "pcie", "storage", "host", "bubble", "tail", "overhead"
@@ -13,31 +13,32 @@ Resource = Literal[
 """bubble: pipeline ramp; tail: GPUs waiting for the longest response; overhead: launch and framework."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """Exposed seconds on one resource."""
 
     resource: Resource
     seconds: float
-    low: float
-    """P10 of `seconds`."""
-    high: float
-    """P90 of `seconds`."""
     rests_on: str
     """The curve or coefficient that decides it, as named in the profile."""
+    spread: tuple[float, float]
+    """P10 and P90 of true over predicted seconds."""
+
+    @property
+    def low(self) -> float:
+        """P10 of `seconds`."""
+        return self.seconds * self.spread[0]
+
+    @property
+    def high(self) -> float:
+        """P90 of `seconds`."""
+        return self.seconds * self.spread[1]
 
 
 def part(
     resource: Resource, seconds: float, rests_on: str, *, spread: tuple[float, float] = (1.0, 1.0)
 ) -> Part:
     """A part whose interval is `seconds` times the spread (P10, P90 of true/predicted)."""
-    return Part(
-        resource=resource,
-        seconds=seconds,
-        low=seconds * spread[0],
-        high=seconds * spread[1],
-        rests_on=rests_on,
-    )
+    return Part(resource, seconds, rests_on, spread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Cost:
     @property
     def seconds(self) -> float:
         """Sum over the parts."""
-        return math.fsum(p.seconds for p in self.parts)
+        return math.fsum([p.seconds for p in self.parts])
 
     @property
     def bound_by(self) -> Resource:
@@ -88,9 +89,13 @@ class Cost:
 
     def scaled(self, factor: float) -> Cost:
         """The same work `factor` times."""
-        return Cost(parts=tuple(
-            Part(resource=p.resource, seconds=p.seconds * factor, low=p.low * factor, high=p.high * factor, rests_on=p.rests_on)
-            for p in self.parts))  # fmt: skip
+        if factor == 1:
+            return self
+        return Cost(
+            parts=tuple(
+                Part(p.resource, p.seconds * factor, p.rests_on, p.spread) for p in self.parts
+            )
+        )
 
 
 def total(costs: Iterable[Cost]) -> Cost:

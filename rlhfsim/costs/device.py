@@ -44,6 +44,7 @@ class Device:
     """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
     _values: dict[str, float] = field(init=False, repr=False)
     _spreads: dict[str, tuple[float, float]] = field(init=False, repr=False)
+    _inverses: dict[str, tuple[float, float]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Keep the coefficients as plain numbers: they are read at every step of every sum."""
@@ -54,6 +55,8 @@ class Device:
         }
         object.__setattr__(self, "_values", {name: c.value for name, c in known.items()})
         object.__setattr__(self, "_spreads", spreads)
+        inverses = {name: (1 / high, 1 / low) for name, (low, high) in spreads.items() if low > 0}
+        object.__setattr__(self, "_inverses", inverses)
 
     def __getitem__(self, name: str) -> float:
         """A coefficient's value; unknown names are our own bug."""
@@ -62,3 +65,7 @@ class Device:
     def spread(self, name: str) -> tuple[float, float]:
         """P10 and P90 of a coefficient relative to its value."""
         return self._spreads[name]
+
+    def inverse_spread(self, name: str) -> tuple[float, float]:
+        """P10 and P90 of what is divided by a coefficient, relative to its value."""
+        return self._inverses[name]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlhfsim.costs.layers import layer_expert_params, layer_params
 from rlhfsim.specs.backends import BACKENDS, Backend
@@ -63,8 +63,7 @@ class Shard:
         return self.dense + self.expert
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class States:
+class States(NamedTuple):
     """Persistent bytes of one role on one GPU, and what of it lies on the host instead."""
 
     weights: float = 0.0
@@ -85,23 +84,32 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
     return ("only",) if layout.pp == 1 else ("first", "last")
 
 
-@lru_cache(maxsize=65536)
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`.
 
     Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first.
     """
-    t, local = layout.tp, -(-model.num_layers // layout.pp)
+    return _shard(
+        model, layout.tp, layout.pp, layout.ep, layout.etp, layout.dp * layout.cp,
+        BACKENDS[backend].expert_parallel, stage,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _shard(
+    model: ModelSpec, t: int, pp: int, ep: int, etp: int, ranks: int, expert_parallel: bool, stage: Stage
+) -> Shard:  # fmt: skip
+    local = -(-model.num_layers // pp)
     moe_layers = _moe_layers(model, local, stage)
     plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
-    experts, ranks = _expert_shard(model, layout, backend)
+    experts, expert_ranks = _expert_shard(model, t, ep, etp, ranks, expert_parallel)
     root = root_params(model, t, stage)
     dense_layer = plain if moe_layers < local else 0
     return Shard(
         dense=root + (local - moe_layers) * plain + moe_layers * sparse,
         expert=moe_layers * experts,
-        dense_ranks=layout.dp * layout.cp,
-        expert_ranks=ranks,
+        dense_ranks=ranks,
+        expert_ranks=expert_ranks,
         layer=max(dense_layer, sparse + experts if moe_layers else 0),
         root=root,
         num_layers=local,
@@ -118,17 +126,17 @@ def _moe_layers(model: ModelSpec, local: int, stage: Stage) -> int:
     return max(0, min(model.num_moe_layers, local - dense))
 
 
-def _expert_shard(model: ModelSpec, layout: Layout, backend: Backend) -> tuple[int, int]:
+def _expert_shard(
+    model: ModelSpec, t: int, ep: int, etp: int, ranks: int, expert_parallel: bool
+) -> tuple[int, int]:
     """Elements of one layer's experts on a GPU and the ranks that hold the same ones.
 
     Megatron splits experts over ep x etp and nothing else; without expert parallelism the other
     backends split each expert over tp like a dense MLP.
     """
-    ranks = layout.tp * layout.cp * layout.dp
-    if layout.ep == 1 and layout.etp == 1 and not BACKENDS[backend].expert_parallel:
-        return layer_expert_params(model, 1, layout.tp), layout.cp * layout.dp
-    held = layer_expert_params(model, layout.ep, layout.etp)
-    return held, max(1, ranks // (layout.ep * layout.etp))
+    if ep == 1 and etp == 1 and not expert_parallel:
+        return layer_expert_params(model, 1, t), ranks
+    return layer_expert_params(model, ep, etp), max(1, t * ranks // (ep * etp))
 
 
 @lru_cache(maxsize=65536)
@@ -150,6 +158,7 @@ def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
     return table + positions + norm + (0 if tied else head)
 
 
+@lru_cache(maxsize=4096)
 def bytes_per_element(
     backend: Backend,
     zero: int,

@@ -9,6 +9,7 @@ from typing import Literal
 from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.cost import Part, Resource, part
 from rlhfsim.costs.device import Device, Group, group
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.layout import Layout
 from rlhfsim.specs.model import ModelSpec
 
@@ -19,8 +20,9 @@ STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10
 written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class Shard(Hashed):
     """Parameters of one kind on one GPU and the ranks that hold the same ones."""
 
     params: float
@@ -32,7 +34,6 @@ class Shard:
         return self.params / self.ranks.ranks if zero else self.params
 
 
-@lru_cache(maxsize=16384)
 def shards(
     device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
 ) -> tuple[Shard, ...]:
@@ -40,25 +41,30 @@ def shards(
 
     `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
     """
+    return _shards(
+        device.domain, model, layout.tp, layout.pp, layout.ep, layout.etp,
+        layout.dp * layout.cp, share,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _shards(
+    domain: int, model: ModelSpec, tp: int, pp: int, ep: int, etp: int, ranks: int, share: float
+) -> tuple[Shard, ...]:
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
-    dense = (
-        model.num_dense_layers * layers.layer_params(model, layout.tp, experts=False)
-        + ends / layout.tp
-    )
+    dense = model.num_dense_layers * layers.layer_params(model, tp, experts=False) + ends / tp
     routed = 0.0
     if model.num_moe_layers:
-        dense += model.num_moe_layers * layers.layer_params(model, layout.tp, experts=True)
-        routed = model.num_moe_layers * layers.layer_expert_params(model, layout.ep, layout.etp)
-    ranks = layout.dp * layout.cp
-    wide = Shard(params=share * dense / layout.pp, ranks=group(ranks, layout.tp, device.domain))
+        dense += model.num_moe_layers * layers.layer_params(model, tp, experts=True)
+        routed = model.num_moe_layers * layers.layer_expert_params(model, ep, etp)
+    wide = Shard(params=share * dense / pp, ranks=group(ranks, tp, domain))
     if not routed:
         return (wide,)
-    held = max(1, ranks * layout.tp // (layout.ep * layout.etp))
-    narrow = group(held, layout.ep * layout.etp, device.domain)
-    return wide, Shard(params=share * routed / layout.pp, ranks=narrow)
+    held = max(1, ranks * tp // (ep * etp))
+    narrow = group(held, ep * etp, domain)
+    return wide, Shard(params=share * routed / pp, ranks=narrow)
 
 
-@lru_cache(maxsize=16384)
 def traffic(
     device: Device, shard: Shard, layout: Layout, micro_batches: int, reduce_bytes: float
 ) -> tuple[float, float]:
@@ -68,14 +74,20 @@ def traffic(
 
     Source: Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
     """
-    gradient, weight = reduce_bytes * shard.params, BF16 * shard.params
+    gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0)
     if layout.zero == 0:
-        return 0.0, collectives.all_reduce(device, gradient, shard.ranks)
-    gather = collectives.all_gather(device, weight, shard.ranks)
-    reduce = collectives.reduce_scatter(device, gradient, shard.ranks)
+        return 0.0, reduce
     if layout.zero == 1:
         return gather, reduce
     return (gather if layout.zero == 2 else 2 * micro_batches * gather), micro_batches * reduce
+
+
+@lru_cache(maxsize=65536)
+def _once(device: Device, shard: Shard, reduce_bytes: float, sharded: bool) -> tuple[float, float]:
+    """One gather of the parameters, and one reduction of the gradients: to their owner or to all."""
+    gather = collectives.all_gather(device, BF16 * shard.params, shard.ranks)
+    reduce = collectives.reduce_scatter if sharded else collectives.all_reduce
+    return gather, reduce(device, reduce_bytes * shard.params, shard.ranks)
 
 
 def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -> float:
@@ -109,10 +121,9 @@ def exchange(
         name: Resource = "network" if far else "nvlink"
         taken = device["sm_share_nic" if far else "sm_share_nvlink"]
         slowed = taken * max(0.0, gather + reduce - seen)
+        share_name = "sm_share_nic" if far else "sm_share_nvlink"
         parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
-        parts.append(
-            part("compute", slowed, "sm_share_nic" if far else "sm_share_nvlink", spread=(0.3, 1.5))
-        )
+        parts.append(part("compute", slowed, share_name, spread=(0.3, 1.5)))
     return parts
 
 
@@ -125,7 +136,7 @@ def gathers(
     parts = []
     depth = -(-model.num_layers // layout.pp)
     for shard in shards(device, model, layout):
-        raw = micro_batches * collectives.all_gather(device, BF16 * shard.params, shard.ranks)
+        raw = micro_batches * _once(device, shard, BF16, True)[0]
         seen = hidden_behind(raw, compute, device["overlap_dp"], depth)
         name: Resource = "network" if shard.ranks.domains > 1 else "nvlink"
         parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
@@ -152,9 +163,8 @@ def update(
     )
     if layout.offload_optimizer == "none":
         name = "optimizer_hbm_efficiency"
-        low, high = device.spread(name)
         seconds = owned * bytes_each / (device.profile.hbm.value * device[name])
-        return [part("hbm", seconds, name, spread=(1 / high, 1 / low)), launch]
+        return [part("hbm", seconds, name, spread=device.inverse_spread(name)), launch]
     node = device.profile.node
     link = device.profile.pcie.value * device["pcie_efficiency"]
     moved = 2 * BF16 * owned / link

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 
 def makespan(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
@@ -80,6 +81,7 @@ class Stages:
         return [self.first * layer + embedding, *inner, self.last * layer + head]
 
 
+@lru_cache(maxsize=4096)
 def split(num_layers: int, pp: int, vp: int = 1) -> Stages:
     """Layers on the first, a middle and the last stage.
 

@@ -12,12 +12,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from operator import attrgetter
+from typing import Literal, NamedTuple
 
 from rlhfsim.costs import activations, kv_cache, memory
+from rlhfsim.costs.activations import Activations
 from rlhfsim.costs.memory import Optimizer, Shard, Stage, States
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.layout import Layout
 from rlhfsim.specs.lengths import stats
 from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.placement import RolloutSeat, Seat
@@ -40,8 +44,9 @@ SPREAD: dict[Component, str] = {
 """Coefficient whose interval a component takes over; one that is absent is exact by construction."""
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class Batch(Hashed):
     """The largest micro-batch of a call."""
 
     max_tokens: float
@@ -80,8 +85,9 @@ def batch_of(workload: Workload) -> Batch:
     )  # fmt: skip
 
 
+@hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(Hashed):
     """What a training framework does otherwise than its backend's default."""
 
     train_tokens: float | None = None
@@ -103,8 +109,7 @@ class Stack:
 DEFAULT_STACK = Stack()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
+class Extra(NamedTuple):
     """Bytes that a running call adds to its role's states."""
 
     gathered: float = 0.0
@@ -119,8 +124,7 @@ class Extra:
         return self.gathered + self.buffers + self.activations + self.logits + self.fragmentation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleBytes:
+class RoleBytes(NamedTuple):
     """One trained or scoring role on one GPU of one pipeline stage."""
 
     states: States
@@ -158,22 +162,79 @@ class RoleBytes:
 
 
 def role_bytes(
-    model: ModelSpec,
-    seat: Seat,
-    *,
-    backend: Backend,
-    profile: Profile,
-    batch: Batch,
-    trained: bool,
-    stage: Stage = "only",
-    optimizer: Optimizer = "adam",
-    lora: Lora | None = None,
-    shares_weights: bool = False,
-    shares_process: bool = False,
-    stack: Stack = DEFAULT_STACK,
-) -> RoleBytes:
+    model: ModelSpec, seat: Seat, *, backend: Backend, profile: Profile, batch: Batch,
+    trained: bool, stage: Stage = "only", optimizer: Optimizer = "adam", lora: Lora | None = None,
+    shares_weights: bool = False, shares_process: bool = False, stack: Stack = DEFAULT_STACK,
+) -> RoleBytes:  # fmt: skip
     """What a role needs; `shares_weights`: a reference that is the frozen base of a LoRA policy."""
     layout = seat.layout
+    imbalance = profile["ep_hot_rank_factor"] if model.moe and layout.ep > 1 else 1.0
+    here, score, train = _calls(
+        model, layout, backend, trained, stage, optimizer, lora, shares_weights, batch, stack,
+        imbalance, profile["fragmentation"] - 1,
+    )  # fmt: skip
+    return RoleBytes(
+        states=here.states,
+        kept=_kept(here.states, seat, backend, trained),
+        score=score,
+        train=train,
+        framework=0.0 if shares_process else profile["framework_bytes"],
+        nccl=profile["nccl_bytes"] * here.communicators,
+        recreated=seat.residency == "recreated",
+    )
+
+
+@lru_cache(maxsize=65536)
+def _calls(
+    model: ModelSpec, layout: Layout, backend: Backend, trained: bool, stage: Stage,
+    optimizer: Optimizer, lora: Lora | None, shares_weights: bool, batch: Batch, stack: Stack,
+    imbalance: float, waste: float,
+) -> tuple[_Standing, Extra, Extra]:  # fmt: skip
+    """What stands, and what scoring and training add, whatever happens between the calls.
+
+    `imbalance`: tokens of the fullest expert rank over the mean; `waste`: bytes that the caching
+    allocator reserves for each byte of tensors that come and go.
+    """
+    here = _standing(
+        model, _cut(layout), backend, trained, stage, optimizer, lora, shares_weights,
+        stack.gradient_bytes, stack.moment_bytes,
+    )  # fmt: skip
+    score = _scoring(model, layout, backend, batch, here, stack, imbalance, waste)
+    if not trained:
+        return here, score, Extra()
+    return (
+        here,
+        score,
+        _training(model, layout, backend, batch, here, stage, stack, imbalance, waste),
+    )
+
+
+class _Standing(NamedTuple):
+    """What a role holds and needs on a GPU whatever the micro-batch."""
+
+    states: States
+    gathered: float
+    """ZeRO-3/FSDP weights of running layers."""
+    buffers: float
+    """Gradients before reduction."""
+    step: float
+    """Of the optimizer step alone."""
+    communicators: int
+
+
+_CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_params")
+"""Fields of a layout that decide states and buffers; the others decide activations."""
+_cut = attrgetter(*_CUT)
+
+
+@lru_cache(maxsize=65536)
+def _standing(
+    model: ModelSpec, cut: tuple[object, ...], backend: Backend, trained: bool, stage: Stage,
+    optimizer: Optimizer, lora: Lora | None, shares_weights: bool,
+    gradient_bytes: float | None, moment_bytes: float | None,
+) -> _Standing:  # fmt: skip
+    """States and buffers of a role under every layout with these fields."""
+    layout = Layout(**dict(zip(_CUT, cut, strict=True)))  # type: ignore[arg-type]  # read from one
     part = memory.shard(model, layout, backend, stage)
     trainable = part
     if trained and lora is not None:
@@ -184,43 +245,30 @@ def role_bytes(
     elif trained:
         states = memory.trained_states(
             part, layout, backend, optimizer=optimizer,
-            gradient_bytes=stack.gradient_bytes, moment_bytes=stack.moment_bytes,
+            gradient_bytes=gradient_bytes, moment_bytes=moment_bytes,
         )  # fmt: skip
     else:
         states = States() if shares_weights else memory.frozen_states(part, layout)
     frozen_base = not trained or lora is not None
     copied = layout.zero == 3 or layout.offload_params != "none" or not frozen_base
     own = copied and not (shares_weights and not trained)  # BF16 weights in place need no copy
-    gathered = memory.gathered_bytes(part, layout, backend) if own else 0.0
-    return RoleBytes(
+    return _Standing(
         states=states,
-        kept=_kept(states, seat, backend, trained),
-        score=_scoring(model, seat, backend, profile, batch, gathered, stack),
-        train=_training(model, seat, backend, profile, batch, gathered, trainable, stage, stack)
-        if trained
-        else Extra(),
-        framework=0.0 if shares_process else profile["framework_bytes"],
-        nccl=profile["nccl_bytes"] * memory.communicators(layout),
-        recreated=seat.residency == "recreated",
+        gathered=memory.gathered_bytes(part, layout, backend) if own else 0.0,
+        buffers=memory.gradient_buffer_bytes(trainable, layout, backend),
+        step=memory.step_bytes(trainable, layout, backend),
+        communicators=memory.communicators(layout),
     )
 
 
 def _joined(base: States, adapters: States) -> States:
-    return States(
-        weights=base.weights + adapters.weights,
-        gradients=adapters.gradients,
-        optimizer=adapters.optimizer,
-        host=base.host + adapters.host,
-    )
+    weights, host = base.weights + adapters.weights, base.host + adapters.host
+    return adapters._replace(weights=weights, host=host)
 
 
 def _scaled(part: Shard, share: float) -> Shard:
     return replace(
-        part,
-        dense=part.elements * share,
-        expert=0.0,
-        layer=part.layer * share,
-        root=0.0,
+        part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0
     )
 
 
@@ -240,68 +288,39 @@ def _kept(states: States, seat: Seat, backend: Backend, trained: bool) -> States
 
 
 def _training(
-    model: ModelSpec,
-    seat: Seat,
-    backend: Backend,
-    profile: Profile,
-    batch: Batch,
-    gathered: float,
-    trainable: Shard,
-    stage: Stage,
-    stack: Stack,
-) -> Extra:
-    layout = seat.layout
+    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, here: _Standing,
+    stage: Stage, stack: Stack, imbalance: float, waste: float,
+) -> Extra:  # fmt: skip
     micro_batches = math.ceil(batch.sequences / (layout.dp * layout.micro_batch))
     held = activations.training_activations(
         model, layout, backend, tokens=stack.train_tokens or batch.tokens(layout.micro_batch),
-        micro_batches=micro_batches, stage=stage, imbalance=_imbalance(model, seat, profile),
+        micro_batches=micro_batches, stage=stage, imbalance=imbalance,
         logit_chunk=stack.logit_chunk, score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_TRAIN,
     )  # fmt: skip
-    buffers = memory.gradient_buffer_bytes(trainable, layout, backend)
-    step = memory.step_bytes(trainable, layout, backend)
-    if step > gathered + buffers + held.peak:  # short batches: the optimizer step is the peak
-        return Extra(buffers=step)
-    logits = held.logits if held.logits > held.working else 0.0
-    return _wasted(
-        Extra(gathered=gathered, buffers=buffers, activations=held.peak - logits, logits=logits),
-        profile,
-    )
+    if here.step > here.gathered + here.buffers + held.peak:
+        return Extra(buffers=here.step)  # short batches: the optimizer step is the peak
+    return _extra(here.gathered, here.buffers, held, waste)
 
 
 def _scoring(
-    model: ModelSpec,
-    seat: Seat,
-    backend: Backend,
-    profile: Profile,
-    batch: Batch,
-    gathered: float,
-    stack: Stack,
-) -> Extra:
-    layout = seat.layout
+    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, here: _Standing,
+    stack: Stack, imbalance: float, waste: float,
+) -> Extra:  # fmt: skip
     held = activations.forward_activations(
         model, layout, backend, tokens=stack.score_tokens or batch.tokens(layout.micro_batch),
-        imbalance=_imbalance(model, seat, profile), logit_chunk=stack.logit_chunk,
+        imbalance=imbalance, logit_chunk=stack.logit_chunk,
         score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_FORWARD,
     )  # fmt: skip
+    return _extra(here.gathered, 0.0, held, waste)
+
+
+def _extra(gathered: float, buffers: float, held: Activations, waste: float) -> Extra:
+    """A call's bytes with fragmentation; logits count where they are the peak."""
     logits = held.logits if held.logits > held.working else 0.0
-    extra = Extra(gathered=gathered, activations=held.peak - logits, logits=logits)
-    return _wasted(extra, profile)
-
-
-def _wasted(extra: Extra, profile: Profile) -> Extra:
-    """Adds fragmentation: what the caching allocator reserves beyond tensors that come and go."""
-    share = profile["fragmentation"] - 1
-    return Extra(
-        gathered=extra.gathered, buffers=extra.buffers, activations=extra.activations,
-        logits=extra.logits, fragmentation=extra.total * share,
-    )  # fmt: skip
-
-
-def _imbalance(model: ModelSpec, seat: Seat, profile: Profile) -> float:
-    """Tokens of the fullest expert rank over the mean; 1 where all experts are on every GPU."""
-    return profile["ep_hot_rank_factor"] if model.moe and seat.layout.ep > 1 else 1.0
+    rest = held.peak - logits
+    return Extra(gathered, buffers, rest, logits, (gathered + buffers + rest + logits) * waste)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ e expert parallelism, Psi parameters a GPU holds before data-parallel sharding.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from rlhfsim.costs import collectives, layers
 from rlhfsim.costs.cost import Cost, Part, Resource, part
@@ -26,8 +27,7 @@ from rlhfsim.specs.workload import Lora
 BF16 = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _Step(NamedTuple):
     """Everything about one optimizer step."""
 
     device: Device
@@ -60,11 +60,8 @@ def train(
     software = software or default_software(backend)
     size, count = micro_batches(layout, sequences, optimizer_steps, pack_len)
     work = work_of(device, layout, sequences, size, precision, software, model)
-    step = _Step(
-        device=device, model=model, layout=layout, backend=backend, software=software, work=work,
-        micro_batches=count, lora=lora, optimizer=optimizer,
-        stages=pipeline.split(model.num_layers, layout.pp, layout.vp),
-    )  # fmt: skip
+    stages = pipeline.split(model.num_layers, layout.pp, layout.vp)
+    step = _Step(device, model, layout, backend, software, work, count, lora, optimizer, stages)
     cost = _iteration(step)
     wait = imbalance(sequences, layout, optimizer_steps, count, pack_len)
     if wait:
@@ -72,6 +69,7 @@ def train(
     return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
 
 
+@lru_cache(maxsize=8)
 def default_software(backend: Backend) -> Software:
     """Fused kernels in Megatron-Core; the others run eager PyTorch modules."""
     return Software(fused=backend == "megatron")
@@ -102,13 +100,24 @@ def work_of(
 ) -> Work:  # fmt: skip
     """The micro-batch of one GPU."""
     skewed = model.moe is not None and layout.ep > 1 and not software.balanced
+    return _work(
+        tokens / layout.cp, sequences.attention_length, layout.tp, layout.cp, layout.ep, layout.etp,
+        layout.sequence_parallel and layout.tp > 1, precision, software,
+        device["ep_hot_rank_factor"] if skewed else 1.0,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _work(
+    tokens: float, length: float, tp: int, cp: int, ep: int, etp: int, sequence_parallel: bool,
+    precision: str, software: Software, skew: float,
+) -> Work:  # fmt: skip
+    """One object for equal micro-batches: they are compared at every look-up of their costs."""
     return Work(
-        tokens=tokens / layout.cp, length=sequences.attention_length,
-        tp=layout.tp, cp=layout.cp, ep=layout.ep, etp=layout.etp,
-        sequence_parallel=layout.sequence_parallel and layout.tp > 1, precision=precision,
+        tokens=tokens, length=length, tp=tp, cp=cp, ep=ep, etp=etp,
+        sequence_parallel=sequence_parallel, precision=precision, skew=skew,
         fused=software.fused, attention_slowdown=software.attention_slowdown, flash=software.flash,
         fused_experts=software.fused_experts, token_once=software.token_once, fp8_attention=software.fp8_attention,
-        skew=device["ep_hot_rank_factor"] if skewed else 1.0,
     )  # fmt: skip
 
 
@@ -133,7 +142,6 @@ def imbalance(
     return min(worst, spread / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks))))
 
 
-@lru_cache(maxsize=16384)
 def _iteration(step: _Step) -> Cost:
     """One optimizer step, without the wait for the slowest rank."""
     through = passes(
@@ -148,40 +156,35 @@ def _iteration(step: _Step) -> Cost:
     parts = work_parts(step.device, step.layout, shown, busy)
     bubble = part("bubble", idle, "pipeline schedule")
     found = (*parts, bubble, *_stage_sends(step), *_exchange(step, through))
-    return Cost(parts=tuple(x for x in found if x.seconds > 0))
+    return Cost(parts=tuple([x for x in found if x.seconds > 0]))
+
+
+_KERNELS: tuple[tuple[Resource, str], ...] = (
+    ("compute", "training_kernel_efficiency"),
+    ("compute", "training_attention_efficiency"),
+    ("hbm", "hbm_efficiency"),
+)
+"""Resource and coefficient of the first parts of a `Pass`."""
 
 
 def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
     """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
-    tp = _tier(device, layout.tp, 1)
-    ep = _tier(device, layout.ep, layout.etp)
-    cp = _tier(device, layout.cp, layout.tp)
-    launch = busy - sum(shown)
-    rows: list[tuple[Resource, float, str, tuple[float, float]]] = [
-        (
-            "compute",
-            shown.gemm,
-            "training_kernel_efficiency",
-            _inverse(device, "training_kernel_efficiency"),
-        ),
-        (
-            "compute",
-            shown.attention,
-            "training_attention_efficiency",
-            _inverse(device, "training_attention_efficiency"),
-        ),
-        ("hbm", shown.memory, "hbm_efficiency", _inverse(device, "hbm_efficiency")),
-        (tp, shown.tp, "overlap_tp", (0.6, 1.4)),
-        (ep, shown.ep, "overlap_ep", (0.5, 1.5)),
-        (cp, shown.cp, _link(cp), _inverse(device, _link(cp))),
-        ("overhead", launch, "host_layer_time", device.spread("host_layer_time")),
+    parts = [
+        Part(resource, seconds, name, device.inverse_spread(name))
+        for (resource, name), seconds in zip(_KERNELS, shown, strict=False)
+        if seconds > 0
     ]
-    return [part(r, s, name, spread=spread) for r, s, name, spread in rows if s > 0]
-
-
-def _inverse(device: Device, name: str) -> tuple[float, float]:
-    low, high = device.spread(name)
-    return 1 / high, 1 / low
+    if shown.tp > 0:
+        parts.append(Part(_tier(device, layout.tp, 1), shown.tp, "overlap_tp", (0.6, 1.4)))
+    if shown.ep > 0:
+        parts.append(Part(_tier(device, layout.ep, layout.etp), shown.ep, "overlap_ep", (0.5, 1.5)))
+    if shown.cp > 0:
+        cp = _tier(device, layout.cp, layout.tp)
+        parts.append(Part(cp, shown.cp, _link(cp), device.inverse_spread(_link(cp))))
+    launch = busy - sum(shown)
+    if launch > 0:
+        parts.append(Part("overhead", launch, "host_layer_time", device.spread("host_layer_time")))
+    return parts
 
 
 def _tier(device: Device, ranks: int, stride: int) -> Resource:
@@ -209,7 +212,7 @@ def _stage_sends(step: _Step) -> list[Part]:
     seconds = 2 * layout.vp * step.micro_batches * one * visible
     resource: Resource = "network" if far else "nvlink"
     name = _link(resource)
-    return [part(resource, seconds, name, spread=_inverse(device, name))]
+    return [part(resource, seconds, name, spread=device.inverse_spread(name))]
 
 
 def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
@@ -243,4 +246,4 @@ def _fetches(step: _Step) -> Part:
     held = sum(s.owned(3) for s in exchange.shards(device, step.model, layout))
     link = device.profile.pcie.value * device["pcie_efficiency"]
     seconds = 2 * step.micro_batches * BF16 * held / link
-    return part("pcie", seconds, "pcie_efficiency", spread=_inverse(device, "pcie_efficiency"))
+    return part("pcie", seconds, "pcie_efficiency", spread=device.inverse_spread("pcie_efficiency"))
