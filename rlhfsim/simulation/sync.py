@@ -13,6 +13,7 @@ faster may meet another on a link and delay it (Graham's anomaly, SIAM J. Appl. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -197,9 +198,10 @@ class _Launch:
         """Generation up to each piece of finished samples, then the rest."""
         assert self.finish is not None
         use = use_of(step.cost, self.world.links(step.pools))
+        pace = _pace(step.cost, self.ran.program)
         extra, reached = Cost(), 0.0
         for piece in range(1, STREAM_CHUNKS + 1):
-            until = self.finish[-(-piece * len(self.finish) // STREAM_CHUNKS) - 1]
+            until = pace * self.finish[-(-piece * len(self.finish) // STREAM_CHUNKS) - 1]
             extra += yield from self._segment(until - reached, use)
             reached = max(reached, until)
             self._hand_on(piece / STREAM_CHUNKS)
@@ -217,9 +219,11 @@ class _Launch:
         world, start = self.world, self.world.env.now
         uses = [use_of(cost, world.links(step.pools)) for cost in turns.buffers]
         answered = [world.all_of([]) for _ in turns.buffers]
-        last, extra = world.all_of([]), Cost()
+        pace, last = _pace(step.cost, self.ran.program), world.all_of([])
+        buffers = [cost.scaled(pace) for cost in turns.buffers]
+        extra = Cost()
         for turn in range(turns.count):
-            for b, cost in enumerate(turns.buffers):
+            for b, cost in enumerate(buffers):
                 yield answered[b]
                 begin = world.env.now
                 extra += yield from self._segment(cost.seconds / turns.count, uses[b])
@@ -228,7 +232,7 @@ class _Launch:
                                         str(cost.bound_by), version=self.number, turn=turn, buffer=b)  # fmt: skip
                 last = answered[b] = world.env.process(self._answer(turns, b, turn, last))
         yield world.all_of(answered)
-        generated = total(turns.buffers) + extra
+        generated = total(buffers) + extra
         waits = world.env.now - start - generated.seconds
         return generated + Cost(parts=(part("host", max(0.0, waits), RESTS_ON),))
 
@@ -242,3 +246,17 @@ class _Launch:
         world.recorder.span(ANSWER, CPU_POOL, self.number, begin, world.env.now, "host", group=f"buffer {buffer}")  # fmt: skip
         if turn == turns.count - 1:  # the first buffer is the first to end
             self._hand_on(sum(turns.sequences[: buffer + 1]) / sum(turns.sequences))
+
+
+def _pace(cost: Cost, program: Program) -> float:
+    """Seconds that generation takes in this run over those it was priced with (slow ranks)."""
+    assert program.generation is not None
+    taken, priced = (_generated(c) for c in (cost, program.generation.cost))
+    return taken / priced if priced > 0 else 1.0
+
+
+def _generated(cost: Cost) -> float:
+    """Seconds of a rollout without those of its environment."""
+    if all(p.rests_on != RESTS_ON for p in cost.parts):
+        return cost.seconds
+    return math.fsum(p.seconds for p in cost.parts if p.rests_on != RESTS_ON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfsim.costs.cost import Cost, Resource, part, total
-from rlhfsim.phases.environment import Turns, halves
+from rlhfsim.phases.environment import RESTS_ON, Turns, halves
 from rlhfsim.phases.generation import FINISH_POINTS
 from rlhfsim.phases.iteration import Program, Setting, closed_form
 from rlhfsim.phases.timetable import ROLLOUT, STREAM_CHUNKS, SYNC, Step, streamed_ends
@@ -254,7 +255,8 @@ def in_turns(turns: Turns, *steps: Step) -> Program:
     """Generation by turns, then the other steps."""
     cost = total(turns.buffers)
     waits = max(turns.ends()) - cost.seconds
-    return program(step(G, "b", cost + seconds(waits, "host")), *steps, turns=turns)
+    rollout = cost + seconds(waits, "host", RESTS_ON)
+    return program(step(G, "b", rollout), *steps, turns=turns)
 
 
 def turns(count: int, workers: int, each: float, *buffers: tuple[float, int]) -> Turns:
@@ -322,6 +324,14 @@ def test_halves_cover_the_batch_and_one_prompt_stays_whole() -> None:
     assert halves(9, True) == (5, 4)
     assert halves(9, False) == (9,)
     assert halves(1, True) == (1,)
+
+
+def test_slow_ranks_hand_samples_on_later() -> None:
+    # priced at 8 s with pieces every second, run in 16 s: pieces every 2 s
+    priced = program(step(G, "b", 8), step("x.score", "a", 0.8, G, streams=True))
+    slow = (step(G, "b", 16), priced.steps[1])
+    found = ran(replace(priced, steps=slow), STREAMING)
+    assert [s[1] for s in spans(found, "a")] == [2, 4, 6, 8, 10, 12, 14, 16]
 
 
 # --- any program ------------------------------------------------------------------------------------

@@ -1,0 +1,164 @@
+"""The door to the simulation: systems, repetition, seeds, errors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.phases.iteration import Setting, closed_form, iteration, program
+from rlhfsim.phases.ledger import ledger
+from rlhfsim.simulation.run import Simulated, replicate, simulate
+from rlhfsim.specs.models import models_of
+from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.scenario import load_scenario, system_names
+from rlhfsim.specs.workload import Environment
+
+SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
+
+
+def setting_of(name: str) -> Setting:
+    s = load_scenario(name)
+    return Setting(
+        models=models_of(s.workload), placement=s.placement, workload=s.workload, cluster=s.cluster
+    )
+
+
+def kv_of(setting: Setting) -> float | None:
+    held = ledger(setting.models, setting.placement, setting.workload, setting.cluster)
+    return held.kv_tokens
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_every_synchronous_system_simulates_to_its_closed_form(name: str) -> None:
+    setting = setting_of(name)
+    kv_tokens = kv_of(setting)
+    found = simulate(setting, kv_tokens, steps=2)
+    expected = iteration(
+        setting.models, setting.placement, setting.workload, setting.cluster, kv_tokens=kv_tokens
+    )
+    assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
+    assert found.step_seconds == pytest.approx([expected.seconds] * 2, rel=1e-9)
+    assert found.iteration.critical == expected.critical
+    for a, b in zip(expected.phases, found.iteration.phases, strict=True):
+        assert (b.name, b.after) == (a.name, a.after)
+        assert (b.start, b.end) == (pytest.approx(a.start), pytest.approx(a.end))
+    assert found.lost == {}
+
+
+@pytest.mark.parametrize("name", ["openrlhf", "slime"])
+def test_streamed_systems_simulate_to_their_closed_form(name: str) -> None:
+    setting = setting_of(name)
+    schedule = replace(setting.placement.schedule, streaming=True)
+    streamed = replace(setting, placement=replace(setting.placement, schedule=schedule))
+    expected = closed_form(program(streamed, kv_of(setting)), schedule)
+    assert simulate(streamed, kv_of(setting)).seconds == pytest.approx(expected.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("double_buffered", [False, True])
+def test_an_environment_simulates_to_its_closed_form(double_buffered: bool) -> None:
+    setting = setting_of("openrlhf")
+    schedule = replace(setting.placement.schedule, double_buffered=double_buffered)
+    turned = replace(
+        setting,
+        placement=replace(setting.placement, schedule=schedule),
+        workload=replace(setting.workload, environment=Environment(turns=4, seconds_per_turn=1.0)),
+    )
+    expected = closed_form(program(turned, kv_of(setting)), schedule)
+    found = simulate(turned, kv_of(setting))
+    assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
+    assert found.seconds > simulate(setting, kv_of(setting)).seconds
+
+
+def environment_waits(setting: Setting, double_buffered: bool, each: float) -> float:
+    """Seconds of the rollout beyond its generation."""
+    schedule = replace(setting.placement.schedule, double_buffered=double_buffered)
+    turned = replace(
+        setting, placement=replace(setting.placement, schedule=schedule),
+        workload=replace(setting.workload, environment=Environment(turns=8, seconds_per_turn=each, workers=4096)),
+    )  # fmt: skip
+    made = program(turned, kv_of(setting)).generation
+    assert made is not None
+    return made.cost.by_resource().get("host", 0.0)
+
+
+def test_double_buffering_hides_the_environment_behind_the_other_half() -> None:
+    setting = setting_of("openrlhf")
+    plain, hidden = (environment_waits(setting, double, 2.0) for double in (False, True))
+    assert plain >= 8 * 2.0
+    assert hidden < 0.5 * plain
+
+
+def test_steps_are_alike_and_their_mean_is_the_step() -> None:
+    setting = setting_of("verl")
+    one, many = (simulate(setting, kv_of(setting), steps=n, warmup=n - 1) for n in (1, 4))
+    assert len(many.step_seconds) == 4
+    assert many.seconds == pytest.approx(one.seconds, rel=1e-12)
+
+
+def trace_text(found: Simulated) -> str:
+    assert found.trace is not None
+    return json.dumps(found.trace.to_dict())
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    setting = setting_of("openrlhf")
+    first, second = (
+        simulate(setting, kv_of(setting), steps=2, seed=7, record=True) for _ in range(2)
+    )
+    assert first == second
+    assert trace_text(first) == trace_text(second)
+
+
+def test_recording_changes_no_figure() -> None:
+    setting = setting_of("openrlhf")
+    plain, recorded = (simulate(setting, kv_of(setting), record=on) for on in (False, True))
+    assert plain.iteration == recorded.iteration
+    assert plain.trace is None
+    assert plain.peaks == ()
+
+
+def test_a_trace_holds_every_call_of_every_step_and_of_every_pool() -> None:
+    setting = setting_of("openrlhf")
+    found = simulate(setting, kv_of(setting), steps=2, warmup=1, record=True, plan_hash="abc")
+    assert found.trace is not None
+    assert (found.trace.steps, found.trace.plan_hash, found.trace.source) == (3, "abc", "predicted")
+    for step in range(3):
+        spans = {(s.name, s.pool) for s in found.trace.spans if s.step == step}
+        wanted = {
+            (p.name, pool) for p in found.iteration.phases for pool in p.pools if p.cost.seconds
+        }
+        assert spans == wanted
+    assert found.trace.end_s == pytest.approx(3 * found.seconds)
+    busy = sum(s.seconds for s in found.trace.spans if s.pool == "critic" and s.step == 1)
+    assert busy == pytest.approx(sum(p.cost.seconds for p in found.iteration.phases if "critic" in p.pools))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["openrlhf", "slime", "vllm-example"])
+def test_a_faster_network_never_makes_a_synchronous_plan_slower(name: str) -> None:
+    setting = setting_of(name)
+    pool = setting.cluster.pools[0]
+
+    def seconds(factor: float) -> float:
+        nic = pool.profile.nic.value * factor
+        fast = make_pool(pool.profile.name, pool.gpus, gpus_per_node=pool.gpus_per_node, nic=nic)
+        return simulate(replace(setting, cluster=replace(setting.cluster, pools=(fast,)))).seconds
+
+    found = [seconds(factor) for factor in (0.25, 0.5, 1.0, 2.0)]
+    assert found == sorted(found, reverse=True)
+
+
+def test_replications_without_noise_are_alike() -> None:
+    setting = setting_of("verl")
+    found = replicate(setting, kv_of(setting), replications=3, steps=2)
+    assert len(found.runs) == 3
+    assert found.p10 == pytest.approx(found.p50) == pytest.approx(found.p90)
+    assert found.mean == pytest.approx(found.runs[0].seconds)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(0, 0), (1, -1)])
+def test_no_step_is_no_simulation(steps: int, warmup: int) -> None:
+    with pytest.raises(RlhfsimError, match="cannot be simulated"):
+        simulate(setting_of("verl"), steps=steps, warmup=warmup)
