@@ -21,6 +21,7 @@ from rlhfsim.search.design import design
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.lengths import Fixed
 from rlhfsim.specs.models import models_of
 from rlhfsim.specs.placement import Placement
 from rlhfsim.specs.profiles import load_profile, make_pool, profile_hash
@@ -285,7 +286,7 @@ def simulate_file(
     ahead = math.ceil(placement.schedule.staleness) + RUN_AHEAD if placement.schedule.staleness else 0  # fmt: skip
     warmup = max(ahead, asked.warmup)
     plan = _plan(priced, priced.iteration, price)
-    base = Simulation(estimate=plan, plan=plan, seed=asked.seed, warmup=warmup, randomness=_randomness(asked))  # fmt: skip
+    base = Simulation(estimate=plan, plan=plan, seed=asked.seed, warmup=warmup, randomness=_randomness(asked, priced.setting.workload))  # fmt: skip
     reason = _rejection(priced)
     if reason is not None:
         return replace(base, rejected_by=reason)
@@ -333,8 +334,9 @@ def _noise(asked: SimulationOptions) -> Noise | None:
     return None if found.quiet else found
 
 
-def _randomness(asked: SimulationOptions) -> str:
-    words = ["response lengths " + ("drawn" if asked.drawn_lengths else "as expected")]
+def _randomness(asked: SimulationOptions, workload: Workload) -> str:
+    lengths = "drawn" if asked.drawn_lengths else "as expected"
+    words = [f"response lengths {'fixed' if isinstance(workload.response_len, Fixed) else lengths}"]
     if asked.reward_spread:
         words.append(f"reward times spread by {asked.reward_spread:g}")
     if asked.straggler:

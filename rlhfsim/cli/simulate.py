@@ -201,14 +201,14 @@ def options_of(given: dict[str, Any]) -> SimulationOptions:
 
 @contextmanager
 def progress(replications: int) -> Iterator[Callable[[], None] | None]:
-    """A bar on a terminal that somebody watches, for runs of several replications."""
-    if replications < 2 or not sys.stderr.isatty():
+    """A bar on a terminal that somebody watches; it only moves to and fro for a single run."""
+    if not sys.stderr.isatty():
         yield None
         return
     from rich.progress import Progress
 
     with Progress(console=view.console(stderr=True), transient=True) as bar:
-        task = bar.add_task("simulating", total=replications)
+        task = bar.add_task("simulating", total=replications if replications > 1 else None)
         yield lambda: bar.advance(task)
 
 

@@ -65,6 +65,8 @@ def phase_note(answer: Simulation) -> str:
 def summary(answer: Simulation) -> dict[str, str]:
     """Run, step time, memory; staleness, queue and goodput where they mean something."""
     rows = {"run": run_text(answer), "step": step_text(answer), "memory": memory_text(answer)}
+    if not answer.contention and len(answer.plan.placement.pools) > 1:
+        rows["links"] = "no call waited for a link that another one used"
     if answer.staleness is not None:
         rows["samples"] = samples_text(answer)
     if answer.goodput is not None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -13,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from rlhfsim import units
 from rlhfsim.api import estimate_file, simulate_file
-from rlhfsim.cli.simulate import simulate
+from rlhfsim.cli.simulate import progress, simulate
 from rlhfsim.cli.simulate_view import link_text, merged, spark
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
@@ -30,6 +31,17 @@ TIGHT = (
     "  pools: [{name: all, gpus: 8}]\n"
     "  actor: {pool: all, layout: {dp: 8, zero: 3, micro_batch: 16, recompute: none}}\n"
     "  reference: {pool: all, layout: {dp: 8, zero: 3, micro_batch: 1}}\n"
+)
+SHARED = (  # the weight sync runs beside training, which gathers weights over the same network cards
+    "cluster: {pools: [{gpu: h100, gpus: 32}], oversubscription: 16}\n"
+    "workload: {algorithm: grpo, model: 8b, prompts: 64, samples: 2, kl: false, prompt_len: {kind: fixed, value: 256},\n"
+    "           response_len: {kind: fixed, value: 512}, reward: {rules: {workers: 8}}}\n"
+    "placement:\n"
+    "  pools: [{name: train, gpus: 16}, {name: rollout, start: 16, gpus: 16}]\n"
+    "  actor: {pool: train, layout: {dp: 16, zero: 3, micro_batch: 1}}\n"
+    "  rollout: {pool: rollout, sleep: 0, layout: {tp: 1, dp: 16}}\n"
+    "  weight_path: broadcast\n"
+    "  schedule: {staleness: 2, overlapped_sync: true, partial_rollout: true}\n"
 )
 
 
@@ -99,7 +111,19 @@ def test_expected_lengths_give_the_estimate_where_no_link_is_shared() -> None:
     data = data_of("slime", *SHORT, "--expected-lengths")
     assert data["contention"] == []
     assert data["step_seconds"][0] == pytest.approx([estimate_file("slime").prediction.step_s] * 3)
-    assert "every step alike; as estimated" in run("slime", *SHORT, "--expected-lengths").output
+    text = run("slime", *SHORT, "--expected-lengths").output
+    assert "every step alike; as estimated" in text
+    assert "no call waited for a link" in text
+
+
+def test_links_that_calls_share_are_listed_with_what_they_cost(tmp_path: Path) -> None:
+    path = tmp_path / "shared.yaml"
+    path.write_text(SHARED)
+    data, text = data_of(str(path), *SHORT), run(str(path), *SHORT).output
+    (link,) = data["contention"]
+    assert link["link"] == "nic:train"
+    assert 0 < link["seconds"] < data["step"]["mean_s"]
+    assert "network cards of train" in text
 
 
 def test_stragglers_slow_a_synchronous_step() -> None:
@@ -180,6 +204,19 @@ def test_a_plan_json_is_simulated_as_its_scenario(tmp_path: Path) -> None:
 )
 def test_bad_input_names_the_value_and_the_rule(arguments: tuple[str, ...], words: str) -> None:
     assert words in refused(*arguments).message
+
+
+def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with progress(3) as tick:
+        assert tick is None
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with progress(3) as tick:
+        assert tick is not None
+        for _ in range(3):
+            tick()
+    assert "simulating" in screen.getvalue()
 
 
 # --- goodput ----------------------------------------------------------------------------------------
