@@ -109,7 +109,8 @@ def streaming_steps(steps: list[Step]) -> list[Step]:
     found: list[Step] = []
     for step in steps:
         sources = {ROLLOUT, *(s.name for s in found)}
-        if step.streams and set(step.needs) <= sources and not busy & set(step.pools):
+        waits = bool(step.needs) and set(step.needs) <= sources
+        if step.streams and waits and not busy & set(step.pools):
             found.append(step)
         else:
             busy |= set(step.pools)

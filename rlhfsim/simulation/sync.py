@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import simpy
@@ -150,23 +150,24 @@ class _Launch:
     # --- streaming ------------------------------------------------------------------------------------
 
     def _pieces(self, streamed: list[Step]) -> None:
+        shares = [replace(s, cost=s.cost.scaled(1 / STREAM_CHUNKS)) for s in streamed]
         for piece in range(STREAM_CHUNKS):
-            for step in streamed:
+            for step, share in zip(streamed, shares, strict=True):
                 needs = [self.ended[n] for n in step.needs if n in self.ended and n != ROLLOUT]
-                self.ended[step.name] = self._piece(step, piece, needs)
+                self.ended[step.name] = self._piece(step, share, piece, needs)
 
-    def _piece(self, step: Step, piece: int, needs: list[simpy.Event]) -> simpy.Event:
+    def _piece(self, step: Step, share: Step, piece: int, needs: list[simpy.Event]) -> simpy.Event:
         turn = self.world.queue(step.pools)
-        share = Step(name=step.name, pools=step.pools, cost=step.cost.scaled(1 / STREAM_CHUNKS))
 
         def process() -> Running:
             yield self.world.all_of([turn.ready, self.arrived[piece], *needs])
             ran = yield from self.world.work(share, self.number, version=self.number, piece=piece)
             turn.leave()
-            before = self.ran.done.get(step.name)
-            if before is not None:
-                ran = Done(start=before.start, end=ran.end, cost=before.cost + ran.cost)
-            self.ran.done[step.name] = ran
+            before = self.ran.done.get(
+                step.name, Done(start=ran.start, end=ran.end, cost=step.cost)
+            )
+            waited = Cost(parts=ran.cost.parts[len(share.cost.parts) :])
+            self.ran.done[step.name] = replace(before, end=ran.end, cost=before.cost + waited)
 
         return self._launch(process())
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfsim.costs.cost import Cost, Resource, part, total
-from rlhfsim.phases.environment import RESTS_ON, Turns, halves
+from rlhfsim.phases.environment import RESTS_ON, Turns, answered_at_least, halves
 from rlhfsim.phases.generation import FINISH_POINTS
 from rlhfsim.phases.iteration import Program, Setting, closed_form
 from rlhfsim.phases.timetable import ROLLOUT, STREAM_CHUNKS, SYNC, Step, streamed_ends
@@ -324,6 +324,16 @@ def test_halves_cover_the_batch_and_one_prompt_stays_whole() -> None:
     assert halves(9, True) == (5, 4)
     assert halves(9, False) == (9,)
     assert halves(1, True) == (1,)
+
+
+def test_an_engine_that_never_drains_is_no_faster_than_its_environment() -> None:
+    # 64 sequences x 3 turns x 2 s on 16 workers: 24 s a batch
+    workload = Workload(
+        prompts=64, environment=Environment(turns=3, seconds_per_turn=2.0, workers=16)
+    )
+    assert answered_at_least(seconds(10), workload).by_resource() == {"compute": 10, "host": 14}
+    assert answered_at_least(seconds(30), workload) == seconds(30)
+    assert answered_at_least(seconds(10), Workload()) == seconds(10)
 
 
 def test_slow_ranks_hand_samples_on_later() -> None:
