@@ -103,13 +103,16 @@ def engine_of(
     kv_tokens: float | None,
     longest: float,
     admitted: float,
+    *,
+    worker: bool = True,
 ) -> Engine:
     """The replica of a rollout seat, priced as `phases.steady_state` prices it.
 
     slots = min(max_num_seqs, C / (p / G + E[l^2] / 2 E[l] + half a block))
 
     The second is what fits on average; a cache that is full all the same evicts the latest sequence.
-    `longest` response, tokens; `admitted`: most sequences that staleness lets into the pool.
+    `longest` response, tokens; `admitted`: most sequences that staleness lets into the pool; `worker`
+    as in `phases.generation.generate`.
     """
     prompt, response = stats(requests.prompt_lengths).mean, stats(requests.response_lengths)
     own = prompt / requests.samples + BLOCK_TOKENS / 2
@@ -120,7 +123,7 @@ def engine_of(
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = group_prefill(device, model, layout, share, requests.samples, prompt).cost(device)
     return Engine(
-        clock=StepClock(step_table(device, model, layout, float(slots), prompt + longest)),
+        clock=StepClock(step_table(device, model, layout, float(slots), prompt + longest, worker=worker)),
         slots=slots, capacity=capacity, prompt=prompt, own=own,
         prefill=first.seconds / max(1.0, requests.prompts / layout.dp),
         again=_Reprefill(device, model, layout, prompt + longest),

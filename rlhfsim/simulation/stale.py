@@ -19,8 +19,8 @@ Steady state: the first ceil(eta) + 2 steps never count. The mean step is the wi
 or over the batches that the rollout produced in it where those are fewer (else a window that
 eats up samples made before it would look faster than any steady state).
 
-Not known here: environments between turns (one-step-off has them in g), trainer calls that share the
-rollout's GPUs, streaming into the trainer.
+Not known here: that sequences which wait for an environment hold their slots (its workers' pace is kept, and
+one-step-off has it in g), trainer calls that share the rollout's GPUs, streaming into the trainer.
 """
 
 from __future__ import annotations

@@ -74,6 +74,8 @@ class Async:
         self.pool = pool
         schedule = run.world.setting.placement.schedule
         self.partial, self.overlapped = schedule.partial_rollout, schedule.overlapped_sync
+        self.answered = 0.0
+        """When the environment has answered all that was taken."""
         self.batch_there: simpy.Event | None = None
         self.drained: simpy.Event | None = None
         self.last_sync: simpy.Event = self.env.timeout(0)
@@ -91,6 +93,7 @@ class Async:
             if not pool.ready:
                 self.batch_there = self.env.event()
                 yield self.batch_there
+            yield from self._answered()
             taken = pool.take(self.env.now)
             self._count()
             yield from run.batch(k, taken.staleness)
@@ -102,6 +105,16 @@ class Async:
             run.end()
             self._measure()
             k += 1
+
+    def _answered(self) -> Running:
+        """The environment's workers answer one batch after the other: n T s / w seconds each."""
+        workload = self.run.world.setting.workload
+        environment = workload.environment
+        if environment is None:
+            return
+        work = workload.num_sequences * environment.turns * environment.seconds_per_turn
+        self.answered += work / environment.workers
+        yield self.env.timeout(max(0.0, self.answered - self.env.now))
 
     def _replicas(self) -> Running:
         """Lets the pool run ahead to the next event outside it, and wakes whom it can."""
