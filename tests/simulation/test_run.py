@@ -11,10 +11,12 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.iteration import Setting, closed_form, iteration, program
 from rlhfsim.phases.ledger import ledger
 from rlhfsim.simulation.run import Simulated, replicate, simulate
+from rlhfsim.specs.layout import Layout
 from rlhfsim.specs.models import models_of
+from rlhfsim.specs.placement import Placement, Seat
 from rlhfsim.specs.profiles import make_pool
 from rlhfsim.specs.scenario import load_scenario, system_names
-from rlhfsim.specs.workload import Environment
+from rlhfsim.specs.workload import Environment, Workload
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
 
@@ -162,3 +164,35 @@ def test_replications_without_noise_are_alike() -> None:
 def test_no_step_is_no_simulation(steps: int, warmup: int) -> None:
     with pytest.raises(RlhfsimError, match="cannot be simulated"):
         simulate(setting_of("verl"), steps=steps, warmup=warmup)
+
+
+def test_preference_training_simulates_without_a_rollout() -> None:
+    base = setting_of("deepspeed-chat")
+    workload = Workload(algorithm="dpo", model="qwen3-0.6b", prompts=64)
+    seat = Seat(pool="all", layout=Layout(dp=8))
+    placement = Placement(pools=base.placement.pools, actor=seat, reference=seat)
+    setting = Setting(
+        models=models_of(workload), placement=placement, workload=workload, cluster=base.cluster
+    )
+    found = simulate(setting, steps=2, record=True, memory="strict")
+    expected = closed_form(program(setting), placement.schedule)
+    assert found.seconds == pytest.approx(expected.seconds, rel=1e-9)
+    assert [p.name for p in found.iteration.phases] == ["reference.logprob", "actor.train"]
+
+
+def test_the_environment_stands_in_the_trace_beside_the_turns_of_the_rollout() -> None:
+    setting = setting_of("verl")
+    schedule = replace(setting.placement.schedule, double_buffered=True)
+    turned = replace(
+        setting,
+        placement=replace(setting.placement, schedule=schedule),
+        workload=replace(setting.workload, environment=Environment(turns=3)),
+    )
+    found = simulate(turned, kv_of(turned), record=True)
+    assert found.trace is not None
+    spans = [s for s in found.trace.spans if s.name in ("actor.generate", "environment.answer")]
+    assert [s.name for s in spans].count("actor.generate") == 2 * 3
+    answers = [s for s in spans if s.name == "environment.answer"]
+    assert {(s.pool, s.role, s.group) for s in answers} == {
+        ("cpu", "environment", "buffer 0"), ("cpu", "environment", "buffer 1"),
+    }  # fmt: skip
