@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.api import FaultOptions, Simulation, SimulationOptions, cluster_of, simulate_file
+from rlhfsim.api import cluster_of, simulate_file
 from rlhfsim.cli import simulate_view, view
 from rlhfsim.cli.inputs import MAX_PRICE, json_option, on_command_line
 from rlhfsim.cli.params import Number, ParamType, Whole, bad_option
@@ -23,6 +23,7 @@ from rlhfsim.cli.planned import NOT_FOUND, profile_notes
 from rlhfsim.cli.remedies import remedy
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.export.chrome import chrome_path, write_chrome
+from rlhfsim.export.runs import FaultOptions, Simulation, SimulationOptions
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
 

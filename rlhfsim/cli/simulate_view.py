@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.api import PoolRun, Simulation
 from rlhfsim.cli import view
 from rlhfsim.cli.bars import FULL, Axis, Bar, Piece
 from rlhfsim.cli.words import decimals, fixed, labelled, new_table, percent, size
+from rlhfsim.export.runs import PoolRun, Simulation
 
 LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 ASCII_LEVELS = "_.-=+*%#"
@@ -25,6 +25,10 @@ LINKS = {
     "disk": "disks of {}", "storage": "the shared file system", "spine": "the fabric between nodes",
 }  # fmt: skip
 """First word of a link's name -> words."""
+STOCK = (
+    "mean s is the pace that the rollout can keep up; the steps shown were faster, for they also used samples"
+    " made before them: more --iterations bring the two together"
+)
 BESIDE = ".beside"
 """End of the name of generation that the trainer does not wait for."""
 ALIKE = 1e-6
@@ -38,6 +42,8 @@ def report(answer: Simulation, width: int) -> Iterator[RenderableType]:
     if not answer.alike:
         yield ""
         yield steps_table(answer, width)
+        if lives_on_stock(answer):
+            yield Text(STOCK, style="dim")
     yield ""
     yield view.phase_table(answer.plan, width)
     if note := phase_note(answer):
@@ -195,12 +201,18 @@ def steps_table(answer: Simulation, width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("step by step, shortest to longest", ratio=1, no_wrap=True)
     for i, seconds in enumerate(shown):
-        cells = (sum(seconds) / len(seconds), min(seconds), max(seconds))
+        cells = (answer.means[i], min(seconds), max(seconds))
         table.add_row(str(answer.seed + i), *(fixed(s, digits) for s in cells), Sparkline(seconds))
     if len(answer.runs) > len(shown):
         rest = len(answer.runs) - len(shown)
         table.add_row("", "", "", "", Text(f"{rest:,} more replications, see --json", style="dim"))
     return table
+
+
+def lives_on_stock(answer: Simulation) -> bool:
+    """Whether asynchronous steps ran faster than the rollout can keep up."""
+    pairs = zip(answer.means, answer.runs, strict=True)
+    return any(mean > 1.001 * sum(run) / len(run) for mean, run in pairs)
 
 
 MAX_LINES = 8
