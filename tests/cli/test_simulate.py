@@ -161,6 +161,13 @@ def test_the_trace_and_the_chrome_trace_are_written_and_agree_with_the_figures(
     assert sum(e["ph"] == "C" for e in chrome["traceEvents"]) == len(trace.counters)
 
 
+def test_one_seed_writes_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        run(ASYNC, "--iterations", "2", "--trace", str(tmp_path / f"{name}.json"))
+    for end in (".json", ".chrome.json"):
+        assert (tmp_path / f"a{end}").read_bytes() == (tmp_path / f"b{end}").read_bytes()
+
+
 def test_a_trace_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
     assert refused("slime", "--iterations", "1", "--trace", str(tmp_path / "no" / "t.json")).code == "unwritable-file"  # fmt: skip
 
