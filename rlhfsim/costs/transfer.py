@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlhfsim.costs.cost import Cost, Part, Resource, part
 from rlhfsim.costs.device import Device
@@ -92,6 +93,7 @@ def gather_rate(device: Device, ranks: int, stride: int = 1) -> Rate:
     return fast if inside >= ranks else slower(fast, network(device).scaled(inside))
 
 
+@lru_cache(maxsize=4096)
 def host_rate(device: Device, copying: int | None = None) -> Rate:
     """Bytes/s of a pinned copy between one GPU and host memory while `copying` GPUs of its node copy.
 
@@ -108,6 +110,7 @@ def host_rate(device: Device, copying: int | None = None) -> Rate:
     return slower(lane, rate(device, "host", memory, "host_copy_efficiency"))
 
 
+@lru_cache(maxsize=4096)
 def pageable_rate(device: Device, copying: int | None = None) -> Rate:
     """Bytes/s of a copy to or from ordinary host memory: staged through a pinned buffer by one thread."""
     pinned = host_rate(device, copying)

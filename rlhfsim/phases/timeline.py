@@ -199,13 +199,14 @@ def _calls(
         model, _cut(layout), backend, trained, stage, optimizer, lora, shares_weights,
         stack.gradient_bytes, stack.moment_bytes,
     )  # fmt: skip
-    score = _scoring(model, layout, backend, batch, here, stack, imbalance, waste)
+    tokens = batch.tokens(layout.micro_batch)
+    score = _scoring(model, layout, backend, batch, tokens, here, stack, imbalance, waste)
     if not trained:
         return here, score, Extra()
     return (
         here,
         score,
-        _training(model, layout, backend, batch, here, stage, stack, imbalance, waste),
+        _training(model, layout, backend, batch, tokens, here, stage, stack, imbalance, waste),
     )
 
 
@@ -288,12 +289,12 @@ def _kept(states: States, seat: Seat, backend: Backend, trained: bool) -> States
 
 
 def _training(
-    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, here: _Standing,
+    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, tokens: float, here: _Standing,
     stage: Stage, stack: Stack, imbalance: float, waste: float,
 ) -> Extra:  # fmt: skip
     micro_batches = math.ceil(batch.sequences / (layout.dp * layout.micro_batch))
     held = activations.training_activations(
-        model, layout, backend, tokens=stack.train_tokens or batch.tokens(layout.micro_batch),
+        model, layout, backend, tokens=stack.train_tokens or tokens,
         micro_batches=micro_batches, stage=stage, imbalance=imbalance,
         logit_chunk=stack.logit_chunk, score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_TRAIN,
@@ -304,11 +305,11 @@ def _training(
 
 
 def _scoring(
-    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, here: _Standing,
+    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, tokens: float, here: _Standing,
     stack: Stack, imbalance: float, waste: float,
 ) -> Extra:  # fmt: skip
     held = activations.forward_activations(
-        model, layout, backend, tokens=stack.score_tokens or batch.tokens(layout.micro_batch),
+        model, layout, backend, tokens=stack.score_tokens or tokens,
         imbalance=imbalance, logit_chunk=stack.logit_chunk,
         score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_FORWARD,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.lengths import Fixed, Lengths
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import Seconds
@@ -61,9 +62,10 @@ class Lora:
     rank: Annotated[int, Field(ge=1, le=4096)] = 32
 
 
+@hashed_once
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Hashed):
     """One RLHF step, independent of hardware and placement."""
 
     algorithm: Algorithm = "ppo"
