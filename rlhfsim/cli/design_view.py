@@ -78,14 +78,18 @@ def _row(plan: Plan) -> list[str]:
 
 
 def _considered(answer: Design) -> Text:
-    tally = answer.considered
-    large = sum(tally.too_large.values())
+    c = answer.certificate
+    proof = "proven: no plan of the space is better"
+    if not c.proven:
+        proof = f"time limit: {_rounded(c.unexplored)} plans left, gap {c.gap:.1%}"
     lines = [
-        f"considered {tally.structures} ways to share the GPUs, {tally.layouts:,} layouts, {_rounded(tally.plans)} complete plans; {tally.priced} priced in full",
-        f"dropped: {sum(tally.refused.values()):,} layouts refused, {large:,} too large for a GPU"
-        + (f" ({_top(tally.too_large)})" if large else "") + f", {sum(answer.rejected.values())} plans too close to the limit",
+        f"certificate: {_rounded(c.space)} complete plans = {_rounded(c.infeasible)} infeasible + {_rounded(c.dominated)} dominated",
+        f"             + {_rounded(c.bounded)} bounded + {c.simulated:,} simulated; {proof}",
     ]  # fmt: skip
-    lines += [f"  {count:,} x {reason}" for reason, count in tally.refused.most_common(3) if count]
+    if sure := answer.confidence:
+        lines.append(
+            f"plan 1 is faster than plan 2 with probability {sure:.0%} (uncertainty of the profile)"
+        )
     return Text("\n".join(lines), style="dim")
 
 
@@ -97,15 +101,11 @@ def _rounded(count: int) -> str:
     return f"{count:,}"
 
 
-def _top(counts: Any) -> str:
-    return ", ".join(f"{name} {n:,}" for name, n in counts.most_common(3))
-
-
 def _show_flips(console: Console, answer: Design) -> None:
     console.rule("what would flip the choice", align="left", style="dim")
     if not answer.flips:
         console.print(
-            "  none of: responses 4x longer or shorter, 4x samples or prompts, network 4x slower, memory -20 %"
+            "  none of: responses 8x longer or shorter, 8x samples or prompts, network 8x slower, memory -25 %"
         )
     for flip in answer.flips:
         own = (
@@ -114,7 +114,7 @@ def _show_flips(console: Console, answer: Design) -> None:
             else "the chosen plan no longer fits"
         )
         console.print(
-            f"  {flip.change}: {flip.winner} with {format(flip.seconds, 's')} ({own})",
+            f"  {flip.change} x {flip.factor:.2g}: {flip.winner}; at the far end {format(flip.seconds, 's')} ({own})",
             highlight=False,
         )
     console.print("  one change at a time, layouts kept", style="dim")
@@ -149,8 +149,8 @@ def _show_nothing(console: Console, answer: Design) -> None:
     nothing = Text("nothing fits: ", style="bold red")
     console.print(nothing + Text("no plan runs with this cluster, model and these choices"))
     console.print(_considered(answer))
-    for reason, count in sorted(answer.rejected.items(), key=lambda x: -x[1])[:3]:
-        console.print(f"  {count} x {reason}", highlight=False)
+    if answer.shortage:
+        console.print(f"  {answer.shortage}", highlight=False)
     remedy = (
         answer.remedy
         or "no single change that was tried helps; try a larger GPU or a smaller model"
@@ -164,21 +164,23 @@ def _show_nothing(console: Console, answer: Design) -> None:
 
 def design_dict(answer: Design) -> dict[str, Any]:
     """The same content; schema in docs/plan.md."""
-    tally = answer.considered
+    c = answer.certificate
     return {
         "schema": SCHEMA,
         "chosen": _plan_dict(answer.chosen) if answer.chosen else None,
         "runners_up": [_plan_dict(plan) for plan in answer.runners_up],
-        "considered": {
-            "structures": tally.structures, "layouts": tally.layouts, "plans": tally.plans, "priced": tally.priced,
-            "layouts_refused": dict(tally.refused), "layouts_too_large": dict(tally.too_large), "combinations_unfit": tally.unfit,
-            "plans_rejected": answer.rejected,
+        "certificate": {
+            "space": c.space, "infeasible": c.infeasible, "dominated": c.dominated, "bounded": c.bounded,
+            "simulated": c.simulated, "unexplored": c.unexplored, "gap": c.gap,
         },
+        "layouts_refused": dict(answer.refused),
+        "probability_better_than_runner_up": answer.confidence,
         "reasons": list(answer.reasons),
-        "flips": [{"change": f.change, "winner": f.winner, "step_s": f.seconds, "chosen_step_s": f.chosen_seconds} for f in answer.flips],
+        "flips": [{"change": f.change, "factor": f.factor, "winner": f.winner, "step_s": f.seconds, "chosen_step_s": f.chosen_seconds} for f in answer.flips],
         "gains": [
             {"name": g.name, "meaning": g.meaning, "step_s": g.seconds, "saved": g.saved, "launchable": g.launchable} for g in answer.gains
         ],
+        "shortage": answer.shortage,
         "remedy": answer.remedy,
     }  # fmt: skip
 

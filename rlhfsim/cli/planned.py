@@ -26,7 +26,7 @@ from rlhfsim.cli.seats import check_layouts, fixed_layouts, ranks, seat_options
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.ledger import ledger
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.search.explain import nearest_change
+from rlhfsim.search.remedy import nearest_change
 from rlhfsim.search.request import SWITCHES, Request
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.layout import Layout, RolloutLayout
@@ -168,14 +168,11 @@ def from_request(request: Request) -> Planned:
         return Planned(plan=found.chosen, rejected_by=None, remedy=None)
     models = models_of(request.workload)
     help = _release(request) or _relax(request, models)
-    worst = max(found.rejected, key=lambda r: found.rejected[r], default=None)
     example = _example(request, models)
     if example is not None:
         verdict = judged(example, request.cluster)
-        return Planned(plan=example, rejected_by=verdict.rejected_by or worst or "no plan with these choices fits", remedy=help)  # fmt: skip
-    seats = ", ".join(f"{n} ({c:,})" for n, c in found.considered.too_large.most_common(3))
-    reason = worst or (f"layouts too large for a GPU: {seats}" if seats else _refused(found.considered.refused))  # fmt: skip
-    return Planned(plan=None, rejected_by=reason, remedy=help)
+        return Planned(plan=example, rejected_by=verdict.rejected_by or found.shortage or "no plan with these choices fits", remedy=help)  # fmt: skip
+    return Planned(plan=None, rejected_by=found.shortage or _refused(found.refused), remedy=help)
 
 
 def _refused(refused: Mapping[str, int]) -> str:
@@ -207,7 +204,7 @@ def _relax(request: Request, models: Models) -> str:
         return f"other layouts, such as {chosen.placement.actor.layout.label} for the actor"
     if request.architecture and (chosen := _fitting(open_all)) is not None:
         return f"--architecture {chosen.architecture}"
-    change = nearest_change(open_all, models)
+    change = nearest_change(open_all)
     freed = " with layouts and architecture left open" if request.fix or request.architecture else ""  # fmt: skip
     return f"{change}{freed}" if change else NOT_FOUND
 

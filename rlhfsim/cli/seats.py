@@ -15,7 +15,7 @@ from rlhfsim.costs.devices import domain_of
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.search.layouts import splits_layers
 from rlhfsim.search.request import Request
-from rlhfsim.search.structures import structures
+from rlhfsim.search.space import families, splits
 from rlhfsim.specs.backends import violation
 from rlhfsim.specs.layout import Layout, Recompute
 from rlhfsim.specs.model import ModelSpec
@@ -157,6 +157,7 @@ def _check_pools(
 
 
 def _pool_sizes(request: Request, models: Models, seat: str) -> Iterator[int]:
-    for structure in structures(request, models):
-        name = structure.seats.get(seat)
-        yield from (pool.gpus for pool in structure.pools if pool.name == name)
+    for family in families(request, models):
+        index = family.pool_of(seat)
+        if index is not None:
+            yield from set(splits(request, family)[:, index].tolist())

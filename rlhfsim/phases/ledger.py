@@ -34,7 +34,7 @@ from rlhfsim.specs.placement import Placement, RolloutSeat
 from rlhfsim.specs.workload import Workload
 from rlhfsim.units import format
 
-__all__ = ["Engine", "Entry", "Ledger", "Phase", "host_bytes", "ledger"]
+__all__ = ["Engine", "Entry", "Ledger", "Phase", "host_bytes", "ledger", "no_start"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +86,8 @@ class Ledger:
     """Bytes per node of each pool: offloaded states, sleeping copies, processes."""
     host_capacity: dict[str, float]
     engine: Engine | None
+    other_stages: tuple[Phase, ...] = ()
+    """The pipeline stages that hold less in the same phases; one of them may be less certain."""
 
     @property
     def peak(self) -> Phase:
@@ -120,7 +122,8 @@ class Ledger:
 
         The worst of them: their errors are the same, so they do not add up.
         """
-        worst = max((p.probability_out_of_memory for p in self.phases), default=0.0)
+        looked_at = (*self.phases, *self.other_stages)
+        worst = max((p.probability_out_of_memory for p in looked_at), default=0.0)
         return max(worst, self.engine.probability_of_no_start if self.engine else 0.0)
 
     @property
@@ -184,6 +187,7 @@ def ledger(
     """Memory of a plan through one step; `stack` says where a framework differs from its backend."""
     states = list(moments(placement, workload))
     phases: dict[tuple[int, str], Phase] = {}
+    others: list[Phase] = []
     for pool in placement.pools:
         views = [
             _pool_phases(
@@ -191,7 +195,9 @@ def ledger(
             )
             for stage in stages_of(placement, pool.name)
         ]
-        phases.update({key: max((v[key] for v in views), key=_bytes) for key in views[0]})
+        fullest = {key: max((v[key] for v in views), key=_bytes) for key in views[0]}
+        others += [v[key] for v in views for key in v if v[key] is not fullest[key]]
+        phases.update(fullest)
     return Ledger(
         phases=tuple(phases[key] for key in sorted(phases, key=lambda k: k[0])),
         host_bytes=host_bytes(models, placement, workload, cluster),
@@ -200,6 +206,7 @@ def ledger(
             for p in placement.pools
         },
         engine=_engine(models, placement, workload, cluster),
+        other_stages=tuple(others),
     )
 
 
@@ -233,11 +240,11 @@ def _engine(
         pool=rollout.pool,
         kv_tokens=held.kv_tokens,
         needed_tokens=batch.max_tokens,
-        probability_of_no_start=_no_start(models, rollout, profile, held, batch),
+        probability_of_no_start=no_start(models, rollout, profile, held, batch),
     )
 
 
-def _no_start(
+def no_start(
     models: Models, rollout: RolloutSeat, profile: Profile, held: EngineBytes, batch: Batch
 ) -> float:
     """P(weights, reserves and one longest sequence exceed the engine's share)."""

@@ -24,11 +24,13 @@ from rlhfsim.phases.timeline import (
     engine_bytes,
     role_bytes,
 )
+from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.dataflow import Call, dataflow
 from rlhfsim.specs.hardware import Cluster, Profile
+from rlhfsim.specs.model import ModelSpec
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Placement, Seat
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.placement import Placement, Seat, WeightPath
+from rlhfsim.specs.workload import Lora, Workload
 
 ROLES = ("actor", "critic", "reference", "reward")
 TRAINED = ("actor", "critic")
@@ -146,17 +148,31 @@ def _present(models: Models, placement: Placement, pool: str) -> list[str]:
 def _sync_bytes(
     models: Models, placement: Placement, workload: Workload, pool: str, profile: Profile
 ) -> float:
-    """Buffers of the weight path on one GPU: a bucket, or the largest tensor where that is larger."""
+    """Buffers of the weight path on one GPU of a pool that takes part."""
     rollout = placement.rollout
-    if rollout is None or placement.weight_path == "none":
+    if rollout is None or pool not in (rollout.pool, placement.actor.pool):
         return 0.0
-    if pool not in (rollout.pool, placement.actor.pool):
+    path, backend = placement.weight_path, placement.backend
+    return sync_buffers(models.actor, path, backend, workload.lora, profile)
+
+
+def sync_buffers(
+    model: ModelSpec, path: WeightPath, backend: Backend, lora: Lora | None, profile: Profile
+) -> float:
+    """Buffers of a weight path on one GPU: a bucket, or the largest tensor where that is larger."""
+    if path == "none":
         return 0.0
-    if placement.weight_path == "lora" and workload.lora:
-        return 2.0 * lora_params(models.actor, workload.lora.rank)
-    model, width = models.actor, 2.0 if placement.backend != "fsdp2" else 4.0
-    tensor = width * max(model.params_embedding, model.params_expert)
-    return max(profile["sync_bucket_bytes"], tensor)
+    if path == "lora" and lora:
+        return 2.0 * lora_params(model, lora.rank)
+    width = 2.0 if backend != "fsdp2" else 4.0
+    return max(
+        profile["sync_bucket_bytes"], width * max(model.params_embedding, model.params_expert)
+    )
+
+
+def sync_group(path: WeightPath, profile: Profile) -> float:
+    """NCCL buffers of a group that spans training and rollout; 0 without one."""
+    return profile["nccl_bytes"] if path in ("broadcast", "p2p") else 0.0
 
 
 def pool_bytes(
@@ -176,7 +192,7 @@ def pool_bytes(
         },
         engine=engine_in_plan(models, placement, workload, profile) if here else None,
         sync=_sync_bytes(models, placement, workload, pool, profile),
-        sync_group=profile["nccl_bytes"] if placement.weight_path in ("broadcast", "p2p") else 0.0,
+        sync_group=sync_group(placement.weight_path, profile),
     )
 
 

@@ -7,7 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
+import numpy as np
+from numpy.typing import NDArray
+
 Z90 = NormalDist().inv_cdf(0.9)
+CERTAIN = 1e-12
+"""Relative variance below which a sum counts as exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,29 +26,50 @@ class Item:
     """P90."""
 
 
+def moments(item: Item) -> tuple[float, float]:
+    """Mean and variance of a log-normal item.
+
+    X ~ LogNormal(mu, s), mu = (ln low + ln high)/2, s = ln(high/low)/(2 z_90)
+    """
+    if item.high <= 0:
+        return 0.0, 0.0
+    low = max(item.low, item.value * 1e-3, item.high * 1e-3)
+    mu, s = math.log(low * item.high) / 2, math.log(item.high / low) / (2 * Z90)
+    mean = math.exp(mu + s * s / 2)
+    return mean, mean * mean * math.expm1(s * s)
+
+
 def probability_above(items: Iterable[Item], limit: float) -> float:
     """P(sum of independent log-normal items > limit).
-
-        X_i ~ LogNormal(mu, s), mu = (ln low + ln high)/2, s = ln(high/low)/(2 z_90)
 
     The sum is taken to be log-normal with the same mean and variance (Fenton 1960, IRE Trans.
     Commun. Syst. 8, 57-67), which is close where no single item dominates with s > 1.
     """
     mean, variance = 0.0, 0.0
     for item in items:
-        if item.high <= 0:
-            continue
-        low = max(item.low, item.value * 1e-3, item.high * 1e-3)
-        mu, s = math.log(low * item.high) / 2, math.log(item.high / low) / (2 * Z90)
-        m = math.exp(mu + s * s / 2)
-        mean += m
-        variance += m * m * math.expm1(s * s)
+        m, v = moments(item)
+        mean, variance = mean + m, variance + v
     if mean <= 0:
         return 0.0
     if limit <= 0:
         return 1.0
     s2 = math.log1p(variance / mean**2)
-    if s2 < 1e-12:
+    if s2 < CERTAIN:
         return float(mean > limit)
     mu = math.log(mean) - s2 / 2
     return 1.0 - NormalDist().cdf((math.log(limit) - mu) / math.sqrt(s2))
+
+
+def risky(
+    mean: NDArray[np.float64], variance: NDArray[np.float64], limit: float, probability: float
+) -> NDArray[np.bool_]:
+    """Where `probability_above` of sums with these moments exceeds `probability`, elementwise.
+
+    P > q  <=>  (ln limit - mu) / s < z_(1-q)
+    """
+    mean = np.maximum(mean, 1e-300)
+    s2 = np.log1p(variance / mean**2)
+    s = np.sqrt(np.maximum(s2, CERTAIN))
+    mu = np.log(mean) - s2 / 2
+    above = math.log(limit) - mu < NormalDist().inv_cdf(1 - probability) * s
+    return np.asarray(np.where(s2 < CERTAIN, mean > limit, above))

@@ -1,90 +1,108 @@
-"""The answer to a design question: the chosen plan, its rivals, and the reasons."""
+"""The answer to a design question: the chosen plan, the proof, its rivals, and the reasons."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from math import inf
 
 from rlhfsim.plan import Plan
-from rlhfsim.search.candidates import Candidate, Found, search
-from rlhfsim.search.explain import Flip, Gain, flips, gains, nearest_change, reasons
-from rlhfsim.search.options import Tally
+from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.exact import Found, Search
+from rlhfsim.search.explain import probability_better, reasons
+from rlhfsim.search.flips import Flip, flips
+from rlhfsim.search.gains import Gain, gains
 from rlhfsim.search.planning import plan_of
+from rlhfsim.search.remedy import nearest_change, shortage
 from rlhfsim.search.request import Request, switched
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import Placement
+from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.workload import Workload
 
 RUNNERS_UP = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan of one workload variant."""
+
+    candidate: Candidate
+    workload: Workload
+    models: Models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """A ranked, explained answer."""
+    """A proven, explained answer."""
 
     request: Request
     chosen: Plan | None
     """None when nothing fits."""
     runners_up: tuple[Plan, ...]
-    """The best plan of every other kind, then further plans of the best kind."""
+    """The best plan that was met of every other kind; simulated, but not proven to be its best."""
+    certificate: Certificate
+    """Where every plan of the space went."""
+    confidence: float | None
+    """Probability that the chosen plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...]
     """Why the chosen plan won."""
     flips: tuple[Flip, ...]
     """Single changes that would make another plan the best."""
     gains: tuple[Gain, ...]
     """What each choice that is not allowed would bring."""
-    considered: Tally
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Why plans failed the full memory check -> how many."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Layouts outside the space by reason."""
+    shortage: str | None = None
+    """When nothing fits: what the nearest plan lacks."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
 
 
 def design(request: Request, *, explain: bool = True) -> Design:
-    """The best plan of a request, with what was considered and why it won.
+    """The best plan of a request, with the proof and why it won.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
-    variants = [(w, models_of(w)) for w in _workloads(request)]
-    searched = [(w, m, search(replace(request, workload=w), m)) for w, m in variants]
-    ranked = sorted(
-        ((c, w, m) for w, m, found in searched for c in found.ranked),
-        key=lambda x: _key(request, x[0]),
-    )
-    tally = _total([found for _, _, found in searched])
-    rejected = _counted([reason for _, _, found in searched for reason in found.rejected])
+    found = list(_searched(request))
+    certificate = found[0][1].certificate
+    for _, more in found[1:]:
+        certificate = certificate.plus(more.certificate)
+    refused = sum((f.refused for _, f in found), Counter())
+    ranked = _ranked(request, found)
     if not ranked:
         return Design(
-            request=request, chosen=None, runners_up=(), reasons=(), flips=(), gains=(), considered=tally, rejected=rejected,
-            remedy=nearest_change(request, variants[0][1]) if explain else None,
+            request=request, chosen=None, runners_up=(), certificate=certificate, confidence=None, reasons=(), flips=(), gains=(),
+            refused=refused, shortage=shortage(request, found[0][1]),
+            remedy=nearest_change(request) if explain else None,
         )  # fmt: skip
-    best, workload, models = ranked[0]
-    rivals = _rivals(
-        [c for c, w, _ in ranked if w == workload]
-        if len(searched) == 1
-        else [c for c, _, _ in ranked]
-    )
-    owner = {id(c): (w, m) for c, w, m in ranked}
-    plans = [plan_of(c, *owner[id(c)], request.cluster, request.price) for c in rivals]
-    base = replace(request, workload=workload)
+    best = ranked[0]
+    plans = [plan_of(a.candidate, a.workload, a.models, request.cluster, request.price) for a in ranked[: RUNNERS_UP + 1]]  # fmt: skip
+    base = replace(request, workload=best.workload)
+    source = next(f for w, f in found if w == best.workload)
+    same = [a.candidate for a in ranked if a.workload == best.workload]
     return Design(
-        request=request, chosen=plans[0], runners_up=tuple(plans[1:]),
+        request=request, chosen=plans[0], runners_up=tuple(plans[1:]), certificate=certificate, refused=refused,
+        confidence=probability_better(best.candidate.iteration, ranked[1].candidate.iteration) if len(ranked) > 1 else None,
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
-        flips=tuple(flips(base, models, rivals)) if explain else (),
-        gains=tuple(gains(base, models, searched[0][2], best)) if explain else (),
-        considered=tally, rejected=rejected,
+        flips=tuple(flips(base, best.models, same)) if explain else (),
+        gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if explain else (),
     )  # fmt: skip
 
 
-def _key(request: Request, candidate: Candidate) -> tuple[float, float]:
-    if request.objective == "memory":
-        return candidate.ledger.peak_bytes, candidate.seconds
-    return candidate.seconds, candidate.ledger.peak_bytes
+def _searched(request: Request) -> Iterator[tuple[Workload, Found]]:
+    """A search for each variant of the workload; a later one must beat the earlier ones."""
+    known = inf
+    for workload in variants(request):
+        search = Search(replace(request, workload=workload), models_of(workload), known=known)
+        found = search.run()
+        known = min(known, search.limit)
+        yield workload, found
 
 
-def _workloads(request: Request) -> Iterator[Workload]:
+def variants(request: Request) -> Iterator[Workload]:
     """The workload as asked, and with each allowed switch and all of them."""
     yield request.workload
     switches = sorted(request.switches - {"async"})
@@ -94,34 +112,18 @@ def _workloads(request: Request) -> Iterator[Workload]:
             yield switched(request.workload, frozenset(chosen))
 
 
-def _rivals(ranked: list[Candidate]) -> list[Candidate]:
-    """The winner, the best of every other kind, then plans with another actor or rollout layout."""
-    kinds: dict[tuple[object, ...], Candidate] = {}
-    layouts: dict[tuple[object, ...], Candidate] = {}
-    for candidate in ranked:
-        placement = candidate.placement
-        kinds.setdefault((placement.architecture, placement.role_placement), candidate)
-        layouts.setdefault(_main_layouts(placement), candidate)
-    leaders = list(kinds.values())
-    shown = {_main_layouts(c.placement) for c in leaders}
-    return (leaders + [c for key, c in layouts.items() if key not in shown])[: RUNNERS_UP + 1]
+def _ranked(request: Request, found: list[tuple[Workload, Found]]) -> list[Answer]:
+    """The best plan first, then the best of every other kind that was met."""
+    answers = []
+    for workload, one in found:
+        models = models_of(workload)
+        candidates = [*([one.best] if one.best else []), *one.rivals]
+        answers += [Answer(candidate=c, workload=workload, models=models) for c in candidates]
+    answers.sort(key=lambda a: value(request, a.candidate))
+    return answers
 
 
-def _main_layouts(placement: Placement) -> tuple[object, ...]:
-    """What tells two plans apart at a glance."""
-    rollout = placement.rollout.layout.label if placement.rollout else None
-    return placement.architecture, placement.pools, placement.actor.layout.label, rollout
-
-
-def _total(found: list[Found]) -> Tally:
-    total = Tally()
-    for each in found:
-        total = total.plus(each.pricer.tally)
-    return total
-
-
-def _counted(reasons_: list[str]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for reason in reasons_:
-        counts[reason] = counts.get(reason, 0) + 1
-    return counts
+def value(request: Request, candidate: Candidate) -> tuple[float, float]:
+    """What is minimised, then what decides between equals."""
+    pair = candidate.seconds, candidate.ledger.peak_bytes
+    return (pair[1], pair[0]) if request.objective == "memory" else pair

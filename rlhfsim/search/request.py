@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.placement import WeightPath
 from rlhfsim.specs.workload import Lora, Workload
 
 Objective = Literal["time", "cost", "memory"]
@@ -27,12 +28,45 @@ FORBIDDABLE: dict[str, str] = {
     "disaggregated": "a pool for the rollout, one for the rest",
     "split": "roles in two groups",
     "standalone": "a pool for each role",
+    "colocated": "all roles in one pool",
+    "streaming": "finished samples are scored and trained while others still generate",
     "offload": "anything moved to host memory between or during phases",
     "recompute": "activations computed again in the backward pass",
+    **{
+        path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")
+    },
 }
 LORA_RANK = 32
 """Rank that competes when LoRA is allowed."""
 FIXABLE_SEATS = ("rollout", "actor", "critic", "reference", "reward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A bound on one field of one seat: `actor.tp<=4`, `critic.gpus=16`, `rollout.sleep!=1`."""
+
+    seat: str
+    field: str
+    """Of the layout or the seat, or `gpus`, the size of its pool."""
+    relation: Literal["=", "!=", "<=", ">="]
+    value: int | str
+
+    def holds(self, value: Any) -> Any:
+        """Whether a value (or each of an array) obeys."""
+        match self.relation:
+            case "=":
+                return value == self.value
+            case "!=":
+                return value != self.value
+            case "<=":
+                return value <= self.value
+            case ">=":
+                return value >= self.value
+
+    @property
+    def text(self) -> str:
+        """As the user writes it."""
+        return f"{self.seat}.{self.field}{self.relation}{self.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +83,16 @@ class Request:
     """Subset of `SWITCHES` and `FORBIDDABLE`."""
     fix: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
     """Seat -> layout field -> value: `{"actor": {"tp": 8}}`."""
+    limits: tuple[Limit, ...] = ()
+    """Bounds on layouts, seats and pool sizes."""
     architecture: str | None = None
     """Only this architecture."""
+    weight_path: WeightPath | None = None
+    """Only this weight path."""
+    max_gpus_per_role: int | None = None
+    """Largest pool when there are several."""
+    time_limit: float | None = None
+    """Seconds of search; then the best so far is the answer and the certificate shows the gap."""
     max_staleness: float = 1
     max_oom: float = 0.1
     """Largest probability of running out of memory that a plan may carry."""

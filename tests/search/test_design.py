@@ -10,7 +10,7 @@ import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.design import Design
-from rlhfsim.search.explain import scaled
+from rlhfsim.search.flips import scaled
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.lengths import Fixed, LogNormal

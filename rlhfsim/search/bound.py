@@ -1,0 +1,181 @@
+"""A lower bound on the step of a plan, from the numbers of its pools.
+
+Proof, for every schedule: a call cannot run before its inputs exist and a pool runs one call at a
+time, in the simulation as here; a link that is shared only makes calls longer. With a, R, F, X of
+`search.pools` and S the weight sync:
+
+    scored  >=  a + max(rules, max_p R_p)                 synchronous: scoring waits for generation
+    scored  >=  max_k (a_k + (K-k+1)/K R_p)               streaming: piece k of K arrives at a_k <= a
+    end_p   >=  max(scored + C, a + F_p) + X_p            a pool that trains; C is the controller's work
+    T       >=  max_p end_p,   max(end_actor, end_rollout) + S
+
+In a synchronous step without shared links the first form is an equality: the simulation finds the
+same number. Streamed training may overlap scoring, so there a pool only has its own work,
+end_p >= max(a, R_p + X_p). With staleness the learner needs its own chain for every step, and the
+rollout its work: T >= max(scored' + X_p + S', T_rollout), where scored' starts at 0 and S' is what
+the schedule exposes (`simulation.stale` proves T_rollout).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.costs.devices import device_of
+from rlhfsim.phases.framework import controller
+from rlhfsim.search.request import Request
+from rlhfsim.search.space import Family
+from rlhfsim.specs.workload import Workload
+
+Floats = NDArray[np.float64]
+FIXED = 6
+"""Columns of a pool's numbers before the pieces of a stream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Numbers:
+    """a, R, F and X of one pool (arrays that broadcast against those of the others)."""
+
+    a: Floats
+    r: Floats
+    f: Floats
+    x: Floats
+    peak: Floats
+    """Most bytes on a GPU of the pool."""
+    pieces: tuple[Floats, ...] = ()
+    """When equal shares of the samples have been generated, the last at `a`; read where they stream."""
+
+    @classmethod
+    def of(cls, table: Floats) -> Numbers:
+        """From an array (..., column): a, R, F, X, host bytes, peak bytes, then the pieces."""
+        a, r, f, x, _, peak = (table[..., i] for i in range(FIXED))
+        pieces = tuple(table[..., i] for i in range(FIXED, table.shape[-1]))
+        return cls(a=a, r=r, f=f, x=x, peak=peak, pieces=pieces)
+
+    def delayed(self, seconds: Floats) -> Numbers:
+        """With something more at the end."""
+        return replace(self, x=self.x + seconds)
+
+    def along(self, axis: int, axes: int) -> Numbers:
+        """The same along one of several axes, to be broadcast against other pools."""
+        shape = tuple(-1 if i == axis else 1 for i in range(axes))
+
+        def put(values: Floats) -> Floats:
+            return values.reshape(shape)
+
+        return Numbers(
+            a=put(self.a), r=put(self.r), f=put(self.f), x=put(self.x), peak=put(self.peak),
+            pieces=tuple(map(put, self.pieces)),
+        )  # fmt: skip
+
+
+def objective_bound(
+    family: Family, request: Request, pools: Sequence[Numbers], sync: Floats
+) -> Floats:
+    """What no plan with these pools goes below: seconds of a step, or bytes on a GPU."""
+    if request.objective == "memory":
+        return _most([p.peak for p in pools])
+    return step_bound(family, request, pools, sync)
+
+
+def rules_seconds(workload: Workload) -> float:
+    """Rule rewards on CPU workers."""
+    rules = workload.reward.rules
+    if rules is None or not workload.generates:
+        return 0.0
+    return workload.num_sequences * rules.seconds_per_sample / rules.workers
+
+
+def head_seconds(workload: Workload) -> float:
+    """Time between generation and the first forward call: rules that are not overlapped."""
+    return 0.0 if workload.reward.overlapped else rules_seconds(workload)
+
+
+def controller_seconds(request: Request, family: Family) -> float:
+    """The controller's own work between scoring and training."""
+    if not request.workload.generates:
+        return 0.0
+    index = family.pool_of("actor")
+    assert index is not None
+    pool = request.cluster.pools[family.hardware[index]]
+    return controller(device_of(pool, request.cluster.oversubscription)).seconds
+
+
+def step_bound(family: Family, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
+    """Seconds that no step with these pools goes below; `sync` where the ends sit apart."""
+    work, own = request.workload, controller_seconds(request, family)
+    rules = rules_seconds(work)
+    if family.schedule.staleness > 0:
+        return _stale(family, rules, own, pools, sync)
+    if family.schedule.streaming:
+        return _streaming(family, work, own, pools, sync)
+    a = _most([p.a for p in pools])
+    scored = a + np.maximum(_most([p.r for p in pools]), rules)
+    ends = [
+        np.maximum(scored + own, a + p.f) + p.x if _trains(group) else a + p.f
+        for group, p in zip(family.groups, pools, strict=True)
+    ]
+    return _joined(family, [*ends], sync, scored + own)
+
+
+def _streaming(
+    family: Family, workload: Workload, own: float, pools: Sequence[Numbers], sync: Floats
+) -> Floats:
+    """Rules and controller are a pool of their own; a piece passes them one after the other."""
+    rollout = family.pool_of("rollout")
+    assert rollout is not None
+    pieces = pools[rollout].pieces
+    streams = workload.epochs * workload.mini_batches == 1
+    count, whole = len(pieces), pieces[-1]
+    scored = np.maximum(_most([_after(pieces, p.r) for p in pools]), rules_seconds(workload))
+    ready = scored + own / count
+    ends = []
+    for group, p in zip(family.groups, pools, strict=True):
+        if not _trains(group):
+            ends.append(np.maximum(whole, _after(pieces, p.r)))
+        elif streams:
+            ends.append(np.maximum(_after(pieces, p.r + p.x), ready + p.x / count))
+        else:
+            ends.append(ready + p.x)
+    return _joined(family, ends, sync, ready)
+
+
+def _after(pieces: Sequence[Floats], work: Floats) -> Floats:
+    """max_k a_k + (K-k+1)/K w: the work of piece k and of those behind it comes after its arrival."""
+    count = len(pieces)
+    return _most([at + (count - k) / count * work for k, at in enumerate(pieces)])
+
+
+def _stale(
+    family: Family, rules: float, own: float, pools: Sequence[Numbers], sync: Floats
+) -> Floats:
+    """Pools run side by side for good; `a` of the rollout's pool is its bound per batch."""
+    scored = np.maximum(_most([p.r for p in pools]), rules)
+    exposed = np.zeros_like(sync) if family.schedule.overlapped_sync else sync
+    ends = [
+        (np.maximum(scored + own, p.f) + p.x + (exposed if "actor" in group else 0.0))
+        for group, p in zip(family.groups, pools, strict=True)
+        if _trains(group)
+    ]
+    return np.maximum(_most(ends), _most([p.a for p in pools]))
+
+
+def _joined(family: Family, ends: Sequence[Floats], sync: Floats, ready: Floats) -> Floats:
+    """The end of the last pool, or of the sync that waits for its two ends."""
+    last = np.maximum(_most(ends), ready)
+    actor, rollout = family.pool_of("actor"), family.pool_of("rollout")
+    if family.joined or actor is None or rollout is None:
+        return last
+    return np.maximum(last, np.maximum(ends[actor], ends[rollout]) + sync)
+
+
+def _trains(group: Sequence[str]) -> bool:
+    return "actor" in group or "critic" in group
+
+
+def _most(arrays: Sequence[Floats]) -> Floats:
+    return np.asarray(reduce(np.maximum, arrays))

@@ -1,0 +1,37 @@
+"""The certificate of a search: where every plan of the space went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """Complete plans (the cross product of all choices) by what became of them; disjoint."""
+
+    space: int
+    infeasible: int
+    """Some pool does not hold its seats, or no weight path joins them."""
+    dominated: int
+    """Another plan is as good in everything that enters the step."""
+    bounded: int
+    """Their lower bound is no better than the best simulated plan."""
+    simulated: int
+    unexplored: int = 0
+    """Left when the time limit ended the search; 0 when the optimum is proven."""
+    gap: float = 0.0
+    """Share of the best step by which an unexplored plan could still be shorter."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan of the space is better than the answer."""
+        return self.unexplored == 0
+
+    def plus(self, other: Certificate) -> Certificate:
+        """Of two disjoint spaces with one incumbent."""
+        return Certificate(
+            space=self.space + other.space, infeasible=self.infeasible + other.infeasible,
+            dominated=self.dominated + other.dominated, bounded=self.bounded + other.bounded,
+            simulated=self.simulated + other.simulated, unexplored=self.unexplored + other.unexplored,
+            gap=max(self.gap, other.gap),
+        )  # fmt: skip

@@ -1,0 +1,316 @@
+"""Branch and bound over the whole space: frames by their bound, pools by their numbers, then simulation.
+
+Every plan of the space ends in exactly one line of the certificate. The bound of a frame holds for
+all its plans whose seats fit by themselves; the bound of a combination is `search.bound`; what is
+left is simulated in the order of its bound, until no bound is better than the best simulated plan.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.search.bound import Numbers, objective_bound
+from rlhfsim.search.candidates import Candidate, judged
+from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.corners import Corners
+from rlhfsim.search.pools import PoolTable
+from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.request import Request
+from rlhfsim.search.space import Family, Frame, families, splits
+from rlhfsim.specs.models import Models
+from rlhfsim.specs.placement import Placement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+DIVES = 3
+"""Frames of a kind of plan that the dive tries."""
+EQUAL = 1e-9
+"""Relative difference below which two step times are the same."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Branch:
+    """A family with the bounds of its frames."""
+
+    family: Family
+    sizes: Ints
+    """(n, groups) GPUs."""
+    bound: Floats
+    """Of each frame; inf where a seat fits nowhere."""
+    legal: list[int]
+    """Plans of each frame."""
+    fitting: list[int]
+    """Those whose seats fit by themselves."""
+
+    def frame(self, row: int) -> Frame:
+        """One of them."""
+        return Frame(family=self.family, sizes=tuple(self.sizes[row].tolist()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search found and how it knows."""
+
+    best: Candidate | None
+    rivals: tuple[Candidate, ...]
+    """The best plan of every other kind that the dive met; simulated, not proven."""
+    certificate: Certificate
+    pricer: Pricer
+    refused: Counter[str]
+    """Layouts outside the space, by reason."""
+    nearest: tuple[Frame, str, float] | None
+    """When nothing fits: the frame and pool that miss memory by least, and the bytes."""
+
+
+class Search:
+    """One search over one request; `run` does it all."""
+
+    def __init__(
+        self,
+        request: Request,
+        models: Models,
+        pricer: Pricer | None = None,
+        *,
+        known: float = inf,
+        only: Callable[[Family], bool] | None = None,
+        sizes: tuple[int, ...] | None = None,
+    ) -> None:
+        """Nothing is priced yet, unless a pricer of a like request is given.
+
+        `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the frames.
+        """
+        self._known, self._only, self._sizes = known, only, sizes
+        self.request, self.models = request, models
+        self.pricer = pricer or Pricer(request, models)
+        self.corners = Corners(request, models, self.pricer)
+        self.best: Candidate | None = None
+        self.kinds: dict[tuple[str, str], Candidate] = {}
+        self.counts: Counter[str] = Counter()
+        self.nearest: tuple[Frame, str, float] | None = None
+        self._seen: dict[Placement, Candidate | None] = {}
+        self._opened = 0
+        self._deadline = time.monotonic() + (request.time_limit or inf)
+
+    @property
+    def limit(self) -> float:
+        """The value that a plan must beat."""
+        return self._value(self.best) if self.best is not None else self._known
+
+    @property
+    def threshold(self) -> float:
+        """Bounds above it cannot win; one that is equal may be the best plan itself."""
+        return self.limit * (1 + EQUAL)
+
+    def first(self) -> Candidate | None:
+        """Some plan that fits, the best that the dive finds; None where nothing does."""
+        branches = self._branches()
+        self._dive(branches)
+        if self.best is None:
+            self._prove(branches)
+        return self.best
+
+    def _branches(self) -> list[Branch]:
+        wanted = [f for f in families(self.request, self.models) if not self._only or self._only(f)]
+        sizes = [self._splits(family) for family in wanted]
+        self.pricer.prepare(self.corners.keys(wanted, sizes))
+        return [self._branch(f, s) for f, s in zip(wanted, sizes, strict=True) if len(s)]
+
+    def run(self) -> Found:
+        """Price all seats, dive for a good plan, then prove that there is no better one."""
+        branches = self._branches()
+        self._dive(branches)
+        left, gap = self._prove(branches)
+        return Found(
+            best=self.best, rivals=self._rivals(), certificate=self._certificate(branches, left, gap),
+            pricer=self.pricer, refused=self.pricer.refused, nearest=self.nearest,
+        )  # fmt: skip
+
+    def _splits(self, family: Family) -> Ints:
+        found = splits(self.request, family)
+        if self._sizes is None:
+            return found
+        return np.asarray(found[(found == np.array(self._sizes)).all(axis=1)])
+
+    # --- bounds of frames -----------------------------------------------------------------------
+
+    def _branch(self, family: Family, sizes: Ints) -> Branch:
+        """Bounds from the fastest options of every seat, for all sizes at once."""
+        legal, fitting = [1] * len(sizes), [1] * len(sizes)
+        pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
+        for i in range(len(family.groups)):
+            values, at = np.unique(sizes[:, i], return_inverse=True)
+            least = [self.corners.least(family, i, int(gpus)) for gpus in values]
+            table = np.array([row.numbers for row in least])[at]
+            fits &= np.array([row.fitting > 0 for row in least])[at]
+            pools.append(Numbers.of(table))
+            legal = [n * least[k].legal for n, k in zip(legal, at, strict=True)]
+            fitting = [n * least[k].fitting for n, k in zip(fitting, at, strict=True)]
+        bound = objective_bound(family, self.request, pools, np.zeros(len(sizes)))
+        return Branch(family=family, sizes=sizes, bound=np.where(fits, bound, inf), legal=legal, fitting=fitting)  # fmt: skip
+
+    # --- a first good plan ----------------------------------------------------------------------
+
+    def _dive(self, branches: list[Branch]) -> None:
+        """The most promising frames of every kind, with few options a seat: a plan to beat."""
+        order: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
+        for branch in branches:
+            family = branch.family
+            rows = np.argsort(branch.bound, kind="stable")[:DIVES]
+            kind = (family.joined, family.path == "ipc", family.role_placement, family.schedule)
+            order.setdefault(kind, []).extend(
+                (float(branch.bound[r]), branch, int(r)) for r in rows
+            )
+        for tried in sorted(order.values(), key=lambda t: min(x[0] for x in t)):
+            best = sorted(tried, key=lambda x: x[0])[:DIVES]
+            for bound, branch, row in best:
+                if bound < inf:
+                    self._open_thinly(branch.frame(row))
+
+    def _open_thinly(self, frame: Frame) -> None:
+        pools = self._pools(frame, thin=True)
+        if len(pools[-1]):
+            self._simulate(frame, pools, thin=True)
+
+    # --- proof ------------------------------------------------------------------------------------
+
+    def _prove(self, branches: list[Branch]) -> tuple[int, float]:
+        """Open every frame whose bound is better than the best plan; (plans left, gap) at a time limit."""
+        bound = np.concatenate([b.bound for b in branches]) if branches else np.empty(0)
+        owner = np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(branches)]) if branches else np.empty(0, np.int64)  # fmt: skip
+        row = np.concatenate([np.arange(len(b.bound)) for b in branches]) if branches else owner
+        order = np.argsort(bound, kind="stable")
+        for place, index in enumerate(order.tolist()):
+            branch, at = branches[owner[index]], int(row[index])
+            if bound[index] > self.threshold or bound[index] == inf:
+                break
+            if time.monotonic() > self._deadline:
+                rest = order[place:][bound[order[place:]] <= self.threshold].tolist()
+                left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
+                return left, 1 - bound[index] / self.limit if self.best else 1.0
+            self._open_exactly(branch, at)
+        return 0, 0.0
+
+    def _open_exactly(self, branch: Branch, row: int) -> None:
+        """Every plan of a frame, counted; frames that stay closed are counted at the end."""
+        frame, fitting = branch.frame(row), branch.fitting[row]
+        if self._bound(frame) > self.threshold:
+            return
+        self._opened += fitting
+        before = self.counts["simulated"] + self.counts["refused"]
+        pools = self._pools(frame, thin=False)
+        if not len(pools[-1]):
+            self._count_empty(fitting, pools[-1])
+            return
+        unfit = self._simulate(frame, pools, thin=False)
+        judged_here = self.counts["simulated"] + self.counts["refused"] - before
+        self._count(fitting, pools, unfit, judged_here)
+
+    def _bound(self, frame: Frame) -> float:
+        """With the fastest transfer between actor and rollout."""
+        least = [
+            Numbers.of(self.corners.least(frame.family, i, g).numbers)
+            for i, g in enumerate(frame.sizes)
+        ]
+        sync = np.array(self.corners.least_sync(frame))
+        if frame.family.joined:
+            least = [n.delayed(sync) if i == frame.family.pool_of("actor") else n for i, n in enumerate(least)]  # fmt: skip
+        return float(objective_bound(frame.family, self.request, least, sync))
+
+    def _pools(self, frame: Frame, *, thin: bool) -> list[PoolTable]:
+        """The combinations of each pool, up to the first that has none."""
+        found: list[PoolTable] = []
+        for i in range(len(frame.sizes)):
+            limit = inf if thin else self.threshold
+            found.append(self.corners.pool(frame, i, limit, thin=thin))
+            if not len(found[-1]):
+                self._note_shortfall(frame, i, found[-1])
+                break
+        return found
+
+    def _simulate(self, frame: Frame, pools: list[PoolTable], *, thin: bool) -> int:
+        """Judge the combinations of a frame, best bound first, while they may win; how many are unfit."""
+        limit = inf if thin else self.threshold
+        rows, bounds, unfit = self.corners.combined(frame, pools, limit)
+        for choice, bound in zip(rows, bounds.tolist(), strict=True):
+            if not thin and bound > self.threshold:
+                break
+            if self._judge(self.corners.placement(frame, pools, choice), thin=thin) and thin:
+                break
+        return unfit
+
+    # --- counting ---------------------------------------------------------------------------------
+
+    def _count(self, fitting: int, pools: list[PoolTable], unfit: int, judged_here: int) -> None:
+        """Plans of an opened frame: dominated seats, then pool by pool, then their combinations."""
+        considered = prod(p.considered for p in pools)
+        hopeful = prod(p.considered - p.bounded for p in pools)
+        feasible = prod(p.considered - p.bounded - p.infeasible for p in pools)
+        kept = prod(len(p) for p in pools)
+        self.counts["dominated"] += fitting - considered + feasible - kept
+        self.counts["infeasible"] += hopeful - feasible + unfit
+        self.counts["bounded"] += considered - hopeful + kept - unfit - judged_here
+
+    def _count_empty(self, fitting: int, pool: PoolTable) -> None:
+        """Plans of a frame one of whose pools has no combination left: they go where it went."""
+        own = prod(map(len, pool.originals))
+        others = fitting // own
+        self.counts["dominated"] += others * (own - pool.considered + pool.dominated)
+        self.counts["infeasible"] += others * pool.infeasible
+        self.counts["bounded"] += others * pool.bounded
+
+    def _certificate(self, branches: list[Branch], left: int, gap: float) -> Certificate:
+        """Where every plan went; seats that do not fit alone make a plan infeasible."""
+        space = sum(sum(b.legal) for b in branches)
+        fitting = sum(sum(b.fitting) for b in branches)
+        return Certificate(
+            space=space, infeasible=space - fitting + self.counts["infeasible"] + self.counts["refused"],
+            dominated=self.counts["dominated"], simulated=self.counts["simulated"],
+            bounded=fitting - self._opened - left + self.counts["bounded"], unexplored=left, gap=gap,
+        )  # fmt: skip
+
+    def _judge(self, placement: Placement, *, thin: bool) -> Candidate | None:
+        """The simulated plan; simulated once, even if the dive met it first."""
+        if placement not in self._seen:
+            self._seen[placement] = judged(self.request, self.models, placement, cutoff=self.limit)
+        candidate = self._seen[placement]
+        if candidate is not None and not self._counts_as(candidate):
+            candidate = None
+        if not thin:
+            self.counts["simulated" if candidate else "refused"] += 1
+        if candidate is None:
+            return None
+        kind = placement.architecture, placement.role_placement
+        if kind not in self.kinds or candidate.seconds < self.kinds[kind].seconds:
+            self.kinds[kind] = candidate
+        if self._value(candidate) < self.limit or (not thin and self._value(candidate) <= self.threshold):  # fmt: skip
+            self.best = candidate
+        return candidate
+
+    def _value(self, candidate: Candidate) -> float:
+        """What is minimised; money and energy are time on a cluster that is rented whole."""
+        memory = self.request.objective == "memory"
+        return candidate.ledger.peak_bytes if memory else candidate.seconds
+
+    def _counts_as(self, candidate: Candidate) -> bool:
+        """Whether a plan has a label that may win."""
+        label = candidate.placement.architecture
+        wanted = self.request.architecture
+        return label not in self.request.forbid and wanted in (None, label)
+
+    def _note_shortfall(self, frame: Frame, index: int, pool: PoolTable) -> None:
+        if pool.infeasible and (self.nearest is None or pool.shortfall < self.nearest[2]):
+            self.nearest = frame, frame.pools()[index].name, pool.shortfall
+
+    # --- the answer -------------------------------------------------------------------------------
+
+    def _rivals(self) -> tuple[Candidate, ...]:
+        best = self.best
+        others = [c for c in self.kinds.values() if c is not best]
+        return tuple(sorted(others, key=lambda c: c.seconds))

@@ -1,0 +1,385 @@
+"""Seats that share a pool: which of their combinations fit, and which no other one beats.
+
+A pool enters the step time through four numbers (seconds), in which every schedule is monotone:
+
+    a  wake and generation                  R  from there until its last sample is scored
+    F  from there until it is free again    X  training with its moves (and the sync, where both ends sit here)
+
+so of combinations that fit, one with no smaller a, R, F and X of the same sync class (and no less
+traffic and host memory, where these are shared) is dominated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.search.bound import FIXED
+from rlhfsim.search.fit import SyncBytes, fitting
+from rlhfsim.search.seats import SeatTable
+from rlhfsim.search.space import Group
+from rlhfsim.specs.dataflow import Call
+from rlhfsim.specs.hardware import Pool
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+HOST, PEAK = 4, 5
+"""Columns of the numbers that are read by name."""
+TRAIN_TIME, HOST_TIME = 4, 5
+"""Columns of `Part.times` that are read by name."""
+ENDS = ("actor", "rollout")
+"""Seats that the weight sync joins."""
+Bound = Callable[[Floats], Floats]
+"""What no plan of the frame with these numbers of a pool goes below."""
+MERGE = ("actor", "critic", "rollout", "reference", "reward")
+"""Order in which seats are merged: those that decide most first."""
+WORTH = 2_000
+"""Parts among which dominance is looked for before all seats are merged."""
+CHUNK = 100_000
+"""Combinations that are looked at in one go."""
+MANY = 100_000
+"""More sync classes than a seat has."""
+SyncSeconds = Callable[[Ints, Ints], Floats]
+"""Seconds of the weight path for rows of the actor's and of the rollout's table; inf: unavailable."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PoolTable:
+    """The combinations of a pool that may be part of the best plan."""
+
+    tables: tuple[SeatTable, ...]
+    """Options of each seat, dominated ones left out."""
+    originals: tuple[SeatTable, ...]
+    """Those that were left out included."""
+    rows: Ints
+    """(n, seats) row of each table."""
+    numbers: Floats
+    """(n, columns) a, R, F, X, host bytes of a node, most bytes on a GPU, then the pieces of a stream."""
+    considered: int
+    """Combinations of the tables."""
+    bounded: int
+    infeasible: int
+    dominated: int
+    shortfall: float
+    """Least bytes that are missing on a GPU, where nothing fits."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Corner:
+    """What the combinations of a pool share."""
+
+    group: Group
+    tables: tuple[SeatTable, ...]
+    originals: tuple[SeatTable, ...]
+    """Dominated options included."""
+    calls: tuple[Call, ...]
+    """Of the whole step."""
+    hardware: Pool
+    gpus: int
+    sync: SyncBytes
+    max_oom: float
+    head: float
+    """Seconds between generation and the first forward call: rules that are not overlapped."""
+    sync_seconds: SyncSeconds | None
+    """Of the weight path, where actor and rollout both sit here."""
+    shares_host: bool
+    """Whether other pools sit on the same node."""
+    streams: bool
+    """Whether samples are handed on as they finish: then it counts when each piece is there."""
+    wants_memory: bool
+    """Whether bytes are the objective."""
+    frees: Literal["any", "must", "must not"]
+    """What the request says about taking seats out of GPU memory (naive against smart)."""
+    whole: bool
+    """Whether there is no other pool."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Part:
+    """Combinations of some seats of a pool: what they add to its numbers and to its moments."""
+
+    rows: Ints
+    """(n, seats so far) in the order of merging."""
+    times: Floats
+    """(n, columns) see `TIMES`; then the pieces of a stream."""
+    bytes: Floats
+    """(n, moments, views, 3) bytes, mean and variance."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, rows: Ints | Bools) -> Part:
+        """Some of them."""
+        return Part(rows=self.rows[rows], times=self.times[rows], bytes=self.bytes[rows])
+
+    def least(self) -> tuple[Floats, Floats]:
+        """Of every entry the least."""
+        return self.times.min(axis=0), self.bytes.min(axis=0)
+
+
+TIMES = ("generate", "unload", "score", "score and unload", "train", "host")
+"""Columns of `Part.times`: seconds, the last one bytes; all add up over seats."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fate:
+    """What became of the combinations of a pool."""
+
+    bounded: int = 0
+    infeasible: int = 0
+    dominated: int = 0
+    shortfall: float = np.inf
+
+
+def pool_table(corner: Corner, bound: Bound, limit: float, *, beam: int | None = None) -> PoolTable:
+    """The combinations that fit and are not dominated; only those with a bound up to `limit` may win.
+
+    Seats are merged one by one. A part is dropped when its numbers with the fastest options of the
+    seats to come cannot win, when its bytes with the leanest of them do not fit, or when another
+    part of its class is no worse in any number and any moment. With `beam` only so many parts with
+    the least bound go on: a quick look, not a proof.
+    """
+    order = sorted(range(len(corner.group)), key=lambda i: MERGE.index(corner.group[i]))
+    seats = [_seat(corner, i) for i in order]
+    fate, left = Fate(), [len(s) for s in seats]
+    part = Part(rows=np.empty((1, 0), np.int64), times=np.zeros((1, seats[0].times.shape[1])), bytes=np.zeros((1, *seats[0].bytes.shape[1:])))  # fmt: skip
+    for place, seat in enumerate(seats):
+        rest = seats[place + 1 :]
+        goal = Goal(bound=bound, limit=limit, beam=beam, fate=fate, weight=prod(left[place + 1 :]))
+        part = _merged(corner, part, seat, rest, order[: place + 1], goal)
+        if not len(part):
+            break
+    back = np.argsort(order)
+    whole = len(part) > 0
+    rows = part.rows[:, back] if whole else np.empty((0, len(order)), np.int64)
+    numbers = _numbers(corner, part.times) if whole else np.empty((0, FIXED))
+    if whole:
+        numbers[:, PEAK] = part.bytes[..., 0].max(axis=(1, 2))
+        best = _undominated(corner, rows, numbers)
+        fate.dominated += len(rows) - len(best)
+        rows, numbers = rows[best], numbers[best]
+    return PoolTable(
+        tables=corner.tables, originals=corner.originals, rows=rows, numbers=numbers, considered=prod(left),
+        bounded=fate.bounded, infeasible=fate.infeasible, dominated=fate.dominated, shortfall=float(fate.shortfall),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Goal:
+    """What merged parts must beat, and where the dropped ones are counted."""
+
+    bound: Bound
+    limit: float
+    beam: int | None
+    fate: Fate
+    weight: int
+    """Combinations of later seats that follow each part."""
+
+
+def _merged(
+    corner: Corner, part: Part, seat: Part, rest: Sequence[Part], order: Sequence[int], goal: Goal
+) -> Part:
+    """The part with one seat more, block by block."""
+    soon = [s.least() for s in rest]
+    times = sum((t for t, _ in soon), np.zeros(part.times.shape[1]))
+    held = sum((b for _, b in soon), np.zeros(part.bytes.shape[1:]))
+    block = max(1, CHUNK // max(1, len(seat)))
+    found: list[Part] = []
+    bounds: list[Floats] = []
+    for start in range(0, len(part), block):
+        both = _product(part.only(np.arange(start, min(start + block, len(part)))), seat)
+        _add_sync(corner, both, order)
+        bound = goal.bound(_numbers(corner, both.times + times))
+        hopeful = bound <= goal.limit
+        goal.fate.bounded += goal.weight * int(len(both) - hopeful.sum())
+        both = both.only(hopeful)
+        fits = _fits(corner, both, both.bytes + held, both.times[:, HOST_TIME] + times[HOST_TIME], goal.fate)  # fmt: skip
+        if not rest:
+            fits &= _labelled(corner, both.rows[:, np.argsort(order)])
+        goal.fate.infeasible += goal.weight * int(len(both) - fits.sum())
+        found.append(both.only(fits))
+        bounds.append(bound[hopeful][fits])
+    whole = Part(
+        rows=np.concatenate([p.rows for p in found]), times=np.concatenate([p.times for p in found]),
+        bytes=np.concatenate([p.bytes for p in found]),
+    )  # fmt: skip
+    if goal.beam is not None:
+        return whole.only(np.argsort(np.concatenate(bounds), kind="stable")[: goal.beam])
+    if not rest or not 0 < len(whole) <= WORTH:
+        return whole
+    best = _lean_parts(corner, whole, order)
+    goal.fate.dominated += goal.weight * (len(whole) - len(best))
+    return whole.only(best)
+
+
+def _product(part: Part, seat: Part) -> Part:
+    n, k = len(part), len(seat)
+    rows = np.concatenate([np.repeat(part.rows, k, axis=0), np.tile(seat.rows, (n, 1))], axis=1)
+    times = (part.times[:, None] + seat.times[None]).reshape(n * k, -1)
+    held = (part.bytes[:, None] + seat.bytes[None]).reshape(n * k, *part.bytes.shape[1:])
+    return Part(rows=rows, times=times, bytes=held)
+
+
+def _seat(corner: Corner, index: int) -> Part:
+    """One seat alone: its share of the numbers and of every moment of the pool."""
+    table, seat = corner.tables[index], corner.group[index]
+    scoring = [c.role for c in corner.calls if c.kind in ("logprob", "value", "score")]
+    present = [role for role in scoring if role in corner.group]
+    t, none = table.times, np.zeros(len(table))
+    if seat == "rollout":
+        columns = [t[:, 0] + t[:, 1], t[:, 2], none, none, none]
+    else:
+        last = t[:, 2] if present and seat == present[-1] else none
+        score = t[:, :3].sum(axis=1)
+        columns = [none, none, score - last, score, t[:, 3:].sum(axis=1)]
+    each = min(corner.gpus, corner.hardware.gpus_per_node)
+    columns.append(table.host * each)
+    if corner.streams and "rollout" in corner.group:
+        pieces = table.pieces if seat == "rollout" else np.zeros_like(table.pieces)
+        columns += list(pieces.T)
+    profile = corner.hardware.profile
+    states = table.states(profile, corner.sync, with_actor="actor" in corner.group)
+    moments = [states[m.get(index, "idle")] for m in _moments(corner)]
+    return Part(
+        rows=np.arange(len(table))[:, None], times=np.stack(columns, axis=1),
+        bytes=np.stack(moments, axis=1),
+    )  # fmt: skip
+
+
+def _add_sync(corner: Corner, part: Part, order: Sequence[int]) -> None:
+    """Adds the weight path where actor and rollout of this pool have both been merged."""
+    if corner.sync_seconds is None or corner.group[order[-1]] not in ENDS:
+        return
+    at = {corner.group[i]: place for place, i in enumerate(order)}
+    if all(seat in at for seat in ENDS):
+        actor, rollout = (part.rows[:, at[seat]] for seat in ENDS)
+        part.times[:, TRAIN_TIME] += corner.sync_seconds(actor, rollout)
+
+
+def _numbers(corner: Corner, times: Floats) -> Floats:
+    """(n, columns) a, R, F, X, host bytes and the peak, which is filled in later; then the pieces."""
+    generate, unload, score, both, train, host = (times[:, i] for i in range(len(TIMES)))
+    scores = any(c.role in corner.group for c in corner.calls if c.kind in ("logprob", "value", "score"))  # fmt: skip
+    begin = np.maximum(unload, corner.head) if scores else unload
+    scored = begin + score if scores else np.zeros_like(score)
+    fixed = [generate, scored, begin + both, train, host, np.zeros_like(host)]
+    return np.concatenate([np.stack(fixed, axis=1), times[:, len(TIMES) :]], axis=1)
+
+
+def _fits(corner: Corner, part: Part, held: Floats, host: Floats, fate: Fate) -> Bools:
+    """Which parts may still fit at every moment, with the leanest seats to come."""
+    profile = corner.hardware.profile
+    usable = profile.usable_memory.value
+    fits = fitting(held, usable, corner.max_oom).all(axis=1)
+    if len(part) and not fits.any():
+        fate.shortfall = min(fate.shortfall, float(held[..., 0].max(axis=(1, 2)).min()) - usable)
+    fits &= host <= profile.node.host_memory.value
+    return np.asarray(fits & np.isfinite(part.times[:, TRAIN_TIME]))
+
+
+def _freeing(corner: Corner, rows: Ints) -> Bools:
+    """Combinations in which some seat leaves GPU memory between calls."""
+    each = [t.frees[rows[:, i]] for i, t in enumerate(corner.tables)]
+    return np.asarray(np.logical_or.reduce(each))
+
+
+def _labelled(corner: Corner, rows: Ints) -> Bools:
+    """Combinations that may carry a label which the request allows."""
+    if corner.frees == "must not":
+        return ~_freeing(corner, rows)
+    if corner.frees == "must" and corner.whole:
+        return _freeing(corner, rows)
+    return np.ones(len(rows), dtype=np.bool_)
+
+
+def _moments(corner: Corner) -> list[Mapping[int, str]]:
+    """The states that may be the fullest: seat index -> state, the others idle (see `search.fit`)."""
+    at = {seat: i for i, seat in enumerate(corner.group)}
+    syncs = any(c.kind == "sync" for c in corner.calls)
+    engine = at.get("rollout")
+    ready = {engine: "ready"} if engine is not None else {}
+    found: list[Mapping[int, str]] = [ready]
+    if engine is not None:
+        found.append({engine: "running"})
+    for call in corner.calls:
+        if call.role in at and call.kind not in ("generate", "sync"):
+            found.append({at[call.role]: "train" if call.kind == "train" else "score"})
+    if syncs and "actor" in at:
+        found.append({**ready, at["actor"]: "sync"})
+    elif syncs and engine is not None:
+        found.append({engine: "sync"})
+    return found
+
+
+def _lean_parts(corner: Corner, part: Part, order: Sequence[int]) -> Ints:
+    """Parts that no other one of their class equals or beats in every number and every moment."""
+    classes = np.zeros(len(part), dtype=np.int64)
+    for place, i in enumerate(order):
+        if corner.group[i] in ENDS:
+            classes = classes * MANY + corner.tables[i].sync_class[part.rows[:, place]]
+    if corner.frees == "must":
+        each = [corner.tables[i].frees[part.rows[:, place]] for place, i in enumerate(order)]
+        classes = classes * 2 + np.logical_or.reduce(each)
+    columns = np.concatenate([part.times, part.bytes.reshape(len(part), -1)], axis=1)
+    varied = columns[:, columns.min(axis=0) < columns.max(axis=0)] if len(part) else columns
+    return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
+
+
+def _undominated(corner: Corner, rows: Ints, numbers: Floats) -> Ints:
+    """Combinations that no other one of their sync class beats in all numbers; of equals the leanest."""
+    left_out = [c for c, counts in ((HOST, corner.shares_host), (PEAK, corner.wants_memory)) if not counts]  # fmt: skip
+    columns = np.delete(numbers, left_out, axis=1)
+    classes = np.zeros(len(rows), dtype=np.int64)
+    if corner.sync_seconds is None:  # the other end sits elsewhere
+        for seat in ENDS:
+            if seat in corner.group:
+                i = corner.group.index(seat)
+                classes = classes * MANY + corner.tables[i].sync_class[rows[:, i]]
+    if corner.frees == "must":
+        classes = classes * 2 + _freeing(corner, rows)
+    return undominated(columns, classes, numbers[:, PEAK])
+
+
+def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> Ints:
+    """Rows that no other row of their class equals or beats in every column, ordered by their sum.
+
+    Of rows that are equal in every column the one with the least `tie` stays.
+    """
+    found: list[Ints] = []
+    for number in np.unique(classes):
+        members = np.flatnonzero(classes == number)
+        found.append(members[_front(columns[members], None if tie is None else tie[members])])
+    kept = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    return np.asarray(kept[np.argsort(columns[kept].sum(axis=1), kind="stable")])
+
+
+def _front(columns: Floats, tie: Floats | None) -> Ints:
+    """Rows that are not dominated.
+
+    In lexicographic order a row can only be dominated by an earlier one, so the first row left is
+    never dominated; what it dominates goes.
+    """
+    keys = columns.T[::-1] if tie is None else np.concatenate([tie[None], columns.T[::-1]])
+    left = np.lexsort(keys)
+    front: list[int] = []
+    while len(left):
+        front.append(int(left[0]))
+        left = left[(columns[left] < columns[left[0]]).any(axis=1)]
+    return np.array(front, dtype=np.int64)
+
+
+def lean(table: SeatTable, columns: Floats, *, by_class: bool, by_label: bool) -> Ints:
+    """Options of one seat that no other of its class beats in time and in every state's bytes."""
+    classes = table.sync_class if by_class else np.zeros(len(table), dtype=np.int64)
+    if by_label:
+        classes = classes * 2 + table.frees
+    return np.sort(undominated(columns, classes))

@@ -1,0 +1,249 @@
+"""The space: who shares GPUs with whom, on how many of them, by which weight path and schedule.
+
+A frame is a plan without the layouts of its seats. The space is every partition of the seats into
+pools, every split of the GPUs over those pools, every weight path that joins actor and rollout and
+every schedule that the request allows, times the layouts of every seat (`search.layouts`).
+
+Pools are whole nodes on clusters of several nodes, and single GPUs inside one node. On more than
+`MAX_UNITS` nodes pools grow in equal steps of several nodes, so that the space stays the same size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations, product
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.search.request import Request
+from rlhfsim.specs.backends import BACKENDS
+from rlhfsim.specs.models import Models
+from rlhfsim.specs.placement import GpuSet, Schedule, WeightPath, role_placement
+
+Ints = NDArray[np.int64]
+Group = tuple[str, ...]
+"""Seats of one pool, in the order of `SEATS`."""
+SEATS = ("actor", "critic", "reference", "reward", "rollout")
+MAX_UNITS = 32
+SYNCHRONOUS = Schedule()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Frames that differ in the sizes of their pools alone."""
+
+    groups: tuple[Group, ...]
+    hardware: tuple[int, ...]
+    """Index into `cluster.pools` of each group."""
+    path: WeightPath
+    schedule: Schedule
+
+    @property
+    def joined(self) -> bool:
+        """Whether actor and rollout share a pool."""
+        return any("actor" in g and "rollout" in g for g in self.groups)
+
+    def pool_of(self, seat: str) -> int | None:
+        """Index of the group with a seat."""
+        return next((i for i, group in enumerate(self.groups) if seat in group), None)
+
+    @property
+    def labels(self) -> frozenset[str]:
+        """Architectures that its plans can have; naive against smart depends on the seats."""
+        if self.schedule.staleness > 0:
+            return frozenset({"async"})
+        alone = self.pool_of("rollout") is None
+        if not self.joined and not alone:
+            return frozenset({"disaggregated"})
+        return (
+            frozenset({"hybrid"})
+            if self.path in ("ipc", "reshard")
+            else frozenset({"naive", "smart"})
+        )
+
+    @property
+    def role_placement(self) -> str:
+        """How the roles share pools."""
+        roles = [s for g in self.groups for s in g if s != "rollout"]
+        return role_placement([str(self.pool_of(s)) for s in roles])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A family with pool sizes: a plan without layouts."""
+
+    family: Family
+    sizes: tuple[int, ...]
+    """GPUs of each group."""
+
+    def pools(self) -> tuple[GpuSet, ...]:
+        """The pools on the cluster, one behind the other on each kind of hardware."""
+        start: dict[int, int] = {}
+        found = []
+        for group, hardware, gpus in zip(
+            self.family.groups, self.family.hardware, self.sizes, strict=True
+        ):
+            first = start.get(hardware, 0)
+            name = pool_name(group, len(self.sizes))
+            found.append(GpuSet(name=name, start=first, gpus=gpus, hardware=hardware))
+            start[hardware] = first + gpus
+        return tuple(found)
+
+
+def pool_name(group: Group, pools: int) -> str:
+    """`all`, `rollout`, `train` (everything but the rollout) or the first role of the group."""
+    if pools == 1:
+        return "all"
+    if group == ("rollout",) or (pools == 2 and "rollout" not in group and "actor" in group):
+        return "rollout" if group == ("rollout",) else "train" if len(group) > 1 else group[0]
+    return group[0]
+
+
+def seats_of(request: Request, models: Models) -> Group:
+    """Seats that the workload needs."""
+    present = {"actor", *(r for r in SEATS[1:4] if getattr(models, r) is not None)}
+    if request.workload.generates:
+        present.add("rollout")
+    return tuple(s for s in SEATS if s in present)
+
+
+def partitions(seats: Group) -> Iterator[tuple[Group, ...]]:
+    """Every partition of the seats, each group in the order of `seats`, the actor's group first."""
+    if not seats:
+        yield ()
+        return
+    first, rest = seats[0], seats[1:]
+    for size in range(len(rest) + 1):
+        for chosen in combinations(rest, size):
+            left = tuple(s for s in rest if s not in chosen)
+            for others in partitions(left):
+                yield ((first, *chosen), *others)
+
+
+def unit(request: Request, hardware: int = 0) -> int:
+    """GPUs by which pools of one kind of hardware grow."""
+    pool = request.cluster.pools[hardware]
+    if pool.gpus < 2 * pool.gpus_per_node:
+        return 1
+    nodes = pool.gpus // pool.gpus_per_node
+    return pool.gpus_per_node * -(-nodes // MAX_UNITS)
+
+
+@lru_cache(maxsize=256)
+def compositions(total: int, parts: int) -> Ints:
+    """(n, parts) ways to write `total` as an ordered sum of `parts` positive integers."""
+    if parts == 1:
+        return np.array([[total]])
+    if parts > total:
+        return np.empty((0, parts), dtype=np.int64)
+    cuts = np.array(list(combinations(range(1, total), parts - 1)), dtype=np.int64)
+    edges = np.concatenate(
+        [np.zeros((len(cuts), 1), np.int64), cuts, np.full((len(cuts), 1), total)], axis=1
+    )
+    return np.diff(edges, axis=1)
+
+
+def splits(request: Request, family: Family) -> Ints:
+    """(n, groups) GPUs of each pool: all GPUs of every kind of hardware are used."""
+    blocks: list[Ints] = []
+    columns: list[int] = []
+    for hardware, pool in enumerate(request.cluster.pools):
+        members = [i for i, h in enumerate(family.hardware) if h == hardware]
+        step = unit(request, hardware)
+        whole, rest = divmod(pool.gpus, step)
+        found = compositions(whole, len(members)) * step
+        if len(found) and rest:
+            found = found.copy()
+            found[:, -1] += rest
+        blocks.append(found)
+        columns += members
+    rows = [np.concatenate(row) for row in product(*blocks)] if len(blocks) > 1 else blocks[0]
+    sizes = np.empty((len(rows), len(family.groups)), dtype=np.int64)
+    sizes[:, columns] = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
+    return sizes[_allowed(request, family, sizes)]
+
+
+def _allowed(request: Request, family: Family, sizes: Ints) -> NDArray[np.bool_]:
+    """Which splits the user's limits on GPUs leave."""
+    allowed = np.ones(len(sizes), dtype=np.bool_)
+    for i, group in enumerate(family.groups):
+        if request.max_gpus_per_role is not None and len(family.groups) > 1:
+            allowed &= sizes[:, i] <= request.max_gpus_per_role
+        for limit in request.limits:
+            if limit.field == "gpus" and limit.seat in group:
+                allowed &= limit.holds(sizes[:, i])
+    return allowed
+
+
+def families(request: Request, models: Models) -> Iterator[Family]:
+    """Every partition on every kind of hardware, with every path and schedule that may compete."""
+    seats = seats_of(request, models)
+    kinds = range(len(request.cluster.pools))
+    for groups in partitions(seats):
+        for hardware in product(kinds, repeat=len(groups)):
+            if set(hardware) != set(kinds):
+                continue
+            shape = Family(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
+            if {shape.role_placement} & request.forbid:
+                continue
+            for path, schedule in product(
+                _paths(request, shape, seats), _schedules(request, shape, seats)
+            ):
+                found = Family(groups=groups, hardware=hardware, path=path, schedule=schedule)
+                if may_carry(request, found):
+                    yield found
+
+
+def _paths(request: Request, shape: Family, seats: Group) -> tuple[WeightPath, ...]:
+    """Paths that the backend and the executor know for these two seats."""
+    if "rollout" not in seats:
+        return ("none",)
+    own = not BACKENDS[request.backend].launchable
+    paths: tuple[WeightPath, ...] = ("broadcast", "host", "disk")
+    if shape.joined:
+        paths = ("ipc", "host", "disk", *(("reshard",) if own else ()))
+    elif own:
+        paths = (*paths, "p2p")
+    if request.workload.lora is not None:
+        paths = ("lora", *paths)
+    wanted = request.weight_path
+    return tuple(p for p in paths if wanted in (None, p) and p not in request.forbid)
+
+
+def _schedules(request: Request, shape: Family, seats: Group) -> Iterator[Schedule]:
+    apart = ("rollout",) in shape.groups and len(shape.groups) > 1
+    buffered = (False, True) if request.workload.environment else (False,)
+    wanted = request.architecture
+    if wanted != "async":
+        for double in buffered:
+            yield Schedule(double_buffered=double)
+            if apart and "streaming" not in request.forbid:
+                yield Schedule(streaming=True, double_buffered=double)
+    if apart and "async" in request.switches and wanted in (None, "async"):
+        yield from _stale(request.max_staleness)
+
+
+def _stale(most: float) -> Iterator[Schedule]:
+    for overlapped in (False, True):
+        yield Schedule(staleness=1, overlapped_sync=overlapped)
+        yield Schedule(staleness=most, partial_rollout=True, overlapped_sync=overlapped)
+        if most > 1:
+            yield Schedule(staleness=most, overlapped_sync=overlapped)
+
+
+def may_carry(request: Request, family: Family) -> frozenset[str]:
+    """Labels of a family that the request allows."""
+    wanted = family.labels if request.architecture is None else {request.architecture}
+    return (family.labels & wanted) - request.forbid
+
+
+def freeing(request: Request, family: Family) -> Literal["any", "must", "must not"]:
+    """Whether seats must or must not leave GPU memory, so that the plan has an allowed label."""
+    allowed = may_carry(request, family)
+    if family.labels != {"naive", "smart"} or len(allowed) == 2:
+        return "any"
+    return "must" if "smart" in allowed else "must not"
