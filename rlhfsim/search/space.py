@@ -161,6 +161,8 @@ def splits(request: Request, family: Family) -> Ints:
             found[:, -1] += rest
         blocks.append(found)
         columns += members
+    if any(not len(block) for block in blocks):
+        return np.empty((0, len(family.groups)), dtype=np.int64)
     rows = [np.concatenate(row) for row in product(*blocks)] if len(blocks) > 1 else blocks[0]
     sizes = np.empty((len(rows), len(family.groups)), dtype=np.int64)
     sizes[:, columns] = np.array(rows, dtype=np.int64).reshape(len(rows), -1)

@@ -19,16 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 import numpy as np
 import simpy
-from pydantic import Field
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.simulation.noise import generator
 from rlhfsim.specs.loading import checked
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 @checked
@@ -36,15 +33,27 @@ Positive = Annotated[float, Field(gt=0)]
 class Faults:
     """How a job fails and how it protects itself."""
 
-    node_mtbf: Positive
+    node_mtbf: float
     """Mean seconds between failures of one node."""
-    nodes: Annotated[int, Field(ge=1)] = 1
-    restart: Annotated[float, Field(ge=0)] = 0.0
+    nodes: int = 1
+    restart: float = 0.0
     """Seconds from a failure until work goes on: detection, replacement, start, load."""
-    checkpoint: Annotated[float, Field(ge=0)] = 0.0
+    checkpoint: float = 0.0
     """Seconds for which a checkpoint blocks the job."""
-    interval: Positive
+    interval: float
     """Seconds of useful work between checkpoints."""
+
+    def __post_init__(self) -> None:
+        """Times are not negative, those between events above 0."""
+        above = {"node_mtbf": self.node_mtbf, "nodes": self.nodes, "interval": self.interval}
+        never_below = {"restart": self.restart, "checkpoint": self.checkpoint}
+        wrong = [n for n, v in above.items() if not v > 0]
+        wrong += [n for n, v in never_below.items() if not v >= 0]
+        if wrong:
+            raise RlhfsimError(
+                "bad-value", f"{wrong[0]} {getattr(self, wrong[0])} is too small",
+                help="node_mtbf, nodes and interval above 0; restart and checkpoint 0 or more",
+            )  # fmt: skip
 
     @property
     def mtbf(self) -> float:

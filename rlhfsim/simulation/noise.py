@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated
 from zlib import crc32
 
 import numpy as np
-from pydantic import Field
 
 from rlhfsim.costs.cost import Cost, total
 from rlhfsim.costs.step import Floats
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.iteration import Program, Setting, program, requests_of
 from rlhfsim.phases.rollout_schedule import expected_lengths
 from rlhfsim.phases.timetable import Step
@@ -39,12 +38,26 @@ class Noise:
 
     lengths: bool = False
     """Response lengths are drawn anew for every step."""
-    reward_spread: Annotated[float, Field(ge=0, le=4)] = 0.0
+    reward_spread: float = 0.0
     """Standard deviation of the log of reward times (rules and reward models); their mean stays."""
-    straggler_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    straggler_share: float = 0.0
     """Share of the GPUs that are slow, all through the run."""
-    straggler_slowdown: Annotated[float, Field(ge=1, le=100)] = 1.0
+    straggler_slowdown: float = 1.0
     """Time of a slow GPU over that of a good one."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        limits = {
+            "reward_spread": (0, 4),
+            "straggler_share": (0, 1),
+            "straggler_slowdown": (1, 100),
+        }
+        for name, (low, high) in limits.items():
+            if not low <= (value := getattr(self, name)) <= high:
+                raise RlhfsimError(
+                    "bad-value", f"{name} {value} is not between {low} and {high}",
+                    help=f"give {name} from {low} to {high}",
+                )  # fmt: skip
 
     @property
     def quiet(self) -> bool:

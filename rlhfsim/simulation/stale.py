@@ -74,7 +74,10 @@ def simulate(
     book = Book.of(setting, strict=memory == "strict") if memory or record else None
     world = World(setting, record=record, book=book)
     schedule = setting.placement.schedule
-    run = Run(world=world, programs=programs, steps=steps, warmup=max(warmup, least_warmup(schedule)), cutoff=cutoff)  # fmt: skip
+    run = Run(
+        world=world, programs=programs, steps=steps, warmup=max(warmup, least_warmup(schedule)), cutoff=cutoff,
+        paired=one_step_off(schedule) and schedule.overlapped_sync,
+    )  # fmt: skip
     ways = OneStepOff(run, schedule) if one_step_off(schedule) else Async(run, _pool(draws, kv_tokens))  # fmt: skip
     if book is not None:
         book.begin(ROLLOUT, 0.0)
@@ -154,7 +157,7 @@ def _iteration(run: Run, usual: Program) -> Iteration:
     is a phase of its own off the chain.
     """
     measured = slice(run.warmup, run.warmup + len(run.seconds))
-    mean = float(np.mean(run.seconds)) * run.shortfall
+    mean = run.mean
     learned = float(np.mean(run.learned[measured]))
     sync = 0.0 if run.world.setting.placement.schedule.overlapped_sync else math.fsum(s.cost.seconds for s in usual.steps if s.name == SYNC)  # fmt: skip
     wait = max(0.0, mean - learned - sync)
@@ -206,9 +209,10 @@ def stale_bound(
     S tokens and W replica seconds of a batch, R replicas, r0 and r1 the most tokens per second with eta
     and eta + 1 batches in the pool (`bounds`).
 
-    Proof. One-step-off: generation, trainer and links each do one batch after the other, and a batch
-    generated after sync k - 1 is trained after k, whose sync the next but one waits for; exposed, s
-    follows both. Asynchronous: take M measured steps, T their mean. (1) The trainer's steps follow each
+    Proof. One-step-off: generation, trainer and links each do one batch after the other; exposed, s follows
+    both. Overlapped, batch k + 2 is generated after sync k, then trained, so from the start of sync k
+    to that of sync k + 2 at least s + g + L pass, and the mean is that of an even number of steps.
+    Asynchronous: take M measured steps, T their mean. (1) The trainer's steps follow each
     other, so each is its wait, L and, exposed, s; an overlapped transfer follows the one before. (2)
     While the trainer works at most eta batches are in the pool, and eta + 1 while it waits, for started
     <= (v + eta + 1) B and (v + 1) B or v B are taken; during an exposed sync nothing is generated. So the

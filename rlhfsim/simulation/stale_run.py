@@ -38,12 +38,21 @@ class Run:
     """Staleness of the groups of each step."""
     shortfall: float = 1.0
     """Batches consumed in the window over batches produced, where above 1."""
+    paired: bool = False
+    """Steps alternate between two durations: the mean is that of an even number of them."""
     stopped: bool = False
 
     @property
     def seconds(self) -> tuple[float, ...]:
         """Of each measured step so far."""
         return tuple(float(x) for x in np.diff(self.ends[self.warmup - 1 :]))
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a step over the window, which begins one step early where that makes pairs."""
+        count = len(self.ends) - self.warmup
+        count += count % 2 if self.paired else 0
+        return self.shortfall * (self.ends[-1] - self.ends[-1 - count]) / count
 
     @property
     def over(self) -> bool:

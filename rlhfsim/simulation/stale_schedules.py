@@ -206,6 +206,8 @@ class Async:
         for r, replica in enumerate(self.pool.replicas):
             start, busy, tokens = self._since[r]
             end = min(self.env.now, start + replica.busy - busy)
+            if end <= start:
+                continue
             recorder.span(ROLLOUT, self._place, k, start, end, "hbm", group=f"replica {r}",
                           version=replica.version, tokens=replica.tokens - tokens)  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.simulation.faults import (
     Faults,
     best_interval,
@@ -87,3 +88,8 @@ def test_more_nodes_never_raise_goodput() -> None:
     assert found == sorted(found, reverse=True)
     found = [exact(replace(JOB, nodes=n)) for n in (1, 8, 64, 512)]
     assert found == sorted(found, reverse=True)
+
+
+def test_an_interval_of_nothing_is_refused() -> None:
+    with pytest.raises(RlhfsimError, match="interval"):
+        replace(JOB, interval=0.0)
