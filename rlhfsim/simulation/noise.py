@@ -22,7 +22,7 @@ from rlhfsim.costs.cost import Cost, total
 from rlhfsim.costs.step import Floats
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.iteration import Program, Setting, program, requests_of
-from rlhfsim.phases.rollout_schedule import expected_lengths
+from rlhfsim.phases.rollout_schedule import Requests, expected_lengths
 from rlhfsim.phases.timetable import Step
 from rlhfsim.specs.lengths import draw
 from rlhfsim.specs.loading import checked
@@ -80,6 +80,18 @@ def generator(seed: int, what: str, step: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, crc32(what.encode()), step])
 
 
+def usual_lengths(setting: Setting) -> Floats:
+    """Response lengths of every quiet step, tokens."""
+    return known_lengths(requests_of(setting.workload), setting.drawn)
+
+
+def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats:
+    """Given lengths as whole tokens, or the expected order statistics."""
+    if drawn is None:
+        return expected_lengths(requests)
+    return np.maximum(np.rint(np.asarray(drawn, dtype=np.float64)), 1.0)
+
+
 class Draws:
     """The draws of one run."""
 
@@ -96,13 +108,7 @@ class Draws:
         rng = generator(self.seed, "lengths", step)
         if self.noise.lengths:
             return np.maximum(draw(workload.response_len, workload.num_sequences, rng), 1.0)
-        return rng.permutation(self._usual)
-
-    @cached_property
-    def _usual(self) -> Floats:
-        if self.base.drawn is None:
-            return expected_lengths(requests_of(self.base.workload))
-        return np.maximum(np.rint(np.asarray(self.base.drawn, dtype=np.float64)), 1.0)
+        return rng.permutation(usual_lengths(self.base))
 
     def program(self, kv_tokens: float | None, step: int) -> Program:
         """The priced calls of a step as they run: its lengths, reward times and slow ranks."""

@@ -95,6 +95,7 @@ class Engine:
     again: Reprefill
 
 
+@lru_cache(maxsize=256)
 def engine_of(
     device: Device,
     model: ModelSpec,

@@ -27,17 +27,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
 from rlhfsim.costs.cost import Cost, total
 from rlhfsim.phases.iteration import Iteration, Program, Setting, program, requests_of
+from rlhfsim.phases.rollout_schedule import Requests
 from rlhfsim.phases.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
 from rlhfsim.simulation.batch_means import interval_of
 from rlhfsim.simulation.book import Book
 from rlhfsim.simulation.bounds import Floor, floor_of
-from rlhfsim.simulation.noise import Draws, Noise
+from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
 from rlhfsim.simulation.rollout import Replica
 from rlhfsim.simulation.rollout_engine import Engine, engine_of
 from rlhfsim.simulation.rollout_pool import RolloutPool
@@ -237,11 +239,23 @@ def stale_bound(
     return max(bound, sync) if schedule.overlapped_sync else bound + sync
 
 
+def refilled_bound(setting: Setting, kv_tokens: float | None) -> float:
+    """Seconds per batch that a pool of replicas which never drains does not go below: W / R."""
+    floor, replicas = _floor(setting, kv_tokens)
+    return floor.work / replicas
+
+
 def _floor(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
-    lengths = Draws(setting).lengths(0)
-    engine = rollout_engine(setting, kv_tokens, float(lengths.max()))
+    longest = float(usual_lengths(setting).max())
+    engine = rollout_engine(setting, kv_tokens, longest)
     assert setting.placement.rollout is not None
-    return floor_of(engine, lengths, setting.workload.prompts), setting.placement.rollout.layout.dp
+    known = _known_floor(engine, requests_of(setting.workload), setting.drawn)
+    return known, setting.placement.rollout.layout.dp
+
+
+@lru_cache(maxsize=1024)
+def _known_floor(engine: Engine, requests: Requests, drawn: tuple[float, ...] | None) -> Floor:
+    return floor_of(engine, known_lengths(requests, drawn), requests.prompts)
 
 
 def _rate(floor: Floor, setting: Setting, replicas: int, more: float) -> float:
