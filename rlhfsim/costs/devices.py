@@ -14,7 +14,7 @@ def device_of(pool: Pool, oversubscription: float = 1.0) -> Device:
 
     The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node.
     """
-    return _device(_Identity(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
+    return _device(Identity(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
 
 
 def domain_of(pool: Pool) -> int:
@@ -23,7 +23,7 @@ def domain_of(pool: Pool) -> int:
     return min(domain, pool.gpus) if domain > node else min(domain, pool.gpus_per_node)
 
 
-class _Identity:
+class Identity:
     """A profile hashed by identity: profiles hold dicts."""
 
     __slots__ = ("profile",)
@@ -35,11 +35,11 @@ class _Identity:
         return id(self.profile)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and other.profile is self.profile
+        return isinstance(other, Identity) and other.profile is self.profile
 
 
 @lru_cache(maxsize=256)
-def _device(key: _Identity, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
+def _device(key: Identity, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
     profile = key.profile
     return Device(
         profile=profile,

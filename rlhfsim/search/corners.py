@@ -82,12 +82,14 @@ class Corners:
 
     def least(self, family: Family, index: int, gpus: int) -> Least:
         """Bounds of one pool from the fastest options of its seats."""
-        name = (family.groups[index], family.hardware[index], gpus, family.path == "lora")
+        refilled = family.pace == "refilled"
+        name = (family.groups[index], family.hardware[index], gpus, family.path == "lora", refilled)
         if name not in self._least:
-            self._least[name] = self._sum([self.pricer.table(k) for k in self._keys(family, index, gpus)])  # fmt: skip
+            tables = [self.pricer.table(k) for k in self._keys(family, index, gpus)]
+            self._least[name] = self._sum(tables, refilled=refilled)
         return self._least[name]
 
-    def _sum(self, tables: Sequence[SeatTable]) -> Least:
+    def _sum(self, tables: Sequence[SeatTable], *, refilled: bool) -> Least:
         numbers, legal, fitting = np.zeros(FIXED + STREAM_CHUNKS), 1, 1
         scores = False
         for table in tables:
@@ -97,7 +99,7 @@ class Corners:
                 continue
             numbers[5] = max(numbers[5], table.least_bytes)
             if table.key.seat == "rollout":
-                numbers[0] += table.times[:, :2].sum(axis=1).min()
+                numbers[0] += generating(table, refilled=refilled).min()
                 numbers[FIXED:] = table.pieces.min(axis=0)
                 continue
             scores = scores or bool(table.times[:, 1].any())
@@ -163,7 +165,7 @@ class Corners:
         group, hardware = family.groups[index], family.hardware[index]
         ends = any(seat in group for seat in ENDS)
         shares = self._shares_host(frame)
-        name = (group, hardware, gpus, family.path if ends else None, _pace(family), family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
+        name = (group, hardware, gpus, family.path if ends else None, family.pace, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
         if name not in self._pools:
             corner = self._corner(frame, index, shares=shares)
             least = self._outside(frame, index)
@@ -182,17 +184,22 @@ class Corners:
         for i, group in enumerate(frame.family.groups):
             row = np.zeros(FIXED + STREAM_CHUNKS)
             if i != index and "rollout" in group:
-                row[0] = self._fastest("rollout", slice(0, 2))
+                row[0] = self._fastest_rollout(refilled=frame.family.pace == "refilled")
                 row[FIXED:] = self._earliest()
             if i != index and "actor" in group:
-                row[3] = self._fastest("actor", slice(3, 6))
+                row[3] = self._fastest_training()
             rows.append(row)
         return rows
 
-    def _fastest(self, seat: str, columns: slice) -> float:
-        """The least seconds of a seat over every size of its pool."""
-        tables = [t for t in self.pricer.tables(seat) if len(t)]
-        return min((float(t.times[:, columns].sum(axis=1).min()) for t in tables), default=0.0)
+    def _fastest_rollout(self, *, refilled: bool) -> float:
+        """The least seconds of generation over every size of its pool."""
+        tables = [t for t in self.pricer.tables("rollout") if len(t)]
+        return min((float(generating(t, refilled=refilled).min()) for t in tables), default=0.0)
+
+    def _fastest_training(self) -> float:
+        """The least seconds of the actor's training over every size of its pool."""
+        tables = [t for t in self.pricer.tables("actor") if len(t)]
+        return min((float(t.times[:, 3:].sum(axis=1).min()) for t in tables), default=0.0)
 
     def _earliest(self) -> Floats:
         """When pieces of a batch are generated at the earliest, over every size of the rollout's pool."""
@@ -220,7 +227,7 @@ class Corners:
         return Corner(
             group=group, tables=tables, originals=tuple(map(self.pricer.table, keys)), calls=self.pricer.calls, hardware=hardware, gpus=gpus, sync=sync_bytes,
             max_oom=self.request.max_oom, head=head_seconds(self.request.workload), sync_seconds=between,
-            frees=freeing(self.request, family), whole=len(frame.sizes) == 1, shares_host=shares, streams=family.schedule.streaming, wants_memory=self.request.objective == "memory",
+            frees=freeing(self.request, family), whole=len(frame.sizes) == 1, shares_host=shares, pace=family.pace, wants_memory=self.request.objective == "memory",
         )  # fmt: skip
 
     def _sync_bytes(self, family: Family, group: Sequence[str], index: int) -> SyncBytes:
@@ -314,11 +321,9 @@ class Corners:
         )  # fmt: skip
 
 
-def _pace(family: Family) -> str:
-    """Schedules that share pools: what counts of a pool is the same."""
-    if family.schedule.staleness > 0:
-        return str(family.schedule)
-    return "streaming" if family.schedule.streaming else "plain"
+def generating(table: SeatTable, *, refilled: bool) -> Floats:
+    """Seconds of generation of each option: of a batch, or per batch where the engine never drains."""
+    return table.refilled if refilled else np.asarray(table.times[:, :2].sum(axis=1))
 
 
 def _along(values: Floats, axis: int, axes: int) -> Floats:

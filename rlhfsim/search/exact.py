@@ -29,7 +29,7 @@ from rlhfsim.specs.placement import Placement
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-DIVES = 3
+DIVES = 2
 """Frames of a kind of plan that the dive tries."""
 EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
@@ -122,6 +122,11 @@ class Search:
         self.pricer.prepare(self.corners.keys(wanted, sizes))
         return [self._branch(f, s) for f, s in zip(wanted, sizes, strict=True) if len(s)]
 
+    @property
+    def _leaf_threshold(self) -> float:
+        """A bound that equals the best value cannot win; but the answer itself is to be simulated."""
+        return self.threshold if not self.counts["simulated"] else self.limit * (1 - EQUAL)
+
     def run(self) -> Found:
         """Price all seats, dive for a good plan, then prove that there is no better one."""
         branches = self._branches()
@@ -158,20 +163,18 @@ class Search:
     # --- a first good plan ----------------------------------------------------------------------
 
     def _dive(self, branches: list[Branch]) -> None:
-        """The most promising frames of every kind, with few options a seat: a plan to beat."""
-        order: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
+        """The most promising frames of every kind, with a beam instead of a proof: a plan to beat."""
+        kinds: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
         for branch in branches:
-            family = branch.family
-            rows = np.argsort(branch.bound, kind="stable")[:DIVES]
-            kind = (family.joined, family.path == "ipc", family.role_placement, family.schedule)
-            order.setdefault(kind, []).extend(
-                (float(branch.bound[r]), branch, int(r)) for r in rows
-            )
-        for tried in sorted(order.values(), key=lambda t: min(x[0] for x in t)):
-            best = sorted(tried, key=lambda x: x[0])[:DIVES]
-            for bound, branch, row in best:
-                if bound < inf:
-                    self._open_thinly(branch.frame(row))
+            kind = branch.family.labels, branch.family.role_placement
+            rows = np.argsort(branch.bound, kind="stable")[:DIVES].tolist()
+            found = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
+            kinds.setdefault(kind, []).extend(found)
+        for tried in sorted(kinds.values(), key=lambda t: min((x[0] for x in t), default=inf)):
+            near = sorted(tried, key=lambda x: x[0])[: DIVES * DIVES]
+            frames = [branch.frame(row) for _, branch, row in near]
+            for frame in sorted(frames, key=self._bound)[:DIVES]:
+                self._open_thinly(frame)
 
     def _open_thinly(self, frame: Frame) -> None:
         pools = self._pools(frame, thin=True)
@@ -239,7 +242,7 @@ class Search:
         limit = inf if thin else self.threshold
         rows, bounds, unfit = self.corners.combined(frame, pools, limit)
         for choice, bound in zip(rows, bounds.tolist(), strict=True):
-            if not thin and bound > self.threshold:
+            if not thin and bound > self._leaf_threshold:
                 break
             if self._judge(self.corners.placement(frame, pools, choice), thin=thin) and thin:
                 break

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.costs.devices import Identity
 from rlhfsim.phases.residency import entry
 from rlhfsim.phases.timeline import Component, EngineBytes, RoleBytes
 from rlhfsim.phases.uncertainty import Item, moments, risky
@@ -48,8 +50,10 @@ class SyncBytes:
 NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
 
 
-def _scales(profile: Profile, role: str, names: tuple[Component, ...]) -> tuple[Floats, Floats]:
+@lru_cache(maxsize=64)
+def _scales(same: Identity, role: str, names: tuple[Component, ...]) -> tuple[Floats, Floats]:
     """Mean and variance of each component at one byte: log-normal items scale with their size."""
+    profile = same.profile
     unit = [entry(profile, role, name, 1.0) for name in names]
     pairs = [moments(Item(value=e.bytes, low=e.low, high=e.high)) for e in unit]
     return np.array([m for m, _ in pairs]), np.array([v for _, v in pairs])
@@ -57,7 +61,7 @@ def _scales(profile: Profile, role: str, names: tuple[Component, ...]) -> tuple[
 
 def summed(profile: Profile, role: str, names: tuple[Component, ...], sizes: Floats) -> Floats:
     """(..., 3) bytes, mean and variance of sizes (..., component)."""
-    mean, variance = _scales(profile, role, names)
+    mean, variance = _scales(Identity(profile), role, names)
     return np.stack([sizes.sum(-1), sizes @ mean, sizes**2 @ variance], axis=-1)
 
 

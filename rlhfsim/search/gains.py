@@ -40,7 +40,7 @@ class Gain:
 
 
 def gains(request: Request, models: Models, pricer: Pricer, chosen: Candidate) -> list[Gain]:
-    """The best step with each switch or backend that does not compete.
+    """A good step with each switch or backend that does not compete: met by a dive, not proven.
 
     A switch that changes the workload and a backend are searched on the pools of the chosen plan;
     `async` on a rollout pool beside one for everything else.
@@ -69,7 +69,7 @@ def _gain(name: str, request: Request, models: Models, pricer: Pricer, chosen: C
     if name in BACKENDS:
         rules = BACKENDS[name]
         meaning, launchable = f"training by {rules.title}", rules.launchable
-    best = search.run().best
+    best = search.first()
     seconds = best.seconds if best is not None else None
     saved = 1 - seconds / chosen.seconds if seconds is not None else None
     return Gain(name=name, meaning=meaning, seconds=seconds, saved=saved, launchable=launchable)
@@ -78,7 +78,9 @@ def _gain(name: str, request: Request, models: Models, pricer: Pricer, chosen: C
 def _search(name: str, request: Request, models: Models, pricer: Pricer, like: Placement) -> Search:
     if name == "async":
         changed = replace(request, allow=request.allow | {name}, architecture="async")
-        return Search(changed, models, pricer.again(changed, models), only=_two_pools)
+        return Search(
+            changed, models, pricer.again(changed, models, frozenset({"rollout"})), only=_two_pools
+        )
     only, sizes = _pools_of(like)
     if name in BACKENDS:
         lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})

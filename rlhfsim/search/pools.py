@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from rlhfsim.search.bound import FIXED
 from rlhfsim.search.fit import SyncBytes, fitting
 from rlhfsim.search.seats import SeatTable
-from rlhfsim.search.space import Group
+from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.dataflow import Call
 from rlhfsim.specs.hardware import Pool
 
@@ -93,8 +93,8 @@ class Corner:
     """Of the weight path, where actor and rollout both sit here."""
     shares_host: bool
     """Whether other pools sit on the same node."""
-    streams: bool
-    """Whether samples are handed on as they finish: then it counts when each piece is there."""
+    pace: Pace
+    """What counts of a rollout: its batches, the pieces that it hands on, or its rate."""
     wants_memory: bool
     """Whether bytes are the objective."""
     frees: Literal["any", "must", "must not"]
@@ -236,14 +236,15 @@ def _seat(corner: Corner, index: int) -> Part:
     present = [role for role in scoring if role in corner.group]
     t, none = table.times, np.zeros(len(table))
     if seat == "rollout":
-        columns = [t[:, 0] + t[:, 1], t[:, 2], none, none, none]
+        generate = table.refilled if corner.pace == "refilled" else t[:, 0] + t[:, 1]
+        columns = [generate, t[:, 2], none, none, none]
     else:
         last = t[:, 2] if present and seat == present[-1] else none
         score = t[:, :3].sum(axis=1)
         columns = [none, none, score - last, score, t[:, 3:].sum(axis=1)]
     each = min(corner.gpus, corner.hardware.gpus_per_node)
     columns.append(table.host * each)
-    if corner.streams and "rollout" in corner.group:
+    if corner.pace == "pieces" and "rollout" in corner.group:
         pieces = table.pieces if seat == "rollout" else np.zeros_like(table.pieces)
         columns += list(pieces.T)
     profile = corner.hardware.profile

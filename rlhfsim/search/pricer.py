@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -31,7 +32,6 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.seats import (
     ALONE,
     TRAINED,
-    AnySeat,
     Floats,
     Ints,
     Key,
@@ -41,6 +41,7 @@ from rlhfsim.search.seats import (
     rollout_variants,
     sync_classes,
 )
+from rlhfsim.simulation.stale import refilled_bound
 from rlhfsim.specs.dataflow import Call, dataflow
 from rlhfsim.specs.hardware import Pool
 from rlhfsim.specs.layout import Layout, RolloutLayout
@@ -58,6 +59,8 @@ class Pricer:
         self.calls = dataflow(request.workload)
         self._tables: dict[Key, SeatTable] = {}
         self._forward: dict[tuple[object, ...], float] = {}
+        self._paces: dict[tuple[object, ...], float] = {}
+        self._settings: dict[tuple[int, int], Setting] = {}
         self._rollouts: dict[tuple[int, int, object], Generation] = {}
 
     def table(self, key: Key) -> SeatTable:
@@ -100,15 +103,17 @@ class Pricer:
         """The nodes under a pool."""
         return self.request.cluster.pools[key.hardware]
 
-    def _setting(self, key: Key, seat: AnySeat) -> Setting:
-        """A placement with this seat alone, enough to price its calls."""
-        home = (GpuSet(name=ALONE, gpus=key.gpus, hardware=key.hardware),)
-        rollout = seat if isinstance(seat, RolloutSeat) else None
-        actor = seat if isinstance(seat, Seat) else Seat(pool=ALONE, layout=Layout(dp=key.gpus))
-        placement = Placement(
-            pools=home, actor=actor, rollout=rollout, backend=self.request.backend
-        )
-        return Setting(models=self.models, placement=placement, workload=self.request.workload, cluster=self.request.cluster)  # fmt: skip
+    def _setting(self, key: Key) -> Setting:
+        """A pool by itself, enough to price the calls of any seat in it."""
+        name = key.hardware, key.gpus
+        if name not in self._settings:
+            home = (GpuSet(name=ALONE, gpus=key.gpus, hardware=key.hardware),)
+            actor = Seat(pool=ALONE, layout=Layout(dp=key.gpus))
+            placement = Placement(pools=home, actor=actor, backend=self.request.backend)
+            self._settings[name] = Setting(
+                models=self.models, placement=placement, workload=self.request.workload, cluster=self.request.cluster,
+            )  # fmt: skip
+        return self._settings[name]
 
     # --- trained and scoring roles ----------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class Pricer:
         return _sorted(SeatTable(
             key=key, legal=len(seats), refused=space.dropped, options=tuple(kept), sizes=sizes[fit],
             times=np.array([self._times(key, s) for s in kept]).reshape(-1, 6), host=host[fit],
-            pieces=np.zeros((len(kept), STREAM_CHUNKS)), sync_class=sync_classes(kept),
+            pieces=np.zeros((len(kept), STREAM_CHUNKS)), refilled=np.zeros(len(kept)), sync_class=sync_classes(kept),
         ))  # fmt: skip
 
     def _bytes(self, key: Key, seat: Seat) -> tuple[RoleBytes, RoleBytes]:
@@ -162,7 +167,7 @@ class Pricer:
 
     def _times(self, key: Key, seat: Seat) -> list[float]:
         """Load, run and unload of the forward call and of training."""
-        setting = self._setting(key, seat)
+        setting = self._setting(key)
         device, model = setting.device(seat), self.models.of(key.seat)
         moved = seat.residency != "resident" or seat.offload_between
         found = [0.0] * 6
@@ -209,11 +214,12 @@ class Pricer:
         kept, held = [seats[i] for i in fit], [engines[i] for i in fit]
         process = pool.profile["host_process_bytes"]
         stages = [self._stage(key, s, e) for s, e in zip(kept, held, strict=True)]
+        refilled = [self._refilled(key, s, e) for s, e in zip(kept, held, strict=True)]
         return _sorted(SeatTable(
             key=key, legal=len(seats), refused=Counter(), options=tuple(kept), sizes=sizes[fit],
             times=np.array([times for times, _ in stages]).reshape(-1, 6),
             pieces=np.array([pieces for _, pieces in stages]).reshape(-1, STREAM_CHUNKS),
-            host=np.array([e.host + process for e in held]), sync_class=sync_classes(kept),
+            refilled=np.array(refilled), host=np.array([e.host + process for e in held]), sync_class=sync_classes(kept),
         ))  # fmt: skip
 
     def _running(
@@ -234,7 +240,7 @@ class Pricer:
         self, key: Key, seat: RolloutSeat, engine: EngineBytes
     ) -> tuple[list[float], list[float]]:
         """Wake, generation and sleep; and when pieces of the batch are generated."""
-        setting = self._setting(key, seat)
+        setting = self._with(key, seat)
         before, after = moves(
             setting.device(seat), self.models.actor, seat, self.calls[0], self.request.workload, setting.placement,
         )  # fmt: skip
@@ -242,6 +248,19 @@ class Pricer:
         shares = len(made.finish) // STREAM_CHUNKS
         pieces = [before.seconds + t for t in made.finish[shares - 1 :: shares]]
         return [before.seconds, made.seconds, after.seconds, 0.0, 0.0, 0.0], pieces
+
+    def _refilled(self, key: Key, seat: RolloutSeat, engine: EngineBytes) -> float:
+        """The bound of a rollout that never drains; 0 where none may compete."""
+        if "async" not in self.request.switches:
+            return 0.0
+        name = (key.hardware, key.gpus, seat.layout, engine.kv_tokens)
+        if name not in self._paces:
+            self._paces[name] = refilled_bound(self._with(key, seat), engine.kv_tokens)
+        return self._paces[name]
+
+    def _with(self, key: Key, seat: RolloutSeat) -> Setting:
+        setting = self._setting(key)
+        return replace(setting, placement=replace(setting.placement, rollout=seat))
 
     def _generation(
         self, setting: Setting, key: Key, layout: RolloutLayout, kv_tokens: float

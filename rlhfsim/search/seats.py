@@ -61,6 +61,8 @@ class SeatTable:
     """Bytes of host memory for each GPU, processes included."""
     pieces: Floats
     """(n, pieces) seconds until equal shares of the samples are generated, waking included; a rollout's."""
+    refilled: Floats
+    """(n,) seconds per batch that a rollout which never drains does not go below; 0 where none may."""
     sync_class: Ints
     """Options of one class have the same layout for the weight sync."""
 
@@ -102,7 +104,7 @@ class SeatTable:
             key=self.key, legal=self.legal, refused=self.refused,
             options=tuple(self.options[i] for i in pick), times=self.times[rows],
             sizes=self.sizes[rows],
-            host=self.host[rows], pieces=self.pieces[rows], sync_class=self.sync_class[rows],
+            host=self.host[rows], pieces=self.pieces[rows], refilled=self.refilled[rows], sync_class=self.sync_class[rows],
         )  # fmt: skip
 
 

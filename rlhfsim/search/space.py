@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.search.request import Request
+from rlhfsim.simulation.stale import one_step_off
 from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import GpuSet, Schedule, WeightPath, role_placement
@@ -30,6 +31,7 @@ Group = tuple[str, ...]
 SEATS = ("actor", "critic", "reference", "reward", "rollout")
 MAX_UNITS = 32
 SYNCHRONOUS = Schedule()
+Pace = Literal["batches", "pieces", "refilled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,14 @@ class Family:
     def joined(self) -> bool:
         """Whether actor and rollout share a pool."""
         return any("actor" in g and "rollout" in g for g in self.groups)
+
+    @property
+    def pace(self) -> Pace:
+        """How its rollout goes on: batch by batch, or never drained."""
+        if self.schedule.streaming:
+            return "pieces"
+        refilled = self.schedule.staleness > 0 and not one_step_off(self.schedule)
+        return "refilled" if refilled else "batches"
 
     def pool_of(self, seat: str) -> int | None:
         """Index of the group with a seat."""
