@@ -201,18 +201,18 @@ class RolloutPool:
             self._batch_lengths = self.lengths(self.started // self.batch)
         lengths, version = self._batch_lengths[index], replica.version
         self.groups[self.started] = Group(version, len(lengths), version)
-        self._untaken[version] = self._untaken.get(version, 0) + 1
+        if not self.partial:
+            self._count(self._untaken, version, 1)
         replica.add(self.started, lengths)
         self.started += 1
 
     # --- the queue ----------------------------------------------------------------------------------
 
     def _group_done(self, number: int, group: Group, version: int) -> None:
-        if self.partial:
-            self._count(self._untaken, group.version, -1)
-            self._count(self._untaken, version, 1)
+        if self.partial:  # none is ever late: no counts
             group.version = version
-        self._count(self._waiting, group.version, 1)
+        else:
+            self._count(self._waiting, group.version, 1)
         heappush(self.finished, (group.version, number))
 
     @staticmethod
@@ -230,7 +230,7 @@ class RolloutPool:
             return False
         untaken = waiting = 0
         slack = math.ceil(self.staleness) - self.taken
-        for version in () if self.partial else sorted(self._untaken):
+        for version in sorted(self._untaken):
             untaken += self._untaken[version]
             waiting += self._waiting.get(version, 0)
             if untaken - min(self.batch, waiting) > max(0, version + slack) * self.batch:
@@ -242,7 +242,7 @@ class RolloutPool:
         assert self.ready
         numbers = [heappop(self.finished)[1] for _ in range(self.batch)]
         groups = [self.groups.pop(number) for number in numbers]
-        for group in groups:
+        for group in () if self.partial else groups:
             self._count(self._untaken, group.version, -1)
             self._count(self._waiting, group.version, -1)
         found = Taken(
