@@ -10,6 +10,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import Placement
+from rlhfsim.units import format
 
 STEPS, WARMUP = 6, 3
 """Steps that are simulated where staleness is allowed: measured ones, and those before."""
@@ -33,9 +34,16 @@ def risk(request: Request, memory: Ledger) -> str | None:
     """Why a plan may not run: it does not fit, or does so only with luck."""
     if memory.rejected_by:
         return memory.rejected_by
+    if request.max_memory is not None and most_bytes(memory) > request.max_memory:
+        return f"more than {format(request.max_memory, 'byte')} on a GPU"
     if memory.probability_out_of_memory > request.max_oom:
         return f"probability of running out of memory above {request.max_oom:.0%}"
     return None
+
+
+def most_bytes(memory: Ledger) -> float:
+    """Bytes on the fullest GPU of the cluster, whatever it holds."""
+    return max(phase.bytes for phase in memory.phases)
 
 
 def judged(

@@ -226,7 +226,8 @@ class Corners:
         )
         return Corner(
             group=group, tables=tables, originals=tuple(map(self.pricer.table, keys)), calls=self.pricer.calls, hardware=hardware, gpus=gpus, sync=sync_bytes,
-            max_oom=self.request.max_oom, head=head_seconds(self.request.workload), sync_seconds=between,
+            max_oom=self.request.max_oom, max_memory=inf if self.request.max_memory is None else self.request.max_memory,
+            head=head_seconds(self.request.workload), sync_seconds=between,
             frees=freeing(self.request, family), whole=len(frame.sizes) == 1, shares_host=shares, pace=family.pace, wants_memory=self.request.objective == "memory",
         )  # fmt: skip
 

@@ -87,6 +87,8 @@ class Corner:
     gpus: int
     sync: SyncBytes
     max_oom: float
+    max_memory: float
+    """Most bytes on a GPU that the user wants."""
     head: float
     """Seconds between generation and the first forward call: rules that are not overlapped."""
     sync_seconds: SyncSeconds | None
@@ -283,6 +285,7 @@ def _fits(corner: Corner, part: Part, held: Floats, host: Floats, fate: Fate) ->
     fits = fitting(held, usable, corner.max_oom).all(axis=1)
     if len(part) and not fits.any():
         fate.shortfall = min(fate.shortfall, float(held[..., 0].max(axis=(1, 2)).min()) - usable)
+    fits &= held[..., 0].max(axis=(1, 2)) <= corner.max_memory
     fits &= host <= profile.node.host_memory.value
     return np.asarray(fits & np.isfinite(part.times[:, TRAIN_TIME]))
 

@@ -12,7 +12,8 @@ from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.placement import WeightPath
 from rlhfsim.specs.workload import Lora, Workload
 
-Objective = Literal["time", "cost", "memory"]
+Objective = Literal["time", "tokens", "cost", "energy", "memory"]
+"""tokens, cost and energy are time: the cluster is rented whole and works through the same tokens."""
 SWITCHES: dict[str, str] = {
     "async": "generation and training overlap; samples are up to --max-staleness versions old",
     "lora": "adapters are trained instead of all weights",
@@ -96,6 +97,8 @@ class Request:
     max_staleness: float = 1
     max_oom: float = 0.1
     """Largest probability of running out of memory that a plan may carry."""
+    max_memory: float | None = None
+    """Most bytes on any GPU; None: what the GPU holds."""
     price: float | None = None
     """USD per GPU-hour given by the user; replaces the profile's."""
 
