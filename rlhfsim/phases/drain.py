@@ -18,6 +18,8 @@ from rlhfsim.costs.cost import Resource
 from rlhfsim.costs.step import RESOURCES, Floats, Step
 
 Ints = NDArray[np.int64]
+SIDE_BY_SIDE = 6
+"""Replicas from which on all are scheduled in one array instead of one heap each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -179,48 +181,63 @@ def refill(lengths: Floats, slots: int, prompt: float) -> Timeline:
     List scheduling in the order given, steps as the clock: every running sequence gains one token
     a step whatever the step takes.
     """
-    pieces = [
-        _refill_one(row[row > 0], slots, prompt, replica) for replica, row in enumerate(lengths)
-    ]
-    return Timeline(
-        replica=np.concatenate([p.replica for p in pieces]),
-        running=np.concatenate([p.running for p in pieces]),
-        start=np.concatenate([p.start for p in pieces]),
-        steps=np.concatenate([p.steps for p in pieces]),
-        completions=np.concatenate([p.completions for p in pieces]),
-    )
-
-
-def _starts(lengths: Floats, slots: int) -> Floats:
-    ends = [float(length) for length in lengths[:slots]]
-    starts = [0.0] * len(ends)
-    heapq.heapify(ends)
-    for length in lengths[slots:].tolist():
-        now = ends[0]
-        starts.append(now)
-        heapq.heapreplace(ends, now + length)
-    return np.array(starts)
-
-
-def _refill_one(lengths: Floats, slots: int, prompt: float, replica: int) -> Timeline:
     starts = _starts(lengths, slots)
-    when = np.concatenate([starts, starts + lengths])
-    change = np.repeat([1.0, -1.0], len(lengths))
-    order = np.argsort(when, kind="stable")
-    when, change = when[order], change[order]
-    begun = np.concatenate([starts, starts])[order]
-    running, sum_starts = np.cumsum(change), np.cumsum(change * begun)
-    steps = np.diff(when, append=when[-1:])
+    real = lengths > 0
+    when = np.concatenate([starts, starts + lengths], axis=1)
+    order = np.argsort(when, axis=1, kind="stable")
+    sign = np.concatenate([real * 1.0, real * -1.0], axis=1)
+    begun = np.concatenate([starts, starts], axis=1)
+    when, change, begun = (np.take_along_axis(x, order, axis=1) for x in (when, sign, begun))
+    running, sum_starts = np.cumsum(change, axis=1), np.cumsum(change * begun, axis=1)
+    steps = np.diff(when, axis=1, append=when[:, -1:])
     some = steps > 0
-    ended = np.add.reduceat(np.append(change[1:] < 0, False), np.flatnonzero(some)) if some.any() else np.zeros(0)  # fmt: skip
     n = running[some]
+    replica = np.broadcast_to(np.arange(len(lengths))[:, None], steps.shape)[some]
     return Timeline(
-        replica=np.full(int(some.sum()), replica, dtype=np.int64),
+        replica=np.asarray(replica),
         running=n,
         start=prompt + when[some] - sum_starts[some] / n,
         steps=steps[some],
-        completions=np.asarray(ended, dtype=np.float64),
+        completions=_completions(np.cumsum(change < 0, axis=1), some, replica),
     )
+
+
+def _completions(ended: Ints, some: NDArray[np.bool_], replica: Ints) -> Floats:
+    """Sequences that finish between each interval's begin and that of the next one on its replica."""
+    so_far = ended[some].astype(np.float64)
+    last = np.append(replica[1:] != replica[:-1], True)
+    after = np.append(so_far[1:], 0.0)
+    after[last] = ended[replica[last], -1]
+    return np.asarray(after - so_far)
+
+
+def _starts(lengths: Floats, slots: int) -> Floats:
+    """When each sequence of each replica starts, steps: in the order given, as slots fall free."""
+    replicas, count = lengths.shape
+    starts = np.zeros((replicas, count))
+    if replicas < SIDE_BY_SIDE:
+        for row, found in zip(lengths, starts, strict=True):
+            found[slots:] = _starts_one(row.tolist(), slots)
+        return starts
+    ends = lengths[:, :slots].copy()
+    rows = np.arange(replicas)
+    for j in range(slots, count):
+        first = ends.argmin(axis=1)
+        starts[:, j] = ends[rows, first]
+        ends[rows, first] += lengths[:, j]
+    return starts
+
+
+def _starts_one(lengths: list[float], slots: int) -> list[float]:
+    ends = lengths[:slots]
+    heapq.heapify(ends)
+    starts = []
+    replace = heapq.heapreplace
+    for length in lengths[slots:]:
+        now = ends[0]
+        starts.append(now)
+        replace(ends, now + length)
+    return starts
 
 
 def lower_bound(table: StepTable, longest: float, prompt: float) -> float:

@@ -136,13 +136,21 @@ def _fitted(
     real = dealt[dealt > 0]
     age = float(np.mean(real**2) / (2 * np.mean(real)))
     slots = max(1, min(each, most, int(capacity / (held + age))))
-    for _ in range(TRIES):
+    timeline = refill(dealt, slots, prompt)
+    tries = 1
+    while (peak := _peak(timeline, saved)) > capacity and slots > 1 and tries < TRIES:
+        worst = dealt[_fullest(timeline, saved)][None]  # one replica decides; all are checked again
+        while peak > capacity and slots > 1 and tries < TRIES:
+            slots, tries = max(1, min(slots - 1, int(slots * capacity / peak))), tries + 1
+            peak = _peak(refill(worst, slots, prompt), saved)
         timeline = refill(dealt, slots, prompt)
-        peak = _peak(timeline, saved)
-        if peak <= capacity or slots == 1:
-            break
-        slots = max(1, min(slots - 1, int(slots * capacity / peak)))
     return timeline, slots
+
+
+def _fullest(timeline: Timeline, saved: float) -> int:
+    """The replica with the highest peak."""
+    ends = timeline.start + timeline.steps - saved + BLOCK_TOKENS / 2
+    return int(timeline.replica[np.argmax(timeline.running * ends)])
 
 
 def _peak(timeline: Timeline, saved: float) -> float:

@@ -298,8 +298,10 @@ class Search:
 
     def _value(self, candidate: Candidate) -> float:
         """What is minimised; money and energy are time on a cluster that is rented whole."""
-        memory = self.request.objective == "memory"
-        return candidate.ledger.peak_bytes if memory else candidate.seconds
+        if self.request.objective == "memory":
+            # not the peak of the ledger: on mixed hardware that is the fullest GPU, not the most bytes
+            return max(phase.bytes for phase in candidate.ledger.phases)
+        return candidate.seconds
 
     def _counts_as(self, candidate: Candidate) -> bool:
         """Whether a plan has a label that may win."""

@@ -122,8 +122,12 @@ class Pricer:
         pool, model = self.hardware(key), self.models.of(key.seat)
         space = role_layouts(self.request, role, model, key.gpus, domain_of(pool), trained=trained)
         layouts = [layout for shape in space.shapes for layout in shape]
-        seats = [s for x in layouts for s in role_variants(self.request, role, x)]
-        seats = [s for s in seats if allowed(self.request, role, s)]
+        legal, seats = 0, list[Seat]()
+        for layout in layouts:
+            variants = [s for s in role_variants(self.request, role, layout) if allowed(self.request, role, s)]  # fmt: skip
+            legal += len(variants)
+            if variants and self._works(key, variants[0]):
+                seats += variants
         parts = [self._bytes(key, s) for s in seats]
         process = pool.profile["host_process_bytes"]
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
@@ -131,7 +135,7 @@ class Pricer:
         fit = self._fitting(key, sizes, host)
         kept = [seats[i] for i in fit]
         return _sorted(SeatTable(
-            key=key, legal=len(seats), refused=space.dropped, options=tuple(kept), sizes=sizes[fit],
+            key=key, legal=legal, refused=space.dropped, options=tuple(kept), sizes=sizes[fit],
             times=np.array([self._times(key, s) for s in kept]).reshape(-1, 6), host=host[fit],
             pieces=np.zeros((len(kept), STREAM_CHUNKS)), refilled=np.zeros(len(kept)), sync_class=sync_classes(kept),
         ))  # fmt: skip
@@ -152,6 +156,13 @@ class Pricer:
             for stage in stages(seat.layout)
         ]  # fmt: skip
         return views[0], views[-1]
+
+    def _works(self, key: Key, seat: Seat) -> bool:
+        """Whether a layout's training fits, whatever happens to the seat between its calls."""
+        if key.seat not in TRAINED:
+            return True
+        usable = self.hardware(key).profile.usable_memory.value
+        return max(part.training for part in self._bytes(key, seat)) <= usable
 
     def _fitting(self, key: Key, sizes: Floats, host: Floats) -> Ints:
         """Options that run when nobody else is there."""

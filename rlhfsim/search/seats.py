@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,13 +113,12 @@ class SeatTable:
 
 def role_variants(request: Request, role: str, layout: Layout) -> Iterator[Seat]:
     """What a role may do between its calls: stay, move its optimizer states, move altogether."""
-    resident = Seat(pool=ALONE, layout=layout)
-    yield resident
+    yield Seat(pool=ALONE, layout=layout)
     if "offload" in request.forbid:
         return
     if role in TRAINED and layout.offload_optimizer == "none":
-        yield replace(resident, offload_between=True)
-    yield replace(resident, residency="offloaded")
+        yield Seat(pool=ALONE, layout=layout, offload_between=True)
+    yield Seat(pool=ALONE, layout=layout, residency="offloaded")
 
 
 def rollout_variants(layout: RolloutLayout, *, adapters: bool) -> Iterator[RolloutSeat]:
