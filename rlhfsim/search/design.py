@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
@@ -18,6 +18,7 @@ from rlhfsim.search.gains import Gain, gains
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.remedy import nearest_change, shortage
 from rlhfsim.search.request import Request, switched
+from rlhfsim.search.whynot import Alternative, WhyNot, why_not
 from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.workload import Workload
 
@@ -58,10 +59,14 @@ class Design:
     """When nothing fits: what the nearest plan lacks."""
     remedy: str | None = None
     """When nothing fits: the smallest change that would."""
+    whynots: tuple[WhyNot, ...] = ()
+    """The best plan under each alternative that was asked about."""
 
 
-def design(request: Request, *, explain: bool = True) -> Design:
-    """The best plan of a request, with the proof and why it won.
+def design(
+    request: Request, *, explain: bool = True, instead: Sequence[Alternative] = ()
+) -> Design:
+    """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
@@ -89,6 +94,7 @@ def design(request: Request, *, explain: bool = True) -> Design:
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
         flips=tuple(flips(base, best.models, same)) if explain else (),
         gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if explain else (),
+        whynots=tuple(why_not(a, plans[0], base, source.pricer) for a in instead),
     )  # fmt: skip
 
 

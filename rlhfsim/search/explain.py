@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 
 from rlhfsim.costs.cost import Cost
@@ -14,6 +16,13 @@ from rlhfsim.units import format
 
 CLEAR = 0.01
 """A term below this share of the step is not worth a word."""
+MOST_TERMS = 3
+"""Terms that a sentence names."""
+WORDS = {
+    "hbm": "GPU memory bandwidth", "nvlink": "NVLink", "pcie": "PCIe", "overhead": "launches and framework",
+    "bubble": "pipeline bubbles", "tail": "waiting for the longest responses", "compute": "arithmetic",
+}  # fmt: skip
+"""Resource -> what the time goes into."""
 
 
 def kind(plan: Plan) -> str:
@@ -34,7 +43,9 @@ def reasons(chosen: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
             for resource, seconds in phase.by_resource_s.items():
                 by[resource] = by.get(resource, 0.0) + seconds
     top = sorted(by, key=lambda r: -by[r])[:3]
-    yield "its step is " + ", ".join(f"{by[r] / step.step_s:.0%} {r}" for r in top)
+    whole = sum(by.values()) or 1.0
+    shown = (f"{by[r] / whole:.0%}".replace("%", " %") + f" {WORDS.get(r, r)}" for r in top)
+    yield "its time goes into " + ", ".join(shown)
     seen = {kind(chosen)}
     for rival in rivals:
         if kind(rival) not in seen:
@@ -44,26 +55,61 @@ def reasons(chosen: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
 
 def _against(chosen: Plan, rival: Plan) -> str:
     gap = rival.prediction.step_s - chosen.prediction.step_s
-    mine, theirs = _critical(chosen), _critical(rival)
-    terms = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in mine | theirs}
-    large = sorted(
-        (n for n in terms if abs(terms[n]) > CLEAR * chosen.prediction.step_s),
-        key=lambda n: -terms[n],
-    )
-    listed = ", ".join(f"{n} {terms[n]:+.1f} s" for n in large[:3]) or "many small terms"
+    large = [t for t in terms(chosen, rival) if abs(t.more) > CLEAR * chosen.prediction.step_s]
+    listed = ", ".join(f"{t.name} {t.more:+.1f} s" for t in large[:MOST_TERMS])
     if gap < CLEAR * chosen.prediction.step_s:
-        return f"{kind(rival)} is as fast within {CLEAR:.0%}: {listed}"
-    return f"{kind(rival)} is {format(gap, 's')} ({gap / chosen.prediction.step_s:.0%}) slower: {listed}"
+        return f"{kind(rival)} takes as long within {CLEAR:.0%}" + (f": {listed}" if listed else "")
+    share = f"{gap / chosen.prediction.step_s:.0%}".replace("%", " %")
+    return f"{kind(rival)} takes {format(gap, 's')} ({share}) more: {listed or 'many small terms'}"
 
 
-def _critical(plan: Plan) -> dict[str, float]:
-    """Critical seconds by call; moves around a call count as `moves`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """What one call adds to the step of two plans; over all terms both add up to the steps."""
+
+    name: str
+    """Call, `moves` in and out of GPU memory, or `waiting`."""
+    chosen_s: float
+    other_s: float
+
+    @property
+    def more(self) -> float:
+        """Seconds by which the other plan is slower here."""
+        return self.other_s - self.chosen_s
+
+
+def terms(chosen: Plan, other: Plan) -> list[Term]:
+    """The difference of two steps by call, the largest first."""
+    mine, theirs = shares(chosen), shares(other)
+    found = [
+        Term(name=n, chosen_s=mine.get(n, 0.0), other_s=theirs.get(n, 0.0))
+        for n in dict.fromkeys([*mine, *theirs])
+    ]
+    return sorted(found, key=lambda t: -abs(t.more))
+
+
+def shares(plan: Plan) -> dict[str, float]:
+    """The step by call: each instant belongs to the critical phases that run then, in equal parts.
+
+    Moves around a call count as `moves`, instants without any as `waiting`; the sum is the step.
+    """
+    step = plan.prediction.step_s
+    running = [
+        (p.start_s, min(step, p.start_s + p.seconds), _call(p.name))
+        for p in plan.prediction.phases
+        if p.critical and p.start_s < step
+    ]
+    cuts = sorted({0.0, step, *(t for start, end, _ in running for t in (start, end))})
     total: dict[str, float] = {}
-    for phase in plan.prediction.phases:
-        if phase.critical:
-            name = "moves" if phase.name.endswith(("load", "unload")) else phase.name
-            total[name] = total.get(name, 0.0) + phase.seconds
+    for start, end in pairwise(cuts):
+        names = [n for a, b, n in running if a <= start and end <= b] or ["waiting"]
+        for name in names:
+            total[name] = total.get(name, 0.0) + (end - start) / len(names)
     return total
+
+
+def _call(phase: str) -> str:
+    return "moves" if phase.endswith((".load", ".unload")) else phase
 
 
 # --- how sure --------------------------------------------------------------------------------------

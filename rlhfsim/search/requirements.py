@@ -1,0 +1,210 @@
+"""Targets that the user sets: read from text, turned into limits of the search, checked on a plan."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+from rlhfsim import units
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.phases.prediction import joules_per_step, usd_per_step
+from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
+
+Relation = Literal["<", "<=", ">", ">="]
+QUANTITIES: dict[str, tuple[units.Dimension, str]] = {
+    "step_time": ("s", "seconds of one step: step_time<90s"),
+    "time_of_run": ("s", "all steps of --steps N: time_of_run<24h"),
+    "tokens_per_s": ("1", "prompt and response tokens of the whole cluster: tokens_per_s>20000"),
+    "tokens_per_s_per_gpu": ("1", "the same for one GPU"),
+    "cost_per_step": ("usd", "rent of the cluster: cost_per_step<5"),
+    "cost_of_run": ("usd", "rent over --steps N: cost_of_run<2000"),
+    "energy": ("J", "of one step, with cooling: energy<5kWh"),
+    "memory": ("byte", "the fullest GPU: memory<70GB, memory<90%"),
+    "oom": ("1", "risk of running out of memory: oom<1%"),
+    "staleness": ("1", "policy versions of lag: staleness<=1"),
+}
+"""Name -> dimension and meaning."""
+TIMES = {"step_time", "time_of_run", "tokens_per_s", "tokens_per_s_per_gpu", "cost_per_step", "cost_of_run", "energy"}  # fmt: skip
+"""Those that the step time of a cluster decides."""
+_FORM = re.compile(r"^\s*([a-z_]+)\s*(<=|>=|<|>)\s*(\S.*?)\s*$")
+SLACK = 1e-9
+"""Relative distance by which a strict limit is kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """One target: `step_time<90s`."""
+
+    quantity: str
+    """Of `QUANTITIES`."""
+    relation: Relation
+    value: float
+    """In base units; a share of the capacity where `share`."""
+    text: str
+    """As the user wrote it."""
+    share: bool = False
+    """Memory in percent of what a process can use."""
+
+    def holds(self, actual: float) -> bool:
+        """Whether a value meets it."""
+        match self.relation:
+            case "<":
+                return actual < self.value
+            case "<=":
+                return actual <= self.value
+            case ">":
+                return actual > self.value
+            case ">=":
+                return actual >= self.value
+
+    @property
+    def most(self) -> float | None:
+        """The largest value that meets it; None for a lower bound."""
+        if self.relation == "<":
+            return self.value * (1 - SLACK)
+        return self.value if self.relation == "<=" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A requirement against a plan."""
+
+    requirement: Requirement
+    actual: float | None
+    """In base units; None where a price is unknown."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the plan meets it; what is unknown is not met."""
+        return self.actual is not None and self.requirement.holds(self.actual)
+
+
+def requirement(text: str) -> Requirement:
+    """`step_time<90s` as a requirement.
+
+    Raises:
+        RlhfsimError: another form, an unknown quantity, or a value of another dimension.
+    """
+    match = _FORM.match(text)
+    if match is None:
+        raise RlhfsimError("bad-requirement", f"--require {text[:60]!r} is not QUANTITY<VALUE", help="write --require 'step_time<90s' (with quotes: < means something to the shell)")  # fmt: skip
+    name, relation, value = match[1], cast(Relation, match[2]), match[3]
+    if name not in QUANTITIES:
+        raise unknown_name("quantity", name[:40], QUANTITIES)
+    share = name == "memory" and value.endswith("%")
+    try:
+        number = units.parse(value, "1" if share else QUANTITIES[name][0])
+    except RlhfsimError as error:
+        raise RlhfsimError("bad-requirement", f"--require {text[:60]}: {error.message}", help=error.help) from error  # fmt: skip
+    if number < 0:
+        raise RlhfsimError("bad-requirement", f"--require {text[:60]}: {value} is negative", help="give a value of 0 or more")  # fmt: skip
+    return Requirement(
+        quantity=name, relation=relation, value=number, text=text.strip(), share=share
+    )
+
+
+def check_steps(requirements: Iterable[Requirement], steps: int | None) -> None:
+    """A target over a run needs its length.
+
+    Raises:
+        RlhfsimError: it is missing.
+    """
+    for one in requirements:
+        if one.quantity in ("cost_of_run", "time_of_run") and steps is None:
+            raise RlhfsimError("missing-steps", f"--require {one.text} needs the length of the run", help="give --steps N")  # fmt: skip
+
+
+def verdicts(
+    requirements: Sequence[Requirement], plan: Plan, steps: int | None = None
+) -> tuple[Verdict, ...]:
+    """Every requirement against a plan."""
+    return tuple(Verdict(requirement=one, actual=_actual(one, plan, steps)) for one in requirements)
+
+
+def _actual(one: Requirement, plan: Plan, steps: int | None) -> float | None:
+    p = plan.prediction
+    gpus = sum(h.gpus for h in plan.hardware)
+    match one.quantity:
+        case "step_time":
+            return p.step_s
+        case "time_of_run":
+            return p.step_s * (steps or 1)
+        case "tokens_per_s":
+            return p.tokens_per_s_per_gpu * gpus
+        case "tokens_per_s_per_gpu":
+            return p.tokens_per_s_per_gpu
+        case "cost_per_step":
+            return p.usd_per_step
+        case "cost_of_run":
+            return None if p.usd_per_step is None else p.usd_per_step * (steps or 1)
+        case "energy":
+            return p.kwh_per_step * units.JOULE_PER_KWH
+        case "memory":
+            return p.peak_memory_bytes / (p.capacity_bytes if one.share else 1.0)
+        case "oom":
+            return p.probability_out_of_memory
+        case "staleness":
+            return plan.placement.schedule.staleness
+    raise AssertionError(one.quantity)
+
+
+def narrowed(request: Request, requirements: Iterable[Requirement]) -> Request:
+    """The request without plans that miss a target on memory, risk or staleness."""
+    for one in requirements:
+        most = one.most
+        if most is None:
+            continue
+        if one.quantity == "memory":
+            usable = min(p.profile.usable_memory.value for p in request.cluster.pools)
+            cap = most * (usable if one.share else 1.0)
+            request = replace(request, max_memory=min(cap, request.max_memory or math.inf))
+        elif one.quantity == "oom":
+            request = replace(request, max_oom=min(request.max_oom, most))
+        elif one.quantity == "staleness":
+            lag = min(request.max_staleness, most)
+            allow = request.allow if lag >= 1 else request.allow - {"async"}
+            request = replace(request, max_staleness=max(1.0, lag), allow=allow)
+    return request
+
+
+def most_seconds(
+    request: Request, requirements: Iterable[Requirement], tokens: float, steps: int | None
+) -> float:
+    """The longest step on a cluster that meets every target on time, throughput, money and energy.
+
+    The cluster is rented and powered whole, so each of these is the step time in other units; inf
+    where none is set, 0 where no step meets them.
+    """
+    return min((_seconds(request, one, tokens, steps) for one in requirements), default=math.inf)
+
+
+def _seconds(request: Request, one: Requirement, tokens: float, steps: int | None) -> float:
+    cluster, most = request.cluster, one.most
+    if one.quantity.startswith("tokens_per_s"):
+        if one.relation in ("<", "<="):
+            return math.inf
+        gpus = cluster.gpus if one.quantity.endswith("gpu") else 1
+        return tokens / gpus / one.value if one.value > 0 else math.inf
+    if one.quantity not in TIMES or most is None:
+        return math.inf
+    rate = usd_per_step(cluster, 1.0, request.price)
+    each = {
+        "step_time": 1.0, "time_of_run": float(steps or 1), "cost_per_step": rate,
+        "cost_of_run": None if rate is None else rate * (steps or 1), "energy": joules_per_step(cluster, 1.0),
+    }[one.quantity]  # fmt: skip
+    if each is None:
+        return 0.0
+    return most / each if each > 0 else math.inf
+
+
+def shown(one: Requirement, actual: float | None) -> str:
+    """The value that a plan reaches, in the unit of the requirement."""
+    if actual is None:
+        return "unknown price"
+    if one.share or one.quantity == "oom":
+        return f"{100 * actual:.3g} %"
+    return units.format(actual, QUANTITIES[one.quantity][0])
