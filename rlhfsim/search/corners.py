@@ -62,7 +62,13 @@ class Corners:
         for family, splits in zip(wanted, sizes, strict=True):
             for i, group in enumerate(family.groups):
                 for gpus in np.unique(splits[:, i]).tolist():
-                    corner = (group, family.hardware[i], gpus, family.path == "lora")
+                    corner = (
+                        group,
+                        family.hardware[i],
+                        gpus,
+                        family.path == "lora",
+                        family.schedule.double_buffered,
+                    )
                     if corner not in seen:
                         seen.add(corner)
                         yield from self._keys(family, i, gpus)
@@ -74,6 +80,7 @@ class Corners:
                 seat=seat, hardware=family.hardware[index], gpus=gpus,
                 beside_actor=seat == "reference" and "actor" in group,
                 adapters=seat == "rollout" and family.path == "lora",
+                double_buffered=seat == "rollout" and family.schedule.double_buffered,
             )
             for seat in group
         ]  # fmt: skip
@@ -83,7 +90,7 @@ class Corners:
     def least(self, family: Family, index: int, gpus: int) -> Least:
         """Bounds of one pool from the fastest options of its seats."""
         refilled = family.pace == "refilled"
-        name = (family.groups[index], family.hardware[index], gpus, family.path == "lora", refilled)
+        name = (family.groups[index], family.hardware[index], gpus, family.path == "lora", refilled, family.schedule.double_buffered)  # fmt: skip
         if name not in self._least:
             tables = [self.pricer.table(k) for k in self._keys(family, index, gpus)]
             self._least[name] = self._sum(tables, refilled=refilled)
@@ -165,7 +172,7 @@ class Corners:
         group, hardware = family.groups[index], family.hardware[index]
         ends = any(seat in group for seat in ENDS)
         shares = self._shares_host(frame)
-        name = (group, hardware, gpus, family.path if ends else None, family.pace, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
+        name = (group, hardware, gpus, family.path if ends else None, family.pace, family.schedule.double_buffered, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
         if name not in self._pools:
             corner = self._corner(frame, index, shares=shares)
             least = self._outside(frame, index)

@@ -46,7 +46,7 @@ from rlhfsim.specs.dataflow import Call, dataflow
 from rlhfsim.specs.hardware import Pool
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
 
 
 class Pricer:
@@ -271,13 +271,16 @@ class Pricer:
 
     def _with(self, key: Key, seat: RolloutSeat) -> Setting:
         setting = self._setting(key)
-        return replace(setting, placement=replace(setting.placement, rollout=seat))
+        schedule = Schedule(double_buffered=key.double_buffered)
+        return replace(
+            setting, placement=replace(setting.placement, rollout=seat, schedule=schedule)
+        )
 
     def _generation(
         self, setting: Setting, key: Key, layout: RolloutLayout, kv_tokens: float
     ) -> Generation:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
-        name = (key.hardware, key.gpus, (layout.tp, layout.pp, layout.ep))
+        name = (key.hardware, key.gpus, (layout.tp, layout.pp, layout.ep, key.double_buffered))
         known = self._rollouts.get(name)
         if known is None or known.waves > 1 or kv_tokens < known.kv_tokens:
             known = generation_of(setting, kv_tokens)
@@ -291,5 +294,5 @@ def _sorted(table: SeatTable) -> SeatTable:
     return table.only(order)
 
 
-def _size(key: Key) -> tuple[int, int, str, bool, bool]:
-    return key.hardware, key.gpus, key.seat, key.beside_actor, key.adapters
+def _size(key: Key) -> tuple[int, int, str, bool, bool, bool]:
+    return key.hardware, key.gpus, key.seat, key.beside_actor, key.adapters, key.double_buffered

@@ -41,6 +41,8 @@ class Key:
     """A reference that shares the actor's pool: one process, and with LoRA one copy of the weights."""
     adapters: bool = False
     """A rollout that receives adapters only: its base weights must survive sleep."""
+    double_buffered: bool = False
+    """A rollout in two halves that take turns with an environment."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
