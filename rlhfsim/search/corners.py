@@ -21,6 +21,7 @@ from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.seats import Key, SeatTable
 from rlhfsim.search.space import Family, Frame, freeing
+from rlhfsim.specs.hardware import Pool
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import Placement
 
@@ -309,12 +310,20 @@ class Corners:
         if not self._shares_host(frame):
             return np.ones(shape, dtype=np.bool_)
         fits = np.ones(shape, dtype=np.bool_)
-        for hardware, kind in enumerate(self.request.cluster.pools):
-            members = [i for i, h in enumerate(frame.family.hardware) if h == hardware]
-            if kind.gpus < 2 * kind.gpus_per_node and len(members) > 1:
-                total = sum(_along(pools[i].numbers[:, HOST], i, len(pools)) for i in members)
-                fits &= total <= kind.profile.node.host_memory.value
+        for kind, present in self._nodes(frame):
+            total = sum(_along(share * pools[i].numbers[:, HOST], i, len(pools)) for i, share in present)  # fmt: skip
+            fits &= total <= kind.profile.node.host_memory.value
         return fits
+
+    def _nodes(self, frame: Frame) -> Iterator[tuple[Pool, list[tuple[int, float]]]]:
+        """Nodes that several pools share: index of each, and its part of the pool's fullest node."""
+        homes = frame.pools()
+        for hardware, kind in enumerate(self.request.cluster.pools):
+            each = kind.gpus_per_node
+            for first in range(0, kind.gpus, each):
+                here = [max(0, min(first + each, p.start + p.gpus) - max(first, p.start)) * (p.hardware == hardware) for p in homes]  # fmt: skip
+                if np.count_nonzero(here) > 1:
+                    yield kind, [(i, n / min(homes[i].gpus, each)) for i, n in enumerate(here) if n]
 
     def placement(self, frame: Frame, pools: Sequence[PoolTable], choice: Ints) -> Placement:
         """The complete plan of one choice."""
