@@ -67,7 +67,7 @@ def risky(
 
     P > q  <=>  (ln limit - mu) / s < z_(1-q)
     """
-    mean = np.maximum(mean, 1e-300)
+    mean = np.maximum(mean, 1e-150)
     s2 = np.log1p(variance / mean**2)
     s = np.sqrt(np.maximum(s2, CERTAIN))
     mu = np.log(mean) - s2 / 2
