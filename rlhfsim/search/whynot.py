@@ -19,13 +19,13 @@ from rlhfsim.search.candidates import Candidate, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.exact import Search
 from rlhfsim.search.explain import Term, terms
+from rlhfsim.search.flips import with_memory
 from rlhfsim.search.gains import TOUCHED
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import SWITCHES, Limit, Request, switched
 from rlhfsim.search.space import Family
 from rlhfsim.specs.backends import BACKENDS
-from rlhfsim.specs.hardware import Cluster, Pool
 from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.placement import Placement
 
@@ -208,27 +208,13 @@ def nearest(
 ) -> Placement | None:
     """A plan that fits with the least more memory that was tried."""
     for factor in ROOMIER:
-        roomy = replace(request, cluster=roomier(request.cluster, factor), max_memory=None)
+        roomy = replace(
+            request, cluster=with_memory(request.cluster, factor, hosts=True), max_memory=None
+        )
         found = Search(roomy, models, only=only).first()
         if found is not None:
             return found.placement
     return None
-
-
-def roomier(cluster: Cluster, factor: float) -> Cluster:
-    """The same cluster with more memory on GPUs and hosts."""
-
-    def grown(pool: Pool) -> Pool:
-        profile = pool.profile
-        usable = replace(profile.usable_memory, value=profile.usable_memory.value * factor)
-        memory = replace(profile.memory, value=profile.memory.value * factor)
-        host = replace(profile.node.host_memory, value=profile.node.host_memory.value * factor)
-        node = replace(profile.node, host_memory=host)
-        return replace(
-            pool, profile=replace(profile, memory=memory, usable_memory=usable, node=node)
-        )
-
-    return replace(cluster, pools=tuple(map(grown, cluster.pools)))
 
 
 def missing(request: Request, models: Models, placement: Placement) -> Missing | None:
