@@ -1,0 +1,100 @@
+"""Plans between which only taste decides: time, memory, staleness and the risk of running out of memory.
+
+The front is walked by the epsilon-constraint method (Haimes et al. 1971, IEEE Trans. SMC 1(3), 296-297):
+the fastest plan, then the fastest with a tenth less memory than that one, and so on, for each staleness
+that is allowed and once with a small risk only. Each point is an exact search, so no plan of the space
+with the same staleness is faster in less memory; between two points of the walk there may be more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from rlhfsim.plan import Plan
+from rlhfsim.search.candidates import Candidate, most_bytes
+from rlhfsim.search.exact import Search
+from rlhfsim.search.planning import plan_of
+from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.request import Request
+from rlhfsim.specs.models import Models, models_of
+
+SHRINK = 0.9
+"""Share of the last plan's bytes that the next one may use."""
+POINTS = 6
+"""Most plans of one walk."""
+SAFE = 0.01
+"""Risk of running out of memory of the walk that avoids it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A plan that no other one of the front beats in everything."""
+
+    plan: Plan
+    seconds: float
+    bytes: float
+    """On the fullest GPU."""
+    staleness: float
+    risk: float
+    """Probability of running out of memory."""
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What is minimised."""
+        return self.seconds, self.bytes, self.staleness, self.risk
+
+
+def front(request: Request) -> tuple[Point, ...]:
+    """The non-dominated plans that the walks meet, the fastest first."""
+    models = models_of(request.workload)
+    points = [
+        _point(request, models, candidate)
+        for walk in _walks(request)
+        for candidate in _walk(walk, models)
+    ]
+    kept = undominated([p.values for p in points])
+    return tuple(sorted((points[i] for i in kept), key=lambda p: p.values))
+
+
+def _walks(request: Request) -> Iterator[Request]:
+    yield replace(request, allow=request.allow - {"async"}, objective="time")
+    if "async" in request.switches:
+        yield replace(request, architecture="async", objective="time")
+    if request.max_oom > SAFE:
+        yield replace(request, max_oom=SAFE, allow=request.allow - {"async"}, objective="time")
+
+
+def _walk(request: Request, models: Models) -> Iterator[Candidate]:
+    """The fastest plan under ever smaller caps on the bytes of a GPU."""
+    pricer = Pricer(request, models)
+    for _ in range(POINTS):
+        found = Search(request, models, pricer.again(request, models)).run()
+        pricer = found.pricer
+        yield from found.rivals
+        if found.best is None:
+            return
+        yield found.best
+        request = replace(request, max_memory=SHRINK * most_bytes(found.best.ledger))
+
+
+def _point(request: Request, models: Models, candidate: Candidate) -> Point:
+    plan = plan_of(candidate, request.workload, models, request.cluster, request.price)
+    return Point(
+        plan=plan, seconds=candidate.seconds, bytes=most_bytes(candidate.ledger),
+        staleness=candidate.placement.schedule.staleness, risk=candidate.ledger.probability_out_of_memory,
+    )  # fmt: skip
+
+
+def undominated(values: Sequence[tuple[float, ...]]) -> list[int]:
+    """Rows that no other row equals or beats in every column; of equal rows the first."""
+
+    def beaten(i: int) -> bool:
+        mine = values[i]
+        return any(
+            all(a <= b for a, b in zip(other, mine, strict=True)) and (other != mine or j < i)
+            for j, other in enumerate(values)
+            if j != i
+        )
+
+    return [i for i in range(len(values)) if not beaten(i)]
