@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from rlhfsim.api import design as search_design
-from rlhfsim.cli.design_view import design_dict, show
+from rlhfsim.cli.constraints import (
+    alternatives,
+    check_request,
+    constrained,
+    constraint_options,
+    requirements,
+)
+from rlhfsim.cli.design_view import Extras, design_dict, show
 from rlhfsim.cli.inputs import (
     backend_option,
     build_cluster,
@@ -19,12 +27,14 @@ from rlhfsim.cli.inputs import (
     on_command_line,
     workload_options,
 )
-from rlhfsim.cli.params import Number, OneOf, Several, bad_option
-from rlhfsim.cli.seats import check_layouts, fixed_fields
+from rlhfsim.cli.params import OneOf, bad_option
 from rlhfsim.cli.view import console
-from rlhfsim.errors import unknown_name
 from rlhfsim.plan import write_plan
-from rlhfsim.search.request import FIXABLE_SEATS, FORBIDDABLE, SWITCHES, Request
+from rlhfsim.search.design import Design, variants
+from rlhfsim.search.pareto import front
+from rlhfsim.search.request import Objective, Request
+from rlhfsim.search.requirements import Requirement, narrowed, verdicts
+from rlhfsim.search.whynot import Alternative
 from rlhfsim.specs.models import models_of
 
 EPILOG = """\b
@@ -32,8 +42,10 @@ Examples:
   rlhfsim design --gpus 64 --model 70b
   rlhfsim design --gpus 8 --gpu a100-80 --model 7b --algorithm grpo --prompts 128 --samples 8
   rlhfsim design --gpus 64 --model 70b --allow async,lora --max-staleness 2 --fix rollout.tp=8
+  rlhfsim design --gpus 64 --model 70b --why-not async --why-not actor.tp=4
+  rlhfsim design --gpus 64 --model 70b --require 'step_time<180s' --steps 1000
 """
-CHOICES = {**FORBIDDABLE, **SWITCHES}
+OBJECTIVES = get_args(Objective)
 
 
 @click.command(epilog=EPILOG)
@@ -42,39 +54,22 @@ CHOICES = {**FORBIDDABLE, **SWITCHES}
 @backend_option
 @click.option(
     "--objective",
-    type=OneOf("objective", ("time", "cost", "memory")),
+    type=OneOf("objective", OBJECTIVES),
     default="time",
     show_default=True,
-    help="What is minimised: time, cost or memory.",
+    help=f"What is optimised: {', '.join(OBJECTIVES)}. All but memory choose the shortest step: the cluster is rented whole.",
 )
+@constraint_options
 @click.option(
-    "--allow",
-    type=Several("switch", SWITCHES),
-    default="",
-    help=f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}.",
-)
-@click.option(
-    "--max-staleness",
-    type=Number(1, 64),
-    default=1,
-    show_default=True,
-    help="Most policy versions of lag with --allow async.",
-)
-@click.option(
-    "--fix",
+    "--why-not",
     multiple=True,
-    metavar="SEAT.FIELD=VALUE",
-    help="Fix part of a layout: actor.tp=8, rollout.tp=4.",
+    metavar="CHOICE",
+    help="Compare with the best plan of another choice: actor.tp=4, async, disaggregated, disk, megatron, no-offload; repeatable.",
 )
 @click.option(
-    "--forbid", type=Several("choice", CHOICES), default="", help=f"Rule out: {', '.join(CHOICES)}."
-)
-@click.option(
-    "--max-oom",
-    type=Number(0.001, 0.999),
-    default=0.1,
-    show_default=True,
-    help="Largest risk of running out of memory that a plan may carry.",
+    "--pareto",
+    is_flag=True,
+    help="Also the plans that trade time for memory, staleness or risk.",
 )
 @click.option(
     "--out",
@@ -87,14 +82,34 @@ CHOICES = {**FORBIDDABLE, **SWITCHES}
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
     """Choose architecture and layouts for a cluster and a model."""
-    answer = search_design(_request(given))
+    request = _request(given)
+    targets = requirements(given, request)
+    instead = alternatives(given["why_not"], request, models_of(request.workload))
+    answer = _answer(request, targets, instead)
+    steps = given["steps"]
+    extras = Extras(
+        steps=steps,
+        verdicts=verdicts(targets, answer.chosen, steps) if answer.chosen else (),
+        front=front(request) if given["pareto"] and answer.chosen else None,
+    )
     if answer.chosen is not None:
         write_plan(given["out"], answer.chosen)
     if given["as_json"]:
-        click.echo(json.dumps(design_dict(answer), indent=1))
+        click.echo(json.dumps(design_dict(answer, extras), indent=1))
     else:
-        show(console(), answer, str(given["out"]))
-    ctx.exit(0 if answer.chosen is not None else 1)
+        show(console(), answer, extras, str(given["out"]))
+    ctx.exit(0 if answer.chosen is not None and all(v.met for v in extras.verdicts) else 1)
+
+
+def _answer(
+    request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative]
+) -> Design:
+    """The best plan that keeps the targets on memory, risk and staleness; without them if none does."""
+    within = narrowed(request, targets)
+    answer = search_design(within, instead=instead)
+    if answer.chosen is None and within != request:
+        return search_design(request, instead=instead)
+    return answer
 
 
 def _request(given: dict[str, Any]) -> Request:
@@ -105,25 +120,9 @@ def _request(given: dict[str, Any]) -> Request:
             "give --price USD_PER_GPU_HOUR",
         )
     with on_command_line():
-        request = Request(
-            cluster=cluster, workload=workload, backend=given["backend"], objective=given["objective"], allow=frozenset(given["allow"]),
-            forbid=frozenset(given["forbid"]), fix=_fixed(given["fix"]), max_staleness=given["max_staleness"], max_oom=given["max_oom"],
+        base = Request(
+            cluster=cluster, workload=workload, backend=given["backend"], objective=given["objective"],
         )  # fmt: skip
-        check_layouts(request, models_of(workload))
+    request = constrained(base, given)
+    check_request(request, models_of(workload), list(variants(request)))
     return request
-
-
-def _fixed(items: tuple[str, ...]) -> dict[str, dict[str, int | str]]:
-    """`actor.tp=8` and `rollout.tp=4` as seat -> field -> value."""
-    texts: dict[str, list[str]] = {}
-    for item in (part for text in items for part in text.split(",")):
-        name, equals, value = item.partition("=")
-        seat, dot, field = name.strip().partition(".")
-        if not equals or not dot:
-            raise bad_option(f"--fix {item!r} is not SEAT.FIELD=VALUE", "write --fix actor.tp=8")
-        if seat not in FIXABLE_SEATS:
-            raise unknown_name("role", seat, FIXABLE_SEATS)
-        texts.setdefault(seat, []).append(f"{field}={value}")
-    return {
-        seat: fixed_fields(seat, ",".join(pairs), f"--fix {seat}") for seat, pairs in texts.items()
-    }

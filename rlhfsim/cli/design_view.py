@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -11,19 +13,39 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.cli import view
+from rlhfsim.cli.choices_view import front_dict, front_table, plan_dict, whynot_dict, whynot_text
+from rlhfsim.cli.words import percent
 from rlhfsim.plan import Plan
 from rlhfsim.search.design import Design
 from rlhfsim.search.explain import kind
+from rlhfsim.search.flips import Flip
+from rlhfsim.search.pareto import Point
+from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.units import BILLION, MILLION, TERA, format, significant
 
-SCHEMA = "rlhfsim.design/1"
+SCHEMA = "rlhfsim.design/2"
+TRIED = (
+    "none of these makes another plan the best: responses or prompts 8 times as many or an eighth, samples "
+    "8 times, network 8 times faster or slower, GPU memory doubled or halved, 2 or 4 times the GPUs or a half or a quarter"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What is asked beside the plan."""
+
+    steps: int | None = None
+    """Of the whole run."""
+    verdicts: tuple[Verdict, ...] = ()
+    front: tuple[Point, ...] | None = None
+    """None where it is not asked for."""
 
 
 # --- for people -----------------------------------------------------------------------------------
 
 
-def show(console: Console, answer: Design, out: str) -> None:
+def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
     """Print the whole answer."""
     if answer.chosen is None:
         _show_nothing(console, answer)
@@ -31,11 +53,25 @@ def show(console: Console, answer: Design, out: str) -> None:
     show_choice(console, answer)
     console.print(view.memory_chart(answer.chosen, console.width))
     console.print(f"per step: {view.cost_text(answer.chosen)}")
+    for line in _money(answer, extras.steps):
+        console.print(line, highlight=False)
+    _show_verdicts(console, extras.verdicts)
+    for other in answer.whynots:
+        _rule(console, f"why not {other.choice}")
+        for part in whynot_text(other, answer.chosen):
+            console.print(Padding(part, (0, 0, 0, 2)))
+    if extras.front is not None:
+        _rule(console, "plans between which you may choose")
+        console.print(front_table(extras.front))
     _show_flips(console, answer)
     _show_gains(console, answer)
-    console.rule("how sure", align="left", style="dim")
+    _rule(console, "how sure")
     console.print(view.sureness(answer.chosen, console.width))
-    _show_next(console, answer, out)
+    _show_next(console, out)
+
+
+def _rule(console: Console, title: str) -> None:
+    console.rule(title, align="left", style="dim")
 
 
 def show_choice(console: Console, answer: Design) -> None:
@@ -44,10 +80,10 @@ def show_choice(console: Console, answer: Design) -> None:
     console.print(view.header(answer.chosen))
     console.print(_ranking(answer))
     console.print(_considered(answer))
-    console.rule("the chosen plan", align="left", style="dim")
+    _rule(console, "the chosen plan")
     console.print(view.placement_table(answer.chosen, console.width))
     console.print(view.phase_table(answer.chosen, console.width))
-    console.rule("why", align="left", style="dim")
+    _rule(console, "why")
     for reason in answer.reasons:
         console.print(Padding(Text(reason), (0, 0, 0, 2)))
 
@@ -79,56 +115,92 @@ def _row(plan: Plan) -> list[str]:
 
 def _considered(answer: Design) -> Text:
     c = answer.certificate
-    proof = "proven: no plan of the space is better"
+    best = "uses less memory" if answer.request.objective == "memory" else "is faster"
+    proof = f"proven: no plan of the space {best}"
     if not c.proven:
-        proof = f"time limit: {_rounded(c.unexplored)} plans left, gap {c.gap:.1%}"
+        proof = f"time limit reached: {_rounded(c.unexplored)} plans not looked at, one of them could be up to {c.gap:.1%} better"
     lines = [
-        f"certificate: {_rounded(c.space)} complete plans = {_rounded(c.infeasible)} infeasible + {_rounded(c.dominated)} dominated",
-        f"             + {_rounded(c.bounded)} bounded + {c.simulated:,} simulated; {proof}",
+        f"certificate: {_rounded(c.space)} complete plans; {proof}",
+        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are no better in anything than another one,",
+        f"  {_rounded(c.bounded)} cannot be faster by a lower bound, {c.simulated:,} simulated",
     ]  # fmt: skip
-    if sure := answer.confidence:
+    if answer.chosen is None:
+        lines[0] = f"certificate: {_rounded(c.space)} complete plans"
+    if answer.confidence is not None:
         lines.append(
-            f"plan 1 is faster than plan 2 with probability {sure:.0%} (uncertainty of the profile)"
+            f"plan 1 is faster than plan 2 with a probability of {percent(answer.confidence)} (intervals of the coefficients)"
         )
+    if len(answer.runners_up) > 0:
+        lines.append("plans 2, 3, ... are the best that were met of every other kind")
     return Text("\n".join(lines), style="dim")
 
 
 def _rounded(count: int) -> str:
     """A large count in words: `240 billion`."""
+    if count >= 1000 * TERA:
+        return f"{count:.1e}"
     for size, word in ((TERA, "trillion"), (BILLION, "billion"), (MILLION, "million")):
         if count >= size:
             return f"{significant(count / size, 2)} {word}"
     return f"{count:,}"
 
 
+def _money(answer: Design, steps: int | None) -> Iterator[str]:
+    """The run as a whole, and what an objective of money or energy means."""
+    assert answer.chosen is not None
+    p, aim = answer.chosen.prediction, answer.request.objective
+    if aim in ("tokens", "cost", "energy"):
+        yield f"objective {aim}: the cluster is rented, powered and fed whole, so the shortest step is also the best in {aim}"
+    if steps is not None:
+        money = "price unknown" if p.usd_per_step is None else format(p.usd_per_step * steps, "usd")
+        yield f"run of {steps:,} steps: {format(p.step_s * steps, 's')}, {money}, {significant(p.kwh_per_step * steps)} kWh"
+
+
+def _show_verdicts(console: Console, found: tuple[Verdict, ...]) -> None:
+    if not found:
+        return
+    _rule(console, "your targets")
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    for verdict in found:
+        word = Text("met", style="green") if verdict.met else Text("MISSED", style="bold red")
+        table.add_row(f"  {verdict.requirement.text}", word, shown(verdict.requirement, verdict.actual))  # fmt: skip
+    console.print(table)
+
+
 def _show_flips(console: Console, answer: Design) -> None:
-    console.rule("what would flip the choice", align="left", style="dim")
+    _rule(console, "what would flip the choice")
     if not answer.flips:
-        console.print(
-            "  none of: responses 8x longer or shorter, 8x samples or prompts, network 8x slower, memory -25 %"
-        )
+        console.print(Padding(Text(TRIED), (0, 0, 0, 2)))
     for flip in answer.flips:
-        own = (
-            f"{format(flip.chosen_seconds, 's')} for the chosen plan"
-            if flip.chosen_seconds
-            else "the chosen plan no longer fits"
-        )
-        console.print(
-            f"  {flip.change} x {flip.factor:.2g}: {flip.winner}; at the far end {format(flip.seconds, 's')} ({own})",
-            highlight=False,
-        )
+        console.print(Padding(Text(_flip_text(flip)), (0, 0, 0, 2)))
     console.print("  one change at a time, layouts kept", style="dim")
 
 
+def _flip_text(flip: Flip) -> str:
+    """`network bandwidth per GPU of 19.5 GB/s or less (now 50 GB/s): hybrid, roles split takes 195 s, ...`."""
+    more = "or more" if flip.factor > 1 else "or less"
+    if flip.value is None or flip.now is None:
+        point = f"{flip.change} times {flip.factor:.2g} {more}"
+    else:
+        value, now = (format(x, flip.unit) for x in (flip.value, flip.now))
+        point = f"{flip.change}: {value} {more} (now {now})"
+    own = (
+        f"the chosen plan {format(flip.chosen_seconds, 's')}"
+        if flip.chosen_seconds
+        else "the chosen plan no longer fits"
+    )
+    return f"{point} -> {flip.winner} takes {format(flip.seconds, 's')} there, {own}"
+
+
 def _show_gains(console: Console, answer: Design) -> None:
-    console.rule("what the choices left out would bring", align="left", style="dim")
+    _rule(console, "what the choices left out would bring")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     for gain in answer.gains:
         how = "--allow " + gain.name if gain.name not in BACKENDS else "--backend " + gain.name
         step = (
             "nothing fits"
             if gain.seconds is None
-            else f"{format(gain.seconds, 's')} ({-(gain.saved or 0.0):+.0%})"
+            else f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
         )
         table.add_row(
             f"  {how}",
@@ -138,17 +210,20 @@ def _show_gains(console: Console, answer: Design) -> None:
     console.print(table)
 
 
-def _show_next(console: Console, answer: Design, out: str) -> None:
-    console.rule("next", align="left", style="dim")
+def _show_next(console: Console, out: str) -> None:
+    _rule(console, "next")
     console.print(f"  the plan is in {out}; look closer with", highlight=False)
     console.print(f"  rlhfsim memory {out}", style="bold", highlight=False)
-    console.print(f"  rlhfsim estimate {out}", style="bold", highlight=False)
+    console.print(f"  rlhfsim simulate {out}", style="bold", highlight=False)
 
 
 def _show_nothing(console: Console, answer: Design) -> None:
     nothing = Text("nothing fits: ", style="bold red")
-    console.print(nothing + Text("no plan runs with this cluster, model and these choices"))
-    console.print(_considered(answer))
+    if not answer.certificate.space:
+        console.print(nothing + Text("no layout obeys all that is fixed, bounded and forbidden"))
+    else:
+        console.print(nothing + Text("no plan runs with this cluster, model and these choices"))
+        console.print(_considered(answer))
     if answer.shortage:
         console.print(f"  {answer.shortage}", highlight=False)
     remedy = (
@@ -162,13 +237,14 @@ def _show_nothing(console: Console, answer: Design) -> None:
 # --- for machines ---------------------------------------------------------------------------------
 
 
-def design_dict(answer: Design) -> dict[str, Any]:
+def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
     """The same content; schema in docs/plan.md."""
     c = answer.certificate
     return {
         "schema": SCHEMA,
-        "chosen": _plan_dict(answer.chosen) if answer.chosen else None,
-        "runners_up": [_plan_dict(plan) for plan in answer.runners_up],
+        "objective": answer.request.objective,
+        "chosen": plan_dict(answer.chosen) if answer.chosen else None,
+        "runners_up": [plan_dict(plan) for plan in answer.runners_up],
         "certificate": {
             "space": c.space, "infeasible": c.infeasible, "dominated": c.dominated, "bounded": c.bounded,
             "simulated": c.simulated, "unexplored": c.unexplored, "gap": c.gap,
@@ -176,7 +252,11 @@ def design_dict(answer: Design) -> dict[str, Any]:
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,
         "reasons": list(answer.reasons),
-        "flips": [{"change": f.change, "factor": f.factor, "winner": f.winner, "step_s": f.seconds, "chosen_step_s": f.chosen_seconds} for f in answer.flips],
+        "requirements": [verdict_dict(v) for v in extras.verdicts],
+        "run": _run_dict(answer.chosen, extras.steps),
+        "why_not": [whynot_dict(w, answer.chosen) for w in answer.whynots] if answer.chosen else [],
+        "pareto": None if extras.front is None else front_dict(extras.front),
+        "flips": [_flip_dict(f) for f in answer.flips],
         "gains": [
             {"name": g.name, "meaning": g.meaning, "step_s": g.seconds, "saved": g.saved, "launchable": g.launchable} for g in answer.gains
         ],
@@ -185,15 +265,22 @@ def design_dict(answer: Design) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _plan_dict(plan: Plan) -> dict[str, Any]:
-    p = plan.prediction
-    whole = plan.to_dict()
+def verdict_dict(verdict: Verdict) -> dict[str, Any]:
+    """A target and what the plan reaches, in base units."""
+    r = verdict.requirement
+    return {"text": r.text, "quantity": r.quantity, "relation": r.relation, "value": r.value, "actual": verdict.actual, "met": verdict.met}  # fmt: skip
+
+
+def _flip_dict(flip: Flip) -> dict[str, Any]:
     return {
-        "architecture": plan.architecture, "role_placement": plan.role_placement, "kind": kind(plan), "step_s": p.step_s,
-        "low_s": p.low_s, "high_s": p.high_s, "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
-        "peak_memory_bytes": p.peak_memory_bytes, "capacity_bytes": p.capacity_bytes,
-        "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
-        "probability_out_of_memory": p.probability_out_of_memory, "host_peak_bytes": p.host_peak_bytes,
-        "usd_per_step": p.usd_per_step, "kwh_per_step": p.kwh_per_step, "kg_co2e_per_step": p.kg_co2e_per_step,
-        "phases": whole["prediction"]["phases"], "placement": whole["placement"], "workload": whole["workload"],
+        "change": flip.change, "factor": flip.factor, "now": flip.now, "value": flip.value, "unit": flip.unit, "winner": flip.winner,
+        "step_s": flip.seconds, "chosen_step_s": flip.chosen_seconds,
     }  # fmt: skip
+
+
+def _run_dict(plan: Plan | None, steps: int | None) -> dict[str, Any] | None:
+    if plan is None or steps is None:
+        return None
+    p = plan.prediction
+    usd = None if p.usd_per_step is None else p.usd_per_step * steps
+    return {"steps": steps, "seconds": p.step_s * steps, "usd": usd, "kwh": p.kwh_per_step * steps}

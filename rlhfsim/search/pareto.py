@@ -23,6 +23,7 @@ SHRINK = 0.9
 """Share of the last plan's bytes that the next one may use."""
 POINTS = 6
 """Most plans of one walk."""
+RISK_DIGITS = 3
 SAFE = 0.01
 """Risk of running out of memory of the walk that avoids it."""
 
@@ -41,8 +42,8 @@ class Point:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """What is minimised."""
-        return self.seconds, self.bytes, self.staleness, self.risk
+        """What is minimised; risks that differ by less than a part in a thousand are the same."""
+        return self.seconds, self.bytes, self.staleness, round(self.risk, RISK_DIGITS)
 
 
 def front(request: Request) -> tuple[Point, ...]:

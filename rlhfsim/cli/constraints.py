@@ -1,0 +1,256 @@
+"""Options that narrow a search: what is fixed, bounded, forbidden, required, and asked about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, get_args
+
+import click
+
+from rlhfsim.cli.inputs import on_command_line
+from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Several, Whole, bad_option
+from rlhfsim.cli.seats import MAX_DEGREE, check_layouts
+from rlhfsim.errors import unknown_name
+from rlhfsim.search.request import FIXABLE_SEATS, FORBIDDABLE, SWITCHES, Limit, Request
+from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
+from rlhfsim.search.space import families, seats_of, splits
+from rlhfsim.search.whynot import (
+    DEGREES,
+    FORBID_PREFIX,
+    ROLE_DEGREES,
+    ROLES,
+    Alternative,
+    alternative,
+)
+from rlhfsim.specs.backends import BACKENDS
+from rlhfsim.specs.hardware import MAX_GPUS
+from rlhfsim.specs.layout import Offload, Recompute
+from rlhfsim.specs.models import Models
+from rlhfsim.specs.placement import Architecture, Residency, WeightPath
+from rlhfsim.units import DAY
+
+F = TypeVar("F", bound=Callable[..., Any])
+CHOICES = {**FORBIDDABLE, **SWITCHES}
+PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
+ARCHITECTURES = get_args(Architecture)
+WHOLE: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
+    "zero": (0, 3), "sleep": (0, 2), "gpus": (1, MAX_GPUS),
+}  # fmt: skip
+"""Field -> range of its values; these may be bounded."""
+NAMES: dict[str, tuple[str, ...]] = {
+    "recompute": get_args(Recompute), "residency": get_args(Residency), "offload_optimizer": get_args(Offload),
+    "offload_between": ("no", "yes"),
+}  # fmt: skip
+"""Field -> its values; these may be equal or not."""
+ALIASES = {"offload": "offload_optimizer"}
+FIELDS: dict[str, tuple[str, ...]] = {
+    "rollout": ("tp", "pp", "dp", "ep", "sleep", "gpus"),
+    "actor": (*ROLE_DEGREES, *NAMES, "offload", "gpus"),
+}
+"""Seat -> fields; the other roles have those of the actor."""
+_FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
+RELATIONS = ("=", "!=", "<=", ">=")
+
+
+def constraint_options(command: F) -> F:
+    """Everything that narrows the space."""
+    options = [
+        click.option("--allow", type=Several("switch", SWITCHES), default="", help=f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}."),
+        click.option("--max-staleness", type=Number(1, 64), default=1, show_default=True, help="Most policy versions of lag with --allow async."),
+        click.option("--architecture", type=OneOf("architecture", ARCHITECTURES), help=f"Only this one: {', '.join(ARCHITECTURES)}."),
+        click.option("--weight-path", type=OneOf("weight path", PATHS), help=f"Only this way of weights to the rollout: {', '.join(PATHS)}."),
+        click.option("--fix", multiple=True, metavar="SEAT.FIELD=VALUE", help="Fix or bound a field of a seat: actor.tp=8, 'actor.tp<=4', rollout.gpus=16; repeatable."),
+        click.option("--forbid", type=Several("choice", CHOICES), default="", help=f"Rule out: {', '.join(CHOICES)}."),
+        click.option("--max-gpus-per-role", type=Whole(1, MAX_GPUS), help="Largest pool where there are several."),
+        click.option("--max-oom", type=Number(0.001, 0.999), default=0.1, show_default=True, help="Largest risk of running out of memory that a plan may carry."),
+        click.option("--time-limit", type=Number(0.1, DAY, "s"), help="Longest search; then the best plan so far, and how much better one could still be."),
+        click.option("--require", multiple=True, metavar="QUANTITY<VALUE", help=f"A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. Quantities: {', '.join(QUANTITIES)}."),
+        click.option("--steps", type=Whole(1, 1_000_000_000), help="Steps of the whole run, for its time and cost."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+# --- fields of seats --------------------------------------------------------------------------------
+
+
+def limit_of(text: str, option: str) -> Limit:
+    """`actor.tp<=4` as a limit.
+
+    Raises:
+        RlhfsimError: another form, an unknown seat or field, or a value that the field cannot have.
+    """
+    match = _FORM.match(text)
+    if match is None:
+        raise bad_option(f"{option} {text[:60]!r} is not SEAT.FIELD=VALUE", f"write {option} actor.tp=8, or {option} 'actor.tp<=4' with quotes")  # fmt: skip
+    seat, field, relation, value = match.groups()
+    if seat not in FIXABLE_SEATS:
+        raise unknown_name("role", seat[:40], FIXABLE_SEATS, place=COMMAND_LINE)
+    allowed = FIELDS["rollout" if seat == "rollout" else "actor"]
+    if field not in allowed:
+        raise unknown_name("layout field", field[:40], allowed, place=COMMAND_LINE)
+    field = ALIASES.get(field, field)
+    return _limit(seat, field, relation, value, f"{option} {seat} {field}")
+
+
+def _limit(seat: str, field: str, relation: str, value: str, where: str) -> Limit:
+    if field in NAMES:
+        if relation not in ("=", "!="):
+            raise bad_option(f"{where}: {relation} needs a number", f"write = or != and one of {', '.join(NAMES[field])}")  # fmt: skip
+        name = OneOf(field, NAMES[field]).read(value)
+        said: int | str = name == "yes" if field == "offload_between" else name
+        return Limit(seat=seat, field=field, relation=relation, value=said)  # type: ignore[arg-type]  # one of the two
+    low, high = WHOLE[field]
+    number = Whole(low, high).read(value, where)
+    if relation in ("<", ">"):  # whole numbers: one step further with equality
+        number, relation = (number - 1, "<=") if relation == "<" else (number + 1, ">=")
+    return Limit(seat=seat, field=field, relation=relation, value=number)  # type: ignore[arg-type]  # the pattern knows only these
+
+
+def constraints(
+    items: Iterable[str],
+) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:
+    """What `--fix` says: degrees that are fixed, and limits on everything else.
+
+    Raises:
+        RlhfsimError: a bad item, or one field that is fixed twice.
+    """
+    fixed: dict[str, dict[str, int | str]] = {}
+    limits: list[Limit] = []
+    for text in (part for item in items for part in item.split(",")):
+        limit = limit_of(text, "--fix")
+        if limit.relation == "=" and limit.field in DEGREES.get(limit.seat, ROLE_DEGREES):
+            fields = fixed.setdefault(limit.seat, {})
+            if fields.get(limit.field, limit.value) != limit.value:
+                raise bad_option(f"--fix {limit.seat}.{limit.field} is both {fields[limit.field]} and {limit.value}", "give one value")  # fmt: skip
+            fields[limit.field] = limit.value
+        else:
+            limits.append(limit)
+    return fixed, tuple(limits)
+
+
+# --- the request ------------------------------------------------------------------------------------
+
+
+def constrained(request: Request, given: Mapping[str, Any]) -> Request:
+    """A request with everything that `constraint_options` say.
+
+    Raises:
+        RlhfsimError: options that contradict each other.
+    """
+    fix, limits = constraints(given["fix"])
+    wanted = given["architecture"]
+    allow = given["allow"] | ({"async"} if wanted == "async" else set())
+    if wanted in given["forbid"]:
+        raise bad_option(f"--architecture {wanted} and --forbid {wanted}", "drop one of the two")
+    with on_command_line():
+        return replace(
+            request, allow=frozenset(allow), forbid=frozenset(given["forbid"]), fix=fix, limits=limits, architecture=wanted,
+            weight_path=given["weight_path"], max_gpus_per_role=given["max_gpus_per_role"], max_staleness=given["max_staleness"],
+            max_oom=given["max_oom"], time_limit=given["time_limit"],
+        )  # fmt: skip
+
+
+def check_request(request: Request, models: Models, workloads: Sequence[Any]) -> None:
+    """Refuse options that leave no way to share the GPUs, before anything is priced.
+
+    `workloads`: every variant that competes.
+
+    Raises:
+        RlhfsimError: a layout that cannot exist, a seat that the workload lacks, or an empty space.
+    """
+    seats = seats_of(request, models)
+    for limit in request.limits:
+        if limit.seat not in seats:
+            raise bad_option(f"--fix {limit.text}: {request.workload.algorithm} has no {limit.seat} here", "leave it out")  # fmt: skip
+    check_layouts(request, models)
+    found = [f for work in workloads for f in families(replace(request, workload=work), models)]
+    if not found:
+        raise bad_option(f"{_said(request)} leave no way to share the GPUs", _why_empty(request))
+    if any(len(splits(request, family)) for family in found):
+        return
+    free = replace(request, limits=tuple(x for x in request.limits if x.field != "gpus"), max_gpus_per_role=None)  # fmt: skip
+    of = next((x.seat for x in request.limits if x.field == "gpus"), seats[0])
+    pools = sorted({int(n) for f in families(free, models) for n in splits(free, f)[:, f.pool_of(of)]})  # fmt: skip
+    raise bad_option(f"{_said(request)} leave no split of the GPUs", f"the pool of the {of} may have {_listed(pools)} GPUs")  # fmt: skip
+
+
+def _said(request: Request) -> str:
+    """The options that narrow who shares GPUs with whom."""
+    parts = [f"--architecture {request.architecture}"] if request.architecture else []
+    parts += [f"--weight-path {request.weight_path}"] if request.weight_path else []
+    parts += [f"--forbid {','.join(sorted(request.forbid))}"] if request.forbid else []
+    parts += [f"--fix '{x.text}'" for x in request.limits if x.field == "gpus"]
+    parts += [f"--max-gpus-per-role {request.max_gpus_per_role}"] if request.max_gpus_per_role else []  # fmt: skip
+    return " and ".join(parts) or "these choices"
+
+
+def _why_empty(request: Request) -> str:
+    path = request.weight_path
+    if path == "lora" and request.workload.lora is None:
+        return "weight path lora moves adapters only: add --allow lora"
+    if path in ("p2p", "reshard") and BACKENDS[request.backend].launchable:
+        others = [name for name, rules in BACKENDS.items() if not rules.launchable]
+        return f"weight path {path} needs --backend {' or '.join(others)}"
+    if path in ("ipc", "reshard"):
+        return f"weight path {path} needs actor and rollout on the same GPUs"
+    if path in ("broadcast", "p2p"):
+        return f"weight path {path} needs actor and rollout on GPUs of their own"
+    return "drop one of them"
+
+
+def _listed(numbers: Sequence[int], most: int = 12) -> str:
+    more = ", ..." if len(numbers) > most else ""
+    return ", ".join(map(str, numbers[:most])) + more
+
+
+# --- targets and questions --------------------------------------------------------------------------
+
+
+def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requirement, ...]:
+    """The targets of `--require`.
+
+    Raises:
+        RlhfsimError: one that cannot be read, or that needs a price or a number of steps.
+    """
+    with on_command_line():
+        found = tuple(requirement(text) for text in given["require"])
+        check_steps(found, given["steps"])
+    unknown = request.price is None and any(p.profile.price is None for p in request.cluster.pools)
+    for one in found:
+        if one.quantity.startswith("cost") and unknown:
+            raise bad_option(f"--require {one.text}: no price is known for this hardware", "give --price USD_PER_GPU_HOUR")  # fmt: skip
+    return found
+
+
+def alternatives(texts: Iterable[str], request: Request, models: Models) -> tuple[Alternative, ...]:
+    """The choices of `--why-not`.
+
+    Raises:
+        RlhfsimError: one that is no choice here.
+    """
+    return tuple(_alternative(text, request, models) for text in texts)
+
+
+def _alternative(text: str, request: Request, models: Models) -> Alternative:
+    if "." in text:
+        limit = limit_of(text, "--why-not")
+        if limit.seat not in seats_of(request, models):
+            raise bad_option(f"--why-not {text}: {request.workload.algorithm} has no {limit.seat} here", "leave it out")  # fmt: skip
+        asked = alternative(request, text, limit)
+        with on_command_line(f"--why-not {text}: "):
+            check_layouts(replace(asked.request, fix={limit.seat: asked.request.fix.get(limit.seat, {})}), models)  # fmt: skip
+        return asked
+    names = [*ARCHITECTURES, *ROLES, "streaming", *SWITCHES, *BACKENDS, *PATHS]
+    names += [FORBID_PREFIX + name for name in CHOICES]
+    name = text.strip().lower()
+    if name not in names:
+        raise unknown_name("choice", text[:40], names, place=COMMAND_LINE)
+    if not request.workload.generates and name in (*ARCHITECTURES, "streaming", *PATHS):
+        raise bad_option(f"--why-not {name}: {request.workload.algorithm} has no rollout", "leave it out")  # fmt: skip
+    with on_command_line():
+        return alternative(request, text, None)
