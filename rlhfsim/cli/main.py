@@ -15,6 +15,7 @@ INTERNAL_ERROR = 70
 """Exit code of a bug in rlhfsim (EX_SOFTWARE)."""
 COMMANDS = {
     "design": "Choose architecture and layouts for a cluster and a model.",
+    "size": "Find the fewest or cheapest GPUs that meet targets.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",
     "memory": "Show what fills GPU memory, phase by phase.",
