@@ -121,13 +121,14 @@ class Pricer:
         role, trained = key.seat, key.seat in TRAINED
         pool, model = self.hardware(key), self.models.of(key.seat)
         space = role_layouts(self.request, role, model, key.gpus, domain_of(pool), trained=trained)
-        layouts = [layout for shape in space.shapes for layout in shape]
         legal, seats = 0, list[Seat]()
-        for layout in layouts:
-            variants = [s for s in role_variants(self.request, role, layout) if allowed(self.request, role, s)]  # fmt: skip
-            legal += len(variants)
-            if variants and self._works(key, variants[0]):
-                seats += variants
+        for shape in space.shapes:
+            works = True  # until a micro-batch is too large: a larger one needs more
+            for layout in shape:
+                variants = [s for s in role_variants(self.request, role, layout) if allowed(self.request, role, s)]  # fmt: skip
+                legal += len(variants)
+                works = works and (not variants or self._works(key, variants[0]))
+                seats += variants if works else []
         parts = [self._bytes(key, s) for s in seats]
         process = pool.profile["host_process_bytes"]
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])

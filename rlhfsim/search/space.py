@@ -30,6 +30,9 @@ Group = tuple[str, ...]
 """Seats of one pool, in the order of `SEATS`."""
 SEATS = ("actor", "critic", "reference", "reward", "rollout")
 MAX_UNITS = 32
+"""Sizes that a pool may have on a large cluster; half as many on a huge one."""
+HUGE = 512
+"""Nodes."""
 SYNCHRONOUS = Schedule()
 Pace = Literal["batches", "pieces", "refilled"]
 
@@ -140,7 +143,8 @@ def unit(request: Request, hardware: int = 0) -> int:
     if pool.gpus < 2 * pool.gpus_per_node:
         return 1
     nodes = pool.gpus // pool.gpus_per_node
-    return pool.gpus_per_node * -(-nodes // MAX_UNITS)
+    most = MAX_UNITS if nodes <= HUGE else MAX_UNITS // 2
+    return pool.gpus_per_node * -(-nodes // most)
 
 
 @lru_cache(maxsize=256)
