@@ -5,7 +5,8 @@ time, in the simulation as here; a link that is shared only makes calls longer. 
 `search.pools` and S the weight sync:
 
     scored  >=  a + max(rules, max_p R_p)                 synchronous: scoring waits for generation
-    scored  >=  max_k (a_k + (K-k+1)/K R_p)               streaming: piece k of K arrives at a_k <= a
+    scored  >=  max_k (c_k + (K-k+1)/K R_p)               streaming: piece k of K is generated at a_k <= a
+    c_k      =  max_(j<=k) (a_j + (k-j+1)/K rules)        where scoring waits for rules, else a_k
     end_p   >=  max(scored + C, a + F_p) + X_p            a pool that trains; C is the controller's work
     T       >=  max_p end_p,   max(end_actor, end_rollout) + S
 
@@ -128,20 +129,32 @@ def _streaming(
     """Rules and controller are a pool of their own; a piece passes them one after the other."""
     rollout = family.pool_of("rollout")
     assert rollout is not None
-    pieces = pools[rollout].pieces
+    pieces, head = pools[rollout].pieces, head_seconds(workload)
     streams = workload.epochs * workload.mini_batches == 1
     count, whole = len(pieces), pieces[-1]
-    scored = np.maximum(_most([_after(pieces, p.r) for p in pools]), rules_seconds(workload))
+    ruled = _passed(pieces, head)
+    scores = [np.maximum(p.r - head, 0.0) for p in pools]
+    last = _after(pieces, np.asarray(rules_seconds(workload)))
+    scored = np.maximum(_most([_after(ruled, r) for r in scores]), last)
     ready = scored + own / count
     ends = []
-    for group, p in zip(family.groups, pools, strict=True):
+    for group, p, r in zip(family.groups, pools, scores, strict=True):
         if not _trains(group):
-            ends.append(np.maximum(whole, _after(pieces, p.r)))
+            ends.append(np.maximum(whole, _after(ruled, r)))
         elif streams:
-            ends.append(np.maximum(_after(pieces, p.r + p.x), ready + p.x / count))
+            ends.append(np.maximum(_after(ruled, r + p.x), ready + p.x / count))
         else:
             ends.append(ready + p.x)
     return _joined(family, ends, sync, ready)
+
+
+def _passed(pieces: Sequence[Floats], work: float) -> list[Floats]:
+    """max_(j<=k) a_j + (k-j+1)/K w: when each piece has passed work that takes one after the other."""
+    found: list[Floats] = []
+    for at in pieces:
+        begin = np.maximum(at, found[-1]) if found else at
+        found.append(begin + work / len(pieces))
+    return found
 
 
 def _after(pieces: Sequence[Floats], work: Floats) -> Floats:
