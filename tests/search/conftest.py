@@ -1,0 +1,311 @@
+"""Small random design questions, and every plan of their space written out one by one.
+
+Nothing here uses what the search prunes with (`pricer`, `pools`, `corners`, `bound`, `exact`): options
+come from `layouts` and `seats`, memory from the ledger, time from the simulator.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+import pytest
+
+from rlhfsim.costs.devices import domain_of
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.phases.ledger import host_bytes, ledger
+from rlhfsim.search.candidates import Candidate, risk, simulated
+from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.request import Limit, Request
+from rlhfsim.search.seats import allowed, role_variants, rollout_variants
+from rlhfsim.search.space import Family, Frame, families, splits
+from rlhfsim.specs.backends import Backend
+from rlhfsim.specs.hardware import Cluster, Pool, Profile
+from rlhfsim.specs.lengths import Fixed, LogNormal
+from rlhfsim.specs.models import Models, models_of
+from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
+from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.specs.workload import Environment, Lora, Reward, Rules, Workload
+
+AnySeat = Seat | RolloutSeat
+MODELS = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b", "pythia-1b")
+MOE = "olmoe-1b-7b"
+GIB = float(1 << 30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A design question with a small space."""
+
+    request: Request
+    models: Models
+    plans: int
+
+    def written_out(self) -> Iterator[tuple[Frame, Placement]]:
+        """Every plan of the space, legal or not in memory."""
+        for family, sizes in frames(self.request, self.models):
+            frame = Frame(family=family, sizes=sizes)
+            yield from ((frame, p) for p in placements(self.request, self.models, frame))
+
+
+load_cached = lru_cache(load_profile)
+
+
+# --- every plan -------------------------------------------------------------------------------------
+
+
+def frames(request: Request, models: Models) -> Iterator[tuple[Family, tuple[int, ...]]]:
+    """Every family with every split."""
+    for family in families(request, models):
+        for row in splits(request, family).tolist():
+            yield family, tuple(row)
+
+
+def options(request: Request, models: Models, seat: str, hardware: int, gpus: int, path: str) -> tuple[AnySeat, ...]:  # fmt: skip
+    """What may sit in a seat on a number of GPUs."""
+    limits = tuple(x for x in request.limits if x.seat == seat)
+    fix = tuple(sorted(request.fix.get(seat, {}).items()))
+    domain = domain_of(request.cluster.pools[hardware])
+    forbid = request.forbid & {"offload", "recompute"}
+    return _options(request.backend, request.workload, models, limits, fix, forbid, seat, gpus, domain, path == "lora")  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _options(
+    backend: Backend, workload: Workload, models: Models, limits: tuple[Limit, ...],
+    fix: tuple[tuple[str, Any], ...], forbid: frozenset[str], seat: str, gpus: int, domain: int, adapters: bool,
+) -> tuple[AnySeat, ...]:  # fmt: skip
+    cluster = Cluster(pools=(Pool(profile=load_cached("h100"), gpus=gpus, gpus_per_node=gpus),))
+    request = Request(cluster=cluster, workload=workload, backend=backend, limits=limits, fix={seat: dict(fix)}, forbid=forbid)  # fmt: skip
+    found: list[AnySeat] = []
+    if seat == "rollout":
+        for layout in rollout_layouts(request, models.actor, gpus, domain):
+            found += rollout_variants(layout, adapters=adapters)
+    else:
+        trained = seat in ("actor", "critic")
+        space = role_layouts(request, seat, models.of(seat), gpus, domain, trained=trained)
+        for layouts in space.shapes:
+            found += [s for x in layouts for s in role_variants(request, seat, x)]
+    return tuple(s for s in found if allowed(request, seat, s))
+
+
+def placements(request: Request, models: Models, frame: Frame) -> Iterator[Placement]:
+    """The product of the options of every seat."""
+    family, homes = frame.family, frame.pools()
+    seats, choices = [], []
+    for group, hardware, home in zip(family.groups, family.hardware, homes, strict=True):
+        for seat in group:
+            found = options(request, models, seat, hardware, home.gpus, family.path)
+            seats.append(seat)
+            choices.append([replace(s, pool=home.name) for s in found])
+    for chosen in product(*choices):
+        yield Placement(
+            pools=homes, weight_path=family.path, schedule=family.schedule,
+            backend=request.backend, **dict(zip(seats, chosen, strict=True)),
+        )  # fmt: skip
+
+
+def count(request: Request, models: Models) -> int:
+    """Plans of the space."""
+
+    @cache
+    def number(seat: str, hardware: int, gpus: int, path: str) -> int:
+        return len(options(request, models, seat, hardware, gpus, path))
+
+    return sum(
+        prod(
+            number(seat, hardware, gpus, "lora" if family.path == "lora" else "")
+            for group, hardware, gpus in zip(family.groups, family.hardware, sizes, strict=True)
+            for seat in group
+        )
+        for family, sizes in frames(request, models)
+    )
+
+
+def outcome(case: Case, placement: Placement) -> Candidate | None:
+    """The simulated plan; None where memory, host, weight path or label rule it out."""
+    request, models = case.request, case.models
+    label = placement.architecture
+    if label in request.forbid or request.architecture not in (None, label):
+        return None
+    memory = ledger(models, placement, request.workload, request.cluster)
+    if risk(request, memory) or not hosts_hold(case, placement):
+        return None
+    try:
+        return simulated(request, models, placement, memory)
+    except RlhfsimError as error:
+        assert error.code == "weight-path-unavailable"
+        return None
+
+
+def hosts_hold(case: Case, placement: Placement) -> bool:
+    """Whether the pools that stand on one node fit into its host memory together."""
+    cluster = case.request.cluster
+    held = host_bytes(case.models, placement, case.request.workload, cluster)
+    for kind, pool in enumerate(cluster.pools):
+        for node in range(pool.nodes):
+            first, last = node * pool.gpus_per_node, (node + 1) * pool.gpus_per_node
+            total = 0.0
+            for home in placement.pools:
+                here = max(0, min(last, home.start + home.gpus) - max(first, home.start))
+                if home.hardware == kind and here:
+                    total += held[home.name] * here / min(home.gpus, pool.gpus_per_node)
+            if total > pool.profile.node.host_memory.value * (1 + 1e-12):
+                return False
+    return True
+
+
+def value(case: Case, candidate: Candidate) -> float:
+    """What is minimised: seconds, or bytes on the fullest GPU."""
+    if case.request.objective == "memory":
+        return max(phase.bytes for phase in candidate.ledger.phases)
+    return candidate.seconds
+
+
+# --- random questions -------------------------------------------------------------------------------
+
+
+def _profile(rng: random.Random, name: str) -> Profile:
+    """A GPU with less memory, less host memory and a controller that does not hide the rest."""
+    profile = load_cached(name)
+    size = rng.choice((10, 16, 24, 40, 80)) * GIB
+    host = rng.choice((64, 128, 2048)) * GIB
+    node = profile.node
+    quick = profile.coefficient("controller_time")
+    seconds = rng.choice((0.0, 0.001, 0.1))
+    coefficient = Coefficient(value=seconds, low=seconds, high=seconds, source=quick.source)
+    return replace(
+        profile, usable_memory=replace(profile.usable_memory, value=min(size, profile.usable_memory.value)),
+        node=replace(node, host_memory=replace(node.host_memory, value=host)),
+        coefficients={**profile.coefficients, "controller_time": coefficient},
+    )  # fmt: skip
+
+
+def _cluster(rng: random.Random) -> Cluster:
+    shape = rng.random()
+    if shape < 0.5:
+        gpus = rng.choice((1, 2, 3, 4, 4, 6, 8))
+        pools: tuple[tuple[str, int, int], ...] = ((rng.choice(("h100", "a100")), gpus, gpus),)
+    elif shape < 0.8:
+        each = rng.choice((1, 2, 4))
+        gpus = each * rng.choice((2, 3, 4)) + rng.choice((0, 0, 0, each // 2))
+        pools = ((rng.choice(("h100", "a100")), gpus, each),)
+    else:
+        one, two = rng.choice((1, 2, 4)), rng.choice((1, 2, 4))
+        pools = (("h100", one, one), (rng.choice(("h20", "a100")), two, min(two, 2)))
+    made = tuple(
+        Pool(profile=_profile(rng, name), gpus=gpus, gpus_per_node=each)
+        for name, gpus, each in pools
+    )
+    return Cluster(pools=made, oversubscription=rng.choice((1.0, 1.0, 4.0)))
+
+
+def _workload(rng: random.Random) -> Workload:
+    algorithm = rng.choice(("ppo", "ppo", "grpo", "grpo", "grpo", "dpo"))
+    generates = algorithm != "dpo"
+    rules = Rules(seconds_per_sample=rng.choice((0.005, 0.5)), workers=rng.choice((4, 64)))
+    kinds = (
+        Reward(rules=rules, overlapped=rng.random() < 0.5),
+        Reward(model="smollm2-135m"),
+        Reward(model="smollm2-135m", rules=rules, overlapped=rng.random() < 0.5),
+    )
+    plain = rng.random() < 0.7
+    return Workload(
+        algorithm=algorithm, model=rng.choice(MODELS), critic=rng.choice(("same", "smollm2-135m")),
+        reference=rng.choice(("same", "same", "none")) if generates else "same", reward=rng.choice(kinds) if generates else Reward(),
+        prompts=rng.choice((4, 8, 32)), samples=rng.choice((1, 4)) if generates else 1, prompt_len=Fixed(value=rng.choice((64, 512))),
+        response_len=rng.choice((Fixed(value=256), LogNormal(mean=200, max=rng.choice((1024, 4096))))),
+        mini_batches=rng.choice((1, 1, 2)), epochs=rng.choice((1, 1, 2)), packing=rng.random() < 0.7,
+        old_logprobs=rng.choice(("recompute", "recompute", "rollout")), optimizer=rng.choice(("adam", "adam", "adam8bit")),
+        lora=None if plain else rng.choice((None, Lora(rank=16))), rollout_precision="bf16" if plain else rng.choice(("bf16", "fp8")),
+        environment=Environment(turns=2, seconds_per_turn=0.2, workers=rng.choice((2, 64))) if rng.random() < 0.1 and generates else None,
+    )  # fmt: skip
+
+
+def _restrictions(rng: random.Random, request: Request) -> list[Callable[[Request], Request]]:
+    """Ways to make a space smaller, in random order."""
+
+    def fixed(seat: str, name: str, value: int | str) -> Callable[[Request], Request]:
+        return lambda r: replace(r, fix={**r.fix, seat: {**r.fix.get(seat, {}), name: value}})
+
+    def limited(seat: str, name: str, relation: Any, value: Any) -> Callable[[Request], Request]:
+        limit = Limit(seat=seat, field=name, relation=relation, value=value)
+        return lambda r: replace(r, limits=(*r.limits, limit))
+
+    def forbidden(name: str) -> Callable[[Request], Request]:
+        return lambda r: replace(r, forbid=r.forbid | {name} - r.allow)
+
+    found = [forbidden(n) for n in ("offload", "recompute", "disk", "host", "split", "standalone", "naive", "smart", "streaming", "disaggregated")]  # fmt: skip
+    for seat in ("actor", "critic", "reference", "reward"):
+        found += [
+            fixed(seat, "micro_batch", rng.choice((1, 2, 4))), fixed(seat, "tp", rng.choice((1, 1, 2))),
+            fixed(seat, "recompute", rng.choice(("none", "full"))), limited(seat, "pp", "<=", rng.choice((1, 2))),
+            limited(seat, "zero", "=", rng.choice((0, 1, 2, 3))), limited(seat, "zero", "<=", 2),
+            limited(seat, "offload_optimizer", "=", "none"), limited(seat, "offload_between", "=", 0),
+            limited(seat, "residency", "=", rng.choice(("resident", "offloaded"))),
+        ]  # fmt: skip
+    found += [
+        fixed("rollout", "tp", rng.choice((1, 1, 2))), limited("rollout", "sleep", "=", rng.choice((0, 1, 2))),
+        limited("rollout", "memory_utilization", ">=", rng.choice((0.4, 0.7))), limited("rollout", "memory_utilization", "<=", rng.choice((0.4, 0.55))),
+        limited("rollout", "sleep", "!=", rng.choice((0, 1, 2))), limited("rollout", "pp", "=", 1), limited("rollout", "gpus", "<=", 2),
+        limited("actor", "gpus", ">=", 2),
+        lambda r: replace(r, max_gpus_per_role=3),
+    ]  # fmt: skip
+    if request.workload.generates:
+        kinds = ("naive", "smart", "hybrid", "disaggregated")
+        one, path = rng.choice(kinds), rng.choice(("ipc", "host", "broadcast"))
+        found += [lambda r: replace(r, architecture=one), lambda r: replace(r, weight_path=path)]
+    rng.shuffle(found)
+    return found
+
+
+def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 160) -> Case | None:
+    """The question of a seed; None where no restriction makes its space small enough."""
+    rng = random.Random(seed)
+    workload = _workload(rng)
+    backend = rng.choice(("deepspeed", "deepspeed", "fsdp2", "megatron"))
+    if backend == "megatron" and rng.random() < 0.2:
+        workload = replace(workload, model=MOE)
+    models = models_of(workload)
+    request = Request(
+        cluster=_cluster(rng), workload=workload, backend=backend, objective=rng.choice(("time", "time", "time", "memory")),
+        allow=frozenset({"async"}) if stale else frozenset(), max_staleness=rng.choice((1, 2)),
+    )  # fmt: skip
+    plans = count(request, models)
+    for narrower in _restrictions(rng, request):
+        if least <= plans <= most:
+            break
+        changed = narrower(request)
+        left = count(changed, models)
+        if left >= least:
+            request, plans = changed, left
+    if not least <= plans <= most:
+        return None
+    return Case(request=request, models=models, plans=plans)
+
+
+class Questions:
+    """Everything above, for tests."""
+
+    drawn = staticmethod(drawn)
+    options = staticmethod(options)
+    placements = staticmethod(placements)
+    value = staticmethod(value)
+
+    @staticmethod
+    def values(case: Case) -> list[float | None]:
+        """What every plan of the space costs; None where it may not run."""
+        found = (outcome(case, placement) for _, placement in case.written_out())
+        return [None if c is None else value(case, c) for c in found]
+
+
+@pytest.fixture(scope="session")
+def questions() -> Questions:
+    """Small random questions and their brute-force answers."""
+    return Questions()
