@@ -56,7 +56,7 @@ class LogNormal:
     def quantile(self, q: Floats) -> Floats:
         """Lengths at the given levels."""
         mu = math.log(self.mean) - self.sigma**2 / 2
-        z = np.vectorize(_normal_quantile, otypes=[float])(np.clip(q, 1e-9, 1 - 1e-9))
+        z = _normal_quantile(np.clip(q, 1e-9, 1 - 1e-9))
         return np.asarray(np.clip(np.exp(mu + self.sigma * z), 1.0, self.max))
 
     @property
@@ -87,7 +87,7 @@ class Truncated:
 
     def quantile(self, q: Floats) -> Floats:
         """Lengths at the given levels."""
-        z = np.vectorize(_normal_quantile, otypes=[float])(np.clip(q, 1e-9, 1 - 1e-9))
+        z = _normal_quantile(np.clip(q, 1e-9, 1 - 1e-9))
         return np.asarray(np.clip(self.mean + self.std * z, self.min, self.max))
 
     @property
@@ -158,9 +158,9 @@ def draw(lengths: AnyLengths, count: int, rng: np.random.Generator) -> Floats:
     return np.rint(lengths.quantile(rng.random(count)))
 
 
-@lru_cache(maxsize=65536)
-def _normal_quantile(q: float) -> float:
-    return NormalDist().inv_cdf(q)
+def _normal_quantile(q: Floats) -> Floats:
+    inverse = NormalDist().inv_cdf
+    return np.array([inverse(level) for level in q.ravel().tolist()]).reshape(q.shape)
 
 
 @lru_cache(maxsize=16)
