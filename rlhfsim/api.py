@@ -21,7 +21,7 @@ from rlhfsim.export.runs import (
 from rlhfsim.phases.iteration import Iteration, Setting, iteration
 from rlhfsim.phases.ledger import Ledger, ledger
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.candidates import Candidate, timed
 from rlhfsim.search.design import design
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
@@ -50,7 +50,7 @@ def estimate(
         RlhfsimError: a placement that cannot exist (missing seats, TP that does not divide heads, ...).
     """
     priced = _priced(placement, workload, cluster)
-    return _plan(priced, priced.iteration, price)
+    return _plan(priced, timed(priced.setting, priced.kv_tokens), price)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,8 +72,13 @@ def simulated(
         models=models, placement=placement, workload=request.workload, cluster=request.cluster
     )
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
-    if placement.schedule.staleness > 0:
-        ran = simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=request.workload.seed, cutoff=cutoff)  # fmt: skip
-    else:
-        ran = simulate(setting, kv_tokens)
-    return Candidate(placement=placement, iteration=ran.iteration, ledger=memory)
+    step = timed(setting, kv_tokens, cutoff=cutoff)
+    return Candidate(placement=placement, iteration=step, ledger=memory)
+
+
+def timed(setting: Setting, kv_tokens: float | None, *, cutoff: float | None = None) -> Iteration:
+    """The simulated step of a plan that is taken to fit; without randomness, on expected lengths."""
+    if setting.placement.schedule.staleness > 0:
+        seed = setting.workload.seed
+        return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff).iteration  # fmt: skip
+    return simulate(setting, kv_tokens).iteration
