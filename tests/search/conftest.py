@@ -111,6 +111,21 @@ def placements(request: Request, models: Models, frame: Frame) -> Iterator[Place
         )  # fmt: skip
 
 
+def sample(case: Case, rng: random.Random, number: int) -> Iterator[Placement]:
+    """Random plans of the space, whether or not they fit."""
+    request, models = case.request, case.models
+    every = list(frames(request, models))
+    for family, sizes in rng.choices(every, k=number):
+        homes = Frame(family=family, sizes=sizes).pools()
+        seats: dict[str, Any] = {}
+        for group, home in zip(family.groups, homes, strict=True):
+            for seat in group:
+                found = options(request, models, seat, home.hardware, home.gpus, family.path)
+                seats[seat] = replace(rng.choice(found), pool=home.name) if found else None
+        if all(seats.values()):
+            yield Placement(pools=homes, weight_path=family.path, schedule=family.schedule, backend=request.backend, **seats)  # fmt: skip
+
+
 def count(request: Request, models: Models) -> int:
     """Plans of the space."""
 
@@ -140,8 +155,9 @@ def outcome(case: Case, placement: Placement) -> Candidate | None:
     try:
         return simulated(request, models, placement, memory)
     except RlhfsimError as error:
-        assert error.code == "weight-path-unavailable"
-        return None
+        if error.code == "weight-path-unavailable":
+            return None
+        raise
 
 
 def hosts_hold(case: Case, placement: Placement) -> bool:
@@ -297,6 +313,7 @@ class Questions:
     options = staticmethod(options)
     placements = staticmethod(placements)
     value = staticmethod(value)
+    sample = staticmethod(sample)
 
     @staticmethod
     def values(case: Case) -> list[float | None]:
