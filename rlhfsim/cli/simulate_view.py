@@ -29,8 +29,8 @@ STOCK = (
     "mean s is the pace that the rollout can keep up; the steps shown were faster, for they also used samples"
     " made before them: more --iterations bring the two together"
 )
-BESIDE = ".beside"
-"""End of the name of generation that the trainer does not wait for."""
+WAIT = ".wait"
+"""End of the name of what the trainer waits for samples."""
 ALIKE = 1e-6
 """Relative spread below which steps are alike."""
 
@@ -58,10 +58,8 @@ def report(answer: Simulation, width: int) -> Iterator[RenderableType]:
 def phase_note(answer: Simulation) -> str:
     """Which step the phases are of."""
     words = "" if answer.alike else "phases of the first measured step"
-    if any(p.name.endswith(BESIDE) for p in answer.plan.prediction.phases):
-        words += (
-            f"{'; ' * bool(words)}{BESIDE[1:]}: generation that goes on while the trainer works"
-        )
+    if any(p.name.endswith(WAIT) for p in answer.plan.prediction.phases):
+        words += f"{'; ' * bool(words)}{WAIT[1:]}: the trainer waits for samples"
     return words
 
 

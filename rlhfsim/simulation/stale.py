@@ -50,6 +50,8 @@ from rlhfsim.simulation.world import World
 from rlhfsim.specs.placement import Schedule
 
 PLAIN = Schedule()
+WAIT = "actor.generate.wait"
+"""What the trainer waits for samples."""
 
 
 def simulate(
@@ -155,8 +157,7 @@ def _simulated(run: Run, usual: Program, seed: int | None, plan_hash: str) -> Si
 def _iteration(run: Run, usual: Program) -> Iteration:
     """The mean step as a chain: the wait for samples, the trainer's calls, the weights.
 
-    The rollout's phase is the part of generation that the trainer waits for; what runs beside training
-    is a phase of its own off the chain.
+    Generation goes on beside training, off the chain; on it is the part that the trainer waits for.
     """
     measured = slice(run.warmup, run.warmup + len(run.seconds))
     mean = run.mean
@@ -168,7 +169,7 @@ def _iteration(run: Run, usual: Program) -> Iteration:
     made = usual.refilled or (usual.generation.cost if usual.generation else Cost())
     rollout = next(s.pools for s in usual.steps if s.name == ROLLOUT)
     phases = [
-        Phase(name=ROLLOUT, pools=rollout, start=0.0, cost=_as_long(made, wait), after=None),
+        Phase(name=WAIT, pools=rollout, start=0.0, cost=_as_long(made, wait), after=None),
         *(_moved(p, wait, stretch) for p in calls),
     ]
     moves = [s for s in usual.steps if s.name == SYNC]
@@ -179,7 +180,7 @@ def _iteration(run: Run, usual: Program) -> Iteration:
         critical += () if hidden else (len(phases),)
         phases.append(Phase(name=SYNC, pools=(SYNC_POOL,) if hidden else step.pools, start=start, cost=left,
                             after=None if hidden else critical[-2]))  # fmt: skip
-    phases.append(Phase(name=f"{ROLLOUT}.beside", pools=rollout, start=wait, cost=_as_long(made, mean - wait - sync), after=0))  # fmt: skip
+    phases.append(Phase(name=ROLLOUT, pools=rollout, start=wait, cost=_as_long(made, mean - wait - sync), after=0))  # fmt: skip
     return Iteration(
         phases=tuple(phases), critical=critical, cost=total(phases[i].cost for i in critical),
         generation=usual.generation, tokens=usual.tokens, gpus=usual.gpus,
