@@ -267,7 +267,11 @@ class Pricer:
             return 0.0
         name = (key.hardware, key.gpus, seat.layout, engine.kv_tokens)
         if name not in self._paces:
-            self._paces[name] = refilled_bound(self._with(key, seat), engine.kv_tokens)
+            setting = self._with(key, seat)
+            # staleness admits more sequences at a time, and a fuller engine works faster
+            schedule = Schedule(staleness=self.request.max_staleness)
+            setting = replace(setting, placement=replace(setting.placement, schedule=schedule))
+            self._paces[name] = refilled_bound(setting, engine.kv_tokens)
         return self._paces[name]
 
     def _with(self, key: Key, seat: RolloutSeat) -> Setting:
