@@ -167,14 +167,20 @@ def _stale(
     family: Family, rules: float, own: float, pools: Sequence[Numbers], sync: Floats
 ) -> Floats:
     """Pools run side by side for good; `a` of the rollout's pool is its bound per batch."""
+    rollout = family.pool_of("rollout")
+    assert rollout is not None
     scored = np.maximum(_most([p.r for p in pools]), rules)
-    exposed = np.zeros_like(sync) if family.schedule.overlapped_sync else sync
-    ends = [
-        (np.maximum(scored + own, p.f) + p.x + (exposed if "actor" in group else 0.0))
+    learners = [
+        np.maximum(scored + own, p.f) + p.x if _trains(group) else p.f
         for group, p in zip(family.groups, pools, strict=True)
-        if _trains(group)
+        if "rollout" not in group
     ]
-    return np.maximum(_most(ends), _most([p.a for p in pools]))
+    batches = family.pace == "batches"
+    learn, made = _most(learners), pools[rollout].a + (pools[rollout].f if batches else 0.0)
+    if not family.schedule.overlapped_sync:
+        return np.maximum(learn, made) + sync
+    paired = (made + learn + sync) / 2 if batches else np.asarray(0.0)
+    return _most([learn, made, sync, paired])
 
 
 def _joined(family: Family, ends: Sequence[Floats], sync: Floats, ready: Floats) -> Floats:
