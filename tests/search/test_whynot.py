@@ -1,0 +1,116 @@
+"""Another choice: its best plan is the one that a search with that choice finds, and the terms add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+import rlhfsim
+from rlhfsim.plan import Plan
+from rlhfsim.search.design import Design, design
+from rlhfsim.search.explain import shares, terms
+from rlhfsim.search.request import Limit, Request
+from rlhfsim.search.whynot import Alternative, WhyNot, alternative
+from rlhfsim.specs.placement import RolloutSeat
+from rlhfsim.specs.workload import Reward, Rules, Workload
+
+GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
+SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)
+FULL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=replace(GRPO, model="llama-3.1-8b", prompts=16))  # fmt: skip
+
+
+def limit(seat: str, field: str, value: int | str, relation: str = "=") -> Limit:
+    return Limit(seat=seat, field=field, relation=relation, value=value)  # type: ignore[arg-type]
+
+
+@cache
+def asked(*names: str) -> Design:
+    return design(SMALL, explain=False, instead=[alternative(SMALL, n) for n in names])
+
+
+def only(request: Request, instead: Alternative) -> WhyNot:
+    return design(request, explain=False, instead=[instead]).whynots[0]
+
+
+def chosen(answer: Design) -> Plan:
+    assert answer.chosen is not None
+    return answer.chosen
+
+
+@pytest.mark.parametrize("name", ["naive", "disaggregated", "async", "disk", "fsdp2", "lora"])
+def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None:
+    question = alternative(SMALL, name)
+    found = only(SMALL, question)
+    alone = chosen(design(question.request, explain=False))
+    assert found.plan is not None
+    assert found.plan.prediction.step_s == pytest.approx(alone.prediction.step_s, rel=1e-6)
+    assert found.certificate.proven
+
+
+def test_a_choice_that_the_request_forbids_is_compared_all_the_same() -> None:
+    request = replace(SMALL, forbid=frozenset({"disaggregated"}))
+    found = only(request, alternative(request, "disaggregated"))
+    assert found.plan is not None
+    assert found.plan.architecture == "disaggregated"
+
+
+def test_the_chosen_plan_is_recognised_and_no_alternative_is_faster() -> None:
+    answer = asked("hybrid", "naive", "disaggregated", "disk", "no-offload")
+    best = chosen(answer).prediction.step_s
+    same = [w for w in answer.whynots if w.same]
+    assert len(same) >= 1
+    for other in answer.whynots:
+        assert other.plan is not None
+        assert other.plan.prediction.step_s >= best * (1 - 1e-9)
+
+
+def test_the_terms_add_up_to_the_difference_and_shares_to_the_step() -> None:
+    answer = asked("naive", "disaggregated", "async", "streaming")
+    for other in answer.whynots:
+        assert other.plan is not None
+        gap = other.plan.prediction.step_s - chosen(answer).prediction.step_s
+        assert sum(t.more for t in other.terms) == pytest.approx(gap, abs=1e-6)
+        assert sum(shares(other.plan).values()) == pytest.approx(other.plan.prediction.step_s)
+    assert terms(chosen(answer), chosen(answer))[0].more == 0
+
+
+@pytest.mark.parametrize(
+    ("seat", "field", "value"),
+    [("actor", "tp", 2), ("rollout", "tp", 4), ("actor", "zero", 2), ("rollout", "sleep", 2), ("actor", "micro_batch", 4)],
+)  # fmt: skip
+def test_a_field_of_a_seat_is_kept(seat: str, field: str, value: int) -> None:
+    found = only(SMALL, alternative(SMALL, f"{seat}.{field}={value}", limit(seat, field, value)))
+    assert found.plan is not None
+    where = found.plan.placement.seats[seat]
+    holder = where if hasattr(where, field) else where.layout
+    assert getattr(holder, field) == value
+
+
+def test_a_field_that_is_fixed_is_freed_where_another_value_is_asked_about() -> None:
+    request = replace(SMALL, fix={"rollout": {"tp": 2}})
+    found = only(request, alternative(request, "rollout.tp=4", limit("rollout", "tp", 4)))
+    assert found.plan is not None
+    assert isinstance(found.plan.placement.rollout, RolloutSeat)
+    assert found.plan.placement.rollout.layout.tp == 4
+
+
+def test_where_nothing_fits_the_byte_that_is_in_the_way_is_named() -> None:
+    found = only(FULL, alternative(FULL, "no-offload"))
+    assert found.plan is None
+    assert found.missing is not None
+    assert found.missing.bytes > found.missing.capacity
+    assert found.missing.component_bytes <= found.missing.bytes
+    assert found.missing.role in ("actor", "rollout", "reference")
+    assert found.reason is not None
+    assert found.missing.phase in found.reason
+
+
+def test_a_choice_that_no_plan_has_says_which_rule_it_breaks() -> None:
+    wide = only(SMALL, alternative(SMALL, "actor.tp>=8", limit("actor", "tp", 8, ">=")))
+    assert wide.plan is None
+    assert "no layout of the actor" in str(wide.reason)
+    odd = only(SMALL, alternative(SMALL, "actor.tp=4", limit("actor", "tp", 4)))
+    assert odd.plan is None
+    assert "heads" in str(odd.reason)
