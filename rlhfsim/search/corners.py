@@ -225,7 +225,7 @@ class Corners:
         group, hardware = family.groups[index], self.request.cluster.pools[family.hardware[index]]
         sync_bytes = self._sync_bytes(family, group, index)
         keys = self._keys(family, index, gpus)
-        tables = tuple(self._lean_table(k, sync_bytes, with_actor="actor" in group, alone=len(group) == 1, by_label=freeing(self.request, family) == "must") for k in keys)  # fmt: skip
+        tables = tuple(self._lean_table(k, sync_bytes, with_actor="actor" in group, alone=len(group) == 1, by_label=freeing(self.request, family) == "must", by_move=family.pace == "pieces") for k in keys)  # fmt: skip
         joined = "actor" in group and "rollout" in group
         between = (
             self.sync_seconds(family, tables[group.index("actor")], tables[group.index("rollout")])
@@ -248,13 +248,20 @@ class Corners:
         return SyncBytes(buffers=buffers, group=sync_group(path, profile))
 
     def _lean_table(
-        self, key: Key, sync_bytes: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool
+        self,
+        key: Key,
+        sync_bytes: SyncBytes,
+        *,
+        with_actor: bool,
+        alone: bool,
+        by_label: bool,
+        by_move: bool,
     ) -> SeatTable:
         """Options that no other of their class beats in time and in the bytes of every state."""
         table = self.pricer.table(key)
         if alone or not len(table):  # what fits alone fits; the pool compares times
             return table
-        name = (key, sync_bytes, with_actor, by_label)
+        name = (key, sync_bytes, with_actor, by_label, by_move)
         if name not in self._lean:
             profile = self.request.cluster.pools[key.hardware].profile
             states = table.states(profile, sync_bytes, with_actor=with_actor)
@@ -262,7 +269,7 @@ class Corners:
             columns = np.concatenate([table.times, table.pieces, table.host[:, None], *flat], axis=1)  # fmt: skip
             by_class = key.seat in ENDS
             self._lean[name] = table.only(
-                lean(table, columns, by_class=by_class, by_label=by_label)
+                lean(table, columns, by_class=by_class, by_label=by_label, by_move=by_move)
             )
         return self._lean[name]
 

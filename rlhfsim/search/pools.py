@@ -6,7 +6,8 @@ A pool enters the step time through four numbers (seconds), in which every sched
     F  from there until it is free again    X  training with its moves (and the sync, where both ends sit here)
 
 so of combinations that fit, one with no smaller a, R, F and X of the same sync class (and no less
-traffic and host memory, where these are shared) is dominated.
+host memory, where it is shared) is dominated. Where samples stream it also counts which roles are
+moved in and out of GPU memory, since those wait for the whole batch, and how much work they leave.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from rlhfsim.search.bound import FIXED
 from rlhfsim.search.fit import SyncBytes, fitting
-from rlhfsim.search.seats import SeatTable
+from rlhfsim.search.seats import SCORE, TRAIN, SeatTable
 from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.dataflow import Call
 from rlhfsim.specs.hardware import Pool
@@ -333,7 +334,13 @@ def _lean_parts(corner: Corner, part: Part, order: Sequence[int]) -> Ints:
     if corner.frees == "must":
         each = [corner.tables[i].frees[part.rows[:, place]] for place, i in enumerate(order)]
         classes = classes * 2 + np.logical_or.reduce(each)
-    columns = np.concatenate([part.times, part.bytes.reshape(len(part), -1)], axis=1)
+    found = [part.times, part.bytes.reshape(len(part), -1)]
+    if corner.pace == "pieces":
+        pairs = [(corner.tables[i], part.rows[:, place]) for place, i in enumerate(order)]
+        for table, rows in pairs:
+            classes = classes * 4 + table.moved[rows]
+        found += [table.times[rows] for table, rows in pairs]
+    columns = np.concatenate(found, axis=1)
     varied = columns[:, columns.min(axis=0) < columns.max(axis=0)] if len(part) else columns
     return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
 
@@ -350,7 +357,34 @@ def _undominated(corner: Corner, rows: Ints, numbers: Floats) -> Ints:
                 classes = classes * MANY + corner.tables[i].sync_class[rows[:, i]]
     if corner.frees == "must":
         classes = classes * 2 + _freeing(corner, rows)
-    return undominated(columns, classes, numbers[:, PEAK])
+    if corner.pace == "pieces":
+        moved = [t.moved[rows[:, i]] for i, t in enumerate(corner.tables)]
+        _, classes = np.unique(np.stack([classes, *moved], axis=1), axis=0, return_inverse=True)
+        streamed = _streamed(corner, rows)
+        late = (
+            numbers[:, 1:2] - streamed[:, :1]
+        )  # scoring of the whole batch, without the last unload
+        columns = np.concatenate([columns, streamed, late], axis=1)
+    return undominated(columns, classes.reshape(-1), numbers[:, PEAK])
+
+
+def _streamed(corner: Corner, rows: Ints) -> Floats:
+    """(n, 4) seconds of scoring and of training that can take samples as they finish, and of what cannot.
+
+    A pool keeps the order of its calls: behind one that waits for the whole batch (its role is
+    moved in or out) none streams.
+    """
+    found, going = np.zeros((len(rows), 4)), np.ones(len(rows), dtype=np.bool_)
+    for call in corner.calls:
+        if call.role not in corner.group or call.kind in ("generate", "sync"):
+            continue
+        i = corner.group.index(call.role)
+        train = call.kind == "train"
+        times = corner.tables[i].times[rows[:, i]][:, TRAIN if train else SCORE]
+        going = going & (times[:, 0] + times[:, 2] == 0)
+        found[:, 2 * train] += np.where(going, times[:, 1], 0.0)
+        found[:, 2 * train + 1] += np.where(going, 0.0, times.sum(axis=1))
+    return found
 
 
 def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> Ints:
@@ -381,9 +415,13 @@ def _front(columns: Floats, tie: Floats | None) -> Ints:
     return np.array(front, dtype=np.int64)
 
 
-def lean(table: SeatTable, columns: Floats, *, by_class: bool, by_label: bool) -> Ints:
+def lean(
+    table: SeatTable, columns: Floats, *, by_class: bool, by_label: bool, by_move: bool
+) -> Ints:
     """Options of one seat that no other of its class beats in time and in every state's bytes."""
     classes = table.sync_class if by_class else np.zeros(len(table), dtype=np.int64)
     if by_label:
         classes = classes * 2 + table.frees
+    if by_move:
+        classes = classes * 4 + table.moved
     return np.sort(undominated(columns, classes))

@@ -87,6 +87,12 @@ class SeatTable:
         return np.array([frees(seat) for seat in self.options], dtype=np.bool_)
 
     @property
+    def moved(self) -> Ints:
+        """Whether a move surrounds the forward call (1) and training (2): such calls do not stream."""
+        moves = self.times[:, [0, 3]] + self.times[:, [2, 5]] > 0
+        return np.asarray(moves @ np.array([1, 2]), dtype=np.int64)
+
+    @property
     def seconds(self) -> Floats:
         """All calls and moves of a step."""
         return np.asarray(self.times.sum(axis=1))

@@ -13,11 +13,13 @@ import pytest
 
 from rlhfsim.phases.iteration import Setting, closed_form, program
 from rlhfsim.phases.ledger import ledger
-from rlhfsim.search.bound import Numbers
+from rlhfsim.search.bound import Numbers, objective_bound, step_bound
 from rlhfsim.search.candidates import simulated
 from rlhfsim.search.exact import Search
 from rlhfsim.search.space import Family, Frame
+from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.placement import Placement, Schedule
+from rlhfsim.specs.quantities import Coefficient
 
 REL = 1e-9
 FRAMES, PLANS = 6, 2
@@ -96,3 +98,84 @@ def numbers(a: float = 0, r: float = 0, f: float = 0, x: float = 0, peak: float 
 
 def family(*groups: tuple[str, ...], **schedule: Any) -> Family:
     return Family(groups=groups, hardware=(0,) * len(groups), path="broadcast", schedule=Schedule(**schedule))  # fmt: skip
+
+
+def step(of: Family, request: Any, *pools: Numbers, sync: float = 0.0) -> float:
+    return float(step_bound(of, request, pools, np.array(sync)))
+
+
+@pytest.fixture
+def plain(questions: Any) -> Any:
+    """A question without controller or rules: only the pools count."""
+    case = questions.drawn(1001, most=10**9)
+    cluster = case.request.cluster
+    pools = tuple(replace(p, profile=_idle_controller(p.profile)) for p in cluster.pools)
+    work = replace(case.request.workload, reward=replace(case.request.workload.reward, rules=None, model="same"), algorithm="grpo", environment=None, epochs=1, mini_batches=1)  # fmt: skip
+    return replace(case.request, cluster=replace(cluster, pools=pools), workload=work, objective="time")  # fmt: skip
+
+
+def _idle_controller(profile: Profile) -> Profile:
+    none = Coefficient(value=0.0, low=0.0, high=0.0, source="test")
+    return replace(profile, coefficients={**profile.coefficients, "controller_time": none})
+
+
+def test_one_pool_takes_the_sum_of_its_work(plain: Any) -> None:
+    one = family(("actor", "reference", "rollout"))
+    # generate 10, sleep and score 3, until free 4, train 5
+    assert step(one, plain, numbers(a=10, r=3, f=4, x=5)) == 19
+
+
+def test_a_pool_that_trains_waits_for_the_scores_of_the_others(plain: Any) -> None:
+    apart = family(("actor",), ("reward",), ("rollout",))
+    pools = numbers(r=1, f=1, x=5), numbers(r=7, f=8), numbers(a=10, f=0)
+    # 10 until generated, 7 until scored, 5 of training, 2 of sync
+    assert step(apart, plain, *pools, sync=2) == 24
+
+
+def test_the_sync_waits_for_both_ends_and_the_step_for_the_slowest_pool(plain: Any) -> None:
+    apart = family(("actor",), ("critic",), ("rollout",))
+    pools = numbers(x=5), numbers(x=30), numbers(a=10, f=20)
+    assert step(apart, plain, *pools, sync=2) == 40  # the critic: 10 + 30
+    assert step(apart, plain, numbers(x=5), numbers(x=1), pools[2], sync=2) == 32  # 10 + 20 + 2
+
+
+def test_streamed_samples_are_scored_while_others_generate(plain: Any) -> None:
+    streams = family(("actor", "reference"), ("rollout",), streaming=True)
+    pieces = np.arange(1.0, 9.0)  # a piece a second
+    made = Numbers.of(np.concatenate([[8.0, 0, 0, 0, 0, 0], pieces]))
+    # scoring and training of a piece take 0.25 + 0.5 s: the last piece decides
+    assert step(streams, plain, numbers(r=2, f=2, x=4), made) == pytest.approx(8 + 0.75)
+    # 1 + 2 s a piece: from the first piece on there is work without a gap
+    assert step(streams, plain, numbers(r=8, f=8, x=16), made) == pytest.approx(1 + 24)
+
+
+def test_one_step_off_is_the_slower_side_and_the_sync(plain: Any) -> None:
+    stale = family(("actor",), ("rollout",), staleness=1)
+    pools = numbers(r=1, f=1, x=5), numbers(a=10, f=1)
+    assert step(stale, plain, *pools, sync=2) == 13
+    hidden = family(("actor",), ("rollout",), staleness=1, overlapped_sync=True)
+    assert step(hidden, plain, *pools, sync=2) == 11
+    assert step(hidden, plain, *pools, sync=20) == 20
+    assert step(hidden, plain, *pools, sync=10) == 13.5  # (11 + 6 + 10) / 2
+
+
+def test_the_bound_on_memory_is_the_most_bytes_of_any_pool(plain: Any) -> None:
+    apart = family(("actor",), ("rollout",))
+    request = replace(plain, objective="memory")
+    found = objective_bound(apart, request, [numbers(peak=3), numbers(peak=7)], np.zeros(1))
+    assert float(found[0] if found.shape else found) == 7
+
+
+@pytest.mark.parametrize("schedule", [{}, {"streaming": True}, {"staleness": 1}, {"staleness": 2, "partial_rollout": True}])  # fmt: skip
+def test_no_number_of_a_pool_lowers_the_bound_when_it_grows(plain: Any, schedule: Any) -> None:
+    # dominance within a pool rests on this
+    rng = np.random.default_rng(0)
+    apart = family(("actor", "reference"), ("reward",), ("rollout",), **schedule)
+    for _ in range(200):
+        rows = rng.uniform(0, 10, size=(3, 14))
+        rows[:, 6:] = np.sort(rows[:, 6:], axis=1)
+        rows[2, 0] = rows[2, -1]
+        more = rows.copy()
+        more[rng.integers(3), rng.choice([0, 1, 2, 3])] += 1.0
+        one, two = (step(apart, plain, *map(Numbers.of, r), sync=1.0) for r in (rows, more))
+        assert two >= one
