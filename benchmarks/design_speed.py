@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from dataclasses import dataclass
 
-from process import MB, Spent, bind, loop_seconds, run
+from process import MB, Spent, bind, pace, run
 
 CLI = ["-m", "rlhfsim.cli.main"]
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time and memory of the quick commands")
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
-    print(f"{bind()} cores; python loop of 10M additions: {loop_seconds():.2f} s")
+    print(f"{bind()} cores; {pace()}")
     print(f"{'command':<26}{'wall s':>9}{'CPU s':>9}{'MB':>7}   limit")
     with tempfile.TemporaryDirectory() as folder:
         for case in CASES:

@@ -97,9 +97,10 @@ def _pss(pid: int) -> float:
     return sum(float(line.split()[1]) * KIB for line in lines if line.startswith("Pss:"))
 
 
-def loop_seconds() -> float:
-    """A loop of ten million additions: near 0.5 s on an idle machine; tells how busy this one is."""
-    begin, total = time.perf_counter(), 0
+def pace() -> str:
+    """A loop of ten million additions, near 0.5 s on an idle machine: tells how busy this one is."""
+    begin, cpu, total = time.perf_counter(), time.process_time(), 0
     for i in range(10_000_000):
         total += i
-    return time.perf_counter() - begin
+    wall, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    return f"python loop of 10M additions: {wall:.2f} s, {cpu:.2f} s CPU"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from process import MB, Spent, bind, loop_seconds, run
+from process import MB, Spent, bind, pace, run
 
 TAIL = "lognormal:mean=1500,sigma=0.8,max=8192"
 MOST_MB = 1000.0
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--only", help=f"one of {', '.join(c.name for c in CASES)}")
     parser.add_argument("--no-growth", action="store_true", help="without time against size")
     asked = parser.parse_args()
-    print(f"{bind()} cores; python loop of 10M additions: {loop_seconds():.2f} s")
+    print(f"{bind()} cores; {pace()}")
     _head()
     for case in CASES:
         if asked.only in (None, case.name):

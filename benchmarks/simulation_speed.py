@@ -3,21 +3,22 @@
     python benchmarks/simulation_speed.py [--repeats 20]
 
 64 H100, 70B PPO, 8,192 long-tailed samples (log-normal, mean 1,500 tokens, sigma 0.8, at most 8,192). Cold:
-the first step in a process, pricing of every call included, modules and the hardware profile
-loaded. Events are those of the SimPy queue and, where replicas never drain, the events of their own
+the first run of a workload, pricing of every call included, in a process that has run another; the first
+run of the process also loads modules. Events are those of the SimPy queue and, where replicas never drain, the events of their own
 queue (completions, full caches). Rates are by CPU time; the steps of an asynchronous run include its warm-up.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from process import loop_seconds
+from process import pace
 
 from rlhfsim.phases.iteration import Setting
 from rlhfsim.phases.ledger import ledger
@@ -32,7 +33,9 @@ from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Se
 from rlhfsim.specs.profiles import parse_cluster
 from rlhfsim.specs.workload import Workload
 
-WORKLOAD = Workload(model="70b", prompts=512, samples=16, response_len=LogNormal(mean=1500, sigma=0.8, max=8192))  # fmt: skip
+TAIL = LogNormal(mean=1500, sigma=0.8, max=8192)
+WORKLOAD = Workload(model="70b", prompts=512, samples=16, response_len=TAIL)
+_CHANGE = itertools.count(1)
 ASYNC_STEPS = 8
 STEP_LIMIT_S = 0.05
 
@@ -54,10 +57,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds of a simulated step")
     parser.add_argument("--repeats", type=int, default=20)
     repeats = parser.parse_args().repeats
-    print(f"python loop of 10M additions: {loop_seconds():.2f} s")
+    print(pace())
     print(f"{'64 GPUs, 8,192 samples; ms (CPU ms)':<38}{'cold':>18}{'warm':>18}{'a step, warm':>18}{'steps/s':>9}{'events':>8}{'events/s':>10}  limit")  # fmt: skip
-    for case in _cases():
-        _row(case, repeats)
+    cases = _cases()
+    _row(replace(cases[0], title="first of the process", limit_s=None), 1)
+    for case in cases:
+        _row(replace(case, setting=_other(case.setting)), repeats)
 
 
 def _row(case: Case, repeats: int) -> None:
@@ -126,6 +131,12 @@ def _settings() -> tuple[Setting, Setting]:
     )  # fmt: skip
     cluster, models = parse_cluster(64, "h100-sxm"), models_of(WORKLOAD)
     return tuple(Setting(models=models, placement=p, workload=WORKLOAD, cluster=cluster) for p in (together, apart))  # type: ignore[return-value]  # fmt: skip
+
+
+def _other(setting: Setting) -> Setting:
+    """The same plan with other answers: nothing of its rollout is priced yet."""
+    longer = replace(WORKLOAD, response_len=replace(TAIL, mean=TAIL.mean + next(_CHANGE)))
+    return replace(setting, workload=longer)
 
 
 def _scheduled(setting: Setting, schedule: Schedule) -> Setting:
