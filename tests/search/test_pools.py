@@ -1,0 +1,212 @@
+"""Combinations of a pool: dominance never loses the best, merging is the full product, counts add up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhfsim.phases.timetable import STREAM_CHUNKS
+from rlhfsim.search.bound import FIXED
+from rlhfsim.search.fit import NO_SYNC, fitting
+from rlhfsim.search.pools import Corner, PoolTable, lean, pool_table, undominated
+from rlhfsim.search.seats import Key, SeatTable
+from rlhfsim.specs.dataflow import dataflow
+from rlhfsim.specs.hardware import Pool
+from rlhfsim.specs.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement import RolloutSeat, Seat
+from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.workload import Workload
+
+PROFILE = load_profile("h100")
+USABLE = PROFILE.usable_memory.value
+HOST = PROFILE.node.host_memory.value
+GROUP = ("actor", "critic", "rollout")
+
+
+def seat_table(rng: np.random.Generator, seat: str, options: int) -> SeatTable:
+    """Options of a seat with random times and bytes."""
+    rollout = seat == "rollout"
+    times = rng.integers(1, 6, size=(options, 6)).astype(float)
+    times[:, [0, 2, 3, 5]] *= rng.integers(0, 2, size=(options, 4))
+    if rollout:
+        times[:, 3:] = 0.0
+        sizes = rng.uniform(0, 0.12, size=(options, 8)) * USABLE
+        sizes[:, 6:] = rng.integers(0, 2, size=(options, 2))
+    else:
+        sizes = rng.uniform(0, 0.06, size=(options, 2, 19)) * USABLE
+        sizes[..., 18] = 1.0
+    layout = RolloutLayout(tp=1, dp=8) if rollout else Layout(dp=8)
+    made: Any = RolloutSeat(pool="alone", layout=layout) if rollout else Seat(pool="alone", layout=layout)  # type: ignore[arg-type]  # fmt: skip
+    ends = np.sort(rng.uniform(0, 1, size=(options, STREAM_CHUNKS)), axis=1)
+    return SeatTable(
+        key=Key(seat=seat, hardware=0, gpus=8), legal=options, refused=Counter(),
+        options=(made,) * options, times=times, sizes=sizes, host=rng.uniform(0, 0.06, options) * HOST,
+        pieces=ends, refilled=rng.uniform(1, 5, options), sync_class=rng.integers(0, 2, options),
+    )  # fmt: skip
+
+
+def corner(rng: np.random.Generator, **changes: Any) -> Corner:
+    """A pool of three seats with a random weight path between actor and rollout."""
+    tables = tuple(seat_table(rng, s, int(rng.integers(2, 7))) for s in GROUP)
+    paths = rng.uniform(0, 3, size=(2, 2))
+
+    def between(one: Any, two: Any) -> Any:
+        return paths[tables[0].sync_class[one], tables[2].sync_class[two]]
+
+    given: dict[str, Any] = {
+        "group": GROUP, "tables": tables, "originals": tables, "calls": dataflow(Workload(reference="none")),
+        "hardware": Pool(profile=PROFILE, gpus=8, gpus_per_node=8), "gpus": 8, "sync": NO_SYNC, "max_oom": 0.1,
+        "max_memory": inf, "head": 0.0, "sync_seconds": between, "shares_host": False, "pace": "batches",
+        "wants_memory": False, "frees": "any", "whole": True,
+    }  # fmt: skip
+    return Corner(**(given | changes))
+
+
+def seconds(numbers: Any) -> Any:
+    """A step of one pool: monotone in a, F and X."""
+    return numbers[:, 0] + numbers[:, 2] + numbers[:, 3]
+
+
+def by_hand(c: Corner) -> list[tuple[float, float]]:
+    """(seconds, peak bytes) of every combination that fits, added up in plain loops."""
+    found = []
+    actor, critic, rollout = c.tables
+    states = [t.states(PROFILE, NO_SYNC) for t in c.tables]
+    asleep = [s["idle"] for s in states]
+    for i, j, k in product(*map(range, map(len, c.tables))):
+        a, b, r = asleep[0][i], asleep[1][j], states[2]["ready"][k]
+        rest = states[2]["idle"][k]
+        moments = [
+            a + b + r, a + b + states[2]["running"][k], a + states[1]["score"][j] + rest, states[0]["score"][i] + b + rest,
+            a + states[1]["train"][j] + rest, states[0]["train"][i] + b + rest, states[0]["sync"][i] + b + r,
+        ]  # fmt: skip
+        fits = all(fitting(m, USABLE, c.max_oom) for m in moments)
+        host = 8 * (actor.host[i] + critic.host[j] + rollout.host[k])
+        if fits and host <= HOST:
+            path = float(c.sync_seconds(np.array([i]), np.array([k]))[0])  # type: ignore[misc]
+            total = actor.times[i].sum() + critic.times[j].sum() + rollout.times[k].sum() + path
+            found.append((float(total), max(float(m[:, 0].max()) for m in moments)))
+    return found
+
+
+def adds_up(table: PoolTable, considered: int) -> bool:
+    """Whether every combination is counted once."""
+    dropped = table.bounded + table.infeasible + table.dominated
+    return dropped + len(table) == considered == table.considered
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_best_of_a_pool_is_the_best_of_the_full_product(seed: int) -> None:
+    c = corner(np.random.default_rng(seed))
+    table, every = pool_table(c, seconds, inf), by_hand(c)
+    assert adds_up(table, prod(map(len, c.tables)))
+    assert table.infeasible <= prod(map(len, c.tables)) - len(every)
+    assert bool(len(table)) == bool(every)
+    if every:
+        assert float(seconds(table.numbers).min()) == pytest.approx(min(s for s, _ in every))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_leanest_of_a_pool_is_kept_when_memory_is_the_objective(seed: int) -> None:
+    c = corner(np.random.default_rng(100 + seed), wants_memory=True)
+    table, every = pool_table(c, seconds, inf), by_hand(c)
+    if every:
+        assert float(table.numbers[:, 5].min()) == pytest.approx(min(b for _, b in every))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_limit_drops_only_combinations_that_cannot_beat_it(seed: int) -> None:
+    c = corner(np.random.default_rng(200 + seed))
+    every = sorted(s for s, _ in by_hand(c))
+    if not every:
+        return
+    limit = every[len(every) // 3]
+    table = pool_table(c, seconds, limit)
+    assert adds_up(table, prod(map(len, c.tables)))
+    assert float(seconds(table.numbers).min()) == pytest.approx(every[0])
+    assert (seconds(table.numbers) <= limit).all()
+    assert len(pool_table(c, seconds, every[0] / 2)) == 0
+
+
+def test_a_beam_keeps_few_parts_and_never_finds_better_ones() -> None:
+    for seed in range(300, 310):
+        c = corner(np.random.default_rng(seed))
+        exact, quick = pool_table(c, seconds, inf), pool_table(c, seconds, inf, beam=2)
+        assert len(quick) <= 2
+        if len(quick):
+            assert float(seconds(quick.numbers).min()) >= float(seconds(exact.numbers).min())
+
+
+def test_where_the_other_end_sits_elsewhere_every_class_of_the_sync_keeps_its_best() -> None:
+    for seed in range(400, 410):
+        free = corner(np.random.default_rng(seed), sync_seconds=None)
+        table = pool_table(free, seconds, inf)
+        if not len(table):
+            continue
+        classes = free.tables[0].sync_class[table.rows[:, 0]]
+        whole = corner(np.random.default_rng(seed), sync_seconds=lambda one, two: np.zeros(len(one)))  # fmt: skip
+        best = min(s for s, _ in by_hand(whole))
+        assert float(seconds(table.numbers).min()) == pytest.approx(best)
+        assert len(set(classes.tolist())) >= 1
+
+
+# --- dominance --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_left_out_is_dominated_and_what_is_kept_is_not(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = rng.integers(0, 4, size=(60, 3)).astype(float)
+    classes = rng.integers(0, 3, size=60)
+    kept = set(undominated(columns, classes).tolist())
+    for i in range(60):
+        others = [j for j in kept if j != i and classes[j] == classes[i]]
+        beaten = any((columns[j] <= columns[i]).all() for j in others)
+        assert beaten == (i not in kept)
+
+
+def test_of_equals_the_leanest_stays() -> None:
+    columns = np.ones((3, 2))
+    assert undominated(columns, np.zeros(3, np.int64), np.array([3.0, 1.0, 2.0])).tolist() == [1]
+
+
+def test_any_monotone_cost_has_its_least_among_the_undominated() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        columns = rng.uniform(size=(100, 4))
+        kept = undominated(columns, np.zeros(100, np.int64))
+        weight = rng.uniform(size=4)
+        assert (columns[kept] @ weight).min() == pytest.approx((columns @ weight).min())
+        assert columns[kept].max(axis=1).min() == columns.max(axis=1).min()
+
+
+def test_options_of_a_seat_are_compared_within_label_class_and_moves() -> None:
+    table = replace(
+        seat_table(np.random.default_rng(0), "critic", 3), times=np.zeros((3, 6)), sync_class=np.arange(3)
+    )  # fmt: skip
+    same = np.ones((3, 1))
+    rules: dict[str, bool] = {"by_class": False, "by_label": False, "by_move": False}
+    assert len(lean(table, same, **rules)) == 1
+    assert len(lean(table, same, **(rules | {"by_class": True}))) == 3
+    moving = replace(table, times=np.array([[0.0] * 6, [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]]))
+    assert moving.moved.tolist() == [0, 1, 2]
+    assert len(lean(moving, same, **(rules | {"by_move": True}))) == 3
+
+
+def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_whole_batch() -> None:
+    # 5 s of scoring beside generation end sooner than 4 s after it
+    rng = np.random.default_rng(0)
+    table = replace(seat_table(rng, "critic", 2), times=np.array([[0.0, 5, 0, 0, 1, 0], [0.5, 3, 0.5, 0, 1, 0]]), sizes=np.zeros((2, 2, 19)), host=np.zeros(2))  # fmt: skip
+    calls = dataflow(Workload(reference="none"))
+    given: dict[str, Any] = {"group": ("critic",), "tables": (table,), "originals": (table,), "sync_seconds": None, "calls": calls, "whole": False}  # fmt: skip
+    plain = pool_table(corner(rng, **given), seconds, inf)
+    streams = pool_table(corner(rng, **given, pace="pieces"), seconds, inf)
+    assert plain.rows[:, 0].tolist() == [1]
+    assert sorted(streams.rows[:, 0].tolist()) == [0, 1]
+    assert streams.numbers.shape[1] == FIXED
