@@ -26,9 +26,7 @@ ROWS = 5
 def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
     """How much worse the best plan with another choice is, and why; or what does not fit."""
     if other.plan is None:
-        yield Text(f"nothing fits: {other.reason}")
-        if other.missing is not None:
-            yield Text(_missing(other.missing))
+        yield Text(f"nothing fits: {_missing(other.missing) if other.missing else other.reason}")
         return
     plan, p = other.plan, other.plan.prediction
     rollout = plan.placement.rollout

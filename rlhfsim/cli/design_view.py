@@ -25,10 +25,6 @@ from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.units import BILLION, MILLION, TERA, format, significant
 
 SCHEMA = "rlhfsim.design/2"
-TRIED = (
-    "none of these makes another plan the best: responses or prompts 8 times as many or an eighth, samples "
-    "8 times, network 8 times faster or slower, GPU memory doubled or halved, 2 or 4 times the GPUs or a half or a quarter"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,10 +166,21 @@ def _show_verdicts(console: Console, found: tuple[Verdict, ...]) -> None:
 def _show_flips(console: Console, answer: Design) -> None:
     _rule(console, "what would flip the choice")
     if not answer.flips:
-        console.print(Padding(Text(TRIED), (0, 0, 0, 2)))
+        console.print(Padding(Text(_unflipped(answer)), (0, 0, 0, 2)))
     for flip in answer.flips:
         console.print(Padding(Text(_flip_text(flip)), (0, 0, 0, 2)))
     console.print("  one change at a time, layouts kept", style="dim")
+
+
+def _unflipped(answer: Design) -> str:
+    """What was tried in vain."""
+    cluster, work = answer.request.cluster, answer.request.workload
+    tried = ["responses and prompts by 8 either way" if work.generates else "pairs by 8 either way"]
+    tried += ["samples by 8"] if work.generates and work.samples > 1 else []
+    tried += ["network by 8 either way"] if cluster.gpus > cluster.pool.gpus_per_node else []
+    tried += ["GPU memory by 2 either way"]
+    tried += ["GPUs by 4 either way"] if len(cluster.pools) == 1 else []
+    return f"nothing that was tried makes another plan the best: {', '.join(tried)}"
 
 
 def _flip_text(flip: Flip) -> str:

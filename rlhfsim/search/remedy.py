@@ -42,11 +42,17 @@ def _relaxations(request: Request) -> Iterator[tuple[str, Request]]:
             f"do not fix the layout of the {seat}",
             replace(request, fix={k: v for k, v in request.fix.items() if k != seat}),
         )
-    if request.forbid or request.fix or request.architecture or request.limits:
-        yield (
-            "free every choice",
-            replace(request, fix={}, limits=(), forbid=frozenset(), architecture=None),
-        )
+    for limit in request.limits:
+        left = tuple(x for x in request.limits if x is not limit)
+        yield f"do not ask for {limit.text}", replace(request, limits=left)
+    if request.max_memory is not None:
+        yield "more memory on a GPU", replace(request, max_memory=None)
+    free = replace(
+        request, fix={}, limits=(), forbid=frozenset(), architecture=None, weight_path=None,
+        max_gpus_per_role=None, max_memory=None,
+    )  # fmt: skip
+    if free != request:
+        yield "free every choice", free
     yield from (
         (f"--backend {b}", replace(request, backend=b, fix={}))
         for b in BACKENDS

@@ -210,8 +210,8 @@ def attempt(
     found = Search(request, models, known=math.nextafter(limit, math.inf)).run()
     trial = replace(trial, certificate=found.certificate)
     if found.best is None:
-        nothing = found.certificate.infeasible == found.certificate.space
-        return replace(trial, outcome="does not fit" if nothing else "too slow")
+        slow = found.certificate.bounded > 0  # what the limit, not memory, excluded
+        return replace(trial, outcome="too slow" if slow else "does not fit")
     plan = plan_of(found.best, request.workload, models, cluster, request.price)
     met = all(v.met for v in verdicts(requirements, plan, steps))
     return replace(trial, outcome="meets" if met else "misses", plan=plan)

@@ -8,6 +8,7 @@ GPUs names the byte that is in the way.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,8 +30,10 @@ from rlhfsim.specs.backends import BACKENDS
 from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.placement import Placement
 
-ROOMIER = (1.15, 1.4, 2.0, 4.0, 16.0)
+ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
+NARROWING = 3
+"""Halvings between the last that did not suffice and the first that did."""
 FORBID_PREFIX = "no-"
 ROLES = ("colocated", "split", "standalone")
 
@@ -206,15 +209,28 @@ def _nothing(asked: Alternative, models: Models, certificate: Certificate, refus
 def nearest(
     request: Request, models: Models, *, only: Callable[[Family], bool] | None = None
 ) -> Placement | None:
-    """A plan that fits with the least more memory that was tried."""
-    for factor in ROOMIER:
-        roomy = replace(
-            request, cluster=with_memory(request.cluster, factor, hosts=True), max_memory=None
-        )
+    """A plan that fits with about the least more memory; None where `ROOMIER` does not suffice."""
+
+    def first(factor: float) -> Placement | None:
+        cluster = with_memory(request.cluster, factor, hosts=True)
+        roomy = replace(request, cluster=cluster, max_memory=None)
         found = Search(roomy, models, only=only).first()
-        if found is not None:
-            return found.placement
-    return None
+        return found.placement if found is not None else None
+
+    low = 1.0
+    for high in ROOMIER:
+        if best := first(high):
+            break
+        low = high
+    else:
+        return None
+    for _ in range(NARROWING):
+        middle = math.sqrt(low * high)
+        if found := first(middle):
+            best, high = found, middle
+        else:
+            low = middle
+    return best
 
 
 def missing(request: Request, models: Models, placement: Placement) -> Missing | None:

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+import rlhfsim
 from rlhfsim.cli import main as entry
+from rlhfsim.cli.choices_view import front_dict
 from rlhfsim.cli.design import design
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
+from rlhfsim.search.pareto import front
+from rlhfsim.search.request import Request
+from rlhfsim.specs.workload import Workload
 
 SMALL = [
     "--gpus",
@@ -27,6 +32,9 @@ SMALL = [
 ]
 
 
+TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]  # fmt: skip
+
+
 def run(*arguments: str, out: Path) -> Result:
     return CliRunner().invoke(design, [*arguments, "--out", str(out)])
 
@@ -36,7 +44,8 @@ def test_the_answer_is_ranked_explained_and_no_wider_than_100_columns(tmp_path: 
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 100
     for word in (
-        "considered",
+        "certificate",
+        "proven",
         "the chosen plan",
         "why",
         "what would flip the choice",
@@ -51,8 +60,10 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
     out = tmp_path / "plan.json"
     result = run(*SMALL, "--json", out=out)
     answer = json.loads(result.output)
-    assert answer["schema"] == "rlhfsim.design/1"
-    assert {"chosen", "runners_up", "considered"} <= set(answer)
+    assert answer["schema"] == "rlhfsim.design/2"
+    assert {"chosen", "runners_up", "certificate", "requirements", "why_not", "flips"} <= set(
+        answer
+    )
     wanted = {
         "architecture",
         "role_placement",
@@ -65,7 +76,10 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
     }
     for plan in (answer["chosen"], *answer["runners_up"]):
         assert wanted <= set(plan)
-    assert isinstance(answer["considered"]["plans"], int)
+    proof = answer["certificate"]
+    parts = ("infeasible", "dominated", "bounded", "simulated", "unexplored")
+    assert proof["space"] == sum(proof[name] for name in parts)
+    assert proof["gap"] == 0
     written = read_plan(out)
     assert written.prediction.step_s == pytest.approx(answer["chosen"]["step_s"])
     assert written.architecture == answer["chosen"]["architecture"]
@@ -73,7 +87,7 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
 
 def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
-    result = run("--gpus", "8", "--model", "70b", "--prompts", "64", out=out)
+    result = run("--gpus", "4", "--model", "70b", "--prompts", "64", out=out)
     assert result.exit_code == 1
     assert "smallest change that fits" in result.output
     assert not out.exists()
@@ -93,6 +107,31 @@ def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_pat
         (("--fix", "actor.tp"), "actor.tp"),
         (("--fix", "actor.tpp=8"), "tpp"),
         (("--fix", "actor.tp=0"), "actor tp: 0"),
+        (("--fix", "actr.tp=8"), "actr"),
+        (("--fix", "critic.tp<=2"), "no critic"),
+        (("--fix", "actor.recompute<=full"), "recompute"),
+        (("--fix", "actor.tp=2,actor.tp=4"), "both 2 and 4"),
+        (("--fix", "rollout.gpus=9"), "rollout.gpus=9"),
+        (("--fix", "rollout.sleep=3"), "sleep"),
+        (("--architecture", "hybrd"), "hybrd"),
+        (("--architecture", "naive", "--forbid", "naive"), "naive"),
+        (("--architecture", "hybrid", "--weight-path", "broadcast"), "GPUs of their own"),
+        (("--weight-path", "lora"), "--allow lora"),
+        (("--weight-path", "p2p"), "--backend"),
+        (("--weight-path", "pigeon"), "pigeon"),
+        (("--max-gpus-per-role", "0"), "max-gpus-per-role"),
+        (("--time-limit", "-3"), "time-limit"),
+        (("--objective", "speed"), "speed"),
+        (("--require", "step_time"), "step_time"),
+        (("--require", "steptime<3s"), "steptime"),
+        (("--require", "step_time<3GB"), "3GB"),
+        (("--require", "cost_of_run<3"), "--steps"),
+        (("--why-not", "asinc"), "asinc"),
+        (("--why-not", "actor.tpp=2"), "tpp"),
+        (("--why-not", "actor.tp=3"), "3"),
+        (("--why-not", "critic.tp=2"), "no critic"),
+        (("--why-not", "no-everything"), "no-everything"),
+        (("--steps", "0"), "steps"),
         (("--allow", "asinc"), "asinc"),
         (("--forbid", "everything"), "everything"),
         (("--max-oom", "2"), "max-oom"),
@@ -120,7 +159,7 @@ def test_bad_input_is_one_clear_error_and_writes_nothing(
 
 
 def test_an_unwritable_place_is_an_error_of_the_user(tmp_path: Path) -> None:
-    result = run(*SMALL, out=tmp_path / "no" / "plan.json")
+    result = run(*TINY, out=tmp_path / "no" / "plan.json")
     assert isinstance(result.exception, RlhfsimError)
     assert "cannot write" in str(result.exception)
 
@@ -129,3 +168,88 @@ def test_help_lists_every_command_without_importing_numpy() -> None:
     result = CliRunner().invoke(entry.cli, ["--help"])
     assert result.exit_code == 0
     assert all(name in result.output for name in entry.COMMANDS)
+
+
+def tiny(*arguments: str, out: Path) -> Result:
+    return CliRunner().invoke(design, [*TINY, *arguments, "--out", str(out / "plan.json")])
+
+
+def test_targets_are_shown_and_set_the_exit_code(tmp_path: Path) -> None:
+    met = tiny("--require", "step_time<1h", "--require", "oom<5%", "--steps", "10", out=tmp_path)
+    assert met.exit_code == 0, met.output
+    assert met.output.count("  met  ") == 2
+    assert "run of 10 steps" in met.output
+    missed = tiny("--require", "step_time<1ms", "--require", "memory<1%", "--json", out=tmp_path)
+    assert missed.exit_code == 1
+    verdicts = json.loads(missed.output)["requirements"]
+    assert [v["met"] for v in verdicts] == [False, False]
+    assert verdicts[0]["actual"] > 0.001
+    assert (tmp_path / "plan.json").exists()
+
+
+def test_money_as_objective_says_that_it_is_time(tmp_path: Path) -> None:
+    result = tiny("--objective", "cost", "--price", "2", out=tmp_path)
+    assert "rented" in result.output
+    assert "2 USD per GPU-hour" in result.output
+
+
+def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_path: Path) -> None:
+    choices = (
+        "--why-not",
+        "disaggregated",
+        "--why-not",
+        "actor.zero=3",
+        "--why-not",
+        "actor.tp>=16",
+    )
+    result = tiny(*choices, out=tmp_path)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 100
+    for words in (
+        "why not disaggregated",
+        "why not actor.zero=3",
+        "longer",
+        "seconds of the step in",
+        "no layout of the actor",
+    ):
+        assert words in result.output
+    answer = json.loads(tiny(*choices, "--json", out=tmp_path).output)
+    slow, same, none = answer["why_not"]
+    gap = slow["plan"]["step_s"] - answer["chosen"]["step_s"]
+    assert slow["slower_s"] == pytest.approx(gap)
+    assert sum(t["other_s"] - t["chosen_s"] for t in slow["terms"]) == pytest.approx(gap, abs=1e-6)
+    assert same["plan"]["placement"]["actor"]["layout"]["zero"] == 3
+    assert none["plan"] is None
+    assert "no layout" in none["reason"]
+
+
+def test_bounds_and_paths_are_kept(tmp_path: Path) -> None:
+    result = tiny(
+        "--fix", "actor.zero<=1,rollout.gpus=1", "--weight-path", "disk", "--max-gpus-per-role", "1", "--json", out=tmp_path,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    placement = json.loads(result.output)["chosen"]["placement"]
+    assert placement["actor"]["layout"]["zero"] <= 1
+    assert placement["weight_path"] == "disk"
+    assert {p["gpus"] for p in placement["pools"]} == {1}
+
+
+def test_the_front_is_shown_on_request(tmp_path: Path) -> None:
+    result = tiny("--pareto", out=tmp_path)
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 100
+    _, rest = result.output.split("plans between which you may choose")
+    rows = [line for line in rest.split("what would flip")[0].splitlines() if " GB " in line]
+    assert len(rows) >= 2
+
+
+def test_the_front_in_json_holds_whole_plans() -> None:
+    request = Request(
+        cluster=rlhfsim.parse_cluster(1, "h100"),
+        workload=Workload(model="qwen2.5-0.5b", algorithm="dpo", prompts=16),
+    )
+    points = front_dict(front(request))
+    assert points
+    for point in points:
+        assert point["plan"]["step_s"] == point["step_s"]
+        assert {"memory_bytes", "staleness", "probability_out_of_memory"} <= set(point)

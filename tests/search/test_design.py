@@ -10,10 +10,9 @@ import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.design import Design
-from rlhfsim.search.flips import scaled
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.lengths import Fixed, LogNormal
+from rlhfsim.specs.lengths import LogNormal
 from rlhfsim.specs.workload import Reward, Rules, Workload
 
 GRPO = Workload(algorithm="grpo", model="qwen3-4b", prompts=64, samples=8, reward=Reward(rules=Rules()),
@@ -26,7 +25,9 @@ def answer(**changes: object) -> Design:
         "cluster": cluster(16),
         "workload": Workload(model="8b", prompts=256),
     }
-    return rlhfsim.design(Request(**(given | changes)))  # type: ignore[arg-type]
+    changes = dict(changes)
+    explain = bool(changes.pop("explain", False))
+    return rlhfsim.design(Request(**(given | changes)), explain=explain)  # type: ignore[arg-type]
 
 
 @cache
@@ -49,7 +50,7 @@ def test_the_chosen_plan_is_the_fastest_and_fits() -> None:
 
 
 def test_the_answer_holds_more_than_one_architecture_and_says_why() -> None:
-    design = answer()
+    design = answer(explain=True)
     assert len({plan.architecture for plan in (chosen(design), *design.runners_up)}) >= 3
     assert len(design.reasons) >= 3
     assert {gain.name for gain in design.gains} >= {
@@ -77,7 +78,7 @@ def test_an_allowed_switch_is_never_worse() -> None:
 
 
 def test_the_gain_of_a_switch_is_what_allowing_it_brings_on_the_same_pools() -> None:
-    gain = next(g for g in answer().gains if g.name == "rollout-logprobs")
+    gain = next(g for g in answer(explain=True).gains if g.name == "rollout-logprobs")
     assert gain.seconds == pytest.approx(
         chosen(answer(allow=frozenset({"rollout-logprobs"}))).prediction.step_s, rel=0.02
     )
@@ -111,7 +112,7 @@ def test_every_rank_has_its_own_gpu_and_every_gpu_of_a_pool_is_used() -> None:
 
 
 def test_nothing_fits_gives_no_plan_and_a_change_that_fits() -> None:
-    design = rlhfsim.design(Request(cluster=cluster(8), workload=Workload(model="70b", prompts=64)))
+    design = rlhfsim.design(Request(cluster=cluster(4), workload=Workload(model="70b", prompts=64)))
     assert design.chosen is None
     assert design.remedy is not None
     assert "--" in design.remedy
@@ -156,11 +157,52 @@ def test_unknown_switches_and_seats_are_refused_with_near_names() -> None:
         Request(cluster=cluster(8), workload=GRPO, fix={"actr": {"tp": 2}})
 
 
-def test_scaling_lengths_scales_their_mean() -> None:
-    assert scaled(Fixed(value=100), 4) == Fixed(value=400)
-    stretched = scaled(LogNormal(mean=100, sigma=0.5, max=1000), 0.5)
-    assert isinstance(stretched, LogNormal)
-    assert (stretched.mean, stretched.max) == (50, 500)
+@pytest.mark.parametrize("objective", ["tokens", "cost", "energy"])
+def test_money_energy_and_tokens_are_time_on_a_cluster_that_is_rented_whole(objective: str) -> None:
+    design = rlhfsim.design(
+        Request(cluster=cluster(8), workload=GRPO, objective=objective),  # type: ignore[arg-type]
+        explain=False,
+    )
+    fastest = rlhfsim.design(Request(cluster=cluster(8), workload=GRPO), explain=False)
+    assert chosen(design).placement == chosen(fastest).placement
+
+
+def test_the_lines_of_the_certificate_add_up_to_the_space() -> None:
+    c = answer().certificate
+    assert c.space == c.infeasible + c.dominated + c.bounded + c.simulated + c.unexplored
+    assert c.simulated >= 1
+    assert c.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("seat", "field", "relation", "value"),
+    [("actor", "tp", ">=", 2), ("actor", "micro_batch", "<=", 1), ("rollout", "gpus", "=", 8), ("actor", "offload_between", "=", True),
+     ("critic", "residency", "=", "offloaded"), ("rollout", "sleep", "!=", 0), ("actor", "zero", "!=", 3)],
+)  # fmt: skip
+def test_a_bound_on_a_field_of_a_seat_is_kept(
+    seat: str, field: str, relation: str, value: int | str
+) -> None:
+    limit = Limit(seat=seat, field=field, relation=relation, value=value)  # type: ignore[arg-type]
+    plan = chosen(answer(limits=(limit,)))
+    there = plan.placement.seats[seat]
+    if field == "gpus":
+        held = plan.placement.pool(there.pool).gpus
+    else:
+        held = getattr(there if hasattr(there, field) else there.layout, field)
+    assert limit.holds(held)
+
+
+def test_a_weight_path_and_the_largest_pool_are_kept() -> None:
+    plan = chosen(answer(weight_path="broadcast", max_gpus_per_role=8))
+    assert plan.placement.weight_path == "broadcast"
+    assert max(p.gpus for p in plan.placement.pools) == 8
+
+
+def test_a_search_that_runs_out_of_time_says_what_it_left() -> None:
+    c = answer(time_limit=1e-9).certificate
+    assert c.unexplored > 0
+    assert 0 < c.gap <= 1
+    assert c.space == c.infeasible + c.dominated + c.bounded + c.simulated + c.unexplored
 
 
 def test_the_same_request_gives_the_same_plan() -> None:

@@ -1,0 +1,87 @@
+"""`rlhfsim size` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlhfsim.cli import main as entry
+from rlhfsim.cli.size import size
+from rlhfsim.plan import read_plan
+
+SMALL = ["--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "4", "--rules", "workers=8,seconds_per_sample=1ms",
+         "--max-gpus", "4"]  # fmt: skip
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(size, [*SMALL, *arguments])
+
+
+def test_the_answer_names_the_size_what_was_tried_and_the_plan(tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    result = run("--require", "step_time<1h", "--gpu", "h100,a100-80", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= 100
+    assert result.output.startswith("1 x ")
+    for word in ("what was tried", "meets the targets", "cost as little", "the plan"):
+        assert word in result.output
+    assert sum(h.gpus for h in read_plan(out).hardware) == 1
+
+
+def test_json_has_the_promised_keys() -> None:
+    result = run("--require", "step_time<1h", "--require", "oom<5%", "--json")
+    answer = json.loads(result.output)
+    assert answer["schema"] == "rlhfsim.size/1"
+    assert {"best", "requirements", "per_gpu", "tried", "break_even"} <= set(answer)
+    assert answer["best"]["gpus"] == 1
+    assert all(r["met"] for r in answer["requirements"])
+    assert {"gpu", "gpus", "outcome", "floor_s"} <= set(answer["tried"][0])
+
+
+def test_a_target_out_of_reach_exits_with_1_and_shows_what_was_tried() -> None:
+    result = run("--require", "step_time<1ms")
+    assert result.exit_code == 1
+    assert "no size meets the targets" in result.output
+    assert "skipped" in result.output
+    assert json.loads(run("--require", "step_time<1ms", "--json").output)["best"] is None
+
+
+def test_the_front_lists_sizes() -> None:
+    result = run("--pareto", "--json")
+    assert result.exit_code == 0
+    front = json.loads(result.output)["pareto"]
+    assert front[0]["gpus"] == 1
+    assert [t["step_s"] for t in front] == sorted((t["step_s"] for t in front), reverse=True)
+    assert "no other one beats" in run("--pareto").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--require"),
+        (("--require", "step_time=3"), "step_time=3"),
+        (("--require", "steptime<3"), "steptime"),
+        (("--require", "cost_of_run<3"), "--steps"),
+        (("--require", "step_time<3", "--gpu", "h101"), "h101"),
+        (("--require", "step_time<3", "--gpu", "rtx-4090", "--objective", "cost"), "--price"),
+        (("--require", "cost_per_step<3", "--gpu", "h100,rtx-4090"), "--price"),
+        (("--require", "step_time<3", "--objective", "time"), "time"),
+        (("--require", "step_time<3", "--fix", "actor.tpp=3"), "tpp"),
+    ],
+)
+def test_bad_input_is_one_clear_error(
+    arguments: tuple[str, ...],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.argv", ["rlhfsim", "size", *SMALL, *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        entry.main()
+    told = capsys.readouterr().err
+    assert stopped.value.code == 2, told
+    assert said in told
+    assert "Traceback" not in told
