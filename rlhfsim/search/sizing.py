@@ -2,8 +2,9 @@
 
 More GPUs can be slower, and a larger cluster can fail where a smaller one does not (layouts must
 divide it), so no size is concluded from another one. Of each kind of GPU the sizes 1, 2, 4, ... up to
-a node, then 1, 2, 3, 4, 6, 8, 12, 16, ... nodes are tried in ascending order of the objective. Two
-things keep that cheap. A size is skipped when not even its arithmetic is fast enough:
+a node, then 1, 2, 3, 4, 6, 8, 12, 16, ... nodes are tried in ascending order of the objective; for the
+fewest GPUs also up to three sizes before the first that meets the targets. Two things keep that
+cheap. A size is skipped when not even its arithmetic is fast enough:
 
     T  >=  FLOP of the step / (GPUs x peak FLOP/s)
 
@@ -39,6 +40,8 @@ from rlhfsim.units import HOUR
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
+REFINED = 3
+"""Sizes between the last that misses and the first that meets the targets that are tried too."""
 SURE = 3.0
 """Standard deviations that the mean of drawn lengths may lie below its expectation."""
 
@@ -182,20 +185,43 @@ def _kind(
     steps: int | None,
 ) -> Iterator[Trial]:  # fmt: skip
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
-    cheapest = math.inf
     tokens = sequences_of(replace(request.workload, packing=True)).tokens
-    for gpus in sizes(profile.node.gpus, most):
+
+    def tried(gpus: int, cheapest: float) -> Trial:
         sized = resized(request, profile, gpus)
         target = most_seconds(sized, requirements, tokens, steps)
-        limit = min(target, cheapest / (usd_per_step(sized.cluster, 1.0) or 1.0)) if aim == "cost" else target  # fmt: skip
+        rate = usd_per_step(sized.cluster, 1.0) or 1.0
+        limit = min(target, cheapest / rate) if aim == "cost" else target
         trial = attempt(sized, models, requirements, limit, steps)
-        if trial.outcome in ("too slow", "skipped") and limit < target:
-            trial = replace(trial, outcome="no better")
+        worse = limit < target and trial.outcome in ("too slow", "skipped")
+        return replace(trial, outcome="no better") if worse else trial
+
+    cheapest, before = math.inf, 0
+    for gpus in sizes(profile.node.gpus, most):
+        trial = tried(gpus, cheapest)
         yield trial
         if trial.outcome == "meets":
             if aim == "gpus":
+                yield from _until_met(tried(n, math.inf) for n in between(before, gpus, profile.node.gpus))  # fmt: skip
                 return
             cheapest = trial.values[2]
+        before = gpus
+
+
+def _until_met(trials: Iterator[Trial]) -> Iterator[Trial]:
+    for trial in trials:
+        yield trial
+        if trial.outcome == "meets":
+            return
+
+
+def between(low: int, high: int, per_node: int) -> list[int]:
+    """Whole nodes between two sizes, at most `REFINED`, evenly spread."""
+    if low < per_node:
+        return []
+    inner = list(range(low + per_node, high, per_node))
+    stride = max(1, -(-len(inner) // REFINED))
+    return inner[::stride]
 
 
 def attempt(

@@ -11,7 +11,7 @@ import rlhfsim
 from rlhfsim.search.design import design
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import requirement
-from rlhfsim.search.sizing import Sizing, floor_seconds, fronts, resized, size, sizes
+from rlhfsim.search.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
 from rlhfsim.specs.lengths import LogNormal
 from rlhfsim.specs.models import models_of
 from rlhfsim.specs.profiles import load_profile
@@ -47,6 +47,13 @@ def test_sizes_are_powers_of_two_in_a_node_then_whole_nodes() -> None:
     assert list(sizes(8, 6)) == [1, 2, 4]
     assert list(sizes(1, 8)) == [1, 2, 3, 4, 6, 8]
     assert list(sizes(4, 4)) == [1, 2, 4]
+
+
+def test_sizes_before_the_first_that_meets_the_targets_are_tried_too() -> None:
+    assert between(32, 48, 8) == [40]
+    assert between(64, 96, 8) == [72, 80, 88]
+    assert between(128, 192, 8) == [136, 160, 184]
+    assert between(4, 8, 8) == between(8, 16, 8) == []
 
 
 @pytest.mark.parametrize("share", [0.35, 0.7, 1.1])
