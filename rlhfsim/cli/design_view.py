@@ -117,16 +117,16 @@ def _considered(answer: Design) -> Text:
         proof = f"time limit reached: {_rounded(c.unexplored)} plans not looked at, one of them could be up to {c.gap:.1%} better"
     lines = [
         f"certificate: {_rounded(c.space)} complete plans; {proof}",
-        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are no better in anything than another one,",
-        f"  {_rounded(c.bounded)} cannot be faster by a lower bound, {c.simulated:,} simulated",
+        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in everything by another,",
+        f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
     ]  # fmt: skip
     if answer.chosen is None:
         lines[0] = f"certificate: {_rounded(c.space)} complete plans"
-    if answer.confidence is not None:
+    if answer.confidence is not None and answer.request.objective != "memory":
         lines.append(
             f"plan 1 is faster than plan 2 with a probability of {percent(answer.confidence)} (intervals of the coefficients)"
         )
-    if len(answer.runners_up) > 0:
+    if answer.runners_up:
         lines.append("plans 2, 3, ... are the best that were met of every other kind")
     return Text("\n".join(lines), style="dim")
 
