@@ -89,6 +89,21 @@ def test_the_bound_of_a_streaming_plan_is_below_its_simulation(questions: Any) -
     assert close > seen / 2  # a bound of nothing would pass the rest
 
 
+def test_the_bound_of_an_asynchronous_plan_is_below_its_simulation(questions: Any) -> None:
+    seen = 0
+    for seed in range(2010, 2022):
+        case = questions.drawn(seed, stale=True, most=4000)
+        if case is None or not case.request.workload.generates:
+            continue
+        for frame, placement, bound in bounded_plans(case, seed, only=lambda f: f.schedule.staleness > 0):  # fmt: skip
+            _, simulation = times(case, placement)
+            assert bound <= simulation * (1 + REL), (seed, placement)
+            if frame.family.pace == "batches":
+                assert simulation <= 1.5 * bound, (seed, placement)
+            seen += 1
+    assert seen > 20
+
+
 # --- by hand ----------------------------------------------------------------------------------------
 
 

@@ -122,3 +122,11 @@ def test_the_same_question_has_the_same_answer_and_certificate() -> None:
     assert two.best is not None
     assert one.best.placement == two.best.placement
     assert one.certificate == two.certificate
+
+
+# --- asynchronous schedules -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_brute_force_finds_the_same_asynchronous_optimum(questions: Any, block: int) -> None:
+    assert check(questions, range(2010 + block * 5, 2015 + block * 5), stale=True) > 0
