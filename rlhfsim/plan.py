@@ -144,13 +144,13 @@ class Plan:
         return plain
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: str | Path) -> Plan:
     """A plan from `plan.json`.
 
     Raises:
         RlhfsimError: unreadable, malformed, or of another schema version.
     """
-    source = parse_json(read_text(path), str(path))
+    source = parse_json(read_text(Path(path)), str(path))
     if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
         raise RlhfsimError("not-a-plan", f"this is not a plan of schema {SCHEMA}", place=Place(file=str(path)),
                            help="write one with: rlhfsim design --out plan.json")  # fmt: skip
@@ -176,9 +176,9 @@ def write_atomically(path: Path, text: str) -> None:
                            help="check that the folder exists and is writable") from error  # fmt: skip
 
 
-def write_plan(path: Path, plan: Plan) -> None:
+def write_plan(path: str | Path, plan: Plan) -> None:
     """Write `plan.json` atomically."""
-    write_atomically(path, json.dumps(plan.to_dict(), indent=1) + "\n")
+    write_atomically(Path(path), json.dumps(plan.to_dict(), indent=1) + "\n")
 
 
 def content_hash(*parts: Any) -> str:

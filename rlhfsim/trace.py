@@ -168,22 +168,22 @@ def peak(trace: Trace, name: CounterName, pool: str) -> Counter | None:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: str | Path) -> Trace:
     """A trace from a file.
 
     Raises:
         RlhfsimError: unreadable, malformed (with line), or of another schema version.
     """
-    source = parse_json(read_text(path, MAX_BYTES), str(path))
+    source = parse_json(read_text(Path(path), MAX_BYTES), str(path))
     if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
         raise RlhfsimError("not-a-trace", f"this is not a trace of schema {SCHEMA}", place=Place(file=str(path)),
                            help="write one with: rlhfsim simulate plan.json --trace out.json")  # fmt: skip
     return convert(Trace, source)
 
 
-def write_trace(path: Path, trace: Trace) -> None:
+def write_trace(path: str | Path, trace: Trace) -> None:
     """Write the trace atomically, one span or counter a line."""
-    write_atomically(path, dumps(trace))
+    write_atomically(Path(path), dumps(trace))
 
 
 def dumps(trace: Trace) -> str:
