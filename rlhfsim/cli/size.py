@@ -25,7 +25,9 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.search.sizing import fronts, resized
 from rlhfsim.search.sizing import size as search_size
+from rlhfsim.search.space import seats_of
 from rlhfsim.specs.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Profile
+from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.profiles import load_profile, make_pool
 
 EPILOG = """\b
@@ -120,4 +122,17 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
     with on_command_line():
         cluster = Cluster(pools=(make_pool(profiles[0], 1),), oversubscription=given["oversubscription"])  # fmt: skip
         base = Request(cluster=cluster, workload=build_workload({**given, "gpus": 1}), backend=given["backend"], price=given["price"])  # fmt: skip
-    return constrained(base, given)
+    request = constrained(base, given)
+    _check_seats(request, models_of(request.workload))
+    return request
+
+
+def _check_seats(request: Request, models: Models) -> None:
+    """What can be said about fixed seats without a size: the seat exists, and TP splits its heads."""
+    seats = seats_of(request, models)
+    for seat in (*request.fix, *(x.seat for x in request.limits)):
+        if seat not in seats:
+            raise bad_option(f"--fix {seat}: {request.workload.algorithm} has no {seat} here", "leave it out")  # fmt: skip
+    for seat, fields in request.fix.items():
+        with on_command_line(f"--fix {seat}: "):
+            models.of("actor" if seat == "rollout" else seat).check_tp(int(fields.get("tp", 1)))
