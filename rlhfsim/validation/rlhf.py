@@ -1,9 +1,9 @@
 """RLHF step and phase times predicted from a row's configuration, against what was published.
 
 Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
-What an RL framework adds to its calls is fitted on one table (`rlhf_fit`), whose rows have part `fit`.
-In fully asynchronous tables the generation column is the trainer's wait,
-not a time of generation, and is not compared.
+Every step is simulated. What an RL framework adds to its calls is fitted on one table (`rlhf_fit`),
+whose rows have part `fit`. With stale samples the generation column is the trainer's wait, not a time
+of generation, and is not compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from rlhfsim.costs.cost import Cost, total
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Iteration, iteration
+from rlhfsim.phases.iteration import Iteration, Setting
+from rlhfsim.simulation.run import simulate
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.outcome import Outcome
@@ -47,6 +48,9 @@ and reference with the actor's way back after it (as long as `actor.logprob.load
 around the transfer (nemo_rl/algorithms/grpo.py, tag v0.3.0)."""
 FIT_FILE = "rlhf_nemo_rl_v03.csv"
 """Its rows fitted `rlhf_fit.NAMES` and are never scored."""
+STEPS, WARMUP, SEED = 24, 8, 0
+"""Simulated steps where samples may be stale. Over 64 steps the means of the shipped rows differ by
+at most 4 %, those of the rows that do not wait for one long response by less than 1 %."""
 
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
@@ -84,15 +88,18 @@ def _outcomes(row: Row) -> list[Outcome]:
 
 
 def priced(it: Case) -> Iteration:
-    """The prediction of a case: the one place where rows meet the cost model."""
-    return iteration(
-        it.models,
-        it.placement,
-        it.workload,
-        it.cluster,
-        packs=it.packs,
-        train_precision=it.train_precision,
-    )
+    """The prediction of a case: the one place where rows meet the model.
+
+    A synchronous step is simulated once, for every step is the same; with staleness it is the mean of
+    `STEPS` steps after `WARMUP`, which is the steady state. One seed: the same figures every time.
+    """
+    setting = Setting(
+        models=it.models, placement=it.placement, workload=it.workload, cluster=it.cluster,
+        packs=it.packs, train_precision=it.train_precision,
+    )  # fmt: skip
+    if it.placement.schedule.staleness == 0:
+        return simulate(setting).iteration
+    return simulate(setting, steps=STEPS, warmup=WARMUP, seed=SEED).iteration
 
 
 def step_seconds(row: Row) -> float | None:
@@ -118,7 +125,7 @@ def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: st
     found = []
     for kind, (column, _) in PHASES.items():
         cell = row.text(column)
-        waits = kind == "generation" and 0 < staleness_of(row) < 1
+        waits = kind == "generation" and staleness_of(row) > 0
         cost = timed_cost(row, step, kind)
         if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
             continue
