@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 Z90 = NormalDist().inv_cdf(0.9)
 CERTAIN = 1e-12
 """Relative variance below which a sum counts as exact."""
+NEVER = 1e-15
+"""Smallest probability that is told from none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,5 +73,6 @@ def risky(
     s2 = np.log1p(variance / mean**2)
     s = np.sqrt(np.maximum(s2, CERTAIN))
     mu = np.log(mean) - s2 / 2
-    above = math.log(limit) - mu < NormalDist().inv_cdf(1 - probability) * s
+    accepted = min(max(probability, NEVER), 1 - NEVER)
+    above = math.log(limit) - mu < NormalDist().inv_cdf(1 - accepted) * s
     return np.asarray(np.where(s2 < CERTAIN, mean > limit, above))
