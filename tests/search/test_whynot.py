@@ -18,6 +18,7 @@ from rlhfsim.specs.workload import Reward, Rules, Workload
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
 SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)
+PAIR = replace(SMALL, cluster=rlhfsim.parse_cluster(2, "h100"))
 FULL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=replace(GRPO, model="llama-3.1-8b", prompts=16))  # fmt: skip
 
 
@@ -27,7 +28,7 @@ def limit(seat: str, field: str, value: int | str, relation: str = "=") -> Limit
 
 @cache
 def asked(*names: str) -> Design:
-    return design(SMALL, explain=False, instead=[alternative(SMALL, n) for n in names])
+    return design(PAIR, explain=False, instead=[alternative(PAIR, n) for n in names])
 
 
 def only(request: Request, instead: Alternative) -> WhyNot:
@@ -41,8 +42,8 @@ def chosen(answer: Design) -> Plan:
 
 @pytest.mark.parametrize("name", ["naive", "disaggregated", "async", "disk", "fsdp2", "lora"])
 def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None:
-    question = alternative(SMALL, name)
-    found = only(SMALL, question)
+    question = alternative(PAIR, name)
+    found = only(PAIR, question)
     alone = chosen(design(question.request, explain=False))
     assert found.plan is not None
     assert found.plan.prediction.step_s == pytest.approx(alone.prediction.step_s, rel=1e-6)
