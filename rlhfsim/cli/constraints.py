@@ -13,7 +13,14 @@ from rlhfsim.cli.inputs import on_command_line
 from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Several, Whole, bad_option
 from rlhfsim.cli.seats import MAX_DEGREE, check_layouts
 from rlhfsim.errors import unknown_name
-from rlhfsim.search.request import FIXABLE_SEATS, FORBIDDABLE, SWITCHES, Limit, Request
+from rlhfsim.search.request import (
+    FIXABLE_SEATS,
+    FORBIDDABLE,
+    SWITCHES,
+    Limit,
+    Request,
+    second_pool_for_rollout,
+)
 from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
 from rlhfsim.search.space import families, seats_of, splits
 from rlhfsim.search.whynot import (
@@ -148,11 +155,12 @@ def constrained(request: Request, given: Mapping[str, Any]) -> Request:
     if wanted in given["forbid"]:
         raise bad_option(f"--architecture {wanted} and --forbid {wanted}", "drop one of the two")
     with on_command_line():
-        return replace(
+        narrow = replace(
             request, allow=frozenset(allow), forbid=frozenset(given["forbid"]), fix=fix, limits=limits, architecture=wanted,
             weight_path=given["weight_path"], max_gpus_per_role=given["max_gpus_per_role"], max_staleness=given["max_staleness"],
             max_oom=given["max_oom"], time_limit=given["time_limit"],
         )  # fmt: skip
+    return second_pool_for_rollout(narrow)
 
 
 def check_request(request: Request, models: Models, workloads: Sequence[Any]) -> None:
@@ -165,7 +173,7 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
     """
     seats = seats_of(request, models)
     for limit in request.limits:
-        if limit.seat not in seats:
+        if limit.seat not in seats and limit.field != "hardware":
             raise bad_option(f"--fix {limit.text}: {request.workload.algorithm} has no {limit.seat} here", "leave it out")  # fmt: skip
     check_layouts(request, models)
     found = [f for work in workloads for f in families(replace(request, workload=work), models)]

@@ -130,7 +130,7 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
 def _check_seats(request: Request, models: Models) -> None:
     """What can be said about fixed seats without a size: the seat exists, and TP splits its heads."""
     seats = seats_of(request, models)
-    for seat in (*request.fix, *(x.seat for x in request.limits)):
+    for seat in (*request.fix, *(x.seat for x in request.limits if x.field != "hardware")):
         if seat not in seats:
             raise bad_option(f"--fix {seat}: {request.workload.algorithm} has no {seat} here", "leave it out")  # fmt: skip
     for seat, fields in request.fix.items():

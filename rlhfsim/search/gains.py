@@ -84,7 +84,9 @@ def _search(name: str, request: Request, models: Models, pricer: Pricer, like: P
     only, sizes = _pools_of(like)
     if name in BACKENDS:
         lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})
-        changed = replace(request, backend=name, fix={}, limits=(), forbid=lean)
+        changed = replace(
+            request, backend=name, fix={}, limits=request.hardware_limits, forbid=lean
+        )
         return Search(changed, models, only=only, sizes=sizes)
     work = switched(request.workload, frozenset({name}))
     changed = replace(request, allow=request.allow | {name}, workload=work)

@@ -42,13 +42,13 @@ def _relaxations(request: Request) -> Iterator[tuple[str, Request]]:
             f"do not fix the layout of the {seat}",
             replace(request, fix={k: v for k, v in request.fix.items() if k != seat}),
         )
-    for limit in request.limits:
+    for limit in (x for x in request.limits if x not in request.hardware_limits):
         left = tuple(x for x in request.limits if x is not limit)
         yield f"do not ask for {limit.text}", replace(request, limits=left)
     if request.max_memory is not None:
         yield "more memory on a GPU", replace(request, max_memory=None)
     free = replace(
-        request, fix={}, limits=(), forbid=frozenset(), architecture=None, weight_path=None,
+        request, fix={}, limits=request.hardware_limits, forbid=frozenset(), architecture=None, weight_path=None,
         max_gpus_per_role=None, max_memory=None,
     )  # fmt: skip
     if free != request:

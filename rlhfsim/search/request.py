@@ -48,7 +48,7 @@ class Limit:
 
     seat: str
     field: str
-    """Of the layout or the seat, or `gpus`, the size of its pool."""
+    """Of the layout or the seat; `gpus`, the size of its pool; `hardware`, index into `cluster.pools`."""
     relation: Literal["=", "!=", "<=", ">="]
     value: int | str
 
@@ -118,9 +118,24 @@ class Request:
             )
 
     @property
+    def hardware_limits(self) -> tuple[Limit, ...]:
+        """Which kind of hardware a seat is on: a fact about the cluster rather than a wish."""
+        return tuple(x for x in self.limits if x.field == "hardware")
+
+    @property
     def switches(self) -> frozenset[str]:
         """Switches in force."""
         return self.allow - self.forbid
+
+
+def second_pool_for_rollout(request: Request) -> Request:
+    """The last kind of hardware serves the rollout alone, the first everything else (`--rollout-gpus`)."""
+    last = len(request.cluster.pools) - 1
+    if not last:
+        return request
+    kinds = {seat: last if seat == "rollout" else 0 for seat in FIXABLE_SEATS}
+    limits = tuple(Limit(seat=s, field="hardware", relation="=", value=k) for s, k in kinds.items())
+    return replace(request, limits=(*request.limits, *limits))
 
 
 def switched(workload: Workload, switches: frozenset[str]) -> Workload:

@@ -145,7 +145,7 @@ def frees(seat: AnySeat) -> bool:
 def allowed(request: Request, name: str, seat: AnySeat) -> bool:
     """Whether the user's limits leave an option in the space."""
     for limit in request.limits:
-        if limit.seat == name and limit.field != "gpus":
+        if limit.seat == name and limit.field not in ("gpus", "hardware"):
             holder = seat if hasattr(seat, limit.field) else seat.layout
             if not limit.holds(getattr(holder, limit.field)):
                 return False

@@ -204,7 +204,7 @@ def families(request: Request, models: Models) -> Iterator[Family]:
             if set(hardware) != set(kinds):
                 continue
             shape = Family(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
-            if {shape.role_placement} & request.forbid:
+            if {shape.role_placement} & request.forbid or not _sits_well(request, shape):
                 continue
             for path, schedule in product(
                 _paths(request, shape, seats), _schedules(request, shape, seats)
@@ -212,6 +212,13 @@ def families(request: Request, models: Models) -> Iterator[Family]:
                 found = Family(groups=groups, hardware=hardware, path=path, schedule=schedule)
                 if may_carry(request, found):
                     yield found
+
+
+def _sits_well(request: Request, shape: Family) -> bool:
+    """Whether every seat is on a kind of hardware that the user's limits leave it."""
+    at = {seat: kind for g, kind in zip(shape.groups, shape.hardware, strict=True) for seat in g}
+    bound = [x for x in request.limits if x.field == "hardware" and x.seat in at]
+    return all(limit.holds(at[limit.seat]) for limit in bound)
 
 
 def _paths(request: Request, shape: Family, seats: Group) -> tuple[WeightPath, ...]:

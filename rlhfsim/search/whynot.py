@@ -112,7 +112,10 @@ def alternative(request: Request, text: str, limit: Limit | None = None) -> Alte
     if name == "streaming":
         return Alternative(text=text, request=free, only=lambda f: f.schedule.streaming)
     if name in BACKENDS:
-        return Alternative(text=text, request=replace(request, backend=name, fix={}, limits=()))
+        return Alternative(
+            text=text,
+            request=replace(request, backend=name, fix={}, limits=request.hardware_limits),
+        )
     if name.startswith(FORBID_PREFIX):
         return Alternative(text=text, request=replace(request, forbid=request.forbid | {name.removeprefix(FORBID_PREFIX)}))  # fmt: skip
     return _path(free, text, name)
@@ -178,7 +181,9 @@ def _prices(base: Request, other: Request, models: Models, pricer: Pricer) -> Pr
 
 
 def _limits(request: Request, seat: str) -> tuple[Limit, ...]:
-    return tuple(x for x in request.limits if x.seat == seat and x.field != "gpus")
+    return tuple(
+        x for x in request.limits if x.seat == seat and x.field not in ("gpus", "hardware")
+    )
 
 
 def _refusal(asked: Alternative, pricer: Pricer) -> str:

@@ -10,7 +10,7 @@ import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.design import Design
-from rlhfsim.search.request import Limit, Request
+from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.lengths import LogNormal
 from rlhfsim.specs.workload import Reward, Rules, Workload
@@ -131,11 +131,14 @@ def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
 
 def test_a_rollout_pool_of_other_gpus_is_used_for_the_rollout() -> None:
     mixed = rlhfsim.parse_cluster(8, "h100", rollout_gpu="l40s", rollout_gpus=8)
-    design = rlhfsim.design(Request(cluster=mixed, workload=GRPO), explain=False)
-    plan = chosen(design)
+    free = Request(cluster=mixed, workload=GRPO)
+    plan = chosen(rlhfsim.design(second_pool_for_rollout(free), explain=False))
     assert plan.placement.rollout is not None
     assert plan.placement.pool(plan.placement.rollout.pool).hardware == 1
     assert plan.placement.pool(plan.placement.actor.pool).hardware == 0
+    anywhere = chosen(rlhfsim.design(free, explain=False))
+    assert {p.hardware for p in anywhere.placement.pools} == {0, 1}
+    assert anywhere.prediction.step_s <= plan.prediction.step_s
 
 
 def test_memory_as_objective_finds_a_leaner_plan() -> None:
