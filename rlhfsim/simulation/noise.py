@@ -64,12 +64,6 @@ class Noise:
         """Whether nothing is random."""
         return not (self.lengths or self.reward_spread or self._slow)
 
-    def program(
-        self, setting: Setting, kv_tokens: float | None, *, seed: int, step: int
-    ) -> Program:
-        """The priced calls of one step of the run with this seed."""
-        return Draws(setting, self, seed).program(kv_tokens, step)
-
     @property
     def _slow(self) -> bool:
         return self.straggler_share > 0 and self.straggler_slowdown > 1
@@ -101,6 +95,7 @@ class Draws:
         self.base = setting
         self.noise = noise or Noise()
         self.seed = setting.workload.seed if seed is None else seed
+        self._programs: dict[float | None, Program] = {}
 
     def lengths(self, step: int) -> Floats:
         """Response lengths of a step, tokens: the same ones in another order, or drawn anew."""
@@ -112,11 +107,18 @@ class Draws:
 
     def program(self, kv_tokens: float | None, step: int) -> Program:
         """The priced calls of a step as they run: its lengths, reward times and slow ranks."""
-        setting = self.base
         if self.noise.lengths:
-            setting = replace(setting, drawn=tuple(self.lengths(step).tolist()))
-        made = program(setting, kv_tokens)
+            drawn = tuple(self.lengths(step).tolist())
+            made = program(replace(self.base, drawn=drawn), kv_tokens)
+        else:
+            made = self._usual(kv_tokens)
         return replace(made, steps=tuple(self.disturbed(call, step) for call in made.steps))
+
+    def _usual(self, kv_tokens: float | None) -> Program:
+        """The priced calls of a quiet step."""
+        if kv_tokens not in self._programs:
+            self._programs[kv_tokens] = program(self.base, kv_tokens)
+        return self._programs[kv_tokens]
 
     def disturbed(self, call: Step, step: int) -> Step:
         """A call as it runs in a step: a collective call waits for its slowest rank."""

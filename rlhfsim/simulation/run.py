@@ -133,7 +133,10 @@ def _programs(
 ) -> list[Program]:
     if noise is None:
         return [program(setting, kv_tokens)] * count
-    return [noise.program(setting, kv_tokens, seed=seed or 0, step=i) for i in range(count)]
+    from rlhfsim.simulation.noise import Draws
+
+    draws = Draws(setting, noise, seed)
+    return [draws.program(kv_tokens, i) for i in range(count)]
 
 
 def _scaled(found: Iteration, seconds: float) -> Iteration:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import simpy
@@ -12,9 +11,8 @@ import simpy
 from rlhfsim.phases.iteration import Program
 from rlhfsim.phases.timetable import ROLLOUT, SYNC, Step
 from rlhfsim.simulation.batch_means import interval_of
-from rlhfsim.simulation.world import World
+from rlhfsim.simulation.world import Running, World
 
-Running = Generator[simpy.Event, Any, None]
 Programs = Callable[[int], Program]
 """The priced calls of step k."""
 
@@ -30,8 +28,6 @@ class Run:
     cutoff: float | None
     ends: list[float] = field(default_factory=list)
     """When each step ended: weights handed over, trainer free."""
-    waited: list[float] = field(default_factory=list)
-    """Seconds of each step until its batch was there."""
     learned: list[float] = field(default_factory=list)
     """Seconds of its trainer calls."""
     ages: list[list[int]] = field(default_factory=list)
@@ -69,7 +65,6 @@ class Run:
     def batch(self, k: int, ages: list[int]) -> Running:
         """The trainer's calls for batch k, in program order on their pools."""
         begin = self.world.env.now
-        self.waited.append(begin - (self.ends[-1] if self.ends else 0.0))
         self.ages.append(ages)
         ended: dict[str, simpy.Event] = {}
         for step in learner_steps(self.programs(k)):

@@ -10,7 +10,8 @@ import simpy
 from rlhfsim.phases.timetable import ROLLOUT
 from rlhfsim.simulation.bounds import floor_of
 from rlhfsim.simulation.rollout_pool import RolloutPool
-from rlhfsim.simulation.stale_run import Run, Running
+from rlhfsim.simulation.stale_run import Run
+from rlhfsim.simulation.world import Running
 from rlhfsim.specs.placement import Schedule
 
 # --- one-step-off -----------------------------------------------------------------------------------

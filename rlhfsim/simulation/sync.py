@@ -32,10 +32,9 @@ from rlhfsim.phases.timetable import (
     streaming_steps,
 )
 from rlhfsim.simulation.fabric import Flow, use_of
-from rlhfsim.simulation.world import Done, World
+from rlhfsim.simulation.world import Done, Running, World
 from rlhfsim.specs.placement import Schedule
 
-Running = Generator[simpy.Event, Any, None]
 ANSWER = "environment.answer"
 
 

@@ -33,7 +33,7 @@ from rlhfsim.simulation.book import Book
 from rlhfsim.simulation.fabric import Fabric, Links, Topology
 from rlhfsim.trace import Counter, CounterName, Span, Trace
 
-Process = Generator[simpy.Event, Any, Any]
+Running = Generator[simpy.Event, Any, None]
 """A simulated process."""
 
 

@@ -106,7 +106,7 @@ def test_links_keep_their_rate_on_a_slow_gpu() -> None:
 
 def test_a_noisy_program_is_the_same_for_the_same_seed() -> None:
     noise = Noise(lengths=True, reward_spread=0.3, straggler_share=0.1, straggler_slowdown=1.2)
-    first, again, other = (noise.program(SETTING, 1e5, seed=s, step=2) for s in (3, 3, 4))
+    first, again, other = (Draws(SETTING, noise, s).program(1e5, 2) for s in (3, 3, 4))
     assert first == again
     assert first.steps != other.steps
 
