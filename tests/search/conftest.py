@@ -281,7 +281,7 @@ def _restrictions(rng: random.Random, request: Request) -> list[Callable[[Reques
     return found
 
 
-def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 160) -> Case | None:
+def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 80) -> Case | None:
     """The question of a seed; None where no restriction makes its space small enough."""
     rng = random.Random(seed)
     workload = _workload(rng)

@@ -16,7 +16,7 @@ from rlhfsim.specs.models import models_of
 from rlhfsim.specs.profiles import load_profile
 from rlhfsim.specs.workload import Reward, Rules, Workload
 
-BLOCKS, EACH = 21, 10
+BLOCKS, EACH = 20, 10
 """Random questions: tests, and questions of one test."""
 REL = 1e-9
 COMMON = Workload(

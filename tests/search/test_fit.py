@@ -84,7 +84,7 @@ def features(placement: Placement) -> set[str]:
 def test_sums_of_vectors_say_what_the_ledger_says(questions: Any) -> None:
     met: set[str] = set()
     answers: list[bool] = []
-    for seed in range(1200, 1290):
+    for seed in range(1200, 1270):
         case = questions.drawn(seed, most=10**9)
         if case is None:
             continue
