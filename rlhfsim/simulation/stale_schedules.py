@@ -54,9 +54,12 @@ class OneStepOff:
         if after is not None:
             yield after
         self.versions.append(self.version)
-        for step in self.run.programs(k).steps:
+        made, world = self.run.programs(k), self.run.world
+        world.kv_cache(made.generation.kv_tokens if made.generation else 0.0)
+        for step in made.steps:
             if step.name.startswith(ROLLOUT):
-                yield from self.run.world.work(step, k, version=self.version)
+                yield from world.work(step, k, version=self.version)
+        world.kv_cache(0.0)
 
     def _sync(self, k: int) -> Running:
         yield from self.run.sync(k)
@@ -196,6 +199,7 @@ class Async:
         recorder.counter("weight_version", self._place, self.env.now, version)
         for r, replica in enumerate(self.pool.replicas):
             recorder.counter("running", self._place, self.env.now, len(replica.running), f"replica {r}")  # fmt: skip
+            self.run.world.kv_cache(replica.kv_tokens, f"replica {r}")
             self._since[r] = self.env.now, replica.busy, replica.tokens
 
     def _spans(self, k: int) -> None:

@@ -132,8 +132,8 @@ class _Launch:
 
         def process() -> Running:
             yield self.world.all_of([turn.ready, *needs])
-            if step.name == ROLLOUT and (self.finish or self.ran.program.turns):
-                self.ran.done[step.name] = yield from self._generate(step)
+            if step.name == ROLLOUT:
+                self.ran.done[step.name] = yield from self._rollout(step)
             else:
                 self.ran.done[step.name] = yield from self.world.work(
                     step, self.number, version=self.number
@@ -177,6 +177,17 @@ class _Launch:
                 event.succeed()
 
     # --- generation -----------------------------------------------------------------------------------
+
+    def _rollout(self, step: Step) -> Generator[simpy.Event, Any, Done]:
+        """Generation; meanwhile the KV cache stands at the most that a replica comes to hold."""
+        world, made = self.world, self.ran.program.generation
+        world.kv_cache(made.kv_tokens if made else 0.0)
+        if self.finish or self.ran.program.turns:
+            done = yield from self._generate(step)
+        else:
+            done = yield from world.work(step, self.number, version=self.number)
+        world.kv_cache(0.0)
+        return done
 
     def _generate(self, step: Step) -> Generator[simpy.Event, Any, Done]:
         world, start = self.world, self.world.env.now

@@ -27,6 +27,7 @@ from typing import Any
 import simpy
 
 from rlhfsim.costs.cost import Cost
+from rlhfsim.costs.kv_cache import kv_bytes_per_token
 from rlhfsim.phases.iteration import CPU_POOL, Setting
 from rlhfsim.phases.timetable import Step
 from rlhfsim.simulation.book import Book
@@ -159,6 +160,14 @@ class World:
     def links(self, pools: tuple[str, ...]) -> Links:
         """Links of a call on these pools."""
         return {} if pools == (CPU_POOL,) else self.topology.links(pools)
+
+    def kv_cache(self, tokens: float, group: str = "all") -> None:
+        """From now on a rollout replica holds so many tokens: the bytes on each of its GPUs."""
+        seat = self.setting.placement.rollout
+        if self.recorder.on and seat is not None:
+            each = kv_bytes_per_token(self.setting.models.actor, seat.layout)
+            held = tokens / seat.layout.attention_dp * each
+            self.recorder.counter("kv_bytes", seat.pool, self.env.now, held, group)
 
     def work(
         self, step: Step, number: int = 0, *, version: int | None = None, links: Links | None = None,

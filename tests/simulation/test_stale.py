@@ -64,7 +64,7 @@ def setting(
 
 
 def by_hand(generate: float, learn: float, sync: float) -> Program:
-    made: Any = SimpleNamespace(cost=seconds(generate), finish=())
+    made: Any = SimpleNamespace(cost=seconds(generate), finish=(), kv_tokens=0.0)
     steps = (
         Step(name=ROLLOUT, pools=("r",), cost=seconds(generate)),
         Step(name="actor.logprob", pools=("t",), cost=seconds(learn / 4), needs=(ROLLOUT,)),

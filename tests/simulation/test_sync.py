@@ -50,7 +50,7 @@ def step(name: str, pools: str, cost: float | Cost, *needs: str, streams: bool =
 def program(*steps: Step, turns: Turns | None = None, finish: Any = None) -> Program:
     cost = next((s.cost for s in steps if s.name == ROLLOUT), Cost())
     even = tuple(cost.seconds * (i + 1) / FINISH_POINTS for i in range(FINISH_POINTS))
-    made: Any = SimpleNamespace(cost=cost, finish=finish or even)
+    made: Any = SimpleNamespace(cost=cost, finish=finish or even, kv_tokens=1000.0)
     return Program(steps=steps, generation=made, refilled=None, tokens=1.0, gpus=24, turns=turns)
 
 
@@ -456,3 +456,14 @@ def test_the_link_of_a_call_is_that_of_its_pool() -> None:
     world = World(SETTING)
     assert use_of(seconds(1, "network"), world.links(("a",))) == {"nic:a": 1.0}
     assert world.links(("cpu",)) == {}
+
+
+def test_the_kv_cache_is_counted_on_each_gpu_while_samples_are_generated() -> None:
+    priced = program(
+        step("actor.generate", "b", 10.0), step("actor.train", "a", 5.0, "actor.generate")
+    )
+    found = ran(priced)
+    assert found.trace is not None
+    held = [(c.time_s, c.value, c.pool) for c in found.trace.counters if c.name == "kv_bytes"]
+    full = 1000 * SETTING.models.actor.kv_bytes_per_token()
+    assert held == [(0.0, pytest.approx(full), "b"), (10.0, 0.0, "b")]
