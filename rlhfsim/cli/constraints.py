@@ -72,7 +72,7 @@ def constraint_options(command: F) -> F:
         click.option("--fix", multiple=True, metavar="SEAT.FIELD=VALUE", help="Fix or bound a field of a seat: actor.tp=8, 'actor.tp<=4', rollout.gpus=16; repeatable."),
         click.option("--forbid", type=Several("choice", CHOICES), default="", help=f"Rule out: {', '.join(CHOICES)}."),
         click.option("--max-gpus-per-role", type=Whole(1, MAX_GPUS), help="Largest pool where there are several."),
-        click.option("--max-oom", type=Number(0.001, 0.999), default=0.1, show_default=True, help="Largest risk of running out of memory that a plan may carry."),
+        click.option("--max-oom", type=Number(0.001, 0.3), default=0.1, show_default=True, help="Largest risk of running out of memory that a plan may carry."),
         click.option("--time-limit", type=Number(0.1, DAY, "s"), help="Longest search; then the best plan so far, and how much better one could still be."),
         click.option("--require", multiple=True, metavar="QUANTITY<VALUE", help=f"A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. Quantities: {', '.join(QUANTITIES)}."),
         click.option("--steps", type=Whole(1, 1_000_000_000), help="Steps of the whole run, for its time and cost."),

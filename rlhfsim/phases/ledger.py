@@ -30,7 +30,7 @@ from rlhfsim.phases.timeline import DEFAULT_STACK, Batch, EngineBytes, Stack, ba
 from rlhfsim.phases.uncertainty import Item, probability_above
 from rlhfsim.specs.hardware import Cluster, Profile
 from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Placement, RolloutSeat
+from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat
 from rlhfsim.specs.workload import Workload
 from rlhfsim.units import format
 
@@ -264,15 +264,40 @@ def no_start(
 def host_bytes(
     models: Models, placement: Placement, workload: Workload, cluster: Cluster
 ) -> dict[str, float]:
-    """Host bytes per node of each pool (M10): offloaded states, sleeping copies, processes."""
+    """Host bytes on the fullest node under each pool (M10), with the other pools of that node.
+
+    Offloaded states, sleeping copies, processes.
+    """
+    each = {p.name: _host_per_gpu(models, placement, workload, cluster, p) for p in placement.pools}
     held = {}
     for pool in placement.pools:
-        hardware = cluster.pools[pool.hardware]
-        stage = stages_of(placement, pool.name)[0]
-        view = pool_bytes(models, placement, workload, cluster, pool.name, stage)
-        per_gpu = sum(r.host for r in view.roles.values())
-        processes = sum(r.framework > 0 for r in view.roles.values()) + (view.engine is not None)
-        per_gpu += processes * view.profile["host_process_bytes"]
-        per_gpu += view.engine.host if view.engine else 0.0
-        held[pool.name] = per_gpu * min(pool.gpus, hardware.gpus_per_node)
+        size = cluster.pools[pool.hardware].gpus_per_node
+        nodes = {
+            pool.start // size,
+            (pool.start + size) // size,
+            (pool.start + pool.gpus - 1) // size,
+        }
+        held[pool.name] = max(
+            sum(each[p.name] * _gpus_on(p, pool.hardware, node, size) for p in placement.pools)
+            for node in nodes
+            if _gpus_on(pool, pool.hardware, node, size)
+        )
     return held
+
+
+def _gpus_on(pool: GpuSet, hardware: int, node: int, size: int) -> int:
+    """GPUs of a pool on one node."""
+    if pool.hardware != hardware:
+        return 0
+    first, last = node * size, (node + 1) * size
+    return max(0, min(last, pool.start + pool.gpus) - max(first, pool.start))
+
+
+def _host_per_gpu(
+    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: GpuSet
+) -> float:
+    stage = stages_of(placement, pool.name)[0]
+    view = pool_bytes(models, placement, workload, cluster, pool.name, stage)
+    processes = sum(r.framework > 0 for r in view.roles.values()) + (view.engine is not None)
+    own = sum(r.host for r in view.roles.values()) + (view.engine.host if view.engine else 0.0)
+    return own + processes * view.profile["host_process_bytes"]

@@ -15,8 +15,9 @@ from rlhfsim.phases.residency import sync_buffers, sync_group
 from rlhfsim.phases.timetable import STREAM_CHUNKS
 from rlhfsim.phases.weight_sync import sync
 from rlhfsim.search.bound import FIXED, Numbers, head_seconds, objective_bound
+from rlhfsim.search.dominance import lean
 from rlhfsim.search.fit import NO_SYNC, SyncBytes
-from rlhfsim.search.pools import ENDS, HOST, MANY, Corner, PoolTable, SyncSeconds, lean, pool_table
+from rlhfsim.search.pools import ENDS, HOST, MANY, Corner, PoolTable, SyncSeconds, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.seats import Key, SeatTable
@@ -173,7 +174,7 @@ class Corners:
         group, hardware = family.groups[index], family.hardware[index]
         ends = any(seat in group for seat in ENDS)
         shares = self._shares_host(frame)
-        name = (group, hardware, gpus, family.path if ends else None, family.pace, family.schedule.double_buffered, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
+        name = (group, hardware, gpus, family.hardware[family.pool_of("actor") or 0], family.path if ends else None, family.pace, family.schedule.double_buffered, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
         if name not in self._pools:
             corner = self._corner(frame, index, shares=shares)
             least = self._outside(frame, index)

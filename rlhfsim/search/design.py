@@ -9,7 +9,7 @@ from itertools import combinations
 from math import inf
 
 from rlhfsim.plan import Plan
-from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.exact import Found, Search
 from rlhfsim.search.explain import probability_better, reasons
@@ -131,5 +131,5 @@ def _ranked(request: Request, found: list[tuple[Workload, Found]]) -> list[Answe
 
 def value(request: Request, candidate: Candidate) -> tuple[float, float]:
     """What is minimised, then what decides between equals."""
-    pair = candidate.seconds, candidate.ledger.peak_bytes
+    pair = candidate.seconds, most_bytes(candidate.ledger)
     return (pair[1], pair[0]) if request.objective == "memory" else pair

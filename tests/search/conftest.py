@@ -18,7 +18,7 @@ import pytest
 
 from rlhfsim.costs.devices import domain_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.ledger import host_bytes, ledger
+from rlhfsim.phases.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.request import Limit, Request
@@ -150,7 +150,7 @@ def outcome(case: Case, placement: Placement) -> Candidate | None:
     if label in request.forbid or request.architecture not in (None, label):
         return None
     memory = ledger(models, placement, request.workload, request.cluster)
-    if risk(request, memory) or not hosts_hold(case, placement):
+    if risk(request, memory):
         return None
     try:
         return simulated(request, models, placement, memory)
@@ -158,23 +158,6 @@ def outcome(case: Case, placement: Placement) -> Candidate | None:
         if error.code == "weight-path-unavailable":
             return None
         raise
-
-
-def hosts_hold(case: Case, placement: Placement) -> bool:
-    """Whether the pools that stand on one node fit into its host memory together."""
-    cluster = case.request.cluster
-    held = host_bytes(case.models, placement, case.request.workload, cluster)
-    for kind, pool in enumerate(cluster.pools):
-        for node in range(pool.nodes):
-            first, last = node * pool.gpus_per_node, (node + 1) * pool.gpus_per_node
-            total = 0.0
-            for home in placement.pools:
-                here = max(0, min(last, home.start + home.gpus) - max(first, home.start))
-                if home.hardware == kind and here:
-                    total += held[home.name] * here / min(home.gpus, pool.gpus_per_node)
-            if total > pool.profile.node.host_memory.value * (1 + 1e-12):
-                return False
-    return True
 
 
 def value(case: Case, candidate: Candidate) -> float:

@@ -13,8 +13,9 @@ import pytest
 
 from rlhfsim.phases.timetable import STREAM_CHUNKS
 from rlhfsim.search.bound import FIXED
+from rlhfsim.search.dominance import lean, undominated
 from rlhfsim.search.fit import NO_SYNC, fitting
-from rlhfsim.search.pools import Corner, PoolTable, lean, pool_table, undominated
+from rlhfsim.search.pools import Corner, PoolTable, pool_table
 from rlhfsim.search.seats import Key, SeatTable
 from rlhfsim.specs.dataflow import dataflow
 from rlhfsim.specs.hardware import Pool

@@ -1,0 +1,51 @@
+"""Rows of a table that no other row of their class equals or beats in every column."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.search.seats import SeatTable
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> Ints:
+    """Rows that no other row of their class equals or beats in every column, ordered by their sum.
+
+    Of rows that are equal in every column the one with the least `tie` stays.
+    """
+    found: list[Ints] = []
+    for number in np.unique(classes):
+        members = np.flatnonzero(classes == number)
+        found.append(members[_front(columns[members], None if tie is None else tie[members])])
+    kept = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+    return np.asarray(kept[np.argsort(columns[kept].sum(axis=1), kind="stable")])
+
+
+def _front(columns: Floats, tie: Floats | None) -> Ints:
+    """Rows that are not dominated.
+
+    In lexicographic order a row can only be dominated by an earlier one, so the first row left is
+    never dominated; what it dominates goes.
+    """
+    keys = columns.T[::-1] if tie is None else np.concatenate([tie[None], columns.T[::-1]])
+    left = np.lexsort(keys)
+    front: list[int] = []
+    while len(left):
+        front.append(int(left[0]))
+        left = left[(columns[left] < columns[left[0]]).any(axis=1)]
+    return np.array(front, dtype=np.int64)
+
+
+def lean(
+    table: SeatTable, columns: Floats, *, by_class: bool, by_label: bool, by_move: bool
+) -> Ints:
+    """Options of one seat that no other of its class beats in time and in every state's bytes."""
+    classes = table.sync_class if by_class else np.zeros(len(table), dtype=np.int64)
+    if by_label:
+        classes = classes * 2 + table.frees
+    if by_move:
+        classes = classes * 4 + table.moved
+    return np.sort(undominated(columns, classes))
