@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from rlhfsim.api import estimate_file
+from rlhfsim.phases.iteration import Setting, iteration, program
 from rlhfsim.phases.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.simulation.run import simulate
+from rlhfsim.simulation.stale import stale_bound
 from rlhfsim.specs.dataflow import dataflow
 from rlhfsim.specs.models import models_of
+from rlhfsim.specs.placement import Schedule
 from rlhfsim.specs.scenario import load_scenario, system_names
 
 SYSTEMS = {  # name -> architecture, role placement, weight path
@@ -82,3 +87,45 @@ def test_critic_and_reward_work_beside_actor_and_reference_in_openrlhf() -> None
     phases = {p.name: p for p in estimate_file("openrlhf").prediction.phases}
     assert phases["critic.train"].start_s == pytest.approx(phases["actor.train"].start_s, rel=0.05)
     assert phases["reward.score"].start_s == phases["reference.logprob"].start_s
+
+
+# --- simulated --------------------------------------------------------------------------------------
+
+
+def priced(name: str) -> tuple[Setting, float | None]:
+    s = load_scenario(name)
+    models = models_of(s.workload)
+    held = ledger(models, s.placement, s.workload, s.cluster)
+    setting = Setting(models=models, placement=s.placement, workload=s.workload, cluster=s.cluster)
+    return setting, held.kv_tokens if held.kv_tokens and held.kv_tokens > 0 else None
+
+
+@pytest.mark.parametrize("name", sorted(set(SYSTEMS) - {"sample-factory"}))
+def test_a_synchronous_system_simulates_to_its_priced_step_and_never_runs_out_of_memory(
+    name: str,
+) -> None:
+    setting, kv_tokens = priced(name)
+    alone = iteration(
+        setting.models, setting.placement, setting.workload, setting.cluster, kv_tokens=kv_tokens
+    ).seconds
+    found = simulate(setting, kv_tokens, steps=2, memory="strict")
+    # calls that run side by side may wait for a link; without that the two are equal
+    assert alone * (1 - 1e-9) <= found.seconds < 1.02 * alone
+    assert found.step_seconds[0] == pytest.approx(found.step_seconds[1])
+    if not any(found.lost.values()):
+        assert found.seconds == pytest.approx(alone)
+
+
+def test_sample_factory_simulates_within_its_staleness_bound_above_its_limit() -> None:
+    setting, kv_tokens = priced("sample-factory")
+    found = simulate(setting, kv_tokens, steps=12, warmup=4, seed=0, memory="strict")
+    assert found.staleness is not None
+    assert found.staleness.max <= setting.placement.schedule.staleness
+    assert found.seconds >= stale_bound(program(setting, kv_tokens), setting, kv_tokens) * (1 - 1e-9)  # fmt: skip
+    assert found.seconds < 1.25 * found_without_staleness(setting, kv_tokens)
+
+
+def found_without_staleness(setting: Setting, kv_tokens: float | None) -> float:
+    """The same pools, one batch after the other."""
+    waits = replace(setting.placement, schedule=Schedule())
+    return simulate(replace(setting, placement=waits), kv_tokens).seconds
