@@ -67,6 +67,11 @@ OBJECTIVES = get_args(Objective)
     help="Compare with the best plan of another choice: actor.tp=4, async, disaggregated, disk, megatron, no-offload; repeatable.",
 )
 @click.option(
+    "--gains",
+    is_flag=True,
+    help="Also what each switch and backend that does not compete would bring.",
+)
+@click.option(
     "--pareto",
     is_flag=True,
     help="Also the plans that trade time for memory, staleness or risk.",
@@ -85,7 +90,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     request = _request(given)
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
-    answer = _answer(request, targets, instead)
+    answer = _answer(request, targets, instead, left_out=given["gains"])
     steps = given["steps"]
     extras = Extras(
         steps=steps,
@@ -102,13 +107,17 @@ def design(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _answer(
-    request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative]
+    request: Request,
+    targets: Sequence[Requirement],
+    instead: Sequence[Alternative],
+    *,
+    left_out: bool,
 ) -> Design:
     """The best plan that keeps the targets on memory, risk and staleness; without them if none does."""
     within = narrowed(request, targets)
-    answer = search_design(within, instead=instead)
+    answer = search_design(within, instead=instead, left_out=left_out)
     if answer.chosen is None and within != request:
-        return search_design(request, instead=instead)
+        return search_design(request, instead=instead, left_out=left_out)
     return answer
 
 

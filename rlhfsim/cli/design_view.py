@@ -60,10 +60,11 @@ def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
         _rule(console, "plans between which you may choose")
         console.print(front_table(extras.front))
     _show_flips(console, answer)
-    _show_gains(console, answer)
+    if answer.gains:
+        _show_gains(console, answer)
     _rule(console, "how sure")
     console.print(view.sureness(answer.chosen, console.width))
-    _show_next(console, out)
+    _show_next(console, answer, out)
 
 
 def _rule(console: Console, title: str) -> None:
@@ -217,11 +218,13 @@ def _show_gains(console: Console, answer: Design) -> None:
     console.print(table)
 
 
-def _show_next(console: Console, out: str) -> None:
+def _show_next(console: Console, answer: Design, out: str) -> None:
     _rule(console, "next")
     console.print(f"  the plan is in {out}; look closer with", highlight=False)
     console.print(f"  rlhfsim memory {out}", style="bold", highlight=False)
     console.print(f"  rlhfsim simulate {out}", style="bold", highlight=False)
+    if not answer.gains:
+        console.print("  add --gains to see what async, LoRA, FP8 and other backends would bring")
 
 
 def _show_nothing(console: Console, answer: Design) -> None:

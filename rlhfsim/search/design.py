@@ -52,7 +52,7 @@ class Design:
     flips: tuple[Flip, ...]
     """Single changes that would make another plan the best."""
     gains: tuple[Gain, ...]
-    """What each choice that is not allowed would bring."""
+    """What each choice that is not allowed would bring, where that was asked."""
     refused: Counter[str] = field(default_factory=Counter)
     """Layouts outside the space by reason."""
     shortage: str | None = None
@@ -64,9 +64,15 @@ class Design:
 
 
 def design(
-    request: Request, *, explain: bool = True, instead: Sequence[Alternative] = ()
+    request: Request,
+    *,
+    explain: bool = True,
+    left_out: bool = False,
+    instead: Sequence[Alternative] = (),
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
+
+    `left_out`: also what each choice would bring that does not compete; it takes as long again.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
@@ -93,7 +99,7 @@ def design(
         confidence=probability_better(best.candidate.iteration, ranked[1].candidate.iteration) if len(ranked) > 1 else None,
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
         flips=tuple(flips(base, best.models, same)) if explain else (),
-        gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if explain else (),
+        gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if left_out else (),
         whynots=tuple(why_not(a, plans[0], base, source.pricer) for a in instead),
     )  # fmt: skip
 

@@ -27,8 +27,8 @@ def answer(**changes: object) -> Design:
         "workload": Workload(model="8b", prompts=256),
     }
     changes = dict(changes)
-    explain = bool(changes.pop("explain", False))
-    return rlhfsim.design(Request(**(given | changes)), explain=explain)  # type: ignore[arg-type]
+    explain, left_out = (bool(changes.pop(name, False)) for name in ("explain", "left_out"))
+    return rlhfsim.design(Request(**(given | changes)), explain=explain, left_out=left_out)  # type: ignore[arg-type]
 
 
 @cache
@@ -54,6 +54,11 @@ def test_the_answer_holds_more_than_one_architecture_and_says_why() -> None:
     design = answer(explain=True)
     assert len({plan.architecture for plan in (chosen(design), *design.runners_up)}) >= 3
     assert len(design.reasons) >= 3
+
+
+def test_what_the_choices_left_out_would_bring_is_told_when_asked() -> None:
+    assert not answer(explain=True).gains
+    design = answer(left_out=True)
     assert {gain.name for gain in design.gains} >= {
         "async",
         "lora",
@@ -79,7 +84,7 @@ def test_an_allowed_switch_is_never_worse() -> None:
 
 
 def test_the_gain_of_a_switch_is_what_allowing_it_brings_on_the_same_pools() -> None:
-    gain = next(g for g in answer(explain=True).gains if g.name == "rollout-logprobs")
+    gain = next(g for g in answer(left_out=True).gains if g.name == "rollout-logprobs")
     assert gain.seconds == pytest.approx(
         chosen(answer(allow=frozenset({"rollout-logprobs"}))).prediction.step_s, rel=0.02
     )
