@@ -189,3 +189,17 @@ def test_deepspeed_chat_hours_use_the_sample_count_of_its_token_count() -> None:
     assert sequences is not None
     assert steps is not None
     assert sequences * steps * 512 == pytest.approx(135_317_504, rel=0.005)
+
+
+def test_stale_rows_are_simulated_in_steady_state_and_give_the_same_figure_each_time() -> None:
+    one, again = step(6), step(6)
+    assert one.seconds == again.seconds
+    waits, trains = seconds(one, "actor.generate.wait"), seconds(one, "actor.train")
+    generates = seconds(one, "actor.generate")
+    assert 0 < waits < one.seconds - trains  # part of generation is hidden behind training
+    assert generates + trains > one.seconds > max(generates, trains)
+
+
+def test_a_synchronous_row_is_its_chain_of_phases() -> None:
+    one = step(9)
+    assert one.seconds == pytest.approx(sum(one.phases[i].cost.seconds for i in one.critical))

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from rlhfsim.specs.profiles import load_profile
 from rlhfsim.validation import rlhf
+from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rlhf_fit import NAMES, fit
 from rlhfsim.validation.rows import shipped
+
+
+@cache
+def predicted() -> tuple[Outcome, ...]:
+    return tuple(rlhf.outcomes(shipped("rlhf")))
 
 
 def test_the_shipped_coefficients_are_what_the_fit_gives() -> None:
@@ -21,14 +29,12 @@ def test_the_shipped_coefficients_are_what_the_fit_gives() -> None:
 
 
 def test_every_outcome_of_the_fitted_table_has_part_fit_and_no_other_has() -> None:
-    found = rlhf.outcomes(shipped("rlhf"))
+    found = predicted()
     assert {o.part for o in found if o.file == rlhf.FIT_FILE} == {"fit"}
     assert {o.part for o in found if o.file != rlhf.FIT_FILE} == {"report"}
 
 
 def test_the_fitted_rows_lose_their_bias() -> None:
-    steps = [
-        o.error for o in rlhf.outcomes(shipped("rlhf")) if o.part == "fit" and o.kind == "rlhf.step"
-    ]
+    steps = [o.error for o in predicted() if o.part == "fit" and o.kind == "rlhf.step"]
     assert len(steps) == 6
     assert abs(sorted(e for e in steps if e is not None)[2]) < 0.1
