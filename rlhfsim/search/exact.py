@@ -31,6 +31,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 DIVES = 2
 """Frames of a kind of plan that the dive tries."""
+RIVAL = 1.25
+"""A kind of plan whose bound is further above the best plan is not looked at."""
 EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
 
@@ -171,6 +173,8 @@ class Search:
             found = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
             kinds.setdefault(kind, []).extend(found)
         for tried in sorted(kinds.values(), key=lambda t: min((x[0] for x in t), default=inf)):
+            if min((x[0] for x in tried), default=inf) > RIVAL * self.limit:
+                break
             near = sorted(tried, key=lambda x: x[0])[: DIVES * DIVES]
             frames = [branch.frame(row) for _, branch, row in near]
             for frame in sorted(frames, key=self._bound)[:DIVES]:

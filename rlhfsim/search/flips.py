@@ -17,7 +17,7 @@ from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import Placement, Seat
 from rlhfsim.units import Dimension
 
-FLIP_RIVALS = 4
+FLIP_RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
 CLEAR = 0.01
 """A rival must be this much faster to count."""

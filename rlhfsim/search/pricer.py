@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 
-from rlhfsim.costs.devices import domain_of
+from rlhfsim.costs.devices import Identity, domain_of
 from rlhfsim.costs.memory import stages
 from rlhfsim.phases.generation import Generation
 from rlhfsim.phases.iteration import Setting, forward_cost, generation_of, train_cost
@@ -57,7 +57,7 @@ class Pricer:
         self.request = request
         self.models = models
         self.calls = dataflow(request.workload)
-        self._tables: dict[Key, SeatTable] = {}
+        self._tables = _kept_tables(request)
         self._forward: dict[tuple[object, ...], float] = {}
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], Setting] = {}
@@ -74,7 +74,8 @@ class Pricer:
     ) -> Pricer:
         """The prices that stay valid for another request: those of every seat but the changed ones."""
         other = Pricer(request, models)
-        other._tables = {k: t for k, t in self._tables.items() if k.seat not in changed}
+        known = {k: t for k, t in self._tables.items() if k.seat not in changed}
+        other._tables = known | other._tables
         return other
 
     def tables(self, seat: str) -> list[SeatTable]:
@@ -301,3 +302,25 @@ def _sorted(table: SeatTable) -> SeatTable:
 
 def _size(key: Key) -> tuple[int, int, str, bool, bool, bool]:
     return key.hardware, key.gpus, key.seat, key.beside_actor, key.adapters, key.double_buffered
+
+
+# --- tables of earlier searches ---------------------------------------------------------------------
+
+_KEPT: OrderedDict[object, dict[Key, SeatTable]] = OrderedDict()
+MOST_KEPT = 8
+"""Requests whose prices a process remembers."""
+
+
+def _kept_tables(request: Request) -> dict[Key, SeatTable]:
+    """The tables of an earlier search that asked the same of every seat; prices depend on nothing else."""
+    pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in request.cluster.pools)
+    fixed = tuple((seat, *sorted(fields.items())) for seat, fields in sorted(request.fix.items()))
+    name = (
+        pools, request.cluster.oversubscription, request.workload, request.backend, request.forbid, fixed,
+        request.limits, request.max_oom, request.max_memory, "async" in request.switches, request.max_staleness,
+    )  # fmt: skip
+    found = _KEPT.setdefault(name, {})
+    _KEPT.move_to_end(name)
+    while len(_KEPT) > MOST_KEPT:
+        _KEPT.popitem(last=False)
+    return found
