@@ -17,7 +17,7 @@ from rlhfsim.phases.weight_sync import sync
 from rlhfsim.search.bound import FIXED, Numbers, head_seconds, objective_bound
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.fit import NO_SYNC, SyncBytes
-from rlhfsim.search.pools import ENDS, HOST, MANY, Corner, PoolTable, SyncSeconds, pool_table
+from rlhfsim.search.pools import ENDS, HOST, Corner, PoolTable, SyncSeconds, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.seats import Key, SeatTable
@@ -123,12 +123,16 @@ class Corners:
     def sync_seconds(self, family: Family, actor: SeatTable, rollout: SeatTable) -> SyncSeconds:
         """The weight path between rows of two tables, priced once for each pair of classes."""
 
+        columns = int(rollout.sync_class.max(initial=-1)) + 1
+        first = [dict(zip(*np.unique(t.sync_class, return_index=True), strict=True)) for t in (actor, rollout)]  # fmt: skip
+
         def seconds(one: Ints, two: Ints) -> Floats:
-            pairs = actor.sync_class[one] * MANY + rollout.sync_class[two]
-            unique, first, back = np.unique(pairs, return_index=True, return_inverse=True)
-            del unique
-            each = [self._path(family, actor, int(one[i]), rollout, int(two[i])) for i in first]
-            return np.array(each).reshape(-1)[back]
+            pairs = actor.sync_class[one] * columns + rollout.sync_class[two]
+            known = np.bincount(pairs, minlength=1).astype(np.float64)
+            for pair in np.flatnonzero(known):
+                i, j = (int(rows[number]) for rows, number in zip(first, divmod(pair, columns), strict=True))  # fmt: skip
+                known[pair] = self._path(family, actor, i, rollout, j)
+            return np.asarray(known[pairs])
 
         return seconds
 

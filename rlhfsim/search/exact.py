@@ -16,6 +16,8 @@ from math import inf, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.phases.iteration import Setting, closed_form, program
+from rlhfsim.phases.residency import engine_in_plan
 from rlhfsim.search.bound import Numbers, objective_bound
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.certificate import Certificate
@@ -248,9 +250,25 @@ class Search:
         for choice, bound in zip(rows, bounds.tolist(), strict=True):
             if not thin and bound > self._leaf_threshold:
                 break
-            if self._judge(self.corners.placement(frame, pools, choice), thin=thin) and thin:
+            placement = self.corners.placement(frame, pools, choice)
+            if not thin and self._too_slow(placement):
+                continue
+            if self._judge(placement, thin=thin) and thin:
                 break
         return unfit
+
+    def _too_slow(self, placement: Placement) -> bool:
+        """Whether the closed form of a streaming plan, a tighter bound, already rules it out."""
+        seat = placement.rollout
+        if not placement.schedule.streaming or seat is None or self.request.objective == "memory":
+            return False
+        profile = self.request.cluster.pools[placement.pool(seat.pool).hardware].profile
+        kv_tokens = engine_in_plan(self.models, placement, self.request.workload, profile).kv_tokens
+        setting = Setting(
+            models=self.models, placement=placement, workload=self.request.workload, cluster=self.request.cluster,
+        )  # fmt: skip
+        form = closed_form(program(setting, kv_tokens), placement.schedule)
+        return form.seconds > self._leaf_threshold
 
     # --- counting ---------------------------------------------------------------------------------
 

@@ -153,9 +153,10 @@ def test_a_layout_that_cannot_exist_names_the_rule(layout: str, code: str, words
 
 
 def test_degrees_that_do_not_divide_the_pool_are_refused() -> None:
-    error = refused(*LARGE, "--architecture", "naive", "--actor", "tp=8,pp=5")
+    nodes = ("--gpus", "32", "--model", "70b", "--backend", "megatron", "--architecture", "naive")
+    error = refused(*nodes, "--actor", "tp=4,pp=5")
     assert error.code == "layout-does-not-divide"
-    assert "its pool has 64" in error.message
+    assert "its pool may have 8, 16, 24, 32" in error.message
 
 
 def test_a_backend_that_cannot_run_the_layout_says_why() -> None:

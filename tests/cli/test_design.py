@@ -49,7 +49,7 @@ def test_the_answer_is_ranked_explained_and_no_wider_than_100_columns(tmp_path: 
         "the chosen plan",
         "why",
         "what would flip the choice",
-        "left out",
+        "--gains",
         "how sure",
         "next",
     ):
