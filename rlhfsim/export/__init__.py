@@ -1,1 +1,1 @@
-"""Plans as configurations of other frameworks."""
+"""What is written for other tools: Chrome traces, figures of a run."""
