@@ -12,7 +12,7 @@ moved in and out of GPU memory, since those wait for the whole batch, and how mu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -43,6 +43,8 @@ MERGE = ("actor", "critic", "rollout", "reference", "reward")
 """Order in which seats are merged: those that decide most first."""
 WORTH = 2_000
 """Parts among which dominance is looked for before all seats are merged."""
+BATCH = 200_000
+"""Parts that go on together to the next seat."""
 CHUNK = 100_000
 """Combinations that are looked at in one go."""
 MANY = 100_000
@@ -155,26 +157,43 @@ def pool_table(corner: Corner, bound: Bound, limit: float, *, beam: int | None =
     order = sorted(range(len(corner.group)), key=lambda i: MERGE.index(corner.group[i]))
     seats = [_seat(corner, i) for i in order]
     fate, left = Fate(), [len(s) for s in seats]
-    part = Part(rows=np.empty((1, 0), np.int64), times=np.zeros((1, seats[0].times.shape[1])), bytes=np.zeros((1, *seats[0].bytes.shape[1:])))  # fmt: skip
-    for place, seat in enumerate(seats):
-        rest = seats[place + 1 :]
+    columns = FIXED + seats[0].times.shape[1] - len(TIMES)
+    kept = Kept(rows=np.empty((0, len(order)), np.int64), numbers=np.empty((0, columns)))
+
+    def grow(part: Part, place: int) -> None:
+        """Merges the seats from `place` on; many parts go on in batches, so that memory stays small."""
+        if place == len(seats):
+            kept.take(corner, part, order, fate)
+            return
         goal = Goal(bound=bound, limit=limit, beam=beam, fate=fate, weight=prod(left[place + 1 :]))
-        part = _merged(corner, part, seat, rest, order[: place + 1], goal)
-        if not len(part):
-            break
-    back = np.argsort(order)
-    whole = len(part) > 0
-    rows = part.rows[:, back] if whole else np.empty((0, len(order)), np.int64)
-    numbers = _numbers(corner, part.times) if whole else np.empty((0, FIXED))
-    if whole:
-        numbers[:, PEAK] = part.bytes[..., 0].max(axis=(1, 2))
-        best = _undominated(corner, rows, numbers)
-        fate.dominated += len(rows) - len(best)
-        rows, numbers = rows[best], numbers[best]
+        for batch in _merged(corner, part, seats[place], seats[place + 1 :], order[: place + 1], goal):  # fmt: skip
+            if len(batch):
+                grow(batch, place + 1)
+
+    start = Part(rows=np.empty((1, 0), np.int64), times=np.zeros((1, seats[0].times.shape[1])), bytes=np.zeros((1, *seats[0].bytes.shape[1:])))  # fmt: skip
+    grow(start, 0)
     return PoolTable(
-        tables=corner.tables, originals=corner.originals, rows=rows, numbers=numbers, considered=prod(left),
+        tables=corner.tables, originals=corner.originals, rows=kept.rows, numbers=kept.numbers, considered=prod(left),
         bounded=fate.bounded, infeasible=fate.infeasible, dominated=fate.dominated, shortfall=float(fate.shortfall),
     )  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Kept:
+    """Whole combinations that no other one met so far beats."""
+
+    rows: Ints
+    numbers: Floats
+
+    def take(self, corner: Corner, part: Part, order: Sequence[int], fate: Fate) -> None:
+        """Adds finished parts and drops what is dominated."""
+        numbers = _numbers(corner, part.times)
+        numbers[:, PEAK] = part.bytes[..., 0].max(axis=(1, 2))
+        rows = np.concatenate([self.rows, part.rows[:, np.argsort(order)]])
+        numbers = np.concatenate([self.numbers, numbers])
+        best = _undominated(corner, rows, numbers)
+        fate.dominated += len(rows) - len(best)
+        self.rows, self.numbers = rows[best], numbers[best]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,46 +210,63 @@ class Goal:
 
 def _merged(
     corner: Corner, part: Part, seat: Part, rest: Sequence[Part], order: Sequence[int], goal: Goal
-) -> Part:
-    """The part with one seat more, block by block."""
+) -> Iterator[Part]:
+    """The part with one seat more, in batches of about `BATCH`; with a beam, its best alone."""
+    found: list[Part] = []
+    bounds: list[Floats] = []
+    for block, bound in _blocks(corner, part, seat, rest, order, goal):
+        found.append(block)
+        bounds.append(bound)
+        size = sum(map(len, found))
+        if goal.beam is not None and size > goal.beam:
+            best = np.argsort(np.concatenate(bounds), kind="stable")[: goal.beam]
+            found, bounds = [_together(found).only(best)], [np.concatenate(bounds)[best]]
+        elif goal.beam is None and size > BATCH:
+            yield _together(found)
+            found, bounds = [], []
+    if not found:
+        return
+    whole = _together(found)
+    if goal.beam is None and rest and 0 < len(whole) <= WORTH:
+        best = _lean_parts(corner, whole, order)
+        goal.fate.dominated += goal.weight * (len(whole) - len(best))
+        whole = whole.only(best)
+    yield whole
+
+
+def _together(parts: Sequence[Part]) -> Part:
+    return Part(
+        rows=np.concatenate([p.rows for p in parts]), times=np.concatenate([p.times for p in parts]),
+        bytes=np.concatenate([p.bytes for p in parts]),
+    )  # fmt: skip
+
+
+def _blocks(
+    corner: Corner, part: Part, seat: Part, rest: Sequence[Part], order: Sequence[int], goal: Goal
+) -> Iterator[tuple[Part, Floats]]:
+    """What may still win and may still fit, with its bound, about `CHUNK` combinations at a time."""
     soon = [s.least() for s in rest]
     times = sum((t for t, _ in soon), np.zeros(part.times.shape[1]))
     held = sum((b for _, b in soon), np.zeros(part.bytes.shape[1:]))
-    block = max(1, CHUNK // max(1, len(seat)))
-    found: list[Part] = []
-    bounds: list[Floats] = []
-    for start in range(0, len(part), block):
-        both = _product(part.only(np.arange(start, min(start + block, len(part)))), seat)
+    each = max(1, CHUNK // max(1, len(seat)))
+    for start in range(0, len(part), each):
+        one = np.repeat(np.arange(start, min(start + each, len(part))), len(seat))
+        two = np.tile(np.arange(len(seat)), len(one) // max(1, len(seat)))
+        both = Part(
+            rows=np.concatenate([part.rows[one], seat.rows[two]], axis=1),
+            times=part.times[one] + seat.times[two], bytes=np.empty((len(one), 0)),
+        )  # fmt: skip
         _add_sync(corner, both, order)
         bound = goal.bound(_numbers(corner, both.times + times))
         hopeful = bound <= goal.limit
         goal.fate.bounded += goal.weight * int(len(both) - hopeful.sum())
         both = both.only(hopeful)
+        both.bytes = part.bytes[one[hopeful]] + seat.bytes[two[hopeful]]
         fits = _fits(corner, both, both.bytes + held, both.times[:, HOST_TIME] + times[HOST_TIME], goal.fate)  # fmt: skip
         if not rest:
             fits &= _labelled(corner, both.rows[:, np.argsort(order)])
         goal.fate.infeasible += goal.weight * int(len(both) - fits.sum())
-        found.append(both.only(fits))
-        bounds.append(bound[hopeful][fits])
-    whole = Part(
-        rows=np.concatenate([p.rows for p in found]), times=np.concatenate([p.times for p in found]),
-        bytes=np.concatenate([p.bytes for p in found]),
-    )  # fmt: skip
-    if goal.beam is not None:
-        return whole.only(np.argsort(np.concatenate(bounds), kind="stable")[: goal.beam])
-    if not rest or not 0 < len(whole) <= WORTH:
-        return whole
-    best = _lean_parts(corner, whole, order)
-    goal.fate.dominated += goal.weight * (len(whole) - len(best))
-    return whole.only(best)
-
-
-def _product(part: Part, seat: Part) -> Part:
-    n, k = len(part), len(seat)
-    rows = np.concatenate([np.repeat(part.rows, k, axis=0), np.tile(seat.rows, (n, 1))], axis=1)
-    times = (part.times[:, None] + seat.times[None]).reshape(n * k, -1)
-    held = (part.bytes[:, None] + seat.bytes[None]).reshape(n * k, *part.bytes.shape[1:])
-    return Part(rows=rows, times=times, bytes=held)
+        yield both.only(fits), bound[hopeful][fits]
 
 
 def _seat(corner: Corner, index: int) -> Part:
