@@ -51,7 +51,12 @@ def _verdict(seconds: float, chosen: float) -> str:
 
 
 def _proof(other: WhyNot) -> str:
-    return "proven best of this choice" if other.certificate.proven else "best that was found in time"  # fmt: skip
+    if not other.certificate.proven:
+        return "best that was found in time"
+    stale = other.plan is not None and other.plan.architecture == "async"
+    return (
+        "best of this choice, up to dominance by bounds" if stale else "proven best of this choice"
+    )
 
 
 def _peak(plan: Plan) -> str:

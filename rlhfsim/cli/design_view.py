@@ -121,6 +121,10 @@ def _considered(answer: Design) -> Text:
         f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in everything by another,",
         f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
     ]  # fmt: skip
+    if c.proven and "async" in answer.request.switches:
+        lines.append(
+            "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
+        )
     if answer.chosen is None:
         lines[0] = f"certificate: {_rounded(c.space)} complete plans"
     if answer.confidence is not None and answer.request.objective != "memory":
