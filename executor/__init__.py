@@ -1,1 +1,1 @@
-"""Runs a plan as a real RLHF job; see docs/architecture.md for what is launched today."""
+"""Runs a plan as a real RLHF job on Ray, DeepSpeed and vLLM; docs/executor.md is its page."""

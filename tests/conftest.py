@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need a GPU are skipped where there is none; long ones run where -m asks for them."""
+    if "long" not in config.option.markexpr:
+        later = [item for item in items if item.get_closest_marker("long") is not None]
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if item not in later]
+    if Path("/proc/driver/nvidia/gpus").is_dir():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="no GPU here"))

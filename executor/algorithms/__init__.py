@@ -1,0 +1,1 @@
+"""Losses, advantages, KL and the iteration loops: pure tensors over Protocols, no Ray, no engine."""

@@ -1,0 +1,208 @@
+"""Advantages and returns of the samples of one iteration, on the driver, in float64 until stored.
+
+Legend: a sample has R response tokens; G samples of one prompt are a group. All functions take ragged data:
+one array a sample, no padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.algorithms.kl import kl
+from executor.algorithms.recipes import kl_terms
+from executor.samples import Sample
+from executor.settings import Algorithm
+from rlhfsim.errors import RlhfsimError
+
+Array = NDArray[np.float64]
+STD_EPSILON = 1e-6
+"""Added to the standard deviation of a group; as verl and NeMo-RL have it."""
+VARIANCE_EPSILON = 1e-8
+"""Added to the variance when whitening."""
+
+
+def advantages(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+    """The samples with `advantages` (R,), and for ppo and reinforce++ `returns` (R,), in their order.
+
+    The batch must hold all samples of a group and all samples of the iteration: groups are compared and
+    whitening is done over all of them.
+
+    Raises:
+        RlhfsimError: a reward is missing or not finite, a group is too small, ppo has no values.
+    """
+    match algorithm:
+        case "ppo":
+            return _ppo(samples, settings)
+        case "reinforce++":
+            return _reinforce(samples, settings)
+        case "grpo" | "dr-grpo" | "rloo":
+            return _grouped(algorithm, samples, settings)
+    raise AssertionError(f"{algorithm} learns without advantages")
+
+
+def gae(
+    rewards: Array, values: Array, gamma: float, lam: float, mask: Array | None = None
+) -> tuple[Array, Array]:
+    """Generalised advantage estimates and returns of one response, each (R,).
+
+        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        return_t = A_t + V_t
+
+    V and A after the last token are 0. `mask` is 0 at tokens that the policy did not sample (a tool's answer):
+    V and A are carried across them. Source: Schulman et al. 2016, arXiv 1506.02438.
+    """
+    found = np.zeros(len(rewards))
+    next_value = next_advantage = 0.0
+    for t in reversed(range(len(rewards))):
+        if mask is None or mask[t]:
+            delta = rewards[t] + gamma * next_value - values[t]
+            next_advantage = delta + gamma * lam * next_advantage
+            next_value = values[t]
+        found[t] = next_advantage
+    return found, found + values
+
+
+def discounted(rewards: Array, gamma: float, mask: Array | None = None) -> Array:
+    """Discounted sums of the rewards from each token on, (R,); 0 at masked tokens, which do not discount."""
+    found = np.zeros(len(rewards))
+    following = 0.0
+    for t in reversed(range(len(rewards))):
+        if mask is None or mask[t]:
+            following = found[t] = rewards[t] + gamma * following
+    return found
+
+
+def whiten(rows: Sequence[Array]) -> list[Array]:
+    """The rows with mean 0 and variance 1 over all their tokens together; zeros where nothing varies."""
+    flat = np.concatenate([*rows, np.zeros(0)])
+    if len(flat) < 2 or np.ptp(flat) == 0.0:
+        return [np.zeros(len(row)) for row in rows]
+    scale = math.sqrt(flat.var(ddof=1) + VARIANCE_EPSILON)
+    return [(row - flat.mean()) / scale for row in rows]
+
+
+def group_normalised(rewards: Array) -> Array:
+    """GRPO: (r - mean) / (std + epsilon) over the group, (G,), with the unbiased std.
+
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2.
+    """
+    std = float(rewards.std(ddof=1))
+    return group_centred(rewards) / (std + STD_EPSILON)
+
+
+def group_centred(rewards: Array) -> Array:
+    """Dr. GRPO: r - mean over the group, (G,); the std would favour too easy and too hard prompts.
+
+    Source: Liu et al. 2025, arXiv 2503.20783, section 3.1.
+    """
+    return np.zeros(len(rewards)) if np.ptp(rewards) == 0.0 else rewards - rewards.mean()
+
+
+def leave_one_out(rewards: Array) -> Array:
+    """RLOO: r - mean of the group's other rewards, (G,).
+
+    Source: Ahmadian et al. 2024, arXiv 2402.14740, section 2.2.
+    """
+    count = len(rewards)
+    return group_centred(rewards) * (count / (count - 1))
+
+
+_BASELINES = {"grpo": group_normalised, "dr-grpo": group_centred, "rloo": leave_one_out}
+
+
+def token_rewards(algorithm: str, sample: Sample, settings: Algorithm) -> Array:
+    """(R,) the clipped reward at the last token and, where KL is in the reward, - coefficient x KL everywhere.
+
+    The KL compares the policy that this step starts from with the reference; without reference log-probs
+    (a plan without KL) there is none.
+    """
+    found = np.zeros(sample.num_tokens)
+    place, estimator = kl_terms(algorithm, settings)
+    if place == "reward" and sample.reference_logprobs is not None:
+        policy = sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
+        assert policy is not None, "KL in the reward needs the policy's log-probs"
+        log_ratio = policy - sample.reference_logprobs
+        found -= settings.kl_coefficient * kl(log_ratio, estimator, np.exp)
+    if sample.num_tokens:
+        found[-1] += _clipped_reward(sample, settings.reward_clip)
+    return found
+
+
+def _clipped_reward(sample: Sample, limit: float | None) -> float:
+    """The sample's reward within +-limit."""
+    if sample.reward is None or not math.isfinite(sample.reward):
+        raise RlhfsimError(
+            "reward-not-finite",
+            f"the reward of sample {sample.id} is {sample.reward}",
+            help="a reward function must return a finite number for every response",
+        )
+    return sample.reward if limit is None else float(np.clip(sample.reward, -limit, limit))
+
+
+def _ppo(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+    """Whitened GAE, and returns for the critic that are not whitened."""
+    pairs = [_gae_of(sample, settings) for sample in samples]
+    whitened = whiten([advantage for advantage, _ in pairs])
+    returns = [target for _, target in pairs]
+    return _stored(samples, whitened, returns)
+
+
+def _gae_of(sample: Sample, settings: Algorithm) -> tuple[Array, Array]:
+    """Advantages and returns (R,) of one sample."""
+    if sample.values is None:
+        raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")  # fmt: skip
+    rewards = token_rewards("ppo", sample, settings)
+    return gae(rewards, sample.values.astype(np.float64), settings.gamma, settings.lam)
+
+
+def _reinforce(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+    """REINFORCE++: whitened sums of the token rewards to come. Source: Hu et al. 2025, arXiv 2501.03262."""
+    rewards = [token_rewards("reinforce++", sample, settings) for sample in samples]
+    returns = [discounted(row, settings.gamma) for row in rewards]
+    return _stored(samples, whiten(returns), returns)
+
+
+def _grouped(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+    """One number a sample, the same at each of its tokens."""
+    scores = np.array([_score(algorithm, sample, settings) for sample in samples])
+    found = np.zeros(len(samples))
+    for group, members in _groups(samples).items():
+        if len(members) < 2:
+            raise RlhfsimError(
+                "group-too-small",
+                f"{algorithm} compares the samples of one prompt, but group {group} has {len(members)}",
+                help="sample at least 2 responses a prompt (samples in the workload), or use ppo or reinforce++",
+            )
+        found[members] = _BASELINES[algorithm](scores[members])
+    rows = [np.full(s.num_tokens, value) for s, value in zip(samples, found, strict=True)]
+    return _stored(samples, rows, None)
+
+
+def _score(algorithm: str, sample: Sample, settings: Algorithm) -> float:
+    """Reward of the whole response; an empty response still has its reward."""
+    if not sample.num_tokens:
+        return _clipped_reward(sample, settings.reward_clip)
+    return float(token_rewards(algorithm, sample, settings).sum())
+
+
+def _groups(samples: Sequence[Sample]) -> dict[int, list[int]]:
+    """Indices of the samples of each group, in order."""
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(index)
+    return groups
+
+
+def _stored(
+    samples: Sequence[Sample], rows: Sequence[Array], returns: Sequence[Array] | None
+) -> list[Sample]:
+    """The samples with their results in float32."""
+    targets = [None] * len(samples) if returns is None else [r.astype(np.float32) for r in returns]
+    return [
+        replace(sample, advantages=row.astype(np.float32), returns=target)
+        for sample, row, target in zip(samples, rows, targets, strict=True)
+    ]

@@ -1,0 +1,303 @@
+"""The iteration loops, over a machinery that runs calls: synchronous, streamed and asynchronous.
+
+They follow the dataflow of `rlhfsim.specs.dataflow`, the same that the simulator prices: which call needs
+which is said there alone. Nothing here knows Ray or an engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from executor.algorithms import recipes
+from executor.algorithms.advantages import advantages
+from executor.algorithms.position import Position
+from executor.algorithms.preferences import kl_baseline, mismatched
+from executor.engines.protocols import LossSpec, Transfer
+from executor.samples import Completion, Request, Sample
+from executor.settings import Settings
+from rlhfsim.specs.dataflow import Call, dataflow
+from rlhfsim.specs.workload import Workload
+
+SCORING = ("logprob", "value", "score")
+Metrics = Mapping[str, float]
+
+
+class Machinery(Protocol):
+    """Runs calls on a cluster; calls of one pool wait for each other."""
+
+    version: int
+
+    def generate(self, requests: Sequence[Request], step: int) -> list[Completion]:
+        """Responses, in order."""
+
+    def submit(self, requests: Sequence[Request], step: int) -> None:
+        """Queue requests of a rollout that goes on by itself."""
+
+    def poll(self, limit_s: float) -> list[Completion]:
+        """Completions of submitted requests; waits up to `limit_s` for the first."""
+
+    def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
+        """Results of one scoring call, one a sample."""
+
+    def train(self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int) -> list[dict[str, float]]:  # fmt: skip
+        """Metrics of each optimizer step."""
+
+    def sync(self, step: int) -> Transfer:
+        """Bring the policy's weights to the rollout; version + 1."""
+
+    def stop(self) -> None:
+        """End everything at once: calls that run come back with an error."""
+
+
+class Prompter(Protocol):
+    """Prompts in, samples out; knows data and tokenizer."""
+
+    def requests(self, step: int) -> list[Request]:
+        """The requests of one iteration, all samples of a prompt side by side."""
+
+    def sample(self, completion: Completion) -> Sample:
+        """The sample of a completed request."""
+
+    def given(self, step: int) -> list[Sample]:
+        """Samples of an iteration that generates nothing (DPO, KTO)."""
+
+
+class Buffer(Protocol):
+    """Experience between rollout and training, bounded in size and staleness."""
+
+    def room(self) -> int:
+        """Prompt groups that may be submitted now."""
+
+    def submitted(self, groups: Sequence[int]) -> None:
+        """Generation of these groups starts."""
+
+    def put(self, group: Sequence[Sample]) -> None:
+        """All samples of one prompt."""
+
+    def take(self, limit_s: float) -> list[Sample]:
+        """One batch of whole groups; waits for it."""
+
+    def published(self, version: int) -> None:
+        """The trainer has new weights."""
+
+    def fail(self, error: BaseException) -> None:
+        """The rollout cannot go on: whoever waits in `take` gets this error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """One iteration."""
+
+    step: int
+    samples: tuple[Sample, ...]
+    """With everything that was found out about them."""
+    actor: tuple[Metrics, ...]
+    """Of every optimizer step."""
+    critic: tuple[Metrics, ...] = ()
+    transfer: Transfer | None = None
+    """The weight sync at its end."""
+    version: int = 0
+    """Weight version that was trained; samples say which sampled them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """What an iteration needs."""
+
+    machinery: Machinery
+    prompter: Prompter
+    workload: Workload
+    settings: Settings
+    max_tokens: int
+    calls: tuple[Call, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The dataflow is fixed for the run."""
+        object.__setattr__(self, "calls", dataflow(self.workload))
+
+    # --- loops ------------------------------------------------------------------------------------
+
+    def synchronous(self, steps: Iterable[int]) -> Iterator[Learned]:
+        """Generate, score, train, sync; one after the other."""
+        for step in steps:
+            yield self.learn(step, self._scored(self._experience(step), step))
+
+    def streamed(self, steps: Iterable[int]) -> Iterator[Learned]:
+        """Whole groups are scored while others still generate; training starts with the full batch."""
+        for step in steps:
+            requests = self.prompter.requests(step)
+            self.machinery.submit(requests, step)
+            with ThreadPoolExecutor(max_workers=1) as scoring, self._all_or_stop():
+                parts = [scoring.submit(self._scored, group, step) for group in self._groups(len(requests))]  # fmt: skip
+                samples = [s for part in parts for s in part.result()]
+            yield self.learn(step, sorted(samples, key=lambda s: s.id))
+
+    def asynchronous(self, steps: range, buffer: Buffer, data: Position) -> Iterator[Learned]:
+        """Generation never waits for training beyond what the buffer's staleness bound asks.
+
+        It begins with the first prompt that is not in `data`: what was generated but not trained when a run
+        was interrupted is generated again, so that no prompt is skipped and none is trained twice.
+        """
+        feeder = _Feeder(self, buffer, data)
+        feeder.start()
+        with contextlib.closing(feeder), self._all_or_stop():
+            for step in steps:
+                samples = buffer.take(self.settings.limits.call_s)
+                learned = self.learn(step, self._scored(samples, step))
+                buffer.published(self.machinery.version)
+                yield learned
+
+    # --- parts ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _all_or_stop(self) -> Iterator[None]:
+        """After a failure (or Ctrl-C) nobody waits for calls that go on elsewhere."""
+        try:
+            yield
+        except BaseException:
+            self.machinery.stop()
+            raise
+
+    def _results(self, running: Mapping[str, Future[Any]]) -> dict[str, Any]:
+        """Of calls that run side by side; the first failure ends the wait."""
+        with self._all_or_stop():
+            done, _ = wait(running.values(), return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            return {name: future.result() for name, future in running.items()}
+
+    def _experience(self, step: int) -> list[Sample]:
+        if not self.workload.generates:
+            return self.prompter.given(step)
+        completions = self.machinery.generate(self.prompter.requests(step), step)
+        return [self.prompter.sample(c) for c in completions]
+
+    def _groups(self, requests: int) -> Iterator[list[Sample]]:
+        """Groups of one prompt as they complete."""
+        open_groups: dict[int, list[Sample]] = {}
+        seen = 0
+        while seen < requests:
+            for completion in self.machinery.poll(self.settings.limits.call_s):
+                sample = self.prompter.sample(completion)
+                group = open_groups.setdefault(sample.group, [])
+                group.append(sample)
+                seen += 1
+                if len(group) == self.workload.samples:
+                    yield open_groups.pop(sample.group)
+
+    def _scored(self, samples: Sequence[Sample], step: int) -> list[Sample]:
+        """All scoring calls, each as soon as the calls it needs are done."""
+        calls = [c for c in self.calls if c.kind in SCORING]
+        futures: dict[str, Future[list[Any]]] = {}
+
+        def run(call: Call) -> list[Any]:
+            for name in call.needs:
+                if name in futures:
+                    futures[name].result()
+            return self.machinery.score(call, samples, step)
+
+        with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
+            for call in calls:
+                futures[call.name] = pool.submit(run, call)
+            results = self._results(futures)
+        return [self._merged(s, {name: r[i] for name, r in results.items()}) for i, s in enumerate(samples)]  # fmt: skip
+
+    def _merged(self, sample: Sample, found: Mapping[str, Any]) -> Sample:
+        rewards = [found[name] for name in ("rules.score", "reward.score") if name in found]
+        old = found.get("actor.logprob")
+        return replace(
+            sample,
+            reward=float(sum(rewards)) if rewards else sample.reward,
+            old_logprobs=sample.rollout_logprobs if old is None else old,
+            reference_logprobs=found.get("reference.logprob"),
+            values=found.get("critic.value"),
+        )
+
+    def learn(self, step: int, samples: list[Sample]) -> Learned:
+        """Advantages, training of critic and actor side by side, weight sync."""
+        version = self.machinery.version
+        if self.workload.generates:
+            samples = advantages(self.workload.algorithm, samples, self.settings.algorithm)
+        tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
+        if self.workload.has_critic:
+            critic = recipes.critic_loss(self.settings.algorithm)
+            tasks["critic"] = lambda: self.machinery.train("critic", samples, critic, step)
+        baseline = self._kl_baseline(samples, step) if self.workload.algorithm == "kto" else None
+        actor = recipes.actor_loss(
+            self.workload, self.settings.algorithm, max_tokens=self.max_tokens, kl_baseline=baseline
+        )
+        tasks["actor"] = lambda: self.machinery.train("actor", samples, actor, step)
+        with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
+            running = {role: pool.submit(task) for role, task in tasks.items()}
+            metrics = {role: tuple(found) for role, found in self._results(running).items()}
+        transfer = self.machinery.sync(step) if self.workload.generates else None
+        return Learned(
+            step=step, samples=tuple(samples), actor=metrics["actor"], critic=metrics.get("critic", ()),
+            transfer=transfer, version=version,
+        )  # fmt: skip
+
+    def _kl_baseline(self, samples: Sequence[Sample], step: int) -> float:
+        """KTO's baseline: how far the policy is from the reference on responses of other prompts."""
+        others = mismatched(samples)
+        policy = self.machinery.score(Call(role="actor", kind="logprob"), others, step)
+        reference = self.machinery.score(Call(role="reference", kind="logprob"), others, step)
+        return kl_baseline(policy, reference)
+
+
+class _Feeder:
+    """The thread that keeps the rollout busy and the buffer filled."""
+
+    def __init__(self, loop: Loop, buffer: Buffer, data: Position) -> None:
+        self._loop = loop
+        self._done = data.copy()
+        self._buffer = buffer
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
+        self._next = data.prompts // loop.workload.prompts
+        self._waiting: list[list[Request]] = []
+        self._open: dict[int, list[Sample]] = {}
+
+    def start(self) -> None:
+        """Begin to generate."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End after the poll that runs."""
+        self._stop.set()
+        self._thread.join(timeout=30)
+
+    def _work(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._submit()
+                for completion in self._loop.machinery.poll(0.2):
+                    self._receive(self._loop.prompter.sample(completion))
+        except BaseException as error:
+            self._buffer.fail(error)
+
+    def _submit(self) -> None:
+        room = self._buffer.room()
+        if room <= 0:
+            return
+        if not self._waiting:
+            fresh = _grouped(self._loop.prompter.requests(self._next), self._loop.workload.samples)
+            self._waiting = [g for g in fresh if g[0].id // len(g) not in self._done]
+            self._next += 1
+        chosen, self._waiting = self._waiting[:room], self._waiting[room:]
+        self._buffer.submitted([group[0].id // self._loop.workload.samples for group in chosen])
+        self._loop.machinery.submit([r for group in chosen for r in group], self._next - 1)
+
+    def _receive(self, sample: Sample) -> None:
+        group = self._open.setdefault(sample.group, [])
+        group.append(sample)
+        if len(group) == self._loop.workload.samples:
+            self._buffer.put(sorted(self._open.pop(sample.group), key=lambda s: s.id))
+
+
+def _grouped(requests: Sequence[Request], size: int) -> list[list[Request]]:
+    return [list(requests[i : i + size]) for i in range(0, len(requests), size)]

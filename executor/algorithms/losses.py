@@ -1,0 +1,229 @@
+"""Losses of one micro-batch; `compute` is the only way in.
+
+Every loss is a sum over this micro-batch divided by a normaliser of the whole optimizer step, so that the sum
+over all micro-batches and ranks is the loss of the step, however its sequences are split. An engine that
+averages gradients over n data-parallel ranks multiplies by n.
+
+Legend: B sequences, T response tokens, as in batch.py. Log-probs are used in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from executor.algorithms.batch import Batch as Batch
+from executor.algorithms.batch import collate as collate
+from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
+from executor.algorithms.metrics import Metrics, largest_of, mean_of
+from executor.algorithms.preferences import dpo_loss, kto_loss
+from executor.engines.protocols import LossSpec
+
+Aggregation = Literal["token", "sequence", "constant"]
+Correction = Literal["none", "truncated", "masked"]
+
+
+def compute(spec: LossSpec, batch: Batch) -> tuple[Tensor, Metrics]:
+    """The loss, a scalar with gradient, and the metrics of one micro-batch (see metrics.py for their form).
+
+    Settings are the keyword arguments of policy_loss, value_loss, sft_loss (here), dpo_loss and kto_loss
+    (preferences.py). Normaliser of the loss: policy, value and sft by `aggregation` (token: num_tokens;
+    sequence: mean of each sequence, then num_sequences; constant: num_sequences x max_tokens); dpo: pairs,
+    num_sequences / 2; kto: num_sequences. Metrics are means over tokens, those of dpo over pairs and of kto
+    over sequences; `tokens` and `sequences` are counts of this micro-batch.
+    """
+    losses: dict[str, Callable[..., tuple[Tensor, Metrics]]] = {
+        "policy": policy_loss,
+        "value": value_loss,
+        "dpo": dpo_loss,
+        "kto": kto_loss,
+        "sft": sft_loss,
+    }
+    loss, metrics = losses[spec.name](batch, **spec.settings)
+    counts = {
+        "tokens": batch.mask.sum().double(),
+        "sequences": batch.mask.new_tensor(len(batch.mask), dtype=torch.float64),
+    }
+    return loss, metrics | counts
+
+
+def policy_loss(
+    batch: Batch,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    kl_coefficient: float = 0.0,
+    kl_estimator: Estimator = "k3",
+    kl_in: Literal["reward", "loss"] = "loss",
+    entropy_coefficient: float = 0.0,
+    correction: Correction = "none",
+    correction_cap: float = 2.0,
+    old_logprobs: Literal["recompute", "rollout"] = "recompute",
+    aggregation: Aggregation = "token",
+    max_tokens: int | None = None,
+) -> tuple[Tensor, Metrics]:
+    """Clipped surrogate with importance correction, KL and entropy terms.
+
+        loss = sum(w surrogate + kl_coefficient KL - entropy_coefficient H) / normaliser
+
+    `old_logprobs` rollout: the ratio is taken against the rollout engine's log-probs (two policies), which
+    leaves nothing to correct. Source: Schulman et al. 2017, arXiv 1707.06347.
+    """
+    new, mask = _logprobs(batch.logprobs, batch.mask), batch.mask
+    old, rollout = _behaviour(batch, new, old_logprobs)
+    surrogate, metrics = _surrogate(batch, new, old, clip_low, clip_high, dual_clip)
+    if rollout is not None:
+        trained = new.detach() if old_logprobs == "rollout" else old
+        metrics |= _mismatch(trained, rollout, mask)
+    if rollout is not None and correction != "none" and old_logprobs == "recompute":
+        weight = _correction(old - rollout, correction, correction_cap)
+        surrogate = weight * surrogate
+        metrics["correction/weight_mean"] = mean_of(weight, mask)
+    terms = surrogate
+    if batch.reference_logprobs is not None:
+        divergence = kl(new - _logprobs(batch.reference_logprobs, mask), kl_estimator, torch.exp)
+        metrics |= {
+            "kl/mean": mean_of(divergence, mask),
+            "max:kl/max": largest_of(divergence, mask),
+        }
+        terms = terms + kl_coefficient * divergence if kl_in == "loss" else terms
+    if entropy_coefficient:
+        assert batch.entropy is not None, "an entropy bonus needs Batch.entropy with gradient"
+        terms = terms - entropy_coefficient * batch.entropy.float()
+    # without the full distribution -log p of the sampled token estimates the entropy (unbiased on-policy)
+    metrics["policy/entropy"] = mean_of(-new if batch.entropy is None else batch.entropy, mask)
+    metrics["policy/loss"] = mean_of(surrogate, mask)
+    return _aggregate(terms, batch, aggregation, max_tokens), metrics
+
+
+def value_loss(
+    batch: Batch,
+    *,
+    value_clip: float | None = 0.2,
+    aggregation: Aggregation = "token",
+    max_tokens: int | None = None,
+) -> tuple[Tensor, Metrics]:
+    """Half the squared error to the returns, (B, T); clipped: the larger of moving freely and at most value_clip.
+
+    Source: Schulman et al.'s PPO implementation, openai/baselines; described by Huang et al. 2022, "The 37
+    Implementation Details of Proximal Policy Optimization", detail 9.
+    """
+    assert batch.values is not None, "the value loss needs values"
+    assert batch.returns is not None, "the value loss needs returns"
+    values, returns, mask = batch.values.float(), batch.returns.float(), batch.mask
+    error = torch.where(mask > 0, values - returns, 0.0)
+    squared = error.square()
+    clipped = torch.zeros_like(mask)
+    if value_clip is not None and batch.old_values is not None:
+        old = batch.old_values.float()
+        near = old + (values - old).clamp(-value_clip, value_clip)
+        bounded = (near - returns).square()
+        clipped = (bounded > squared).float()
+        squared = torch.maximum(squared, bounded)
+    metrics = {
+        "value/loss": mean_of(0.5 * squared, mask),
+        "value/clip_fraction": mean_of(clipped, mask),
+        "value/mean": mean_of(values, mask),
+        "value/error": mean_of(error, mask),
+        "value/error_squared": mean_of(error.square(), mask),
+        "value/return": mean_of(returns, mask),
+        "value/return_squared": mean_of(returns.square(), mask),
+    }
+    return _aggregate(0.5 * squared, batch, aggregation, max_tokens), metrics
+
+
+def sft_loss(
+    batch: Batch, *, aggregation: Aggregation = "token", max_tokens: int | None = None
+) -> tuple[Tensor, Metrics]:
+    """Cross-entropy of the response tokens."""
+    terms = -_logprobs(batch.logprobs, batch.mask)
+    metrics = {"sft/loss": mean_of(terms, batch.mask)}
+    return _aggregate(terms, batch, aggregation, max_tokens), metrics
+
+
+def _logprobs(logprobs: Tensor | None, mask: Tensor) -> Tensor:
+    """(B, T) fp32, 0 at padding; -inf (a token that a filter forbids) becomes finite, its gradient 0."""
+    assert logprobs is not None, "this loss needs log-probs"
+    return torch.where(mask > 0, logprobs.float(), 0.0).clamp(min=-1e4)
+
+
+def _behaviour(
+    batch: Batch, new: Tensor, source: Literal["recompute", "rollout"]
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs that the ratio is taken against, and those of the rollout engine if known, both (B, T)."""
+    rollout = batch.rollout_logprobs
+    rollout = None if rollout is None else _logprobs(rollout, batch.mask)
+    if source == "rollout":
+        assert rollout is not None, "old log-probs of the rollout engine are missing"
+        return rollout, rollout
+    old = new if batch.old_logprobs is None else _logprobs(batch.old_logprobs, batch.mask)
+    return old.detach(), rollout
+
+
+def _surrogate(
+    batch: Batch, new: Tensor, old: Tensor, low: float, high: float, dual: float | None
+) -> tuple[Tensor, Metrics]:
+    """Loss (B, T) of the clipped surrogate, with a separate upper bound and the dual clip.
+
+        max(-A r, -A clip(r, 1 - low, 1 + high)), for A < 0 at most -A dual
+
+    Sources: PPO; DAPO arXiv 2503.14476 (low, high); Ye et al. 2020, arXiv 1912.09729 (dual clip).
+    """
+    assert batch.advantages is not None, "the policy loss needs advantages"
+    advantages = torch.where(batch.mask > 0, batch.advantages.float(), 0.0)
+    ratio = (new - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    free = -advantages * ratio
+    bounded = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+    loss = torch.maximum(free, bounded)
+    metrics = {
+        "policy/clip_fraction": mean_of((bounded > free).float(), batch.mask),
+        "policy/ratio_mean": mean_of(ratio, batch.mask),
+        "policy/approx_kl": mean_of(kl(old - new, "k3", torch.exp), batch.mask),
+        "max:policy/ratio_max": largest_of(ratio, batch.mask),
+    }
+    if dual is not None:
+        most = -advantages * dual
+        cut = (advantages < 0) & (loss > most)
+        metrics["policy/dual_clip_fraction"] = mean_of(cut.float(), batch.mask)
+        loss = torch.where(advantages < 0, torch.minimum(loss, most), loss)
+    return loss, metrics
+
+
+def _correction(log_ratio: Tensor, kind: Correction, cap: float) -> Tensor:
+    """Weight (B, T) of each token, exp(old - rollout), without gradient.
+
+    truncated: at most `cap`; masked: 0 outside [1 / cap, cap]. Sources: Espeholt et al. 2018, arXiv 1802.01561
+    (truncation); IcePop, arXiv 2510.18855 (masking).
+    """
+    weight = log_ratio.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    if kind == "truncated":
+        return weight.clamp(max=cap)
+    return torch.where((weight >= 1.0 / cap) & (weight <= cap), weight, 0.0)
+
+
+def _mismatch(trained: Tensor, rollout: Tensor, mask: Tensor) -> Metrics:
+    """How far the rollout engine's log-probs are from the training engine's on the same tokens."""
+    gap = (trained - rollout).detach()
+    return {
+        "mismatch/kl": mean_of(kl(-gap, "k3", torch.exp), mask),
+        "mismatch/abs_logprob_mean": mean_of(gap.abs(), mask),
+        "max:mismatch/abs_logprob_max": largest_of(gap.abs(), mask),
+    }
+
+
+def _aggregate(terms: Tensor, batch: Batch, kind: Aggregation, max_tokens: int | None) -> Tensor:
+    """Scalar: terms (B, T) under the mask, over the normaliser of the whole step."""
+    terms = torch.where(batch.mask > 0, terms, 0.0)
+    match kind:
+        case "token":
+            return terms.sum() / batch.num_tokens
+        case "sequence":
+            lengths = batch.mask.sum(-1).clamp(min=1.0)
+            return (terms.sum(-1) / lengths).sum() / batch.num_sequences
+        case "constant":
+            assert max_tokens is not None, "aggregation `constant` needs max_tokens"
+            return terms.sum() / (batch.num_sequences * max_tokens)

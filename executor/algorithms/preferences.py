@@ -1,0 +1,100 @@
+"""Losses of preference training: pairs (DPO) and single labels (KTO).
+
+Legend: B sequences, T response tokens, N = B / 2 pairs. A sequence's log-ratio is the sum over its response
+of log-prob minus reference log-prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from executor.algorithms.batch import Batch
+from executor.algorithms.metrics import Metrics, mean_of
+from executor.samples import Floats, Sample
+
+
+def dpo_loss(batch: Batch, *, beta: float = 0.1) -> tuple[Tensor, Metrics]:
+    """-log sigmoid(beta (log-ratio chosen - log-ratio rejected)), over the pairs of the step.
+
+    Source: Rafailov et al. 2023, arXiv 2305.18290, equation 7.
+    """
+    chosen, rejected = _pairs(batch, beta * _log_ratios(batch))  # (N,) implicit rewards
+    losses = -logsigmoid(chosen - rejected)
+    every = torch.ones_like(losses)
+    metrics = {
+        "dpo/loss": mean_of(losses, every),
+        "dpo/accuracy": mean_of((chosen > rejected).float(), every),
+        "dpo/margin": mean_of(chosen - rejected, every),
+        "dpo/chosen_reward": mean_of(chosen, every),
+        "dpo/rejected_reward": mean_of(rejected, every),
+    }
+    return 2.0 * losses.sum() / batch.num_sequences, metrics
+
+
+def kto_loss(
+    batch: Batch,
+    *,
+    kl_baseline: float,
+    beta: float = 0.1,
+    desirable_weight: float = 1.0,
+    undesirable_weight: float = 1.0,
+) -> tuple[Tensor, Metrics]:
+    """1 - sigmoid(+-beta (log-ratio - baseline)), + for desirable and - for undesirable responses.
+
+    `kl_baseline` is the KL of policy to reference on the whole step's data, the same in all ranks and without
+    gradient: see `mismatched` and `kl_baseline`. Source: Ethayarajh et al. 2024, arXiv 2402.01306, equation 8.
+    """
+    assert batch.labels is not None, "KTO needs labels"
+    log_ratios, good = _log_ratios(batch), batch.labels > 0
+    sign = torch.where(good, 1.0, -1.0)
+    weight = torch.where(good, desirable_weight, undesirable_weight)
+    losses = weight * (1.0 - torch.sigmoid(sign * beta * (log_ratios - kl_baseline)))
+    metrics = {
+        "kto/loss": mean_of(losses, torch.ones_like(losses)),
+        "kto/desirable_reward": mean_of(beta * log_ratios, good),
+        "kto/undesirable_reward": mean_of(beta * log_ratios, ~good),
+    }
+    return losses.sum() / batch.num_sequences, metrics
+
+
+def mismatched(samples: Sequence[Sample]) -> list[Sample]:
+    """Every prompt with the response of the next sample: what KTO's baseline is estimated on.
+
+    Log-probs of these come from one more forward pass of policy and reference.
+    """
+    responses = [sample.response for sample in samples]
+    moved = [*responses[1:], *responses[:1]]
+    pairs = zip(samples, moved, strict=True)
+    return [replace(sample, response=response) for sample, response in pairs]
+
+
+def kl_baseline(policy: Sequence[Floats], reference: Sequence[Floats]) -> float:
+    """KTO's baseline, max(0, mean log-ratio), from the log-probs of ALL mismatched samples of the step."""
+    ratios = [float(np.sum(new - old)) for new, old in zip(policy, reference, strict=True)]
+    return max(0.0, sum(ratios) / len(ratios))
+
+
+def _log_ratios(batch: Batch) -> Tensor:
+    """(B,) in fp32."""
+    assert batch.logprobs is not None, "this loss needs log-probs"
+    assert batch.reference_logprobs is not None, "this loss needs reference log-probs"
+    terms = batch.logprobs.float() - batch.reference_logprobs.float()
+    return torch.where(batch.mask > 0, terms, 0.0).sum(-1)
+
+
+def _pairs(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """(N,) of the chosen and (N,) of the rejected sides."""
+    assert batch.group is not None, "DPO needs groups"
+    order = torch.argsort(batch.group, stable=True)
+    groups, sides = batch.group[order].view(-1, 2), rewards[order].view(-1, 2)
+    assert bool((groups[:, 0] == groups[:, 1]).all()), "both sides of a pair go in one micro-batch"
+    if batch.labels is not None:
+        labels = batch.labels[order].view(-1, 2)
+        assert bool((labels[:, 0] > labels[:, 1]).all()), "the chosen side comes first"
+    return sides[:, 0], sides[:, 1]

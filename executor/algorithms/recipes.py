@@ -1,0 +1,155 @@
+"""What each algorithm is made of: losses, where the KL stands, how terms are averaged; and what cannot go together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from executor.algorithms.kl import Estimator
+from executor.engines.protocols import LossSpec
+from executor.settings import Algorithm, Settings
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.workload import Workload
+
+LossName = Literal["policy", "value", "dpo", "kto", "sft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One algorithm."""
+
+    actor: LossName
+    """Loss of the policy."""
+    kl_in: Literal["reward", "loss"] = "loss"
+    """Where the KL stands unless the settings say so."""
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    """How loss terms are averaged unless the settings say so, see losses.py."""
+    grouped: bool = False
+    """Compares the samples of one prompt: needs at least two."""
+
+
+RECIPES = {
+    "ppo": Recipe(actor="policy", kl_in="reward"),
+    "grpo": Recipe(actor="policy", grouped=True),
+    "dr-grpo": Recipe(actor="policy", aggregation="constant", grouped=True),
+    "rloo": Recipe(actor="policy", kl_in="reward", grouped=True),
+    "reinforce++": Recipe(actor="policy", kl_in="reward"),
+    "dpo": Recipe(actor="dpo"),
+    "kto": Recipe(actor="kto"),
+}
+"""grpo averages over all tokens of the step (as DAPO, arXiv 2503.14476, and today's frameworks do); the
+paper's mean of each response first is `aggregation: sequence`."""
+
+
+def recipe(algorithm: str) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+        RlhfsimError: there is none.
+    """
+    if algorithm not in RECIPES:
+        raise unknown_name("algorithm", algorithm, RECIPES)
+    return RECIPES[algorithm]
+
+
+def kl_terms(algorithm: str, settings: Algorithm) -> tuple[Literal["reward", "loss"], Estimator]:
+    """Where the KL stands, and its estimator.
+
+    A reward is a constant for the gradient, which is right for k1 alone; in the loss k1 pulls nowhere.
+    """
+    place = settings.kl_in or recipe(algorithm).kl_in
+    return place, settings.kl_estimator or ("k1" if place == "reward" else "k3")
+
+
+def actor_loss(
+    workload: Workload, settings: Algorithm, *, max_tokens: int, kl_baseline: float | None = None
+) -> LossSpec:
+    """Loss of the policy. `max_tokens`: most tokens of a response; `kl_baseline`: KTO, see preferences.py."""
+    made = recipe(workload.algorithm)
+    match made.actor:
+        case "dpo":
+            return LossSpec(name="dpo", settings={"beta": settings.beta})
+        case "kto":
+            assert kl_baseline is not None, "KTO needs the KL baseline of the step's data"
+            constants = {"beta": settings.beta, "kl_baseline": kl_baseline}
+            return LossSpec(name="kto", settings=constants)
+    place, estimator = kl_terms(workload.algorithm, settings)
+    return LossSpec(
+        name="policy",
+        settings={
+            "clip_low": settings.clip_low,
+            "clip_high": settings.clip_high,
+            "dual_clip": settings.dual_clip,
+            "kl_coefficient": settings.kl_coefficient,
+            "kl_estimator": estimator,
+            "kl_in": place,
+            "entropy_coefficient": settings.entropy_coefficient,
+            "correction": settings.correction,
+            "correction_cap": settings.correction_cap,
+            "old_logprobs": workload.old_logprobs,
+            "aggregation": settings.aggregation or made.aggregation,
+            "max_tokens": max_tokens,
+        },
+    )
+
+
+def critic_loss(settings: Algorithm) -> LossSpec:
+    """Loss of the value model."""
+    return LossSpec(name="value", settings={"value_clip": settings.value_clip})
+
+
+def check(workload: Workload, settings: Settings, *, staleness: float = 0) -> None:
+    """Refuse what would train wrongly without saying so. `staleness`: versions that a sample may be behind.
+
+    Raises:
+        RlhfsimError: with the remedy, the first that is found.
+    """
+    recipe(workload.algorithm)
+    for problem in _problems(workload, settings, staleness):
+        raise problem
+
+
+def _problems(workload: Workload, settings: Settings, staleness: float) -> Iterator[RlhfsimError]:
+    """All of them."""
+    if workload.generates:
+        yield from _online_problems(workload, settings, staleness)
+    elif workload.algorithm == "dpo" and workload.num_sequences // workload.mini_batches % 2:
+        yield RlhfsimError(
+            "split-pair",
+            f"{workload.mini_batches} mini-batches of {workload.num_sequences} sequences would split a pair",
+            help="choose mini_batches that divides the number of pairs",
+        )
+
+
+def _online_problems(
+    workload: Workload, settings: Settings, staleness: float
+) -> Iterator[RlhfsimError]:
+    """Of algorithms that generate."""
+    algorithm, made = settings.algorithm, recipe(workload.algorithm)
+    corrected = algorithm.correction != "none" or workload.old_logprobs == "rollout"
+    if made.grouped and workload.samples < 2:
+        yield RlhfsimError(
+            "group-too-small",
+            f"{workload.algorithm} compares the samples of one prompt, but samples is {workload.samples}",
+            help="set samples to 2 or more in the workload, or use ppo or reinforce++",
+        )
+    if staleness and not corrected:
+        yield RlhfsimError(
+            "stale-without-correction",
+            f"rollouts may be {staleness:g} weight versions old, but correction is none",
+            help="set algorithm.correction to truncated or masked, or old_logprobs: rollout in the workload",
+        )
+    if settings.sampling.top_p < 1.0 and corrected:
+        yield RlhfsimError(
+            "top-p-with-correction",
+            f"top_p {settings.sampling.top_p} samples from another distribution than the log-probs that the "
+            "correction compares",
+            help="set sampling.top_p to 1, or algorithm.correction to none (with old_logprobs: recompute)",
+        )
+    if kl_terms(workload.algorithm, algorithm) == ("loss", "k1") and workload.has_reference:
+        yield RlhfsimError(
+            "k1-in-loss",
+            "the gradient of KL estimator k1 is zero on average, as a loss it only adds noise",
+            help="set algorithm.kl_estimator to k2 or k3, or algorithm.kl_in to reward",
+        )

@@ -1,0 +1,1 @@
+"""Ray: placement, worker groups, weight sync, buffer, checkpoints, tracing."""

@@ -1,0 +1,300 @@
+"""Checkpoints: folders that are whole or not there, of which the newest whole one starts the run again.
+
+    <run>/checkpoints/step-000012/
+        actor/..., critic/...    one file a rank of each trained role, written by the workers
+        state.json               what the driver knows (`Progress`) and what it belongs to (`Identity`)
+        manifest.json            size and SHA-256 of every other file; written last
+
+A checkpoint is made in a hidden folder beside its place, every file and folder is synced to disk, and one
+rename puts it there. Deleting renames first as well, so a run that is killed leaves only hidden folders
+behind; the next save removes them. On several nodes the folder must be on a file system that all share.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor.coordination.manifest import MANIFEST, problems, sync, write_manifest, write_synced
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement import Seat
+
+logger = logging.getLogger(__name__)
+STATE = "state.json"
+LEFTOVER = ".unfinished-"
+"""Prefix of folders that are being written or deleted."""
+_NAME = re.compile(r"step-(\d{6,})")
+_TORN = "a file could not be written whole"
+_DISK_WORDS = {
+    "no space left on device": "no space left on device",
+    "disk quota exceeded": "disk quota exceeded",
+    "file too large": "file too large",
+    "unexpected pos": _TORN,  # torch.save on a full disk
+    "file write failed": _TORN,
+}
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a checkpoint belongs to; a run goes on only from one of its own."""
+
+    plan_hash: str
+    """`input_hash` of the plan."""
+    settings_hash: str
+    """`rlhfsim.plan.content_hash` of the settings; another one is said, not refused."""
+    world: Mapping[str, Mapping[str, int]]
+    """Ranks and degrees of every trained role: {"actor": {"ranks": 2, "tp": 1, ...}}."""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    """Workload and placement as plain data, to say what differs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What the driver must know to go on."""
+
+    iteration: int
+    """Iterations done: the next one has this number."""
+    weight_version: int
+    data_position: Mapping[str, Any]
+    """Where the prompts stand; whatever the task needs, as JSON."""
+    rng: Mapping[str, Any]
+    """`bit_generator.state` of the driver's generators by name."""
+    metrics: tuple[Mapping[str, float], ...] = ()
+    """Rows so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A whole one."""
+
+    folder: Path
+    identity: Identity
+    progress: Progress
+
+
+def identity(plan: Plan, settings_hash: str) -> Identity:
+    """What checkpoints of this plan belong to."""
+    plain = plan.to_dict()
+    return Identity(
+        plan_hash=plan.input_hash,
+        settings_hash=settings_hash,
+        world={role: _shape(seat) for role, seat in plan.placement.seats.items() if isinstance(seat, Seat) and role in ("actor", "critic")},
+        inputs={name: plain[name] for name in ("workload", "placement", "hardware")},
+    )  # fmt: skip
+
+
+def _shape(seat: Seat) -> dict[str, int]:
+    layout = seat.layout
+    return {
+        "ranks": layout.gpus, "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp,
+        "ep": layout.ep, "zero": layout.zero,
+    }  # fmt: skip
+
+
+# --- save -------------------------------------------------------------------------------------------
+
+
+def save(
+    root: Path, progress: Progress, identity: Identity, write: Callable[[Path], None], keep: int
+) -> Checkpoint:
+    """Write a checkpoint into `root` and keep the newest `keep` whole ones; a whole one that is there stays.
+
+    `write(folder)` lets the workers write `folder/<role>/`, at least one file a rank of every role in
+    `identity.world`, and returns when all are done.
+
+    Raises:
+        RlhfsimError: it could not be written (disk full, ...); older checkpoints remain.
+    """
+    assert keep >= 1, keep
+    place = root / f"step-{progress.iteration:06d}"
+    if place.exists() and (there := _try_read(place)) and there.identity == identity:
+        return there
+    partial = root / f"{LEFTOVER}{place.name}-{secrets.token_hex(4)}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _clean(root)
+        _fill(partial, progress, identity, write)
+        _publish(partial, place)
+    except Exception as error:
+        free = _free_bytes(root)  # before the part that was written goes
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = _disk_trouble(error)
+        if reason is None:
+            raise
+        raise RlhfsimError("checkpoint-not-written", f"cannot write the checkpoint of iteration {progress.iteration}: {reason} ({free})", place=Place(file=str(root)),
+                           help="free space on this disk or choose another folder; older checkpoints remain") from error  # fmt: skip
+    _prune(root, keep)
+    return Checkpoint(folder=place, identity=identity, progress=progress)
+
+
+def _fill(
+    folder: Path, progress: Progress, identity: Identity, write: Callable[[Path], None]
+) -> None:
+    folder.mkdir()
+    for role in identity.world:
+        (folder / role).mkdir()
+    write(folder)
+    _check_ranks(folder, identity)
+    state = {"identity": asdict(identity), "progress": asdict(progress)}
+    write_synced(folder / STATE, json.dumps(state, indent=1, default=_number_of) + "\n")
+    write_manifest(folder)
+
+
+def _number_of(value: Any) -> Any:
+    """A numpy scalar or array as plain JSON."""
+    return value.tolist()
+
+
+def _check_ranks(folder: Path, identity: Identity) -> None:
+    for role, shape in identity.world.items():
+        found = sum(path.is_file() for path in (folder / role).rglob("*"))
+        if found < shape["ranks"]:
+            raise RlhfsimError("checkpoint-incomplete", f"{role} wrote {found} files for {shape['ranks']} ranks", place=Place(file=str(folder)),
+                               help="the folder must be on a file system that all nodes share")  # fmt: skip
+
+
+def _publish(partial: Path, place: Path) -> None:
+    if place.exists():  # of an earlier life of the run, broken or overtaken by a resume
+        _remove(place)
+    os.rename(partial, place)
+    sync(place.parent)
+
+
+def _remove(folder: Path) -> None:
+    """Rename, then delete: a kill in between leaves no half folder under its name."""
+    trash = folder.with_name(f"{LEFTOVER}{folder.name}-{secrets.token_hex(4)}")
+    os.rename(folder, trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _clean(root: Path) -> None:
+    for path in root.glob(f"{LEFTOVER}*"):
+        logger.info("removing %s, which an interrupted save left behind", path.name)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _prune(root: Path, keep: int) -> None:
+    """Remove what is older than the newest `keep` that look whole (by size: contents were just written)."""
+    whole = [path for path in _folders(root) if not problems(path, contents=False)]
+    if len(whole) > keep:
+        oldest = whole[keep - 1].name
+        for path in _folders(root):
+            if _number(path) < _number(Path(oldest)):
+                _remove(path)
+
+
+def _disk_trouble(error: BaseException) -> str | None:
+    """The reason in words where the disk is at fault, here or (by its message) in a worker."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and not isinstance(seen, ConnectionError | TimeoutError):
+            return (seen.strerror or os.strerror(seen.errno or errno.EIO)).lower()
+        found = next(
+            (why for words, why in _DISK_WORDS.items() if words in str(seen).lower()), None
+        )
+        if found:
+            return found
+        seen = seen.__cause__
+    return None
+
+
+def _free_bytes(root: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(root).free:,} bytes free"
+    except OSError:
+        return "free space unknown"
+
+
+# --- load -------------------------------------------------------------------------------------------
+
+
+def newest(root: Path) -> Checkpoint | None:
+    """The newest whole checkpoint, every byte verified; broken ones are skipped with a warning."""
+    return next((found for folder in _folders(root) if (found := _try_read(folder))), None)
+
+
+def _try_read(folder: Path) -> Checkpoint | None:
+    """The checkpoint, or None and a warning that names what is wrong."""
+    found = problems(folder)
+    if not found:
+        try:
+            return _read(folder)
+        except (ValueError, TypeError, KeyError) as error:
+            found = [f"{STATE} cannot be read: {error!r}"]
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    logger.warning("checkpoint %s is broken and is skipped: %s%s", folder, "; ".join(found[:_SHOWN]), more)  # fmt: skip
+    return None
+
+
+def _folders(root: Path) -> list[Path]:
+    """Newest first."""
+    found = [p for p in root.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()]
+    return sorted(found, key=_number, reverse=True)
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
+
+
+def _read(folder: Path) -> Checkpoint:
+    data = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    progress = data["progress"] | {"metrics": tuple(data["progress"]["metrics"])}
+    return Checkpoint(
+        folder=folder, identity=Identity(**data["identity"]), progress=Progress(**progress)
+    )
+
+
+def check_resumable(checkpoint: Checkpoint, wanted: Identity) -> None:
+    """Refuse a checkpoint of another plan or other ranks; other settings are only said.
+
+    Raises:
+        RlhfsimError: names what differs.
+    """
+    saved = checkpoint.identity
+    for code, what, differ, before, now in (
+        ("checkpoint-of-other-ranks", "ranks", saved.world != wanted.world, saved.world, wanted.world),
+        ("checkpoint-of-other-plan", "inputs of the plan", saved.plan_hash != wanted.plan_hash, saved.inputs, wanted.inputs),
+    ):  # fmt: skip
+        if differ:
+            listed = "; ".join(differences(before, now)) or f"its hash was {saved.plan_hash}, it is {wanted.plan_hash}"  # fmt: skip
+            raise RlhfsimError(code, f"the checkpoint was written with other {what}: {listed}", place=Place(file=str(checkpoint.folder)),
+                               help="run with the plan of this folder (plan.json), or start afresh in another folder")  # fmt: skip
+    if saved.settings_hash != wanted.settings_hash:
+        logger.warning("settings differ from those that wrote %s", checkpoint.folder)
+
+
+def differences(before: Any, now: Any, path: str = "") -> list[str]:
+    """Leaves of plain data that differ, as `actor.dp was 2, is 4`; at most five and a count."""
+    found = list(_leaves(before, now, path))
+    more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    return found[:_SHOWN] + more
+
+
+def _leaves(before: Any, now: Any, path: str) -> list[str]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        names = dict.fromkeys([*before, *now])
+        return [text for name in names for text in _leaves(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))]  # fmt: skip
+    # a plan gives tuples where its JSON gives lists
+    same = json.dumps(before, default=str) == json.dumps(now, default=str)
+    return [] if same or before == now else [f"{path} was {_short(before)}, is {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = "absent" if value is None else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+__all__ = [
+    "MANIFEST", "STATE", "Checkpoint", "Identity", "Progress", "check_resumable", "differences", "identity", "newest", "save",
+]  # fmt: skip

@@ -1,0 +1,268 @@
+"""Ray under a plan: connect, compare the cluster with the plan, and reserve every GPU it names.
+
+A GPU of the plan is one `slot`: a `GPU` resource where Ray sees GPUs, else the custom resource `slot`
+(a CPU-only machine offers as many as the plan asks for; they share its cores). One placement group a
+node of the plan, STRICT_PACK, one bundle a slot, so that ranks lie exactly where the planner put them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+
+logger = logging.getLogger(__name__)
+GPU, SLOT = "GPU", "slot"
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Of a cluster that is started here; batches of token ids are small."""
+POLL_S = 5.0
+"""Between two looks at a reservation that waits."""
+
+CONNECT_S = 1.0
+"""For the answer of a raylet."""
+PROBE_SHARE, PROBE_S = 0.01, 60.0
+"""Of a GPU, and seconds, for the question which GPU a bundle has."""
+
+Place = tuple[int, int]
+"""Node of the plan, GPU inside it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What one Ray node offers."""
+
+    id: str
+    address: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """A Ray cluster that is joined."""
+
+    resource: str
+    """`GPU` or `slot`."""
+    local: bool
+    """Started here: it ends with this process."""
+
+
+def places(plan: Plan) -> tuple[Place, ...]:
+    """Every GPU that a seat of the plan uses, in order."""
+    return tuple(sorted({p for seat in plan.gpu_map for p in zip(seat.nodes, seat.gpus, strict=True)}))  # fmt: skip
+
+
+def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> Connection:
+    """Join the cluster at `address`, or start one on this machine.
+
+    Raises:
+        RlhfsimError: no cluster there, or a machine with fewer GPUs than the plan needs.
+    """
+    if address is not None:
+        try:
+            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, runtime_env={"env_vars": dict(environment)})  # fmt: skip
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise RlhfsimError("no-ray-cluster", f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
+                               help="start one with: ray start --head, or leave out --address") from error  # fmt: skip
+        return Connection(resource=_resource(), local=False)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    gpus = local_gpus()
+    options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}  # fmt: skip
+    ray.init(
+        address="local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, object_store_memory=OBJECT_STORE_BYTES,
+        runtime_env={"env_vars": dict(environment)}, **options,
+    )  # fmt: skip
+    return Connection(resource=GPU if gpus else SLOT, local=True)
+
+
+def local_gpus() -> int:
+    """NVIDIA GPUs of this machine, without importing torch."""
+    from glob import glob
+
+    return len(glob("/proc/driver/nvidia/gpus/*"))
+
+
+def _resource() -> str:
+    return GPU if ray.cluster_resources().get(GPU, 0) >= 1 else SLOT
+
+
+def nodes(resource: str) -> list[Node]:
+    """Living nodes with slots, those with most first; addresses break ties, so that the order is stable."""
+    found = [
+        Node(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
+        for n in ray.nodes() if n["Alive"]
+    ]  # fmt: skip
+    return sorted((n for n in found if n.slots), key=lambda n: (-n.slots, n.address, n.id))
+
+
+def node_is_gone(node_id: str) -> bool:
+    """Whether a Ray node ended: its raylet refuses connections at once, while Ray's own health check takes 15 s or more."""
+    [node] = [n for n in ray.nodes() if n["NodeID"] == node_id] or [None]
+    if node is None or not node["Alive"]:
+        return True
+    try:
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=CONNECT_S).close()  # fmt: skip
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # slow or behind a firewall: Ray decides
+        return False
+    return False
+
+
+def check(plan: Plan, resource: str) -> None:
+    """Compare plan and cluster before anything is reserved.
+
+    Raises:
+        RlhfsimError: with the plan's need and the cluster's offer, node by node.
+    """
+    need = sorted(Counter(node for node, _ in places(plan)).values(), reverse=True)
+    have = [n.slots for n in nodes(resource)]
+    if len(have) >= len(need) and all(h >= n for h, n in zip(have, need, strict=False)):
+        return
+    kind = "GPUs" if resource == GPU else "slots"
+    raise RlhfsimError(
+        "cluster-too-small",
+        f"the plan needs {sum(need)} {kind} ({_listed(need)}), the cluster has {sum(have)} ({_listed(have)})",
+        help="design for this cluster (rlhfsim design --gpus ...), add nodes, or run a scaled plan: rlhfsim launch --scale",
+    )  # fmt: skip
+
+
+def _listed(slots: list[int]) -> str:
+    counts = Counter(slots)
+    return ", ".join(f"{count} node{'s' * (count > 1)} of {size}" for size, count in counts.items()) or "no node"  # fmt: skip
+
+
+@ray.remote
+def _gpu_ids() -> list[str]:
+    """GPUs of the bundle that this runs in."""
+    return [str(i) for i in ray.get_gpu_ids()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """Reserved slots: where an actor of a place is scheduled."""
+
+    resource: str
+    groups: Mapping[int, PlacementGroup]
+    """Plan node -> its placement group."""
+    bundles: Mapping[Place, int]
+    """Place -> bundle of its node's group."""
+
+    def options(self, place: Place, share: float) -> dict[str, Any]:
+        """Ray options of an actor that takes `share` of the slot at `place`."""
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self.groups[place[0]],
+            placement_group_bundle_index=self.bundles[place],
+            placement_group_capture_child_tasks=False,
+        )
+        wanted = {"num_gpus": share} if self.resource == GPU else {"resources": {SLOT: share}}
+        return {"num_cpus": 0, "scheduling_strategy": strategy, **wanted}
+
+    def devices(self, places: Sequence[Place]) -> dict[str, str]:
+        """Environment of one process that uses the GPUs of several places of a node; empty without GPUs.
+
+        Ray shows an actor the GPUs of its own bundle only, so the process is told all of them.
+        """
+        if self.resource != GPU or len(places) < 2:
+            return {}
+        probes = [_gpu_ids.options(**self.options(place, PROBE_SHARE)).remote() for place in places]
+        ids = [str(i) for found in ray.get(probes, timeout=PROBE_S) for i in found]
+        return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(ids)}  # fmt: skip
+
+    def release(self) -> None:
+        """Give every slot back."""
+        for group in self.groups.values():
+            with contextlib.suppress(Exception):  # the cluster may be gone already
+                remove_placement_group(group)
+
+
+def reserve(plan: Plan, resource: str, timeout_s: float) -> Reservation:
+    """Reserve the plan's slots; a wait that is bounded and says what it waits for.
+
+    Raises:
+        RlhfsimError: not enough free slots in time.
+    """
+    by_node: dict[int, list[Place]] = {}
+    for place in places(plan):
+        by_node.setdefault(place[0], []).append(place)
+    groups = {
+        node: placement_group([{resource: 1.0} for _ in wanted], strategy="STRICT_PACK")
+        for node, wanted in by_node.items()
+    }
+    reservation = Reservation(
+        resource=resource, groups=groups,
+        bundles={place: i for wanted in by_node.values() for i, place in enumerate(wanted)},
+    )  # fmt: skip
+    try:
+        _wait(plan, groups, resource, timeout_s)
+    except RlhfsimError:
+        reservation.release()
+        raise
+    return reservation
+
+
+def _wait(
+    plan: Plan, groups: Mapping[int, PlacementGroup], resource: str, timeout_s: float
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    for node, group in groups.items():
+        while not group.wait(timeout_seconds=min(POLL_S, max(0.1, deadline - time.monotonic()))):
+            free = ray.available_resources().get(resource, 0)
+            total = ray.cluster_resources().get(resource, 0)
+            check(plan, resource)  # a node that is lost is noticed late
+            logger.warning("waiting for node %d of the plan: %g of %g %s free", node, free, total, resource)  # fmt: skip
+            if time.monotonic() >= deadline:
+                raise RlhfsimError(
+                    "cluster-busy", f"node {node} of the plan needs {len(group.bundle_specs)} {resource} on one node; {free:g} of {total:g} are free after {timeout_s:g} s",
+                    help="see who holds them with: ray status",
+                )  # fmt: skip
+
+
+@contextlib.contextmanager
+def joined(
+    plan: Plan, address: str | None, environment: Mapping[str, str], timeout_s: float, logs: Path | None = None
+) -> Iterator[Reservation]:  # fmt: skip
+    """A cluster that fits the plan, reserved; released and left at the end, its logs copied to `logs`."""
+    connection = connect(plan, address, environment)
+    try:
+        check(plan, connection.resource)
+        reservation = reserve(plan, connection.resource, timeout_s)
+        try:
+            yield reservation
+        finally:
+            reservation.release()
+    finally:
+        source = session_logs() if logs is not None and connection.local else None
+        ray.shutdown()
+        if source is not None and logs is not None:
+            _copy_logs(source, logs)
+
+
+def session_logs() -> Path | None:
+    """Where the processes of a cluster that was started here write."""
+    from ray._private.worker import _global_node
+
+    return None if _global_node is None else Path(_global_node.get_logs_dir_path())
+
+
+def _copy_logs(source: Path, target: Path) -> None:
+    """Output of the workers; Ray's own daemons stay out."""
+    for path in sorted(source.glob("worker-*")):
+        if path.stat().st_size:
+            with contextlib.suppress(OSError):
+                shutil.copy(path, target / path.name)

@@ -1,0 +1,98 @@
+"""What can go wrong while a run goes on, said with the name of the part that failed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from rlhfsim.errors import RlhfsimError
+
+Cause = Literal["died", "raised", "timed out"]
+LOOK_S = 1.0
+"""Between two looks at calls that run."""
+ANOTHER_LIFE_HELPS = ("weight-sync-failed", "weight-sync-timeout", "weight-sync-checksum", "weight-sync-version", "engine-broken")  # fmt: skip
+"""Codes of errors that tell of a lost partner, not of bad input."""
+
+
+class PartFailed(Exception):
+    """A worker, replica or reward process failed; the run restarts from its last good state or stops."""
+
+    def __init__(self, part: str, cause: Cause, detail: str, call: str = "") -> None:
+        """`part` as in `actor rank 1`; `detail` is one line; `call` is what it was doing."""
+        super().__init__(part, cause, detail, call)
+        self.call = call
+        self.part = part
+        self.cause = cause
+        self.detail = detail
+
+    def __str__(self) -> str:
+        doing = f" in {self.call}" if self.call else ""
+        return f"{self.part} {self.cause}{doing}: {self.detail}"
+
+
+def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float) -> list[Any]:
+    """Results of calls that run together, in order; the first failure ends the wait.
+
+    Ranks that wait in a collective for a dead one would block for ever, so nobody waits for them.
+
+    Raises:
+        PartFailed: one died, raised or was not done after `limit_s`.
+        RlhfsimError: one refused its input.
+    """
+    deadline = time.monotonic() + limit_s
+    results: dict[Any, Any] = {}
+    names = dict(zip(refs, parts, strict=True))
+    pending = list(refs)
+    while pending:
+        if not ray.is_initialized():  # the life is over, and ray.wait would start a cluster
+            raise PartFailed(names[pending[0]], "died", "the run left the cluster", what)
+        done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_S)
+        for ref in done:
+            results[ref] = _result(ref, names[ref], what)
+        if pending and time.monotonic() > deadline:
+            late = ", ".join(names[ref] for ref in pending[:4]) + ", ..." * (len(pending) > 4)
+            raise PartFailed(late, "timed out", f"{what} took longer than {limit_s:g} s", what)
+    return [results[ref] for ref in refs]
+
+
+def _result(ref: Any, part: str, what: str) -> Any:
+    try:
+        return ray.get(ref, timeout=LOOK_S)
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, RlhfsimError):
+            if cause.code in ANOTHER_LIFE_HELPS:
+                raise PartFailed(part, "raised", cause.message, what) from error
+            raise cause from None
+        raise PartFailed(part, "raised", _last_line(error), what) from error
+    except RayActorError as error:
+        raise died(part, error, what) from error
+    except (GetTimeoutError, RayError) as error:
+        raise PartFailed(part, "raised", _last_line(error), what) from error
+
+
+def died(part: str, error: RayActorError, what: str = "") -> PartFailed:
+    """The failure of a part whose process is gone, with what Ray knows of it."""
+    text = str(error)
+    pid, host = (re.search(rf"\b{name}: (\S+)", text) for name in ("pid", "ip"))
+    where = f" on {host[1]}" if host else ""
+    if "node has died" in text or "node was terminated" in text:
+        node = re.search(r"Node Id: (\w+)", text)
+        return node_lost(part, node[1] if node else "", where, what)
+    process = f"its process {pid[1]}{where} ended" if pid else _last_line(error)
+    return PartFailed(part, "died", process, what)
+
+
+def node_lost(part: str, node_id: str, where: str = "", what: str = "") -> PartFailed:
+    """The failure of a part whose Ray node went, with everything on it."""
+    return PartFailed(part, "died", f"its Ray node {node_id[:8]}{where} is gone", what)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if isinstance(error, RayTaskError) else lines[0])[:300] if lines else type(error).__name__  # fmt: skip

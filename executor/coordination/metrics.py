@@ -1,0 +1,162 @@
+"""Metrics of an iteration under their usual names, from its samples, engines, spans and memory.
+
+    reward/{mean,std,min,max}              over samples
+    kl/{mean,max}                          k3 of policy against reference: over tokens; largest mean of one sample
+    policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
+    throughput/{tokens_per_sec,samples_per_sec}   prompt and response tokens over the wall time of the iteration
+    memory/{allocated_gb,host_gb}          on the fullest device; on the fullest node
+    time/<phase>                           seconds, by the names of the plan's phases
+    staleness/{mean,max}                   trainer's version - oldest version among the tokens of a sample
+    response/{length_mean,length_max,truncated}
+    mismatch/{mean_abs_dlogp,max_abs_dlogp,kl}    rollout against training engine, on the sampled tokens
+
+What was not measured has no entry; nothing stands for unknown. Legend: N samples, R response tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.algorithms.kl import kl
+from executor.samples import Floats, Sample
+from rlhfsim.trace import Span
+from rlhfsim.units import GB
+
+Row = dict[str, float]
+Array = NDArray[np.float64]
+PREFIXES = {"actor": "policy", "critic": "value"}
+"""Role -> prefix of those of its metrics that carry none."""
+
+
+def sample_metrics(samples: Sequence[Sample], version: int) -> Row:
+    """Rewards, lengths, KL, staleness and mismatch of the samples that `version` is about to learn from."""
+    row = _rewards(samples) | _lengths(samples) | _staleness(samples, version)
+    return row | _kl(samples) | _mismatch(samples) | _explained(samples)
+
+
+def _rewards(samples: Sequence[Sample]) -> Row:
+    found = np.array([s.reward for s in samples if s.reward is not None], dtype=np.float64)
+    if not len(found):
+        return {}
+    return _named("reward", mean=found.mean(), std=found.std(), min=found.min(), max=found.max())
+
+
+def _lengths(samples: Sequence[Sample]) -> Row:
+    if not samples:
+        return {}
+    lengths = np.array([s.num_tokens for s in samples])
+    cut = np.mean([s.finish == "length" for s in samples])
+    return _named("response", length_mean=lengths.mean(), length_max=lengths.max(), truncated=cut)
+
+
+def _staleness(samples: Sequence[Sample], version: int) -> Row:
+    ages = [version - int(s.versions.min()) for s in samples if s.versions is not None and len(s.versions)]  # fmt: skip
+    return _named("staleness", mean=np.mean(ages), max=max(ages)) if ages else {}
+
+
+def _kl(samples: Sequence[Sample]) -> Row:
+    """Before the update; an engine that computes a KL inside the loss reports one during it."""
+    pairs = _pairs((_policy(s), s.reference_logprobs) for s in samples)
+    if not pairs:
+        return {}
+    each = [_k3(policy - reference) for policy, reference in pairs]
+    return _named("kl", mean=np.concatenate(each).mean(), max=max(values.mean() for values in each))
+
+
+def _policy(sample: Sample) -> Floats | None:
+    return sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
+
+
+def _mismatch(samples: Sequence[Sample]) -> Row:
+    """k3(rollout || training): tokens were drawn from the rollout engine."""
+    pairs = _pairs((s.rollout_logprobs, s.old_logprobs) for s in samples)
+    if not pairs:
+        return {}
+    gap = np.concatenate([rollout - old for rollout, old in pairs])
+    return _named("mismatch", mean_abs_dlogp=np.abs(gap).mean(), max_abs_dlogp=np.abs(gap).max(), kl=_k3(gap).mean())  # fmt: skip
+
+
+def _k3(log_ratio: Array) -> Array:
+    """In float64: of log-ratios near 1e-4 float32 would leave nothing but rounding."""
+    return cast(Array, kl(cast(Any, log_ratio), "k3", np.exp))
+
+
+def _explained(samples: Sequence[Sample]) -> Row:
+    """1 - Var(return - value) / Var(return) over tokens; nothing where returns do not vary."""
+    pairs = _pairs((s.returns, s.values) for s in samples)
+    if not pairs:
+        return {}
+    returns, values = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    spread = returns.var()
+    return {"value/explained_var": float(1 - (returns - values).var() / spread)} if spread > 1e-12 else {}  # fmt: skip
+
+
+def _pairs(found: Iterable[tuple[Floats | None, Floats | None]]) -> list[tuple[Array, Array]]:
+    """(R,) float64 pairs of the samples that have both, at least one token long."""
+    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in found if a is not None and b is not None and len(a)]  # fmt: skip
+
+
+def _named(prefix: str, **values: float | np.floating | np.integer) -> Row:
+    return {f"{prefix}/{name}": float(value) for name, value in values.items()}
+
+
+def engine_metrics(role: str, steps: Sequence[Mapping[str, float]]) -> Row:
+    """Means over the optimizer steps of an iteration; names without a prefix get that of the role."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    prefix = PREFIXES.get(role, role)
+    return {
+        name if "/" in name else f"{prefix}/{name}": float(np.mean([step[name] for step in steps if name in step]))
+        for name in names
+    }  # fmt: skip
+
+
+def throughput(samples: Sequence[Sample], seconds: float) -> Row:
+    """Rates over the wall time of the iteration."""
+    if seconds <= 0:
+        return {}
+    tokens = sum(sample.length for sample in samples)
+    return _named("throughput", tokens_per_sec=tokens / seconds, samples_per_sec=len(samples) / seconds)  # fmt: skip
+
+
+def memory(readings: Iterable[tuple[str, Mapping[str, float]]]) -> Row:
+    """From (node, `engine.memory()`) of every process.
+
+    `host` of the processes of one node is added: pages that they share count more than once.
+    """
+    allocated, host = 0.0, dict[str, float]()
+    for node, reading in readings:
+        allocated = max(allocated, reading.get("allocated", 0.0))
+        host[node] = host.get(node, 0.0) + reading.get("host", 0.0)
+    return _named("memory", allocated_gb=allocated / GB, host_gb=max(host.values()) / GB) if host else {}  # fmt: skip
+
+
+def times(spans: Iterable[Span], step: int) -> Row:
+    """Seconds of every phase of an iteration: those of the GPU group that was busy longest with it.
+
+    Durations only, so clocks need not agree.
+    """
+    totals: dict[tuple[str, str, str], float] = {}
+    for span in spans:
+        if span.step == step and span.kind != "wait":
+            key = (span.name, span.pool, span.group)
+            totals[key] = totals.get(key, 0.0) + span.seconds
+    row: Row = {}
+    for (name, _, _), seconds in totals.items():
+        row[f"time/{name}"] = max(row.get(f"time/{name}", 0.0), seconds)
+    return row
+
+
+def iteration_metrics(
+    *, samples: Sequence[Sample], version: int, seconds: float, engines: Mapping[str, Sequence[Mapping[str, float]]],
+    spans: Iterable[Span], step: int, readings: Iterable[tuple[str, Mapping[str, float]]] = (),
+) -> Row:  # fmt: skip
+    """The row of an iteration. `engines`: metrics of every optimizer step by role."""
+    row: Row = {}
+    for role, steps in engines.items():
+        row |= engine_metrics(role, steps)
+    row |= sample_metrics(samples, version)
+    return row | throughput(samples, seconds) | memory(readings) | times(spans, step) | {"time/step": seconds}  # fmt: skip

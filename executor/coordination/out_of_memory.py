@@ -1,0 +1,53 @@
+"""Out of memory: recognised in the words of every library, explained by the plan's ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from executor.coordination.detectors import Finding
+from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.units import format as shown
+
+WORDS = (
+    "out of memory", "outofmemory", "can't allocate memory", "cannot allocate memory", "no available memory for the cache blocks",
+    "running low on memory", "memory pressure",
+)  # fmt: skip
+"""How torch, CUDA, the C library, vLLM and Ray say it."""
+REMEDY = "smaller micro-batch, recompute: full, offload_optimizer: cpu, or a lower memory_utilization of the rollout engine"  # fmt: skip
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error or one of its causes says so."""
+    seen: BaseException | None = error
+    while seen is not None:
+        # Ray guesses at "OOM killer" for every process that is gone: that is no evidence
+        text = f"{type(seen).__name__} {seen}".lower()
+        if isinstance(seen, MemoryError) or any(words in text for words in WORDS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def out_of_memory(
+    plan: Plan, phase: str, part: str, smallest_change: Callable[[], str | None] | None = None
+) -> Finding:
+    """The plan's ledger of the phase in which memory ran out, and the smallest change that fits.
+
+    `phase` is a name of the plan (`actor.train`); one that its ledger lacks is explained by the peak.
+    `smallest_change` asks the planner, which the executor does not import; None: nothing is known to fit.
+    """
+    rows = _fullest(plan, phase)
+    where = "has there" if rows else f"peaks in {plan.prediction.peak_phase} with"
+    rows = rows or _fullest(plan, plan.prediction.peak_phase)
+    listed = ", ".join(f"{r.role} {r.component} {shown(r.bytes, 'byte')}" for r in rows[:5])
+    total = sum(row.bytes for row in rows)
+    return Finding(code="out-of-memory", severity="stop", what=f"{part} ran out of memory in {phase}; the plan {where} {shown(total, 'byte')} of {shown(plan.prediction.capacity_bytes, 'byte')}: {listed}",
+                   advice=(smallest_change() if smallest_change else None) or REMEDY)  # fmt: skip
+
+
+def _fullest(plan: Plan, phase: str) -> list[LedgerEntry]:
+    """Ledger rows of a phase on the pool whose GPUs hold most then, largest first."""
+    rows = [row for row in plan.prediction.ledger if row.phase == phase]
+    pools = {pool: sum(r.bytes for r in rows if r.pool == pool) for pool in {r.pool for r in rows}}
+    fullest = max(pools, key=lambda pool: (pools[pool], pool), default=None)
+    return sorted((row for row in rows if row.pool == fullest), key=lambda row: -row.bytes)

@@ -1,0 +1,272 @@
+"""One replica of the rollout engine: a process whose thread steps the engine while calls come and go.
+
+The thread owns the engine between two scheduler steps; commands (receive weights, sleep, commit) run there
+too, so that no weight changes in the middle of a step. With `keep` (partial rollout) running requests go on
+with the new weights; else a command waits until the engine is empty and later requests are held back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Queue
+from typing import Any
+
+from executor.coordination.tracing import Tracer
+from executor.coordination.worker import Reply, Tags
+from executor.engines.protocols import ChannelSpec, RolloutEngine, RolloutSpec, Transfer
+from executor.samples import Completion, Request
+from rlhfsim.trace import Span
+
+IDLE_S = 0.02
+"""Longest sleep of the thread when nothing runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaIdentity:
+    """Which replica this is."""
+
+    index: int
+    pool: str
+    fake_seconds: Mapping[str, float] | None = None
+
+
+@dataclass(slots=True)
+class _Command:
+    act: Callable[[], Any]
+    keep: bool
+    """Running requests stay while it acts."""
+    done: threading.Event
+    result: Any = None
+    error: BaseException | None = None
+
+
+class Replica:
+    """Runs as a threaded Ray actor."""
+
+    def __init__(self, identity: ReplicaIdentity) -> None:
+        self._me = identity
+        self._tracer = Tracer()
+        self._engine: RolloutEngine | None = None
+        self._incoming: list[Request] = []
+        self._finished: list[Completion] = []
+        self._changed = threading.Condition()
+        self._commands: Queue[_Command] = Queue()
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._step = 0
+        self._busy_since: float | None = None
+        self._thread = threading.Thread(target=self._work, name="rollout", daemon=True)
+        self._thread.start()
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """This process's clock, for alignment."""
+        return time.time()
+
+    def whereabouts(self) -> tuple[int, str]:
+        """Process id and Ray node: also a sign of life."""
+        import ray
+
+        return os.getpid(), str(ray.get_runtime_context().get_node_id())
+
+    def build(self, spec: RolloutSpec) -> Reply:
+        """Create the engine in the thread that will step it."""
+        return self._command(lambda: self._build(spec))
+
+    def _build(self, spec: RolloutSpec) -> None:
+        if self._me.fake_seconds is not None:
+            from executor.engines.fake import FakeRollout
+
+            self._engine = FakeRollout(self._me.fake_seconds)
+            return
+        from executor.engines.vllm import VllmEngine
+
+        self._engine = VllmEngine(spec)
+
+    def submit(self, requests: Sequence[Request], step: int) -> None:
+        """Queue requests; their span counts to `step`."""
+        with self._changed:
+            self._incoming += list(requests)
+            self._step = step
+            self._changed.notify_all()
+
+    def poll(self, at_least: int, limit_s: float) -> Reply:
+        """Finished completions: at least that many unless `limit_s` passes or nothing is left to run."""
+        deadline = time.monotonic() + limit_s
+        with self._changed:
+            while len(self._finished) < at_least and self._failure is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            self._raise()
+            done, self._finished = self._finished, []
+        return Reply(value=done, recorded=self._tracer.drain())
+
+    def connect(self, channel: ChannelSpec, first_receiver: int) -> Reply:
+        """Join a weight channel."""
+        return self._command(lambda: self._engine_now().connect(channel, first_receiver))
+
+    def receive(self, channel: str, version: int, keep: bool, tags: Tags) -> Reply:
+        """Load new weights between two scheduler steps."""
+
+        def act() -> Transfer:
+            with self._span(tags):
+                return self._engine_now().receive(channel, version)
+
+        return self._command(act, keep=keep)
+
+    def stage(self, channel: str, version: int, tags: Tags) -> Reply:
+        """Overlapped: receive beside the running generation, then load between two steps."""
+        engine = self._engine_now()
+        with self._span(tags):
+            engine.stage(channel, version)
+            while not engine.staged():
+                self._raise()
+                time.sleep(IDLE_S)
+            return self._command(engine.commit, keep=True)
+
+    def sleep(self, level: int, tags: Tags) -> Reply:
+        """Free memory."""
+        return self._spanned(lambda: self._engine_now().sleep(level), tags)
+
+    def wake(self, tags: Tags) -> Reply:
+        """Undo sleep."""
+        return self._spanned(lambda: self._engine_now().wake(), tags)
+
+    def abort(self) -> Reply:
+        """Drop unfinished requests; their ids."""
+        with self._changed:
+            waiting = [r.id for r in self._incoming]
+            self._incoming = []
+        reply = self._command(lambda: self._engine_now().abort())
+        return Reply(value=[*waiting, *reply.value], recorded=reply.recorded)
+
+    def memory(self) -> Reply:
+        """Bytes now."""
+        return self._command(lambda: dict(self._engine_now().memory()))
+
+    def close(self) -> None:
+        """Shut the engine down with all its processes."""
+        if self._engine is not None and self._thread.is_alive():
+            self._command(self._engine.close)
+        self._closed = True
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(timeout=10)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while not self._closed:
+                self._turn()
+        except BaseException as error:
+            self._fail(error)
+
+    def _turn(self) -> None:
+        engine = self._engine
+        if not self._commands.empty() and (self._commands.queue[0].keep or not self._running()):
+            self._act(self._commands.get())
+            return
+        if engine is None:
+            self._pause()
+            return
+        with self._changed:
+            fresh, self._incoming = (self._incoming, []) if self._commands.empty() else ([], self._incoming)  # fmt: skip
+        if fresh:
+            engine.add(fresh)
+            self._busy_since = self._busy_since or time.time()
+            self._tracer.counter("running", self._me.pool, float(engine.unfinished), self._group)
+        if engine.unfinished:
+            self._deliver(engine.step())
+        else:
+            self._pause()
+
+    def _deliver(self, done: list[Completion]) -> None:
+        assert self._engine is not None
+        empty = self._engine.unfinished == 0
+        if not done and not empty:
+            return
+        with self._changed:
+            self._finished += done
+            if empty and self._busy_since is not None:
+                self._record(self._busy_since)
+                self._busy_since = None
+            self._changed.notify_all()
+
+    def _record(self, since: float) -> None:
+        now = time.time()
+        self._tracer.add(Span(name="actor.generate", role="actor", kind="generate", pool=self._me.pool, group=self._group,
+                              step=self._step, start_s=since, end_s=max(since, now), bound_by="measured"))  # fmt: skip
+        self._tracer.counter("running", self._me.pool, 0.0, self._group)
+
+    def _pause(self) -> None:
+        with self._changed:
+            if not self._incoming and self._commands.empty():
+                self._changed.wait(IDLE_S)
+
+    def _running(self) -> bool:
+        return self._engine is not None and self._engine.unfinished > 0
+
+    def _act(self, command: _Command) -> None:
+        if self._busy_since is not None:  # the span of a batch ends where the engine stands still
+            self._record(self._busy_since)
+            self._busy_since = None
+        try:
+            command.result = command.act()
+        except BaseException as error:
+            command.error = error
+        command.done.set()
+        if self._running():
+            self._busy_since = time.time()
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        while not self._commands.empty():
+            command = self._commands.get()
+            command.error = error
+            command.done.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    # --- helpers ----------------------------------------------------------------------------------
+
+    def _command(self, act: Callable[[], Any], *, keep: bool = True) -> Reply:
+        self._raise()
+        command = _Command(act=act, keep=keep, done=threading.Event())
+        with self._changed:
+            self._commands.put(command)
+            self._changed.notify_all()
+        while not command.done.wait(1.0):
+            self._raise()
+        if command.error is not None:
+            raise command.error
+        return Reply(value=command.result, recorded=self._tracer.drain())
+
+    def _spanned(self, act: Callable[[], Any], tags: Tags) -> Reply:
+        def timed() -> Any:
+            with self._span(tags):
+                return act()
+
+        return self._command(timed)
+
+    def _span(self, tags: Tags) -> Any:
+        return self._tracer.span(tags.name, "actor", tags.kind, self._me.pool, self._group, tags.step, tags.version)  # fmt: skip
+
+    @property
+    def _group(self) -> str:
+        return f"replica {self._me.index}"
+
+    def _engine_now(self) -> RolloutEngine:
+        assert self._engine is not None, "the engine is built first"
+        return self._engine
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(f"the rollout engine failed: {self._failure}") from self._failure

@@ -1,0 +1,197 @@
+"""The driver's handle on all replicas of the rollout engine: requests are balanced over them, results gathered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from executor.coordination.cluster import Place, Reservation
+from executor.coordination.failures import PartFailed, collect
+from executor.coordination.replica import Replica, ReplicaIdentity
+from executor.coordination.worker import Reply, Tags
+from executor.engines.protocols import ChannelSpec, RolloutSpec
+from executor.samples import Completion, Request
+from rlhfsim.plan import Plan
+
+LONG_POLL_S = 2.0
+"""Most that one poll waits."""
+POLL_GRACE_S = 60.0
+"""A replica that answers a poll so much later than it should hangs; a long scheduler step is shorter."""
+IDLE_S = 0.05
+"""A poll with nothing outstanding waits so long."""
+THREADS = 8
+"""Calls that a replica can have at once: polls, submissions, commands."""
+
+Record = Callable[[Reply], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutPool:
+    """Living replicas."""
+
+    pool: str
+    actors: list[Any]
+    receivers_each: int
+    """Engine worker processes of one replica."""
+    record: Record
+    """Where spans and memory of replies go."""
+    outstanding: dict[int, int] = field(default_factory=dict)
+    """Request id -> replica."""
+    ending: bool = False
+    """Its processes end on purpose."""
+    _waited: list[dict[int, Completion | None]] = field(default_factory=list)
+    """Of each `generate` that runs: its requests' completions so far."""
+    _done: list[Completion] = field(default_factory=list)
+    """Completions that wait for a `poll`."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the replicas, for people."""
+        return [f"rollout replica {i}" for i in range(len(self.actors))]
+
+    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Any]:  # fmt: skip
+        """Values of all replicas.
+
+        Raises:
+            PartFailed: a replica died, raised or was too slow.
+        """
+        refs = [
+            getattr(actor, method).remote(*args, *((each[i],) if each is not None else ()))
+            for i, actor in enumerate(self.actors)
+        ]
+        replies = collect(refs, self.parts, f"rollout {method}", limit_s)
+        for reply in replies:
+            if isinstance(reply, Reply):
+                self.record(reply)
+        return [r.value if isinstance(r, Reply) else r for r in replies]
+
+    def submit(self, requests: Sequence[Request], step: int, limit_s: float) -> None:
+        """Give every request to the replica with least outstanding work."""
+        shares: list[list[Request]] = [[] for _ in self.actors]
+        with self._lock:
+            loads = self._loads()
+            for request in requests:
+                lightest = loads.index(min(loads))
+                shares[lightest].append(request)
+                loads[lightest] += 1
+                self.outstanding[request.id] = lightest
+        refs = [a.submit.remote(share, step) for a, share in zip(self.actors, shares, strict=True) if share]  # fmt: skip
+        parts = [p for p, share in zip(self.parts, shares, strict=True) if share]
+        collect(refs, parts, "rollout submit", limit_s)
+
+    def poll(self, limit_s: float) -> list[Completion]:
+        """Completions of submitted requests; waits up to `limit_s` for the first."""
+        self._fetch(limit_s, all_of_them=False)
+        with self._lock:
+            done, self._done = self._done, []
+        return done
+
+    def generate(self, requests: Sequence[Request], step: int, limit_s: float) -> list[Completion]:
+        """All completions, in the order of their requests; others may be submitted and polled beside it.
+
+        Raises:
+            PartFailed: a replica failed, or not all were done after `limit_s`.
+        """
+        mine: dict[int, Completion | None] = {r.id: None for r in requests}
+        with self._lock:
+            self._waited.append(mine)
+        self.submit(requests, step, limit_s)
+        deadline = time.monotonic() + limit_s
+        while unfinished := [id for id, completion in mine.items() if completion is None]:
+            if time.monotonic() > deadline:
+                slow = self.parts[self.outstanding.get(unfinished[0], 0)]
+                raise PartFailed(slow, "timed out", f"{len(unfinished)} responses unfinished after {limit_s:g} s")  # fmt: skip
+            self._fetch(LONG_POLL_S, all_of_them=True)
+        with self._lock:
+            self._waited.remove(mine)
+        return [completion for completion in mine.values() if completion is not None]
+
+    def _loads(self) -> list[int]:
+        """Outstanding requests of every replica."""
+        held = list(self.outstanding.values())
+        return [held.count(i) for i in range(len(self.actors))]
+
+    def _fetch(self, limit_s: float, *, all_of_them: bool) -> None:
+        """Bring what is finished here, to whoever waits for it."""
+        with self._lock:
+            loads = self._loads()
+        busy = [i for i, load in enumerate(loads) if load]
+        wait = min(limit_s, LONG_POLL_S)
+        if not busy:
+            time.sleep(min(wait, IDLE_S))
+            return
+        refs = [self.actors[i].poll.remote(loads[i] if all_of_them else 1, wait) for i in busy]
+        replies = collect(refs, [self.parts[i] for i in busy], "rollout poll", wait + POLL_GRACE_S)
+        for reply in replies:
+            self.record(reply)
+        with self._lock:
+            for completion in (completion for reply in replies for completion in reply.value):
+                self._deliver(completion)
+
+    def _deliver(self, completion: Completion) -> None:
+        del self.outstanding[completion.id]
+        for mine in self._waited:
+            if completion.id in mine:
+                mine[completion.id] = completion
+                return
+        self._done.append(completion)
+
+    def build(self, spec: RolloutSpec, limit_s: float) -> None:
+        """Engines of all replicas, started side by side."""
+        self.call("build", spec, limit_s=limit_s)
+
+    def connect(self, channel: ChannelSpec, limit_s: float) -> None:
+        """Join every replica to a weight channel."""
+        first = [i * self.receivers_each for i in range(len(self.actors))]
+        self.call("connect", channel, limit_s=limit_s, each=first)
+
+    def tagged(self, method: str, *args: Any, tags: Tags, limit_s: float) -> list[Any]:
+        """A call that leaves a span."""
+        return self.call(method, *args, tags, limit_s=limit_s)
+
+    def close(self, limit_s: float = 30.0) -> None:
+        """Shut the engines down in order, then end their processes."""
+        self.ending = True
+        refs = [actor.close.remote() for actor in self.actors]
+        ray.wait(refs, num_returns=len(refs), timeout=limit_s)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the processes at once; the engines' own processes see it and follow."""
+        self.ending = True
+        for actor in self.actors:
+            ray.kill(actor)
+
+
+def spawn(
+    plan: Plan, reservation: Reservation, share: float, environment: Mapping[str, str],
+    fake_seconds: Mapping[str, float] | None, record: Record,
+) -> RolloutPool:  # fmt: skip
+    """Start the processes of every replica of the plan; `build` gives them engines."""
+    seat = plan.placement.rollout
+    assert seat is not None, "the plan has no rollout seat"
+    actor_class = ray.remote(Replica)
+    actors = [
+        actor_class.options(
+            max_restarts=0, max_concurrency=THREADS, runtime_env={"env_vars": {**environment, **reservation.devices(places)}},
+            **reservation.options(places[0], share),
+        ).remote(ReplicaIdentity(index=index, pool=seat.pool, fake_seconds=fake_seconds))
+        for index, places in enumerate(replica_places(plan))
+    ]  # fmt: skip
+    return RolloutPool(pool=seat.pool, actors=actors, receivers_each=seat.layout.replica_gpus, record=record)  # fmt: skip
+
+
+def replica_places(plan: Plan) -> list[tuple[Place, ...]]:
+    """GPUs of every replica: consecutive ranks of the rollout seat."""
+    seat = plan.placement.rollout
+    assert seat is not None
+    gpus = next(s for s in plan.gpu_map if s.seat == "rollout")
+    ranks = list(zip(gpus.nodes, gpus.gpus, strict=True))
+    each = seat.layout.replica_gpus
+    return [tuple(ranks[i * each : (i + 1) * each]) for i in range(seat.layout.dp)]

@@ -1,0 +1,198 @@
+"""Measured spans and counters: collected in every process, put on one clock, written as a Trace.
+
+A worker collects in absolute seconds of its own clock; the driver learns the offset of every node's clock
+by asking for the time (Cristian 1989, the method of NTP), and `assemble` shifts all to the driver's clock
+and counts from the start of the first step. What a GPU does inside a span is not known here: `bound_by`
+is `measured`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
+
+from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
+
+Clock = Callable[[], float]
+MEASURED = "measured"
+"""`bound_by` of every measured span."""
+ENGINE_KINDS = frozenset(
+    {"generate", "logprob", "score", "value", "train", "sync", "load", "unload"}
+)
+"""Kinds of spans in which engines or reward rules work; `controller` and `wait` are the rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What one process collected, in seconds of its clock."""
+
+    spans: tuple[Span, ...] = ()
+    counters: tuple[Counter, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockOffset:
+    """Another clock against the own one."""
+
+    value_s: float = 0.0
+    """The other clock's time minus the own one's."""
+    uncertainty_s: float = 0.0
+    """The true offset lies within `value_s` +- this, whatever the two ways of the message took."""
+
+
+SAME_CLOCK = ClockOffset()
+"""Processes of one node share a clock."""
+
+
+class Tracer:
+    """Collects spans and counters of one process; threads may share it."""
+
+    def __init__(self, clock: Clock = time.time) -> None:
+        """`clock` gives absolute seconds, equal in all processes of a node."""
+        self._clock = clock
+        self._lock = Lock()
+        self._spans: list[Span] = []
+        self._counters: list[Counter] = []
+
+    @contextmanager
+    def span(
+        self, name: str, role: str, kind: str, pool: str, group: str = ALL, step: int = 0,
+        version: int | None = None, **attributes: float | str,
+    ) -> Iterator[dict[str, float | str]]:  # fmt: skip
+        """Record the block as one span; what the block puts into the dict becomes attributes.
+
+        A block that raises is recorded too, with attribute `failed`.
+        """
+        notes = dict(attributes)
+        start = self._clock()
+        try:
+            yield notes
+        except BaseException as error:
+            notes["failed"] = type(error).__name__
+            raise
+        finally:
+            end = max(start, self._clock())  # a wall clock may be set back meanwhile
+            self.add(Span(name=name, role=role, kind=kind, pool=pool, group=group, step=step, start_s=start, end_s=end, bound_by=MEASURED, version=version, attributes=notes))  # fmt: skip
+
+    def add(self, span: Span) -> None:
+        """Keep a span that was measured elsewhere on the same clock."""
+        with self._lock:
+            self._spans.append(span)
+
+    def counter(self, name: CounterName, pool: str, value: float, group: str = ALL) -> None:
+        """Record a value that holds from now on."""
+        item = Counter(name=name, pool=pool, group=group, time_s=self._clock(), value=value)
+        with self._lock:
+            self._counters.append(item)
+
+    def drain(self) -> Recorded:
+        """All since the last drain; open spans stay for the next one."""
+        with self._lock:
+            recorded = Recorded(spans=tuple(self._spans), counters=tuple(self._counters))
+            self._spans, self._counters = [], []
+        return recorded
+
+
+def offset(ask: Clock, tries: int = 8, clock: Clock = time.time) -> ClockOffset:
+    """Offset of the clock that `ask` reads, from the question with the shortest round trip.
+
+        value = remote - (sent + received) / 2        uncertainty = (received - sent) / 2
+
+    Source: Cristian 1989, Distributed Computing 3, 146-158. The bound holds for any split of the round
+    trip into its two ways; drift between two calls of this function is not seen.
+    """
+    assert tries >= 1, tries
+    answers = (_ask(ask, clock) for _ in range(tries))
+    return min(answers, key=lambda answer: answer.uncertainty_s)
+
+
+def _ask(ask: Clock, clock: Clock) -> ClockOffset:
+    sent = clock()
+    remote = ask()
+    received = max(sent, clock())
+    return ClockOffset(value_s=remote - (sent + received) / 2, uncertainty_s=(received - sent) / 2)
+
+
+def merge(parts: Iterable[Recorded]) -> Recorded:
+    """What several processes of one clock collected, as one."""
+    parts = tuple(parts)
+    return Recorded(
+        spans=tuple(span for part in parts for span in part.spans),
+        counters=tuple(item for part in parts for item in part.counters),
+    )
+
+
+def assemble(
+    recorded: Iterable[tuple[Recorded, ClockOffset]], *, start_s: float, plan_hash: str, steps: int,
+    seed: int | None = None, first_step: int = 0,
+) -> Trace:  # fmt: skip
+    """The measured trace: seconds from `start_s` of the driver's clock, sorted by start.
+
+    Steps count from `first_step`, the iteration that a resumed run began with. Start-up work that ended
+    before `start_s` is left out; a span that reaches over it begins at 0.
+    """
+    parts = tuple(recorded)
+    spans = [_shifted(s, start_s + off.value_s, first_step) for part, off in parts for s in part.spans if s.end_s - off.value_s > start_s]  # fmt: skip
+    counters = [replace(c, time_s=max(0.0, c.time_s - off.value_s - start_s)) for part, off in parts for c in part.counters]  # fmt: skip
+    return Trace(
+        source="measured",
+        rlhfsim_version=_rlhfsim_version(),
+        plan_hash=plan_hash,
+        seed=seed,
+        steps=steps,
+        spans=tuple(sorted(spans, key=lambda s: (s.start_s, -s.end_s, s.pool, s.group, s.name))),
+        counters=tuple(sorted(counters, key=lambda c: (c.time_s, c.name, c.pool, c.group))),
+    )
+
+
+def _rlhfsim_version() -> str:
+    try:
+        return version("rlhfsim")
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+def _shifted(span: Span, zero: float, first_step: int) -> Span:
+    """The span in seconds from `zero`, which is an instant of the clock that it was measured with."""
+    start, end = max(0.0, span.start_s - zero), span.end_s - zero
+    return replace(span, start_s=start, end_s=max(start, end), step=max(0, span.step - first_step))
+
+
+def coordination_overhead(trace: Trace) -> dict[int, float]:
+    """Share of every step's wall time in which no engine works, by step.
+
+        share = 1 - |union of engine spans in the window| / |window|
+
+    The window of a step runs from its first span to the first span of the next one, so that what happens
+    between two steps counts as well; engine work of any step counts, as asynchronous steps overlap.
+    """
+    busy = _union((s.start_s, s.end_s) for s in trace.spans if s.kind in ENGINE_KINDS)
+    return {
+        step: 1 - sum(max(0.0, min(b, end) - max(a, start)) for a, b in busy) / (end - start)
+        for step, (start, end) in _windows(trace).items()
+        if end > start
+    }
+
+
+def _windows(trace: Trace) -> Mapping[int, tuple[float, float]]:
+    """Start and end of every step, without gaps."""
+    starts: dict[int, float] = {}
+    for span in sorted(trace.spans, key=lambda s: (s.step, s.start_s)):
+        starts.setdefault(span.step, span.start_s)
+    ends = [*list(starts.values())[1:], trace.end_s]
+    return {step: (start, end) for (step, start), end in zip(starts.items(), ends, strict=True)}
+
+
+def _union(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint windows that cover the same instants."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(windows):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found

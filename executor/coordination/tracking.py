@@ -1,0 +1,195 @@
+"""Where metrics go: metrics.jsonl always; TensorBoard, Weights & Biases and MLflow where settings ask.
+
+Each line of metrics.jsonl is one iteration: {"step": 3, "reward/mean": 0.5, ...}. JSON has no nan and no
+infinity: such a value is null there and its name stands in "non_finite" with the word.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from executor.settings import Tracking
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import write_atomically
+
+logger = logging.getLogger(__name__)
+STEP = "step"
+NON_FINITE = "non_finite"
+
+
+class Sink(Protocol):
+    """One place where metrics go."""
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """Take the metrics of an iteration."""
+
+    def close(self) -> None:
+        """Everything is out when it returns."""
+
+
+class MetricsFile:
+    """metrics.jsonl, a line an iteration, flushed at once."""
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        """Lines of `first_step` and later are removed: a resumed run writes them again."""
+        self._path = path
+        kept = [row for row in read_metrics(path) if row[STEP] < first_step] if path.exists() else []  # fmt: skip
+        write_atomically(path, "".join(_line(row) for row in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """Append a line.
+
+        Raises:
+            RlhfsimError: the disk is full.
+        """
+        try:
+            self._file.write(_line({STEP: step, **row}))
+            self._file.flush()
+        except OSError as error:
+            raise RlhfsimError("unwritable-file", f"cannot write: {(error.strerror or 'error').lower()}", place=Place(file=str(self._path)),
+                               help="free space on this disk; resume with --resume") from error  # fmt: skip
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _line(row: Mapping[str, float]) -> str:
+    odd = {name: str(float(value)) for name, value in row.items() if not math.isfinite(value)}
+    plain = {name: None if name in odd else value for name, value in row.items()}
+    return json.dumps(plain | ({NON_FINITE: odd} if odd else {}), allow_nan=False) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Rows of a metrics.jsonl; lines that a kill cut off are left out."""
+    rows = [_row(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    broken = rows.count(None)
+    if broken:
+        logger.warning("%d lines of %s are not whole and are left out", broken, path)
+    return [row for row in rows if row is not None]
+
+
+def _row(line: str) -> dict[str, float] | None:
+    try:
+        row: dict[str, Any] = json.loads(line)
+        odd = {name: float(word) for name, word in row.pop(NON_FINITE, {}).items()}
+        return row | {STEP: int(row[STEP])} | odd
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return None
+
+
+class TensorBoard:
+    """Event files for TensorBoard, written by tensorboardX."""
+
+    def __init__(self, folder: Path, first_step: int = 0) -> None:
+        """Events of `first_step` and later in older files are hidden: a resumed run writes them again."""
+        module = _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
+        self._writer = module.SummaryWriter(str(folder), purge_step=first_step or None)
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """One scalar a metric."""
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flush."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; where it goes (or WANDB_MODE=offline) is that library's own matter."""
+
+    def __init__(self, project: str, folder: Path, config: Mapping[str, Any], run_id: str) -> None:
+        """`run_id` lets a resumed run go on in the same place."""
+        module = _library("wandb", "wandb", "tracking.wandb_project: null")
+        self._run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")  # fmt: skip
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """All of a step at once."""
+        self._run.log(dict(row), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+class MlFlow:
+    """A run of MLflow; MLFLOW_TRACKING_URI says where."""
+
+    def __init__(self, experiment: str, config: Mapping[str, Any], run_id: str) -> None:
+        """`run_id` becomes the name of the run."""
+        self._module = _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
+        self._module.set_experiment(experiment)
+        self._module.start_run(run_name=run_id)
+        self._module.log_params({name: str(value)[:500] for name, value in config.items()})
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """All of a step at once."""
+        self._module.log_metrics(dict(row), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._module.end_run()
+
+
+def _library(module: str, package: str, off: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise RlhfsimError("missing-library", f"{package} is not installed",
+                           help=f"install it (pip install --no-deps {package}), or set {off}") from error  # fmt: skip
+
+
+class Trackers:
+    """metrics.jsonl and what settings ask for beside it; a service that fails is said once and left out."""
+
+    def __init__(self, file: MetricsFile, others: Sequence[Sink] = ()) -> None:
+        """`file` must work; `others` may fail."""
+        self._file = file
+        self._others = list(others)
+
+    def log(self, step: int, row: Mapping[str, float]) -> None:
+        """Write the row everywhere."""
+        self._file.log(step, row)
+        self._each(lambda sink: sink.log(step, row))
+
+    def close(self) -> None:
+        """Close all."""
+        self._file.close()
+        self._each(lambda sink: sink.close())
+
+    def _each(self, act: Callable[[Sink], None]) -> None:
+        for sink in tuple(self._others):
+            try:
+                act(sink)
+            except Exception as error:  # network, quota, login: none of it is worth a training run
+                logger.warning("%s failed and gets no more metrics: %s", type(sink).__name__, error)
+                self._others.remove(sink)
+
+
+def open_trackers(
+    tracking: Tracking, metrics: Path, tensorboard: Path, *, first_step: int = 0, run_id: str = "rlhfsim",
+    config: Mapping[str, Any] | None = None,
+) -> Trackers:  # fmt: skip
+    """Everything that settings ask for, ready to log.
+
+    Raises:
+        RlhfsimError: a library that was asked for is not installed.
+    """
+    config = config or {}
+    others: list[Sink] = []
+    if tracking.tensorboard:
+        others.append(TensorBoard(tensorboard, first_step))
+    if tracking.wandb_project is not None:
+        others.append(WeightsAndBiases(tracking.wandb_project, metrics.parent, config, run_id))
+    if tracking.mlflow_experiment is not None:
+        others.append(MlFlow(tracking.mlflow_experiment, config, run_id))
+    return Trackers(MetricsFile(metrics, first_step), others)

@@ -1,0 +1,135 @@
+"""Weights from the trainer group to every rollout replica: one channel, both ends at once, checked.
+
+The sender is rank 0 of the actor's group (all its ranks gather); the receivers are the worker processes of
+every replica. Both report a checksum of what passed; they must agree.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+
+from executor.coordination.failures import PartFailed
+from executor.coordination.groups import WorkerGroup
+from executor.coordination.rollout import RolloutPool
+from executor.coordination.worker import Reply, Tags
+from executor.engines.protocols import ChannelSpec, Transfer
+from executor.resolve import TRANSPORTS, Job
+
+Record = Callable[[WorkerGroup, Sequence[Reply]], None]
+LORA_ALPHA_OVER_RANK = 2.0
+"""The usual alpha = 2 rank; the training engine builds its adapters with the same."""
+
+
+class Route:
+    """The weight path of a plan, open between a trainer group and a rollout pool."""
+
+    def __init__(self, job: Job, trainer: WorkerGroup, scratch: Path) -> None:
+        self._job = job
+        self._trainer = trainer
+        self._folder = scratch / "weights"
+        self._channel: ChannelSpec | None = None
+
+    def open(self, rollout: RolloutPool) -> None:
+        """Make the channel and join every replica. A new set of replicas needs a new channel."""
+        self.close()
+        limit = self._job.settings.limits.sync_s
+        self._channel = self._spec(rollout.receivers_each * len(rollout.actors))
+        self._trainer.call("open_channel", self._channel, limit_s=limit)
+        rollout.connect(self._channel, limit)
+
+    def close(self) -> None:
+        """Drop the sending end; what it put on disk goes with it."""
+        if self._channel is not None:
+            limit = self._job.settings.limits.sync_s
+            self._trainer.call("close_channel", self._channel.name, limit_s=limit)
+            self._channel = None
+
+    def _spec(self, receivers: int) -> ChannelSpec:
+        settings, placement = self._job.settings, self._job.plan.placement
+        host, port = ray.get(
+            self._trainer.actors[0].address.remote(), timeout=settings.limits.call_s
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return ChannelSpec(
+            name=f"weights-{uuid4().hex[:8]}", transport=TRANSPORTS[placement.weight_path], host=host, port=port,
+            receivers=receivers, folder=str(self._folder),
+            bucket_bytes=settings.bucket_bytes, adapters_only=placement.weight_path == "lora",
+            base_model=self._job.model if placement.weight_path == "lora" else "", lora_scale=LORA_ALPHA_OVER_RANK,
+            timeout_s=settings.limits.sync_s, device="cuda" if self._job.gpu else "cpu",
+        )  # fmt: skip
+
+    def send(
+        self, rollout: RolloutPool | None, version: int, step: int, record: Record
+    ) -> Transfer:
+        """One sync.
+
+        Raises:
+            PartFailed: an end failed, or the two checksums differ.
+        """
+        assert self._channel is not None
+        tags = Tags(name="actor.sync", kind="sync", step=step, version=version)
+        if rollout is None:
+            return self._save(version, tags, record)
+        limit = self._job.settings.limits.sync_s * 2
+        pool = ThreadPoolExecutor(max_workers=2)
+        sending = pool.submit(self._trainer.call, "send", "actor", self._channel, version, tags, limit_s=limit)  # fmt: skip
+        receiving = pool.submit(self._receive, rollout, version, tags, limit)
+        pool.shutdown(wait=False)
+        both: list[Future[Any]] = [sending, receiving]
+        ended, _ = wait(both, return_when=FIRST_EXCEPTION)
+        for future in ended:  # the end that failed first says why; the other one only misses it
+            future.result()
+        replies, received = sending.result(), receiving.result()
+        record(self._trainer, replies)
+        sent: Transfer = replies[0].value
+        _compare(sent, received)
+        return sent
+
+    def _receive(
+        self, rollout: RolloutPool, version: int, tags: Tags, limit: float
+    ) -> list[Transfer]:
+        assert self._channel is not None
+        schedule = self._job.plan.placement.schedule
+        if schedule.overlapped_sync:
+            return rollout.tagged("stage", self._channel.name, version, tags=tags, limit_s=limit)
+        return rollout.tagged("receive", self._channel.name, version, schedule.partial_rollout, tags=tags, limit_s=limit)  # fmt: skip
+
+    def _save(self, version: int, tags: Tags, record: Record) -> Transfer:
+        """No replica lives: the weights become a model folder, which stays until the next one has read it."""
+        self.close()
+        limit = self._job.settings.limits.sync_s
+        self._channel = self._spec(receivers=0)
+        self._trainer.call("open_channel", self._channel, limit_s=limit)
+        replies = self._trainer.call("send", "actor", self._channel, version, tags, limit_s=limit)
+        record(self._trainer, replies)
+        sent: Transfer = replies[0].value
+        return sent
+
+    def folder_of(self, version: int) -> str:
+        """A model folder with the weights of `version`, for a replica that is created now."""
+        if version == 0:
+            return self._job.model
+        assert self._channel is not None
+        weights = self._folder / self._channel.name / f"weights-{version}"
+        for path in Path(self._job.model).iterdir():
+            if path.suffix in (".json", ".txt", ".model", ".jinja") and "index" not in path.name:
+                shutil.copy(path, weights / path.name)
+        return str(weights)
+
+    def clean(self) -> None:
+        """Remove what was written for transfers."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _compare(sent: Transfer, received: list[Any]) -> None:
+    for index, transfer in enumerate(received):
+        for one in transfer if isinstance(transfer, list) else [transfer]:
+            if one.checksum != sent.checksum:
+                raise PartFailed(f"rollout replica {index}", "raised", f"its weights are not the trainer's: checksum {one.checksum}, sent {sent.checksum}")  # fmt: skip

@@ -1,0 +1,223 @@
+"""One rank of a worker group: a process that holds the engines of the roles which share its GPUs and layout."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor.coordination.tracing import Recorded, Tracer
+from executor.engines.protocols import ChannelSpec, EngineSpec, LossSpec, MiniBatch, Transfer
+from executor.samples import Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """How the span of a call is labelled."""
+
+    name: str
+    """`actor.train`"""
+    kind: str
+    step: int
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a remote call returns."""
+
+    value: Any
+    recorded: Recorded = field(default_factory=Recorded)
+    memory: Mapping[str, float] | None = None
+    """Bytes after the call: allocated, host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which rank of which group this is."""
+
+    group: str
+    pool: str
+    rank: int
+    world: int
+    fake_seconds: Mapping[str, float] | None = None
+    """Dry run: seconds of every call by name; engines sleep them instead of working."""
+
+
+class Worker:
+    """Runs as a Ray actor; methods are called on all ranks of the group in the same order."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._me = identity
+        self._tracer = Tracer()
+        self._engines: dict[str, Any] = {}
+        self._specs: dict[str, EngineSpec] = {}
+        self._away: dict[str, Path] = {}
+        self._senders: dict[str, Any] = {}
+
+    # --- start ------------------------------------------------------------------------------------
+
+    def address(self) -> tuple[str, int]:
+        """A free port of this host, for the group's rendezvous."""
+        import ray.util
+
+        host = str(ray.util.get_node_ip_address())
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return host, int(probe.getsockname()[1])
+
+    def now(self) -> float:
+        """This process's clock, for alignment."""
+        return time.time()
+
+    def whereabouts(self) -> tuple[int, str]:
+        """Process id and Ray node: also a sign of life."""
+        import ray
+
+        return os.getpid(), str(ray.get_runtime_context().get_node_id())
+
+    def start(self, host: str, port: int, timeout_s: float) -> None:
+        """Join the group; a collective."""
+        if self._me.fake_seconds is None:
+            from executor.engines import training
+
+            training.start(self._me.rank, self._me.world, 0, host, port, timeout_s)
+
+    def build(self, spec: EngineSpec) -> Reply:
+        """Create the engine of a role; a collective."""
+        self._specs[spec.role] = spec
+        self._engines[spec.role] = self._built(spec)
+        return self._reply(None, spec.role)
+
+    def _built(self, spec: EngineSpec) -> Any:
+        if self._me.fake_seconds is not None:
+            from executor.engines.fake import FakeTraining
+
+            return FakeTraining(spec, self._me.fake_seconds)
+        from executor.engines import training
+
+        return training.build(spec)
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def forward(self, role: str, method: str, samples: Sequence[Sample], tags: Tags) -> Reply:
+        """logprobs, values or scores of this rank's samples."""
+        with self._span(role, tags, samples=float(len(samples))):
+            value = getattr(self._engines[role], method)(samples)
+        return self._reply(value, role)
+
+    def train(self, role: str, batches: Sequence[MiniBatch], loss: LossSpec, tags: Tags) -> Reply:
+        """Optimizer steps, one a mini-batch; their metrics."""
+        with self._span(role, tags, optimizer_steps=float(len(batches))):
+            value = [dict(self._engines[role].train(batch, loss)) for batch in batches]
+        return self._reply(value, role)
+
+    def unload(self, role: str, how: str, folder: str | None, tags: Tags) -> Reply:
+        """Bring a role out of device memory: `optimizer` states only, `offloaded`, or `recreated` (saved and destroyed)."""
+        with self._span(role, tags):
+            if how == "recreated":
+                self._destroy(role, folder)
+            else:
+                place = Path(folder) if folder else None
+                self._engines[role].offload(place, weights=how == "offloaded")
+        return self._reply(None, role)
+
+    def _destroy(self, role: str, folder: str | None) -> None:
+        engine = self._engines.pop(role)
+        if self._specs[role].optimizer is not None:
+            assert folder is not None, "a trained role is saved before it is destroyed"
+            self._away[role] = Path(folder)
+            engine.save(self._away[role])
+        engine.close()
+
+    def load(self, role: str, how: str, tags: Tags) -> Reply:
+        """Undo `unload`."""
+        with self._span(role, tags):
+            if how == "recreated":
+                self._recreate(role)
+            else:
+                self._engines[role].reload()
+        return self._reply(None, role)
+
+    def _recreate(self, role: str) -> None:
+        self._engines[role] = self._built(self._specs[role])
+        if role in self._away:
+            self._engines[role].load(self._away.pop(role))
+
+    # --- weights and checkpoints ------------------------------------------------------------------
+
+    def open_channel(self, channel: ChannelSpec) -> None:
+        """Rank 0: make the sending end and its key-value store."""
+        if self._me.rank == 0 and self._me.fake_seconds is None:
+            from executor.engines.transport import Sender
+
+            self._senders[channel.name] = Sender(channel)
+
+    def close_channel(self, name: str) -> None:
+        """Drop the sending end."""
+        sender = self._senders.pop(name, None)
+        if sender is not None:
+            sender.close()
+
+    def send(self, role: str, channel: ChannelSpec, version: int, tags: Tags) -> Reply:
+        """Gather the weights of `role` and send them; a collective, rank 0 speaks."""
+        with self._span(role, tags) as notes:
+            transfer = self._send(self._engines[role], channel, version)
+            if transfer is not None:
+                notes["bytes"] = float(transfer.bytes)
+        return self._reply(transfer, role)
+
+    def _send(self, engine: Any, channel: ChannelSpec, version: int) -> Transfer | None:
+        if self._me.fake_seconds is not None:
+            engine.sync()
+            return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
+        buckets = iter([engine.adapters()]) if channel.adapters_only else engine.buckets(channel.bucket_bytes)  # fmt: skip
+        if self._me.rank == 0:
+            sent: Transfer = self._senders[channel.name].send(buckets, version)
+            return sent
+        for _ in buckets:  # the gather is a collective
+            pass
+        return None
+
+    def save(self, role: str, folder: str) -> Reply:
+        """This rank's share of a checkpoint."""
+        if role in self._engines:
+            self._engines[role].save(Path(folder))
+        return self._reply(None, role)
+
+    def restore(self, role: str, folder: str) -> Reply:
+        """Undo `save`."""
+        self._engines[role].load(Path(folder))
+        return self._reply(None, role)
+
+    def close(self) -> None:
+        """End every engine and sender."""
+        for name in list(self._senders):
+            self.close_channel(name)
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _span(self, role: str, tags: Tags, **attributes: float | str) -> Any:
+        return self._tracer.span(
+            tags.name, role, tags.kind, self._me.pool, f"rank {self._me.rank}", tags.step, tags.version, **attributes
+        )  # fmt: skip
+
+    def _reply(self, value: Any, role: str) -> Reply:
+        engine = self._engines.get(role)
+        memory = dict(engine.memory()) if engine is not None else _process_memory()
+        self._tracer.counter("memory_bytes", self._me.pool, memory["allocated"], f"rank {self._me.rank}")  # fmt: skip
+        return Reply(value=value, recorded=self._tracer.drain(), memory=memory)
+
+
+def _process_memory() -> Mapping[str, float]:
+    import psutil
+
+    resident = float(psutil.Process().memory_info().rss)
+    return {"allocated": resident, "host": resident}

@@ -1,0 +1,210 @@
+"""A model folder as a module that returns what training and scoring need: log-probs or scalars.
+
+The backbone comes from transformers. A value or score head is a linear layer to one scalar, `score` in the
+checkpoint as in transformers' sequence classifiers; where the checkpoint has none it is drawn from a seed.
+
+Legend: B sequences, L tokens, H hidden size, V vocabulary, N selected places.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from executor.engines.protocols import Head
+from executor.settings import Precision
+from rlhfsim.errors import RlhfsimError
+
+logger = logging.getLogger(__name__)
+
+HEAD_NAMES = ("score.weight", "value_head.weight", "v_head.weight")
+"""Names under which a scalar head is looked for, (1, H); it is written under the first."""
+CHUNK_BYTES = 256 * 2**20
+"""Most bytes of fp32 logits at one time."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class TokenHead(nn.Module):
+    """Log-probs of given tokens, (N, H) to (N,), in chunks that are computed again in the backward pass.
+
+    log-prob = z_target - logsumexp(z),  z = logits / temperature in fp32
+    """
+
+    def __init__(self, linear: nn.Linear, config: Any, temperature: float) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.temperature = temperature
+        self.cap = getattr(config, "final_logit_softcapping", None)
+        self.scale = _logit_scale(config)
+
+    def forward(
+        self, hidden: Tensor, targets: Tensor, entropy: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probs (N,), entropies (N,) or an empty tensor), fp32."""
+        rows = max(16, CHUNK_BYTES // (4 * self.weight.shape[0]))
+        parts = [
+            cast(
+                tuple[Tensor, Tensor],
+                checkpoint(self._chunk, states, wanted, entropy, use_reentrant=False)
+                if torch.is_grad_enabled()
+                else self._chunk(states, wanted, entropy),
+            )
+            for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _chunk(self, hidden: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        logits = functional.linear(hidden, self.weight, self.bias).float()
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.cap:
+            logits = torch.tanh(logits / self.cap) * self.cap
+        if self.temperature != 1.0:
+            logits = logits / self.temperature
+        norm = torch.logsumexp(logits, dim=-1)
+        logprobs = logits.gather(-1, targets[:, None])[:, 0] - norm
+        if not entropy:
+            return logprobs, logprobs.new_zeros(0)
+        return logprobs, norm - (torch.softmax(logits, dim=-1) * logits).sum(-1)
+
+
+class ScalarHead(nn.Module):
+    """One scalar a place, (N, H) to (N,), fp32."""
+
+    def __init__(self, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(1, hidden, dtype=dtype))
+
+    def forward(
+        self, hidden: Tensor, targets: Tensor, entropy: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(values (N,), an empty tensor): the same form as TokenHead."""
+        values = functional.linear(hidden, self.weight)[:, 0].float()
+        return values, values.new_zeros(0)
+
+
+class Model(nn.Module):
+    """Backbone and head in one module, so that ZeRO and AutoTP see one forward pass."""
+
+    def __init__(
+        self, backbone: nn.Module, head: TokenHead | ScalarHead, config: Any, head_name: str
+    ) -> None:
+        """`head_name`: of the head's module in a checkpoint."""
+        super().__init__()
+        self.backbone, self.head, self.config, self.head_name = backbone, head, config, head_name
+        self.prefix = f"{getattr(backbone, 'base_model_prefix', 'model')}."
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        index: Tensor,
+        targets: Tensor,
+        entropy: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs of the head at `index` (N,) of the flattened hidden states (B L, H).
+
+        No attention mask: rows are padded on the right, and transformers keeps packed sequences apart by
+        their positions.
+        """
+        output = self.backbone(input_ids=tokens, position_ids=positions, use_cache=False)
+        hidden = output.last_hidden_state.flatten(0, 1)[index]
+        return cast(tuple[Tensor, Tensor], self.head(hidden, targets, entropy))
+
+
+def load(
+    folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0
+) -> Model:
+    """The model of `folder` on the CPU, with all of its weights.
+
+    Raises:
+        RlhfsimError: a folder without a model, or a causal model without output matrix.
+    """
+    if not (Path(folder) / "config.json").is_file():
+        raise RlhfsimError("no-model", f"{folder} is not a model folder: it has no config.json",
+                           help="give a folder as transformers' save_pretrained writes it")  # fmt: skip
+    from transformers.utils import logging as progress
+
+    progress.disable_progress_bar()
+    dtype = DTYPES[precision]
+    if head == "causal":
+        return _causal(folder, dtype, temperature)
+    return _scalar(folder, dtype, seed)
+
+
+def checkpoint_name(model: Model, name: str) -> str:
+    """Hugging Face name of a parameter of `Model`."""
+    part, rest = name.split(".", 1)
+    return model.prefix + rest if part == "backbone" else f"{model.head_name}.{rest}"
+
+
+def named_parameters(model: Model) -> dict[str, nn.Parameter]:
+    """Every parameter once, by its Hugging Face name; a tied output matrix counts as the embedding."""
+    return {checkpoint_name(model, name): value for name, value in model.named_parameters()}
+
+
+def _causal(folder: str, dtype: torch.dtype, temperature: float) -> Model:
+    from transformers import AutoModelForCausalLM
+
+    causal = cast(Any, AutoModelForCausalLM).from_pretrained(
+        folder, dtype=dtype, **_attention(dtype)
+    )
+    linear = causal.get_output_embeddings()
+    if not isinstance(linear, nn.Linear):
+        raise RlhfsimError("no-output-matrix", f"the model in {folder} has no linear output layer",
+                           help="use a causal language model")  # fmt: skip
+    head = TokenHead(linear, causal.config, temperature)
+    logger.info("%s: output matrix %s", folder, "tied" if causal.config.tie_word_embeddings else "read")  # fmt: skip
+    name = next(name for name, module in causal.named_modules() if module is linear)
+    return Model(causal.base_model, head, causal.config, name)
+
+
+def _scalar(folder: str, dtype: torch.dtype, seed: int) -> Model:
+    from transformers import AutoModel
+
+    backbone = cast(Any, AutoModel).from_pretrained(folder, dtype=dtype, **_attention(dtype))
+    head = ScalarHead(backbone.config.hidden_size, dtype)
+    weight = _stored_head(Path(folder))
+    if weight is None:
+        spread = getattr(backbone.config, "initializer_range", None) or 1 / math.sqrt(head.weight.shape[1])  # fmt: skip
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.randn(head.weight.shape, generator=generator) * spread
+        logger.info("%s has no scalar head: drawn from seed %d", folder, seed)
+    with torch.no_grad():
+        head.weight.copy_(weight.reshape(head.weight.shape))
+    return Model(backbone, head, backbone.config, "score")
+
+
+def _stored_head(folder: Path) -> Tensor | None:
+    """The scalar head of a checkpoint, or None."""
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(str(file), framework="pt") as tensors:
+            found = [name for name in HEAD_NAMES if name in tensors.keys()]  # noqa: SIM118  no mapping
+            if found:
+                logger.info("%s: scalar head %s read from %s", folder, found[0], file.name)
+                return cast(Tensor, tensors.get_tensor(found[0]))
+    return None
+
+
+def _attention(dtype: torch.dtype) -> dict[str, Any]:
+    """FlashAttention where it is installed and can run (not in fp32), else PyTorch's scaled dot product."""
+    from transformers.utils.import_utils import is_flash_attn_2_available
+
+    half = dtype == torch.bfloat16
+    flash = half and torch.cuda.is_available() and is_flash_attn_2_available()
+    return {"attn_implementation": "flash_attention_2" if flash else "sdpa"}
+
+
+def _logit_scale(config: Any) -> float:
+    """What multiplies logits: Cohere's logit_scale, one over Granite's logits_scaling, else 1."""
+    if getattr(config, "logit_scale", None):
+        return float(config.logit_scale)
+    return 1.0 / float(getattr(config, "logits_scaling", None) or 1.0)

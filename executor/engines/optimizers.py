@@ -1,0 +1,68 @@
+"""The optimizer of a training engine: AdamW of torch, of DeepSpeed on the host, or with 8-bit states."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from executor.engines.protocols import EngineSpec
+from rlhfsim.errors import RlhfsimError
+
+logger = logging.getLogger(__name__)
+
+
+def adam(spec: EngineSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW with the settings of `spec`.
+
+    Raises:
+        RlhfsimError: 8-bit states without bitsandbytes and a GPU.
+    """
+    assert spec.optimizer is not None
+    arguments: dict[str, Any] = {
+        "lr": spec.optimizer.learning_rate,
+        "betas": spec.optimizer.betas,
+        "eps": spec.optimizer.eps,
+        "weight_decay": spec.optimizer.weight_decay,
+    }
+    if spec.optimizer_kind == "adam8bit":
+        return _adam8bit(parameters, arguments)
+    if spec.layout.offload_optimizer == "cpu":
+        return _host_adam(parameters, arguments)
+    return torch.optim.AdamW(parameters, **arguments)
+
+
+def _adam8bit(
+    parameters: Iterable[nn.Parameter], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    try:
+        import bitsandbytes
+    except ImportError:
+        bitsandbytes = None
+    if bitsandbytes is None or not torch.cuda.is_available():
+        raise RlhfsimError("adam8bit-unavailable", "8-bit Adam states need bitsandbytes and a CUDA GPU",
+                           help="pip install bitsandbytes on a GPU machine, or use optimizer: adam")  # fmt: skip
+    optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(parameters, **arguments)
+    return optimizer
+
+
+def _host_adam(
+    parameters: Iterable[nn.Parameter], arguments: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """DeepSpeedCPUAdam on a machine with a GPU and a compiler (it builds for about a minute once), else torch's.
+
+    Without a GPU the optimizer is on the host anyway and torch's AdamW needs no build.
+    """
+    if torch.cuda.is_available() and shutil.which("c++"):
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        logger.info("DeepSpeedCPUAdam: the first use on a machine compiles it, about 60 s")
+        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **arguments)
+        return optimizer
+    reason = "no compiler" if torch.cuda.is_available() else "no GPU"
+    logger.warning("optimizer states on the host with torch's AdamW, not DeepSpeedCPUAdam: %s", reason)  # fmt: skip
+    return torch.optim.AdamW(parameters, **arguments)

@@ -1,0 +1,223 @@
+"""What an engine must do, whatever library is behind it. One adapter a library; coordination knows only these.
+
+Every training and scoring engine is SPMD: one object in each rank's process, all ranks call the same
+method in the same order. Ranks of one tensor- or pipeline-parallel group get the same samples, data-parallel
+groups different ones; results of data-parallel rank i are those of its own samples, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from executor.samples import Completion, Floats, Request, Sample
+from executor.settings import Optimizer, Precision
+from rlhfsim.specs.layout import Layout, RolloutLayout
+
+if TYPE_CHECKING:
+    import torch
+
+Head = Literal["causal", "value", "score"]
+"""causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
+Transport = Literal["broadcast", "ipc", "host", "disk"]
+"""broadcast: process group (NCCL, gloo); ipc: shared memory in buckets (CUDA IPC, /dev/shm); host: one flat
+copy of the whole model in host shared memory; disk: safetensors files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """How a training or scoring engine is built; the same in all its ranks."""
+
+    role: str
+    """actor, critic, reference, reward."""
+    model: str
+    """Folder with config.json, weights (safetensors) and tokenizer."""
+    head: Head = "causal"
+    layout: Layout
+    optimizer: Optimizer | None = None
+    """None: the engine only infers."""
+    optimizer_kind: Literal["adam", "adam8bit"] = "adam"
+    precision: Precision = "fp32"
+    packing: bool = False
+    """Sequences of a micro-batch are laid end to end without padding, attention block-diagonal."""
+    lora_rank: int | None = None
+    temperature: float = 1.0
+    """Divides logits wherever log-probs are computed, as sampling does."""
+    total_steps: int = 1
+    """Optimizer steps of the whole run, for the learning-rate schedule."""
+    seed: int = 0
+    """Of heads that the checkpoint lacks, and of dropout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec:
+    """A loss by name with its settings; `executor.algorithms.losses` computes it."""
+
+    name: Literal["policy", "value", "dpo", "kto", "sft"]
+    settings: Mapping[str, Any]
+    """Keyword arguments of that loss, see executor/algorithms/losses.py."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """What one data-parallel rank contributes to one optimizer step."""
+
+    samples: tuple[Sample, ...]
+    global_tokens: int
+    """Response tokens of the whole optimizer step, over all data-parallel ranks: the normaliser."""
+    global_sequences: int
+    """Sequences likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSpec:
+    """One route for weights from a trainer group (sender: its rank 0) to receivers 0..n-1."""
+
+    name: str
+    """Unique among live channels of the run."""
+    transport: Transport
+    host: str
+    """Address of the sender's key-value store (control plane)."""
+    port: int
+    receivers: int
+    """Engine worker processes: replicas x TP x PP."""
+    folder: str
+    """Scratch folder of the run: disk files; shared-memory files are named after it."""
+    bucket_bytes: int
+    adapters_only: bool = False
+    """LoRA: only adapter matrices travel; receivers merge them into the base weights."""
+    base_model: str = ""
+    """LoRA: folder of the base weights, readable by the receivers."""
+    lora_scale: float = 1.0
+    """LoRA: alpha / rank."""
+    timeout_s: float = 120.0
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What one end of a weight transfer saw."""
+
+    version: int
+    bytes: int
+    buckets: int
+    seconds: float
+    checksum: str
+    """Of names, dtypes, shapes and bytes in the order sent; equal at both ends."""
+
+
+class ScoringEngine(Protocol):
+    """Forward passes of one model."""
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Log-prob of every response token, (R,) a sample; head `causal`."""
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Value before every response token, (R,) a sample; head `value`."""
+
+    def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """Scalar at the last token of every sample; head `score`."""
+
+    def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
+        """Give device memory back: states go to host memory, or to files in `folder` (then host memory falls too).
+
+        Without `weights` only what training needs beside them (optimizer states, gradients): forward passes
+        still work.
+        """
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+
+    def memory(self) -> Mapping[str, float]:
+        """Bytes now: `allocated` on the device (CPU: resident set of the process), `host`."""
+
+    def close(self) -> None:
+        """Free everything; the engine cannot be used again."""
+
+
+class TrainingEngine(ScoringEngine, Protocol):
+    """A model that learns."""
+
+    def train(self, batch: MiniBatch, loss: LossSpec) -> Mapping[str, float]:
+        """One optimizer step, micro-batch by micro-batch; metrics equal on all ranks."""
+
+    def buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Full weights by Hugging Face name, gathered layer by layer: a collective over all ranks.
+
+        Rank 0 sees tensors, the others empty lists, the same number of buckets everywhere. With LoRA the
+        adapters are merged.
+        """
+
+    def adapters(self) -> list[tuple[str, torch.Tensor]]:
+        """LoRA matrices by name, full, on rank 0 (others: empty); a collective."""
+
+    def save(self, folder: Path) -> None:
+        """Weights, optimizer, scheduler, RNG of every rank: one file a rank, plus a safetensors copy for users by rank 0."""
+
+    def load(self, folder: Path) -> None:
+        """Undo `save`, bit for bit on the same number of ranks; other layouts are refused by name."""
+
+
+class RolloutEngine(Protocol):
+    """Generation with continuous batching. `step` advances all running requests by a token or so."""
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue requests."""
+
+    def step(self) -> list[Completion]:
+        """One scheduler step; the completions that ended in it."""
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that are queued or running."""
+
+    def abort(self) -> list[int]:
+        """Drop every unfinished request; their ids."""
+
+    def connect(self, channel: ChannelSpec, first_receiver: int) -> None:
+        """Prepare to receive; this engine's workers are receivers first_receiver, first_receiver + 1, ..."""
+
+    def receive(self, channel: str, version: int) -> Transfer:
+        """Load weights as they arrive; running requests keep their KV cache and go on with the new weights."""
+
+    def stage(self, channel: str, version: int) -> None:
+        """Overlapped: receive into host memory from a thread while `step` goes on; returns at once."""
+
+    def staged(self) -> bool:
+        """Whether a stage is complete."""
+
+    def commit(self) -> Transfer:
+        """Load what was staged."""
+
+    def sleep(self, level: int) -> None:
+        """0: nothing; 1: weights to host, KV freed; 2: both freed. Says (log) where the platform frees nothing."""
+
+    def wake(self) -> None:
+        """Undo sleep; after level 2 the weights must be received again."""
+
+    def memory(self) -> Mapping[str, float]:
+        """Bytes now, as ScoringEngine.memory; `kv` too."""
+
+    def close(self) -> None:
+        """Shut the engine down with all its processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSpec:
+    """How one replica of the rollout engine is built."""
+
+    model: str
+    layout: RolloutLayout
+    max_model_len: int
+    """Prompt and response tokens at most."""
+    max_num_seqs: int
+    kv_bytes: int
+    """Bytes of KV cache."""
+    precision: Precision = "fp32"
+    quantised: bool = False
+    """FP8 weights, quantised at weight sync (GPU)."""
+    version: int = 0
+    """Weight version that lies in `model`."""
+    seed: int = 0

@@ -1,0 +1,118 @@
+"""Forward passes that training and scoring engines share: micro-batches in, one result a sample out.
+
+Legend: N response tokens of a micro-batch, R of one sample.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.engines.heads import Model
+from executor.engines.packing import MicroBatch, Select, filler, micro_batches
+from executor.engines.protocols import EngineSpec, Head
+from executor.samples import Floats, Sample
+
+logger = logging.getLogger(__name__)
+
+
+def device() -> torch.device:
+    """Where this rank computes; a process sees one GPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")  # fmt: skip
+
+
+class Scorer:
+    """A module with its head, evaluated without gradients."""
+
+    def __init__(self, spec: EngineSpec, model: Model, module: Callable[..., Any]) -> None:
+        """`module` is what is called: the model itself or DeepSpeed's engine around it."""
+        self.spec, self.model, self.module = spec, model, module
+        self.device = device()
+
+    def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Log-prob of every response token under the temperature, (R,) a sample."""
+        return self._tokenwise(samples, "causal")
+
+    def values(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Value before every response token, (R,) a sample."""
+        return self._tokenwise(samples, "value")
+
+    def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """Scalar at the last token of every sample."""
+        self._expect("score")
+        return [float(x) for _, flat in self._outputs(samples, "last") for x in flat.cpu()]
+
+    def memory(self) -> Mapping[str, float]:
+        """Bytes now: on the device (CPU: resident set of the process) and on the host."""
+        import psutil
+
+        resident = float(psutil.Process().memory_info().rss)
+        if self.device.type != "cuda":
+            return {"allocated": resident, "host": resident}
+        return {
+            "allocated": float(torch.cuda.memory_allocated()),
+            "reserved": float(torch.cuda.memory_reserved()),
+            "peak": float(torch.cuda.max_memory_allocated()),
+            "host": resident,
+        }
+
+    def _tokenwise(self, samples: Sequence[Sample], head: Head) -> list[Floats]:
+        self._expect(head)
+        return [row for batch, flat in self._outputs(samples, "tokens") for row in batch.split(flat)]  # fmt: skip
+
+    def _outputs(
+        self, samples: Sequence[Sample], select: Select
+    ) -> list[tuple[MicroBatch, Tensor]]:
+        """Outputs (N,) of every micro-batch of this rank, in order."""
+        layout = self.spec.layout
+        batches = micro_batches(samples, layout.micro_batch, packed=self.spec.packing, select=select, device=self.device)  # fmt: skip
+        extra = self._rounds(len(batches)) - len(batches)
+        with evaluated(self.model), torch.no_grad():
+            done = [(batch, self.call(batch)[0]) for batch in batches]
+            for _ in range(extra):
+                self.call(filler(self.device))
+        return done
+
+    def call(self, batch: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor]:
+        """(outputs, entropies) of one micro-batch."""
+        outputs: tuple[Tensor, Tensor] = self.module(
+            batch.tokens, batch.positions, batch.index, batch.targets, entropy
+        )
+        return outputs
+
+    def _rounds(self, mine: int) -> int:
+        """Micro-batches that every rank runs."""
+        return mine
+
+    def _expect(self, head: Head) -> None:
+        assert self.spec.head == head, f"{self.spec.role} has the head {self.spec.head}, not {head}"
+
+
+class evaluated:
+    """Evaluation mode (no dropout, no recompute), and back to what it was."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._training = module, module.training
+
+    def __enter__(self) -> None:
+        self._module.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self._module.train(self._training)
+
+
+def trim() -> None:
+    """Give freed memory back: CUDA's cache to the device, the C heap to the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):  # not glibc: freed pages stay with the process
+        logger.debug("no malloc_trim in this C library")

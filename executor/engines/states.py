@@ -1,0 +1,166 @@
+"""Every tensor that makes up an engine, and moving their storages out of memory and back.
+
+DeepSpeed keeps parameters as views of flat buffers and hands them around in many places. Emptying and refilling
+the STORAGES leaves all of these views as they are, so one mechanism serves every ZeRO stage, engines without
+optimizer, CPU and GPU, and what comes back is the same bytes in the same objects. (DeepSpeed's own
+offload_states covers neither engines without optimizer nor files.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+
+from executor.engines.scoring import trim
+
+logger = logging.getLogger(__name__)
+
+
+def module_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters (ZeRO-3: their partitions too), gradients and buffers of a module."""
+    for parameter in module.parameters():
+        yield parameter.data
+        for name in ("ds_tensor", "ds_secondary_tensor"):
+            if isinstance(partition := getattr(parameter, name, None), Tensor):
+                yield partition
+        if parameter.grad is not None:
+            yield parameter.grad
+    yield from (buffer.data for buffer in module.buffers())
+
+
+def nested_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    """Tensors inside lists, tuples and dicts (also as keys: optimizer states are keyed by parameter)."""
+    if isinstance(value, Tensor):
+        yield value.data
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif depth > 0 and isinstance(value, dict):
+        for key, item in value.items():
+            yield from nested_tensors(key, depth - 1)
+            yield from nested_tensors(item, depth - 1)
+    elif depth > 0 and isinstance(value, list | tuple | set):
+        for item in value:
+            yield from nested_tensors(item, depth - 1)
+
+
+class Storages:
+    """The storages behind some tensors, out of memory until `restore`.
+
+    Device storages are emptied. Host storages keep their addresses (NumPy arrays may share them) and give
+    their pages back to the system.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], folder: Path | None = None) -> None:
+        """Copy each storage once, to a file in `folder` or to host memory, and free it.
+
+        On a CPU without a folder there is nowhere to go, and nothing moves.
+        """
+        unique: dict[int, torch.UntypedStorage] = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            moves = storage.device.type == "cuda" or (
+                folder is not None and storage.device.type == "cpu"
+            )
+            if moves and storage.nbytes():
+                unique.setdefault(storage.data_ptr(), storage)
+        self._storages = list(unique.values())
+        self._sizes = [storage.nbytes() for storage in self._storages]
+        self._file = folder / f"offload-{os.getpid()}-{uuid4().hex}.bin" if folder else None
+        self._copies: list[torch.UntypedStorage] = []
+        self._write()
+        for storage in self._storages:
+            _free(storage)
+        trim()
+
+    @property
+    def bytes(self) -> int:
+        """What was moved."""
+        return sum(self._sizes)
+
+    def restore(self) -> None:
+        """Allocate the storages again and fill them with what they held."""
+        for storage, size in zip(self._storages, self._sizes, strict=True):
+            if storage.device.type != "cpu":
+                storage.resize_(size)
+        self._read()
+        self._copies, self._storages, self._sizes = [], [], []
+
+    def drop(self) -> None:
+        """Forget what was moved: the engine ends while it is away."""
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        if self._file is None:
+            self._copies = [storage.cpu() for storage in self._storages]
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with self._file.open("wb") as file:
+            for storage in self._storages:
+                file.write(_memory(storage.cpu()))
+
+    def _read(self) -> None:
+        if self._file is None:
+            for storage, copy in zip(self._storages, self._copies, strict=True):
+                storage.copy_(copy)
+            return
+        with self._file.open("rb") as file:
+            for storage in self._storages:
+                on_host = storage.device.type == "cpu"
+                host = storage if on_host else torch.UntypedStorage(storage.nbytes())
+                read = file.readinto(_memory(host))
+                assert read == storage.nbytes(), "the offload file is shorter than the storage"
+                if not on_host:
+                    storage.copy_(host)
+        self._file.unlink()
+
+
+def _memory(storage: torch.UntypedStorage) -> memoryview:
+    """The bytes of a host storage. (A NumPy view would mark the storage as shared for good.)"""
+    array = (ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())
+    return memoryview(array).cast("B")
+
+
+def _free(storage: torch.UntypedStorage) -> None:
+    """Empty a device storage; drop the whole pages of a host storage, which then read as zeros."""
+    if storage.device.type != "cpu":
+        storage.resize_(0)
+        return
+    first = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (storage.data_ptr() + storage.nbytes() - first) // mmap.PAGESIZE * mmap.PAGESIZE
+    if length > 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), mmap.MADV_DONTNEED)
+        if failed:
+            logger.warning("madvise: %s; memory stays", os.strerror(ctypes.get_errno()))
+
+
+def engine_tensors(engine: Any, *, weights: bool = True) -> Iterator[Tensor]:
+    """Tensors of a DeepSpeed engine: module, ZeRO optimizer with its buffers, and the optimizer inside it.
+
+    Without `weights` those that share no storage with the module.
+    """
+    if weights:
+        yield from module_tensors(engine.module)
+        yield from _optimizer_tensors(engine)
+        return
+    kept = {tensor.untyped_storage().data_ptr() for tensor in module_tensors(engine.module)}
+    for tensor in _optimizer_tensors(engine):
+        if tensor.untyped_storage().data_ptr() not in kept:
+            yield tensor
+
+
+def _optimizer_tensors(engine: Any) -> Iterator[Tensor]:
+    for optimizer in (engine.optimizer, getattr(engine, "basic_optimizer", None)):
+        if optimizer is not None:
+            yield from nested_tensors(dict(vars(optimizer)))
+            yield from nested_tensors(dict(getattr(optimizer, "state", {})))

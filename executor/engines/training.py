@@ -1,0 +1,74 @@
+"""The way in for workers: join the process group, then build the engine that a layout asks for."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from executor.engines.protocols import EngineSpec, ScoringEngine, TrainingEngine
+
+
+def start(rank: int, world: int, local_rank: int, host: str, port: int, timeout_s: float) -> None:
+    """Join the process group of this worker's pool: NCCL where there is a GPU, else gloo.
+
+    `timeout_s` bounds the rendezvous and every collective.
+    """
+    import torch
+
+    cuda = torch.cuda.is_available()
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_SIZE": str(world),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }
+    if cuda:
+        torch.cuda.set_device(local_rank)
+    else:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    import deepspeed
+    import deepspeed.ops
+
+    # plain gloo: the shared-memory collectives are compiled for about 50 s and leave segments behind when a
+    # rank is killed
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(
+        dist_backend="nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s), verbose=False
+    )
+
+
+def stop() -> None:
+    """Leave the process group; engines must be closed before."""
+    import torch.distributed
+
+    from executor.engines import groups
+
+    groups.forget()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
+    """The engine of `spec`; a collective of all its ranks.
+
+    Pipeline engine for pp > 1; DeepSpeed with an optimizer, or where weights are sharded (ZeRO-3, tp > 1);
+    else transformers alone.
+    """
+    layout = spec.layout
+    if layout.pp > 1:
+        from executor.engines.pipeline import PipelineEngine
+
+        return PipelineEngine(spec)
+    if spec.optimizer is not None:
+        from executor.engines.deepspeed import DeepSpeedEngine
+
+        return DeepSpeedEngine(spec)
+    if layout.zero == 3 or layout.tp > 1:
+        from executor.engines.deepspeed import DeepSpeedScorer
+
+        return DeepSpeedScorer(spec)
+    from executor.engines.transformers import TransformersEngine
+
+    return TransformersEngine(spec)

@@ -1,0 +1,117 @@
+"""Control plane of a weight channel: a key-value store hosted by the sender, in which no wait is endless.
+
+Keys live under the number of the transfer, so that a late reader never sees an old value. A side that fails
+says so under `failed`; the other one looks there while it waits and stops with the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from executor.engines.protocols import ChannelSpec
+from rlhfsim.errors import RlhfsimError
+
+SHORTEST_S, LONGEST_S = 0.0002, 0.01
+"""Between two looks at a key; the pause doubles. The store's own wait logs a warning for each time it gives up."""
+
+
+class Control:
+    """One end's view of the store."""
+
+    def __init__(self, spec: ChannelSpec, *, master: bool) -> None:
+        self.spec = spec
+        self.master = master
+        side = "host" if master else "reach"
+        try:
+            self.store = dist.TCPStore(  # type: ignore[attr-defined]
+                spec.host,
+                spec.port,
+                None,
+                master,
+                timedelta(seconds=spec.timeout_s),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            raise self._timeout(
+                f"cannot {side} the store at {spec.host}:{spec.port} ({_first_line(error)})"
+            ) from error
+
+    def put(self, key: str, value: Any) -> None:
+        """Publish a JSON value."""
+        try:
+            self.store.set(key, json.dumps(value))
+        except RuntimeError as error:
+            raise self._lost(f"could not publish {key}", error) from error
+
+    def take(self, key: str, what: str) -> Any:
+        """The JSON value of a key, waited for."""
+        self.wait([key], what)
+        return json.loads(self.store.get(key))
+
+    def wait(self, keys: Sequence[str], what: str) -> None:
+        """Return once all keys exist; `what` is told to the person when they do not in time."""
+        deadline, pause = time.monotonic() + self.spec.timeout_s, SHORTEST_S
+        while not self._exist(keys, what):
+            told = self.failure()
+            if told is not None:
+                raise told
+            if time.monotonic() >= deadline:
+                raise self._timeout(f"waited {self.spec.timeout_s:g} s for {what}")
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_S)
+
+    def fail(self, reason: str) -> None:
+        """Tell the other side; says nothing when it is gone."""
+        try:
+            if not self.store.check(["failed"]):
+                self.store.set("failed", json.dumps(reason))
+        except RuntimeError:
+            pass  # nobody is left to tell, and the caller raises the reason itself
+
+    def failure(self) -> RlhfsimError | None:
+        """What the other side said when it failed."""
+        if not self._exist(["failed"], "the other side"):
+            return None
+        reason = json.loads(self.store.get("failed"))
+        return RlhfsimError(
+            "weight-sync-failed", f"channel {self.spec.name!r}: the other side failed: {reason}"
+        )
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drop keys of a finished transfer."""
+        for key in keys:
+            self.store.delete_key(key)
+
+    def close(self) -> None:
+        """Leave the store; the sender's end closes it for everybody."""
+        del self.store
+
+    def _exist(self, keys: Sequence[str], what: str) -> bool:
+        try:
+            found: bool = self.store.check(list(keys))
+            return found
+        except RuntimeError as error:
+            raise self._lost(f"while waiting for {what}", error) from error
+
+    def _timeout(self, message: str) -> RlhfsimError:
+        return RlhfsimError(
+            "weight-sync-timeout",
+            f"channel {self.spec.name!r} ({self.spec.transport}): {message}",
+            help="check that the other side still runs and calls the same transfer, or raise limits.sync_s",
+        )
+
+    def _lost(self, message: str, error: Exception) -> RlhfsimError:
+        return RlhfsimError(
+            "weight-sync-failed",
+            f"channel {self.spec.name!r}: connection to the sender's store lost {message} ({_first_line(error)})",
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

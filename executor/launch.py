@@ -1,0 +1,190 @@
+"""plan.json -> verified cluster -> running iterations -> trace: the one way into the executor.
+
+Nothing is started before plan, settings, model and data are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from executor import refusals
+from executor.coordination import checkpoints, cluster, run_folder
+from executor.coordination.crew import Rules
+from executor.coordination.tracing import coordination_overhead
+from executor.engines.ds_config import ds_config
+from executor.engines.shared_memory import sweep
+from executor.lives import Lives, weights_folder
+from executor.resolve import Job, engine_specs, rollout_spec
+from executor.rewards.rules import Scorer
+from executor.run import Ended, Listener
+from executor.samples import Sample
+from executor.settings import Settings
+from executor.tasks.prompter import TaskPrompter
+from executor.tasks.sources import open_source
+from executor.tasks.text import ByteText, Text
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.specs.loading import load
+
+DRY_ITERATIONS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a run is started."""
+
+    out: Path
+    """Folder of the run."""
+    address: str | None = None
+    """A running Ray cluster; None: one is started on this machine."""
+    resume: bool = False
+    dry_run: bool = False
+    dry_step_s: float = 1.0
+    """Seconds of a dry run's fake step."""
+    self_check: bool = True
+    smallest_change: Callable[[Plan], str | None] | None = None
+    """Asks the planner what would make a plan fit; the executor does not import it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A run that reached its end."""
+
+    ended: Ended
+    files: run_folder.RunFiles
+    restarts: tuple[str, ...]
+    """What failed and was started again."""
+
+    @property
+    def overhead(self) -> float | None:
+        """Share of the wall time in which no engine works, the mean over the steps after the first."""
+        shares = list(coordination_overhead(self.ended.trace).values())
+        counted = shares[1:] or shares
+        return sum(counted) / len(counted) if counted else None
+
+
+def launch(plan: Plan, settings: Settings, options: Options, listener: Listener) -> Outcome:
+    """Run the plan.
+
+    Raises:
+        RlhfsimError: bad input before anything starts; or the run stopped, with what to do.
+    """
+    if options.dry_run:
+        settings = replace(settings, iterations=DRY_ITERATIONS)
+    job, prompter = prepare(
+        plan, settings, dry_step_s=options.dry_step_s if options.dry_run else None
+    )
+    with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
+        found = _checkpoint(files, job, listener) if options.resume else None
+        _write_inputs(files, job)
+        sweep(str(weights_folder(files)))
+        with contextlib.closing(Scorer(settings.rewards)) as scorer:
+            lives = Lives(
+                job=job, files=files, prompter=prompter, rules=_rules(scorer, prompter), listener=listener, address=options.address,
+                self_check=options.self_check, smallest_change=options.smallest_change,
+            )  # fmt: skip
+            ended, restarts = lives.live(found)
+            return Outcome(ended=ended, files=files, restarts=restarts)
+
+
+def prepare(
+    plan: Plan, settings: Settings, *, dry_step_s: float | None = None
+) -> tuple[Job, TaskPrompter]:
+    """Check everything that can be checked without starting anything.
+
+    `dry_step_s`: a dry run, whose fake step takes so long; its model need not be here.
+
+    Raises:
+        RlhfsimError: plan, settings, model, tokenizer or data cannot be run.
+    """
+    model = model_folder(plan, settings)
+    known = dry_step_s is not None and not Path(model).is_dir()
+    if not known:
+        refusals.check_model(model)
+    text = ByteText() if known else Text(model)
+    job = Job(plan=plan, settings=settings, model=model, gpu=cluster.local_gpus() > 0, max_prompt=1,
+              fake_seconds=None if dry_step_s is None else _fake_seconds(plan, dry_step_s))  # fmt: skip
+    refusals.check(job)
+    source = open_source(settings.data, plan.workload.algorithm, settings.seed)
+    prompter = TaskPrompter(source=source, text=text, workload=plan.workload, sampling=settings.sampling,
+                            max_tokens=job.max_tokens, seed=settings.seed)  # fmt: skip
+    job = replace(job, max_prompt=prompter.longest_prompt(settings.iterations))
+    if not known:
+        refusals.check_length(job)
+    return job, prompter
+
+
+def model_folder(plan: Plan, settings: Settings) -> str:
+    """Where the policy's weights lie: settings before plan; a config.json stands for its folder."""
+    path = settings.model or next(m.path for m in plan.models if m.role == "actor")
+    folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
+    # workers of another cluster have another working directory
+    return str(folder.absolute()) if folder.is_dir() else str(folder)
+
+
+def _fake_seconds(plan: Plan, step_s: float) -> dict[str, float]:
+    """Predicted seconds by phase, scaled so that the step takes `step_s`."""
+    scale = step_s / max(plan.prediction.step_s, 1e-9)
+    return {phase.name: phase.seconds * scale for phase in plan.prediction.phases}
+
+
+def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
+    """Rule rewards of samples, one a sample."""
+
+    def score(samples: Sequence[Sample]) -> list[float]:
+        texts = [(prompter.text.decode(s.prompt), prompter.text.decode(s.response), s.answer, s.meta or {}) for s in samples]  # fmt: skip
+        return [scored.total for scored in scorer.score(texts)]
+
+    return score
+
+
+@contextlib.contextmanager
+def _logged(files: run_folder.RunFiles) -> Iterator[None]:
+    """What libraries and this program log goes to a file; the screen shows what the listener is told."""
+    handler = logging.FileHandler(files.logs / "driver.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> checkpoints.Checkpoint | None:  # fmt: skip
+    """Where an interrupted run goes on; None: it has no whole checkpoint and begins again."""
+    found = checkpoints.newest(files.checkpoints)
+    if found is None:
+        listener.phase("the run in this folder has no whole checkpoint: it begins again")
+    for text in _changed_settings(files, job.settings):
+        listener.phase(f"another setting than before: {text}")
+    if found is not None:
+        checkpoints.check_resumable(found, checkpoints.identity(job.plan, run_folder.settings_hash(job.settings)))  # fmt: skip
+        if found.progress.iteration >= job.settings.iterations:
+            raise RlhfsimError("run-is-done", f"the run in {files.root} has done its {found.progress.iteration} iterations",
+                               help="raise iterations in the settings (or --iterations) to go on")  # fmt: skip
+    return found
+
+
+def _changed_settings(files: run_folder.RunFiles, settings: Settings) -> list[str]:
+    """What differs from the settings that the folder's run was started with."""
+    if not files.settings.is_file():
+        return []
+    before = asdict(load(Settings, files.settings))
+    return checkpoints.differences(before, asdict(settings))
+
+
+def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:
+    """The emitted configuration of a run, beside its results."""
+    shutil.rmtree(files.root / "deepspeed", ignore_errors=True)
+    configs = {role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu) for role, spec in engine_specs(job).items() if spec.optimizer is not None}  # fmt: skip
+    vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
+    run_folder.write_inputs(
+        files, plan=job.plan, settings=job.settings, deepspeed=configs, vllm=vllm
+    )

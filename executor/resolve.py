@@ -1,0 +1,151 @@
+"""A plan and its settings resolved: what every engine is built with. Pure; starts nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from executor.engines.protocols import EngineSpec, Head, RolloutSpec, Transport
+from executor.settings import Precision, Settings
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.specs.placement import Seat, WeightPath
+
+TRAINED = ("actor", "critic")
+HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}  # fmt: skip
+TRANSPORTS: Mapping[WeightPath, Transport] = {
+    "broadcast": "broadcast", "disk": "disk", "host": "host", "ipc": "ipc", "reshard": "ipc", "lora": "broadcast",
+}  # fmt: skip
+"""How each weight path travels; `lora` goes through shared memory where both ends are on one host."""
+MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
+BYTES = {"fp32": 4, "bf16": 2}
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything that fixes a run."""
+
+    plan: Plan
+    settings: Settings
+    model: str
+    """Folder of the policy's initial weights."""
+    gpu: bool
+    """Whether the slots are GPUs."""
+    max_prompt: int
+    """Tokens of the longest prompt."""
+    fake_seconds: Mapping[str, float] | None = None
+    """Dry run: engines sleep these seconds, by call."""
+
+    @property
+    def precision(self) -> Precision:
+        """Of training and rollout."""
+        return self.settings.precision or ("bf16" if self.gpu else "fp32")
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a response."""
+        return self.settings.sampling.max_tokens or int(self.plan.workload.response_len.maximum)
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        workload = self.plan.workload
+        return self.settings.iterations * workload.epochs * workload.mini_batches
+
+
+def served_by(plan: Plan) -> dict[str, str]:
+    """Roles that run on another role's engine: the frozen base of a LoRA policy is its reference."""
+    seats = plan.placement.seats
+    shared = plan.workload.lora is not None and plan.workload.reference == "same"
+    together = "reference" not in seats or seats["reference"].pool == plan.placement.actor.pool
+    return {"reference": "actor"} if shared and plan.workload.has_reference and together else {}
+
+
+def engine_specs(job: Job) -> dict[str, EngineSpec]:
+    """How the engine of every trained or scoring role is built."""
+    plan = job.plan
+    found = {}
+    for role, seat in plan.placement.seats.items():
+        if isinstance(seat, Seat) and role not in served_by(plan):
+            found[role] = _engine_spec(job, role, seat)
+    return found
+
+
+def _engine_spec(job: Job, role: str, seat: Seat) -> EngineSpec:
+    settings, workload = job.settings, job.plan.workload
+    critic = settings.critic_optimizer or settings.optimizer
+    optimizer = {"actor": settings.optimizer, "critic": critic}.get(role)
+    return EngineSpec(
+        role=role, model=_model_of(job, role), head=HEADS[role], layout=seat.layout, optimizer=optimizer,
+        optimizer_kind=workload.optimizer, precision=job.precision, packing=workload.packing,
+        lora_rank=workload.lora.rank if workload.lora and role == "actor" else None,
+        temperature=settings.sampling.temperature, total_steps=job.total_steps, seed=settings.seed,
+    )  # fmt: skip
+
+
+def _model_of(job: Job, role: str) -> str:
+    own = {"critic": job.settings.critic_model, "reward": job.settings.reward_model}.get(role)
+    return own or job.model
+
+
+def rollout_spec(job: Job) -> RolloutSpec:
+    """How every replica is built."""
+    seat = job.plan.placement.rollout
+    assert seat is not None, "the plan has no rollout seat"
+    length = job.max_prompt + job.max_tokens + 1
+    running = min(seat.layout.max_num_seqs, math.ceil(job.plan.workload.num_sequences / seat.layout.dp))  # fmt: skip
+    return RolloutSpec(
+        model=job.model, layout=seat.layout, max_model_len=length, max_num_seqs=running,
+        kv_bytes=_kv_bytes(job, length * running), precision=job.precision,
+        quantised=seat.layout.precision == "fp8", seed=job.settings.seed,
+    )  # fmt: skip
+
+
+def _kv_bytes(job: Job, tokens: int) -> int:
+    """GPU: what the plan's ledger gives the KV cache; CPU: what all running sequences can need."""
+    if job.fake_seconds is not None:
+        return MIN_KV_BYTES
+    planned = [e.bytes for e in job.plan.prediction.ledger if e.role == "rollout" and e.component == "kv_cache"]  # fmt: skip
+    if job.gpu and planned:
+        return int(max(planned))
+    config = model_config(job.model)
+    heads = config.get("num_key_value_heads", config.get("num_attention_heads", 1))
+    size = config.get("head_dim") or config.get("hidden_size", 1) // config.get("num_attention_heads", 1)  # fmt: skip
+    each = 2 * config.get("num_hidden_layers", 1) * heads * size * BYTES[job.precision]
+    return int(min(MAX_CPU_KV_BYTES, max(MIN_KV_BYTES, 1.25 * each * tokens)))
+
+
+def model_config(folder: str) -> dict[str, Any]:
+    """config.json of a model folder.
+
+    Raises:
+        RlhfsimError: no such folder, no config.json in it, or not JSON.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise RlhfsimError("no-model", f"{folder!r} is no model folder: it has no {CONFIG}",
+                           help="pass a folder with config.json, weights and tokenizer.json: rlhfsim launch --model FOLDER") from None  # fmt: skip
+    data = parse_json(read_text(path), str(path)).data
+    if not isinstance(data, dict):
+        raise RlhfsimError("no-model", "config.json is not an object", place=Place(file=str(path)))
+    return data
+
+
+def has_weights(folder: str) -> bool:
+    """Whether a model folder holds weights."""
+    return any(Path(folder).glob("*.safetensors")) or any(Path(folder).glob("pytorch_model*.bin"))
+
+
+def environment(job: Job) -> dict[str, str]:
+    """Environment variables of every process of the run; settings win."""
+    cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    common = {
+        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error",
+        "DS_LOG_LEVEL": "error", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+    return common | ({} if job.gpu else cpu) | dict(job.settings.environment)

@@ -1,0 +1,1 @@
+"""Rule rewards: answer matcher, format checker, sandboxed code executor, functions of the user."""

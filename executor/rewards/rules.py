@@ -1,0 +1,237 @@
+"""Rule rewards: every rule gives each response a value, the reward is their sum by weight.
+
+answer    1 where the final answer is right (executor/rewards/answers.py), else 0
+format    1 where `pattern` is found in the response (anchor it to match the whole), else 0; also 0 where the
+          search runs past `timeout_s`: a response must not be able to stop the run
+digits    share of digits in the response
+code      1 where the response's program passes all tests of the problem in the sandbox, else 0
+function  what the user's function returns
+
+Tests of a code problem stand in `meta["tests"]`: Python statements (a text, or a list of texts), or a list of
+{"input": ..., "output": ...}, each run of its own, its output compared here with spaces collapsed. `meta["prefix"]` is put
+before the program (a function's signature). A program in a fenced block is taken from the last one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from executor.rewards.answers import digits_share, is_right
+from executor.rewards.calls import Caller, CallError, CallTimeout
+from executor.rewards.sandbox import Program, Sandbox
+from executor.settings import RewardRule
+from rlhfsim.errors import RlhfsimError
+
+_log = logging.getLogger(__name__)
+_FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
+_MATCHES = "executor.rewards.calls:matches"
+
+
+Plain = tuple[str, str, str, Mapping[str, Any]]
+"""(prompt, response, answer, meta)"""
+
+
+class Text(NamedTuple):
+    """A sample as text; a plain tuple of the four will do."""
+
+    prompt: str
+    response: str
+    answer: str
+    meta: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What the rules gave one sample."""
+
+    total: float
+    """Sum of weight x value."""
+    by_rule: Mapping[str, float]
+    """Value of each rule before its weight; rules of one kind are told apart by #2, #3."""
+
+
+class Scorer:
+    """The rules of a run with their worker processes; `start` scores while the caller goes on."""
+
+    def __init__(self, rules: Sequence[RewardRule], workers: int | None = None) -> None:
+        """`workers` processes at most for code and for functions; None: one a core that this process may use.
+
+        Raises:
+            RlhfsimError: a rule lacks its pattern or target, or untrusted code cannot be confined here.
+        """
+        for rule in rules:
+            _check(rule)
+        self.rules = tuple(rules)
+        self.names = _names(rules)
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._sandbox = (
+            Sandbox(self._workers) if any(rule.kind == "code" for rule in rules) else None
+        )
+        self._callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
+        self._all_callers = [Caller() for _ in range(self._workers)]
+        for caller in self._all_callers:
+            self._callers.put(caller)
+        self._samples = ThreadPoolExecutor(self._workers, thread_name_prefix="reward")
+        self._batches = ThreadPoolExecutor(1, thread_name_prefix="rewards")
+
+    def score(self, samples: Sequence[Plain]) -> list[Scored]:
+        """Score all samples, in order.
+
+        Raises:
+            RlhfsimError: a user's function raised, ran too long or returned no number; a code problem has no tests.
+        """
+        if not self.rules:
+            return [Scored(total=0.0, by_rule={}) for _ in samples]
+        texts = [Text(*sample) for sample in samples]
+        columns = [self._column(rule, texts) for rule in self.rules]
+        return [self._scored(values) for values in zip(*columns, strict=True)]
+
+    def start(self, samples: Sequence[Plain]) -> Future[list[Scored]]:
+        """Score in the background; batches one after the other."""
+        return self._batches.submit(self.score, tuple(samples))
+
+    def close(self) -> None:
+        """Finish what was started, then end all workers."""
+        self._batches.shutdown()
+        self._samples.shutdown()
+        for caller in self._all_callers:
+            caller.close()
+        if self._sandbox:
+            self._sandbox.close()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _scored(self, values: Sequence[float]) -> Scored:
+        total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
+        return Scored(total=total, by_rule=dict(zip(self.names, values, strict=True)))
+
+    def _column(self, rule: RewardRule, samples: Sequence[Text]) -> list[float]:
+        """One rule's value of every sample."""
+        match rule.kind:
+            case "answer":
+                return [float(is_right(s.response, s.answer)) for s in samples]
+            case "digits":
+                return [digits_share(s.response) for s in samples]
+            case "format":
+                return self._each(samples, lambda _, s: self._format(rule, s))
+            case "code":
+                return self._each(samples, lambda i, s: self._code(rule, i, s))
+            case "function":
+                return self._each(samples, lambda i, s: self._function(rule, i, s))
+
+    def _each(self, samples: Sequence[Text], value: Callable[[int, Text], float]) -> list[float]:
+        return list(self._samples.map(value, range(len(samples)), samples))
+
+    def _format(self, rule: RewardRule, sample: Text) -> float:
+        try:
+            return float(self._call(_MATCHES, rule.timeout_s, rule.pattern, sample.response))
+        except CallTimeout:
+            _log.warning("pattern %r ran past %g s: 0", rule.pattern, rule.timeout_s)
+            return 0.0
+
+    def _function(self, rule: RewardRule, index: int, sample: Text) -> float:
+        assert rule.target, "checked at the start"
+        args = (sample.prompt, sample.response, sample.answer, dict(sample.meta))
+        try:
+            value = float(self._call(rule.target, rule.timeout_s, *args))
+        except CallTimeout as error:
+            raise _failed("reward-timeout", rule.target, index, sample, str(error)) from None
+        except (CallError, TypeError, ValueError) as error:
+            raise _failed("reward-function", rule.target, index, sample, str(error)) from None
+        if not math.isfinite(value):
+            raise _failed("reward-function", rule.target, index, sample, f"it returned {value}")
+        return value
+
+    def _code(self, rule: RewardRule, index: int, sample: Text) -> float:
+        assert self._sandbox, "made at the start"
+        for program, output in _programs(rule, index, sample):
+            outcome = self._sandbox.run(program)
+            wrong = output is not None and outcome.output.split() != output.split()
+            if outcome.status != "passed" or wrong:
+                return 0.0
+        return 1.0
+
+    def _call(self, target: str, timeout_s: float, *args: Any) -> Any:
+        caller = self._callers.get()  # free soon: no more threads than callers
+        try:
+            return caller.call(target, *args, timeout_s=timeout_s)
+        finally:
+            self._callers.put(caller)
+
+
+def score(rules: Sequence[RewardRule], samples: Sequence[Plain]) -> list[Scored]:
+    """Score once; a run keeps a `Scorer` instead, whose workers stay warm."""
+    with Scorer(rules) as scorer:
+        return scorer.score(samples)
+
+
+def program_of(response: str) -> str:
+    """The program in a response: its last fenced block, else all of it."""
+    blocks = _FENCE.findall(response)
+    return str(blocks[-1]) if blocks else response
+
+
+def _programs(rule: RewardRule, index: int, sample: Text) -> list[tuple[Program, str | None]]:
+    """What to run for one sample, with the output expected of each run (None: its tests decide)."""
+    tests = sample.meta.get("tests")
+    if not tests:
+        raise RlhfsimError(
+            "code-without-tests",
+            f"sample {index} has no tests for the code rule: {sample.prompt[:60]!r}",
+            help="give every problem a column `tests`: statements, or a list of input and output",
+        )
+    code = str(sample.meta.get("prefix", "")) + program_of(sample.response)
+    limits: dict[str, Any] = {"wall_s": rule.timeout_s, "memory_bytes": int(rule.memory_bytes)}
+    if isinstance(tests, str):
+        return [(Program(code=code, tests=tests, **limits), None)]
+    if all(isinstance(test, str) for test in tests):
+        return [(Program(code=code, tests="\n".join(tests), **limits), None)]
+    return [
+        (Program(code=code, stdin=str(test["input"]), **limits), str(test["output"]))
+        for test in tests
+    ]
+
+
+def _check(rule: RewardRule) -> None:
+    needed = {"format": "pattern", "function": "target"}.get(rule.kind)
+    if needed and not getattr(rule, needed):
+        raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} needs a {needed}")
+    if rule.pattern is not None:
+        try:
+            re.compile(rule.pattern)
+        except re.error as error:
+            raise RlhfsimError(
+                "reward-pattern", f"pattern {rule.pattern!r} is no regular expression: {error}"
+            ) from None
+    if rule.target is not None and ":" not in rule.target:
+        raise RlhfsimError(
+            "reward-target",
+            f"target {rule.target!r} does not name a function",
+            help="write module:function, importable in the run's environment",
+        )
+
+
+def _names(rules: Sequence[RewardRule]) -> list[str]:
+    kinds = [rule.kind for rule in rules]
+    counts = [kinds[: i + 1].count(kind) for i, kind in enumerate(kinds)]
+    return [k if n == 1 else f"{k}#{n}" for k, n in zip(kinds, counts, strict=True)]
+
+
+def _failed(code: str, target: str, index: int, sample: Text, reason: str) -> RlhfsimError:
+    return RlhfsimError(
+        code,
+        f"reward function {target} failed on sample {index} (prompt {sample.prompt[:60]!r}): {reason}",
+        help="it gets (prompt, response, answer, meta) and returns a finite number within timeout_s",
+    )

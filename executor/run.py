@@ -1,0 +1,205 @@
+"""One life of a run: from a reserved cluster to its last iteration, or to the first part that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ray.exceptions import RayError
+
+from executor.algorithms.iteration import Learned, Loop
+from executor.algorithms.position import Position
+from executor.coordination import checkpoints, metrics
+from executor.coordination.cluster import Reservation
+from executor.coordination.crew import Crew, Rules
+from executor.coordination.detectors import Detectors, Finding
+from executor.coordination.experience import Experience, settings_of
+from executor.coordination.failures import PartFailed
+from executor.coordination.recorder import Recorder
+from executor.coordination.run_folder import RunFiles, settings_hash
+from executor.coordination.tracking import Trackers, open_trackers
+from executor.resolve import Job
+from executor.selfcheck import check_restored, self_check
+from executor.tasks.prompter import TaskPrompter
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.trace import Trace, write_trace
+
+Row = Mapping[str, float]
+EVALUATION = 10**9
+"""Ids of evaluation requests start here, out of the way of training's."""
+
+
+class Listener(Protocol):
+    """Who is told what happens; the command line prints it."""
+
+    def phase(self, text: str) -> None:
+        """What the run does now."""
+
+    def iteration(self, row: Row, total: int) -> None:
+        """An iteration is done."""
+
+    def finding(self, finding: Finding) -> None:
+        """A detector found something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A life that reached its last iteration."""
+
+    trace: Trace
+    rows: tuple[Row, ...]
+    first_step: int
+    evaluations: Mapping[int, float]
+    """Iteration -> greedy accuracy on held-out problems."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What one life needs; `execute` lives it."""
+
+    job: Job
+    files: RunFiles
+    reservation: Reservation
+    prompter: TaskPrompter
+    rules: Rules
+    listener: Listener
+    resume_from: checkpoints.Checkpoint | None = None
+    check_first: bool = True
+    _data: Position = field(default_factory=Position)
+
+    def execute(self) -> Ended:
+        """Start, check, iterate, save.
+
+        Raises:
+            PartFailed: a part died, raised or did not answer in time.
+            RlhfsimError: the self-check failed, or a detector stopped the run.
+        """
+        shutil.rmtree(self.files.scratch, ignore_errors=True)
+        self.files.scratch.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder()
+        crew = Crew(self.job, self.reservation, self.files.scratch, recorder, self.rules)
+        try:
+            self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
+            crew.start()
+            return self._live(crew, recorder)
+        except (PartFailed, RlhfsimError, RayError) as error:
+            found = crew.cause(error)
+            crew.stop()
+            raise found  # noqa: B904  the cause is set where it is another error
+        except BaseException:
+            crew.stop()
+            raise
+        finally:
+            crew.close()
+
+    def _live(self, crew: Crew, recorder: Recorder) -> Ended:
+        loop = Loop(
+            machinery=crew, prompter=self.prompter, workload=self.job.plan.workload,
+            settings=self.job.settings, max_tokens=self.job.max_tokens,
+        )  # fmt: skip
+        first = self._restore(crew, loop)
+        if self.check_first and self.job.fake_seconds is None and self.job.plan.workload.generates:
+            self.listener.phase("first minute: generate, compare, train, sync, save, load")
+            self_check(crew, loop, self.files.scratch, self.listener.phase)
+        steps = range(first, self.job.settings.iterations)
+        trackers = open_trackers(
+            self.job.settings.tracking, self.files.metrics, self.files.tensorboard, first_step=first,
+            run_id=self.job.plan.input_hash, config={"plan": self.job.plan.input_hash},
+        )  # fmt: skip
+        with contextlib.closing(trackers):
+            return self._iterate(crew, loop, steps, recorder, trackers)
+
+    def _restore(self, crew: Crew, loop: Loop) -> int:
+        found = self.resume_from
+        if found is None:
+            return 0
+        self.listener.phase(f"restoring the state after iteration {found.progress.iteration}")
+        crew.restore(found.folder)
+        where = found.progress.data_position
+        self._data = Position(where["prompts"], set(where.get("ahead", ())))
+        crew.version = found.progress.weight_version - 1
+        if self.job.plan.workload.generates:
+            crew.sync(found.progress.iteration)
+            check_restored(crew, loop, self.listener.phase)
+        else:
+            crew.version += 1
+        return found.progress.iteration
+
+    def _iterate(self, crew: Crew, loop: Loop, steps: range, recorder: Recorder, trackers: Trackers) -> Ended:  # fmt: skip
+        rows: list[Row] = [dict(r) for r in (self.resume_from.progress.metrics if self.resume_from else ())]  # fmt: skip
+        detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
+        evaluations = {steps.start: self._evaluated(crew, steps.start)} if self.job.settings.evaluation.problems else {}  # fmt: skip
+        start = last = time.time()
+        recorder.fresh()
+        for learned in self._learned(loop, crew, steps):
+            row = self._row(learned, time.time() - last, recorder)
+            rows.append(row)
+            self._data.add({s.group for s in learned.samples})
+            trackers.log(learned.step, row)
+            self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
+            self._detect(detectors, rows)
+            done = learned.step + 1
+            if self.job.settings.evaluation.problems and self._due(done, self.job.settings.evaluation.every):  # fmt: skip
+                evaluations[done] = self._evaluated(crew, done)
+            self._checkpoint(crew, done, rows)
+            last = time.time()
+        trace = recorder.trace(start_s=start, plan_hash=self.job.plan.input_hash, steps=len(steps), seed=self.job.settings.seed, first_step=steps.start)  # fmt: skip
+        write_trace(self.files.trace, trace)
+        return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
+
+    def _learned(self, loop: Loop, crew: Crew, steps: range) -> Iterator[Learned]:
+        schedule = self.job.plan.placement.schedule
+        if not self.job.plan.workload.generates:
+            return loop.synchronous(steps)
+        if schedule.staleness > 0:
+            return loop.asynchronous(steps, Experience(settings_of(self.job.plan), crew.version), self._data)  # fmt: skip
+        return loop.streamed(steps) if schedule.streaming else loop.synchronous(steps)
+
+    # --- after an iteration -----------------------------------------------------------------------
+
+    def _row(self, learned: Learned, seconds: float, recorder: Recorder) -> Row:
+        engines: dict[str, tuple[Mapping[str, float], ...]] = {"actor": learned.actor}
+        if learned.critic:
+            engines["critic"] = learned.critic
+        return metrics.iteration_metrics(
+            samples=learned.samples, version=learned.version, seconds=seconds, engines=engines,
+            spans=recorder.fresh(), step=learned.step, readings=recorder.memory.values(),
+        )  # fmt: skip
+
+    def _detect(self, detectors: Detectors, rows: list[Row]) -> None:
+        if self.job.fake_seconds is not None:
+            return
+        for finding in detectors.look(rows):
+            self.listener.finding(finding)
+            if finding.severity == "stop":
+                raise RlhfsimError(finding.code, finding.what, help=finding.advice)
+
+    def _due(self, done: int, every: int) -> bool:
+        return done == self.job.settings.iterations or (every > 0 and done % every == 0)
+
+    def _checkpoint(self, crew: Crew, done: int, rows: list[Row]) -> None:
+        keep = self.job.settings.checkpoints
+        if self.job.fake_seconds is not None or not self._due(done, keep.every):
+            return
+        progress = checkpoints.Progress(
+            iteration=done, weight_version=crew.version,
+            data_position={"prompts": self._data.prompts, "ahead": sorted(self._data.ahead)},
+            rng={"seed": self.job.settings.seed},  # every stream of the driver follows from it and the position
+            metrics=tuple(rows),
+        )  # fmt: skip
+        wanted = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
+        checkpoints.save(self.files.checkpoints, progress, wanted, crew.save, keep.keep)
+
+    def _evaluated(self, crew: Crew, done: int) -> float:
+        """Share of held-out problems whose greedy response gets the full rule reward."""
+        problems = self.prompter.source.held_out(self.job.settings.evaluation.problems)
+        requests = self.prompter.greedy(problems, EVALUATION)
+        samples = [replace(self.prompter.sample(c), group=0) for c in crew.generate(requests, done)]
+        right = [reward >= 1.0 for reward in self.rules(samples)]
+        accuracy = sum(right) / len(right)
+        self.listener.phase(f"greedy accuracy after {done} iterations: {accuracy:.3f} on {len(right)} held-out problems")  # fmt: skip
+        return accuracy

@@ -1,0 +1,95 @@
+"""What flows between the calls of a step: requests, completions and samples, as plain numpy.
+
+Legend: P tokens of a prompt, R tokens of a response. Arrays travel through Ray's object store without a
+copy; engines turn them into tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Finish = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One response that is asked of the rollout engine."""
+
+    id: int
+    """Unique in the run."""
+    prompt: Tokens
+    """(P,)"""
+    max_tokens: int
+    """Most tokens of the response."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    seed: int = 0
+    """Of this request alone: equal seeds give equal random streams."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One response, with the log-prob and the weight version of every token."""
+
+    id: int
+    """Of its request."""
+    tokens: Tokens
+    """(R,) with the end-of-sequence token where one was sampled."""
+    logprobs: Floats
+    """(R,) of the sampled tokens under the engine's (temperature-scaled) distribution."""
+    versions: NDArray[np.int32]
+    """(R,) weight version that sampled each token."""
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A prompt with its response and all that later calls found out about it; None: not computed yet."""
+
+    id: int
+    group: int
+    """Samples of one prompt share it; unique in the run. DPO: both sides of a pair."""
+    prompt: Tokens
+    """(P,)"""
+    response: Tokens
+    """(R,)"""
+    finish: Finish = "stop"
+    versions: NDArray[np.int32] | None = None
+    """(R,)"""
+    rollout_logprobs: Floats | None = None
+    """(R,)"""
+    old_logprobs: Floats | None = None
+    """(R,) of the policy before this step's update, from the training engine."""
+    reference_logprobs: Floats | None = None
+    """(R,)"""
+    values: Floats | None = None
+    """(R,) value before each response token is sampled."""
+    reward: float | None = None
+    """Sum of rule rewards and reward model."""
+    label: float | None = None
+    """KTO: +1 desirable, -1 undesirable. DPO: +1 chosen, -1 rejected."""
+    advantages: Floats | None = None
+    """(R,)"""
+    returns: Floats | None = None
+    """(R,) targets of the critic."""
+    answer: str = ""
+    """What the task expects, for rule rewards."""
+    meta: dict[str, Any] | None = None
+    """What the task attached (tests of a code problem, difficulty, ...)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens."""
+        return len(self.response)
+
+    @property
+    def length(self) -> int:
+        """Prompt and response tokens."""
+        return len(self.prompt) + len(self.response)

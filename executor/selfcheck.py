@@ -1,0 +1,108 @@
+"""The first minute: one of everything before the long work, then the state as it was.
+
+prompt -> generate -> log-prob agreement -> one step -> sync -> agreement with the new weights -> save -> load.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from executor.algorithms.iteration import Loop
+from executor.coordination.crew import Crew
+from executor.samples import Sample
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.dataflow import Call
+
+PROMPTS = 2
+"""Prompts of the check; their samples must fill every data-parallel rank."""
+CHECK = -1
+"""Step number of the check's spans; ids of its requests are negative."""
+CHANGED = 1e-7
+"""Log-probs that move less than this by a training step have not moved."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Log-probs of the engine against the trainer's forward on the same tokens."""
+
+    mean: float
+    largest: float
+    tokens: int
+
+
+def agreement(crew: Crew, samples: list[Sample]) -> Agreement:
+    """Compare; the samples must come from the present weights."""
+    trained = crew.score(Call(role="actor", kind="logprob"), samples, CHECK)
+    gaps = np.concatenate([np.abs(t - s.rollout_logprobs) for t, s in zip(trained, samples, strict=True)])  # fmt: skip
+    return Agreement(mean=float(gaps.mean()), largest=float(gaps.max()), tokens=len(gaps))
+
+
+def self_check(crew: Crew, loop: Loop, scratch: Path, say: Say) -> None:
+    """Run it.
+
+    Raises:
+        RlhfsimError: the engine's log-probs are not the trainer's, or weights did not arrive.
+    """
+    limit = crew.job.settings.logprob_tolerance
+    before = _samples(crew, loop)
+    first = agreement(crew, before)
+    say(f"log-probs of engine and trainer differ by {first.mean:.1e} on average, {first.largest:.1e} at most ({first.tokens} tokens)")  # fmt: skip
+    _refuse(first, limit, "initial weights")
+    folder = scratch / "self-check"
+    crew.save(folder)
+    say("state saved")
+    learned = loop.learn(CHECK, _rewarded(before))
+    say(f"one training step and sync: {learned.transfer.bytes if learned.transfer else 0:,} bytes, checksums equal")  # fmt: skip
+    second = agreement(crew, _samples(crew, loop))
+    say(f"after the sync they differ by {second.mean:.1e} on average")
+    _refuse(second, limit, "weights after a sync")
+    crew.restore(folder)
+    crew.sync(CHECK)
+    third = agreement(crew, _samples(crew, loop))
+    _refuse(third, limit, "restored weights")
+    say("state restored and synced; the run starts")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_restored(crew: Crew, loop: Loop, say: Say) -> None:
+    """After a restore and its sync: the engine has the weights that the trainer goes on with.
+
+    Raises:
+        RlhfsimError: their log-probs differ.
+    """
+    found = agreement(crew, _samples(crew, loop))
+    say(f"state restored and synced; log-probs of engine and trainer differ by {found.mean:.1e} on average")  # fmt: skip
+    _refuse(found, crew.job.settings.logprob_tolerance, "restored weights")
+
+
+def _samples(crew: Crew, loop: Loop) -> list[Sample]:
+    """A few responses under the present weights."""
+    requests = loop.prompter.requests(0)[: max(PROMPTS * loop.workload.samples, crew.most_ranks)]
+    done = crew.generate([replace(r, max_tokens=min(r.max_tokens, 32)) for r in requests], CHECK)
+    return [loop.prompter.sample(c) for c in done]
+
+
+def _rewarded(samples: list[Sample]) -> list[Sample]:
+    """Rewards that differ within every group, so that there is something to learn; results of all calls filled in."""
+    return [
+        replace(
+            s, reward=float(i % 2), old_logprobs=s.rollout_logprobs, reference_logprobs=s.rollout_logprobs,
+            values=np.zeros(s.num_tokens, np.float32),
+        )
+        for i, s in enumerate(samples)
+    ]  # fmt: skip
+
+
+def _refuse(found: Agreement, limit: float, what: str) -> None:
+    if not found.mean <= limit:
+        raise RlhfsimError(
+            "logprob-mismatch",
+            f"{what}: log-probs of the rollout engine and the trainer differ by {found.mean:.3g} on average, more than {limit:g}",
+            help="the engine does not compute what is trained: check dtype, tokenizer and tied embeddings; raise logprob_tolerance only for a known cause (BF16, FP8)",
+        )  # fmt: skip

@@ -1,0 +1,196 @@
+"""How a run learns: what a plan does not say. Read from run.yaml; every field has a default that works.
+
+The plan says where, how large and in which order; the settings say on which data, with which rewards, loss
+constants and learning rates, and for how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhfsim.specs.loading import checked
+
+Precision = Literal["fp32", "bf16"]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Prompts."""
+
+    task: Literal["arithmetic", "comparison", "logic", "file"] = "arithmetic"
+    path: str | None = None
+    """JSONL or Parquet file; task `file`."""
+    prompt_column: str = "prompt"
+    answer_column: str = "answer"
+    chosen_column: str = "chosen"
+    """DPO."""
+    rejected_column: str = "rejected"
+    """DPO."""
+    label_column: str = "label"
+    """KTO: true, 1 or positive is desirable."""
+    difficulty: Annotated[int, Field(ge=1, le=9)] = 1
+    """Of generated tasks: digits of a number, or statements of a puzzle."""
+    shuffle: bool = True
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRule:
+    """One rule; rewards are summed by weight."""
+
+    kind: Literal["answer", "format", "code", "function", "digits"]
+    """answer: matches the expected answer; format: matches `pattern`; code: passes the tests of the problem in
+    a sandbox; function: `target`; digits: share of digits in the response (for tests)."""
+    weight: float = 1.0
+    pattern: str | None = None
+    """Regular expression of `format`."""
+    target: str | None = None
+    """`module:function` of `function`: called with (prompt, response, answer, meta), returns a number."""
+    timeout_s: Positive = 5.0
+    """Wall-clock limit of one sample."""
+    memory_bytes: Positive = 256 * 2**20
+    """Limit of `code`."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """Constants of the loss; papers in executor/algorithms."""
+
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.2
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Most times that a negative advantage counts; None: no dual clip."""
+    value_clip: Positive | None = 0.2
+    gamma: Share = 1.0
+    lam: Share = 0.95
+    kl_coefficient: NonNegative = 0.01
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """None: k1 in the reward, k3 in the loss."""
+    kl_in: Literal["reward", "loss"] | None = None
+    """None: as is usual for the algorithm, see executor/algorithms/recipes.py."""
+    entropy_coefficient: NonNegative = 0.0
+    correction: Literal["none", "truncated", "masked"] = "truncated"
+    """Importance correction between rollout and training log-probs."""
+    correction_cap: Positive = 2.0
+    reward_clip: Positive | None = 10.0
+    beta: Positive = 0.1
+    """DPO and KTO."""
+    aggregation: Literal["token", "sequence", "constant"] | None = None
+    """How loss terms are averaged: over all tokens; within each response first; over the longest possible
+    responses. None: as is usual for the algorithm."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """AdamW and its schedule."""
+
+    learning_rate: Positive = 1e-5
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How responses are drawn."""
+
+    temperature: Positive = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_tokens: Count | None = None
+    """Most tokens of a response; None: the largest length of the plan's workload."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """When state is saved."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Iterations between checkpoints; 0: only at the end."""
+    keep: Count = 2
+    """Newest ones that stay."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Greedy accuracy on held-out problems, before the first and after the last iteration."""
+
+    problems: Annotated[int, Field(ge=0)] = 0
+    """Held-out problems; 0: no evaluation."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Iterations between evaluations; 0: only at the ends."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracking:
+    """Where metrics go beside metrics.jsonl."""
+
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    mlflow_experiment: str | None = None
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Waits and retries: nothing waits for ever."""
+
+    start_s: Positive = 300.0
+    """Until all workers are up."""
+    call_s: Positive = 600.0
+    """One call of a step."""
+    sync_s: Positive = 120.0
+    """One weight sync."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """Restarts from the last good state in one run."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything of a run that its plan does not say."""
+
+    model: str | None = None
+    """Folder of the policy; None: the plan's model path."""
+    critic_model: str | None = None
+    """Folder; None: the policy's weights with a new head."""
+    reward_model: str | None = None
+    """Folder; None: as the critic."""
+    data: Data = Data()
+    rewards: tuple[RewardRule, ...] = (RewardRule(kind="answer"),)
+    algorithm: Algorithm = Algorithm()
+    optimizer: Optimizer = Optimizer()
+    critic_optimizer: Optimizer | None = None
+    """None: as the policy."""
+    sampling: Sampling = Sampling()
+    iterations: Count = 3
+    seed: int = 0
+    precision: Precision | None = None
+    """None: fp32 on CPU, bf16 on GPU."""
+    bucket_bytes: Count = 64 * 2**20
+    """Of one weight-sync bucket."""
+    logprob_tolerance: Positive = 0.05
+    """Largest mean |log-prob of engine - log-prob of trainer| that the self-check accepts."""
+    checkpoints: Checkpoints = Checkpoints()
+    evaluation: Evaluation = Evaluation()
+    tracking: Tracking = Tracking()
+    limits: Limits = Limits()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Extra environment variables of every worker."""

@@ -1,0 +1,86 @@
+"""Every local weight path, run and timed between one trainer and one rollout replica."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from executor.algorithms import recipes
+from executor.algorithms.advantages import advantages
+from executor.coordination import cluster, weights
+from executor.coordination.crew import Crew
+from executor.coordination.recorder import Recorder
+from executor.launch import prepare
+from executor.resolve import Job, environment
+from executor.samples import Sample
+from executor.selfcheck import agreement
+from executor.settings import Settings
+from executor.tasks.prompter import TaskPrompter
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement import WeightPath
+
+PATHS: tuple[WeightPath, ...] = ("broadcast", "ipc", "host", "disk", "lora")
+PROBES = 8
+"""Responses whose log-probs are compared after each path's last sync."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathTime:
+    """One path; the first transfer, which sets things up, apart."""
+
+    path: WeightPath
+    bytes: int
+    first_s: float
+    median_s: float
+    low_s: float
+    high_s: float
+    logprob_gap: float
+    """Largest |log-prob of the engine - of the trainer| after the last sync."""
+
+
+def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say: Say) -> list[PathTime]:  # fmt: skip
+    """Start the plan's trainer and rollout once, then send the weights along every path `repeats` times.
+
+    Adapters travel only where the plan trains LoRA; the other paths then carry merged weights.
+
+    Raises:
+        PartFailed: an end failed or the checksums differ.
+    """
+    job, prompter = prepare(plan, settings)
+    with cluster.joined(plan, None, environment(job), settings.limits.start_s) as reservation:
+        crew = Crew(job, reservation, scratch, Recorder(), lambda samples: [0.0] * len(samples))
+        with closing(crew):
+            say("starting a trainer and a rollout replica")
+            crew.start()
+            return [_timed(crew, job, prompter, path, scratch, repeats, say) for path in PATHS]
+
+
+def _timed(crew: Crew, job: Job, prompter: TaskPrompter, path: WeightPath, scratch: Path, repeats: int, say: Say) -> PathTime:  # fmt: skip
+    placement = replace(job.plan.placement, weight_path=path)
+    crew.reroute(weights.Route(replace(job, plan=replace(job.plan, placement=placement)), crew.trainer, scratch))  # fmt: skip
+    _learn(crew, job, prompter)
+    found = [crew.sync(step) for step in range(repeats + 1)]
+    gap = agreement(crew, _probes(crew, prompter)).largest
+    times = [transfer.seconds for transfer in found[1:]]
+    say(f"{path}: {statistics.median(times):.3f} s, log-probs within {gap:.1e}")
+    return PathTime(
+        path=path, bytes=found[-1].bytes, first_s=found[0].seconds, median_s=statistics.median(times), low_s=min(times),
+        high_s=max(times), logprob_gap=gap,
+    )  # fmt: skip
+
+
+def _learn(crew: Crew, job: Job, prompter: TaskPrompter) -> None:
+    """One update, so that a path that brings nothing is seen."""
+    samples = [replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs) for i, s in enumerate(_probes(crew, prompter))]  # fmt: skip
+    algorithm, settings = job.plan.workload.algorithm, job.settings.algorithm
+    loss = recipes.actor_loss(job.plan.workload, settings, max_tokens=job.max_tokens)
+    crew.train("actor", advantages(algorithm, samples, settings), loss, 0)
+
+
+def _probes(crew: Crew, prompter: TaskPrompter) -> list[Sample]:
+    done = crew.generate(prompter.requests(0)[:PROBES], 0)
+    return [prompter.sample(c) for c in done]

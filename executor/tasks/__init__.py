@@ -1,0 +1,1 @@
+"""Prompts: generated tasks with checkable answers, files of the user, tiny models to try them on."""

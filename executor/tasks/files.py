@@ -1,0 +1,235 @@
+"""Problems from a JSONL or Parquet file, read through the `datasets` library.
+
+Columns are named by `executor.settings.Data`. Which ones a file needs depends on what it is for:
+none      prompt, answer                    rule rewards
+pairs     prompt, chosen, rejected          DPO
+labels    prompt, answer (the response), label    KTO
+All other columns go to `Problem.meta` (tests of a code problem, ...). A text column may also hold numbers.
+One different prompt in ten is held out where there are ten or more, chosen by hash: no epoch contains it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from executor.settings import Data
+from executor.tasks.prompts import Preference, Problem
+from rlhfsim.errors import Place, RlhfsimError
+
+_HELD_OUT_SHARE = 10
+_JSON_ENDINGS, _PARQUET_ENDINGS = (".jsonl", ".json", ".ndjson"), (".parquet", ".pq")
+
+
+class FileSource:
+    """Problems of a file, shuffled anew every epoch by the run's seed."""
+
+    def __init__(self, data: Data, *, seed: int = 0, preference: Preference = "none") -> None:
+        """Read and check the whole file.
+
+        Raises:
+            RlhfsimError: missing or empty file, malformed line, missing column or value, each with its place.
+        """
+        assert data.path, "checked by `open_source`"
+        self._data, self._seed, self._preference = data, seed, preference
+        self._rows = _read(Path(data.path))
+        columns = _columns(data, preference)
+        _check(self._rows, columns, data.path)
+        self._training, self._held_out = _split(self._rows[data.prompt_column])
+        self._orders: dict[int, NDArray[np.int64]] = {}
+
+    @property
+    def epoch_length(self) -> int:
+        """Training problems in one epoch."""
+        return len(self._training)
+
+    def batch(self, position: int, count: int) -> list[Problem]:
+        """Problems from data position `position` on, across epochs as needed."""
+        assert position >= 0, "a data position counts problems from 0"
+        problems = []
+        for place in range(position, position + count):
+            epoch, offset = divmod(place, len(self._training))
+            problems.append(self._problem(int(self._order(epoch)[offset])))
+        return problems
+
+    def held_out(self, count: int) -> list[Problem]:
+        """The first `count` rows with a held-out prompt; none in a file of less than ten different prompts."""
+        return [self._problem(row) for row in self._held_out[:count]]
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """Rows in the order of an epoch; those of the last two asked for are kept."""
+        if epoch not in self._orders:
+            rows = np.array(self._training)
+            rng = np.random.default_rng([self._seed, epoch])
+            order = rng.permutation(rows) if self._data.shuffle else rows
+            self._orders = {**dict(list(self._orders.items())[-1:]), epoch: order}
+        return self._orders[epoch]
+
+    def _problem(self, row: int) -> Problem:
+        data, values = self._data, dict(self._rows[row])
+        prompt = str(values.pop(data.prompt_column))
+        answer = values.pop(data.answer_column, None)
+        match self._preference:
+            case "pairs":
+                values["chosen"] = str(values.pop(data.chosen_column))
+                values["rejected"] = str(values.pop(data.rejected_column))
+            case "labels":
+                values["response"] = str(answer)
+                values["label"] = 1.0 if float(values.pop(data.label_column)) > 0 else -1.0
+            case "none":
+                pass
+        return Problem(prompt=prompt, answer="" if answer is None else str(answer), meta=values)
+
+
+def _columns(data: Data, preference: Preference) -> dict[str, str]:
+    """Needed columns, with the setting that names each."""
+    needed = {
+        "none": ("prompt_column", "answer_column"),
+        "pairs": ("prompt_column", "chosen_column", "rejected_column"),
+        "labels": ("prompt_column", "answer_column", "label_column"),
+    }[preference]
+    return {getattr(data, setting): setting for setting in needed}
+
+
+def _split(prompts: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Rows to train on and rows held out; equal prompts fall on one side."""
+    texts = [str(prompt) for prompt in prompts]
+    ranked = sorted(set(texts), key=lambda text: hashlib.blake2b(text.encode()).digest())
+    kept_out = set(ranked[: len(ranked) // _HELD_OUT_SHARE])
+    training = [row for row, text in enumerate(texts) if text not in kept_out]
+    return training, [row for row, text in enumerate(texts) if text in kept_out]
+
+
+def _read(path: Path) -> Any:
+    """The rows as a `datasets.Dataset` in memory."""
+    if not path.is_file():
+        raise RlhfsimError(
+            "data-missing",
+            f"{path} is not a file",
+            place=Place(file=str(path)),
+            help="data.path names a JSONL or Parquet file on the machine that runs the driver",
+        )
+    if path.stat().st_size == 0:
+        raise _empty(path)
+    ending = path.suffix.lower()
+    if ending not in _JSON_ENDINGS + _PARQUET_ENDINGS:
+        raise RlhfsimError(
+            "data-format",
+            f"{path.name} is neither JSONL nor Parquet",
+            place=Place(file=str(path)),
+            help=f"known endings: {', '.join(_JSON_ENDINGS + _PARQUET_ENDINGS)}",
+        )
+    if ending in _JSON_ENDINGS:
+        _check_lines(path)
+    rows = _load(path, parquet=ending in _PARQUET_ENDINGS)
+    if len(rows) == 0:
+        raise _empty(path)
+    return rows
+
+
+def _load(path: Path, *, parquet: bool) -> Any:
+    import datasets
+
+    library = cast(Any, datasets)
+    read = library.Dataset.from_parquet if parquet else library.Dataset.from_json
+    was_enabled = library.is_progress_bar_enabled()
+    library.disable_progress_bars()
+    try:
+        with tempfile.TemporaryDirectory() as cache:  # a cache that outlives the run could be stale
+            return read(str(path), cache_dir=cache, keep_in_memory=True)
+    except (library.exceptions.DatasetsError, ValueError, OSError) as error:
+        raise RlhfsimError(
+            "data-format",
+            f"cannot be read as {'Parquet' if parquet else 'JSONL'}: {error.__cause__ or error}",
+            place=Place(file=str(path)),
+        ) from None
+    finally:
+        if was_enabled:
+            library.enable_progress_bars()
+
+
+def _check_lines(path: Path) -> None:
+    """Name the first line that is not a JSON object: the library's own message counts from its last block."""
+    found = False
+    with path.open(encoding="utf-8", errors="strict") as lines:
+        for number, line in enumerate(_decoded(lines, path), 1):
+            if not line.strip():
+                continue
+            found = True
+            reason = _malformed(line)
+            if reason:
+                raise RlhfsimError(
+                    "data-line",
+                    reason,
+                    place=Place(file=str(path), line=number, text=line),
+                    help='write one object per line, like {"prompt": "1+1=", "answer": "2"}',
+                )
+    if not found:
+        raise _empty(path)
+
+
+def _decoded(lines: Any, path: Path) -> Any:
+    try:
+        yield from lines
+    except UnicodeDecodeError as error:
+        raise RlhfsimError(
+            "data-encoding", f"is not UTF-8: {error}", place=Place(file=str(path))
+        ) from None
+
+
+def _malformed(line: str) -> str:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        return f"not a JSON object: {error}"
+    return "" if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
+
+
+def _check(rows: Any, columns: dict[str, str], path: str) -> None:
+    """All needed columns are there and have a value in every row."""
+    for column, setting in columns.items():
+        if column not in rows.column_names:
+            raise RlhfsimError(
+                "data-column",
+                f"no column {column!r}",
+                place=Place(file=path),
+                help=f"columns: {', '.join(rows.column_names)}; name the right one with data.{setting}",
+            )
+        for row, value in enumerate(rows[column]):
+            reason = _unusable(value, column, setting)
+            if reason:
+                raise RlhfsimError("data-value", reason, place=_place(Path(path), row))
+
+
+def _unusable(value: Any, column: str, setting: str) -> str:
+    """What is wrong with a value; empty for nothing."""
+    label = setting == "label_column"
+    if value is None:
+        return f"column {column!r} has no value here"
+    if not isinstance(value, (bool, int, float) if label else (str, int, float)):
+        return f"column {column!r} must be {'a number, or true or false' if label else 'text'}"
+    if setting == "prompt_column" and not str(value).strip():
+        return "an empty prompt"
+    return ""
+
+
+def _place(path: Path, row: int) -> Place:
+    """Line of a JSONL row (blank lines are no rows); row of a Parquet file, from 1."""
+    if path.suffix.lower() in _PARQUET_ENDINGS:
+        return Place(file=f"{path} (row {row + 1})")
+    with path.open(encoding="utf-8") as lines:
+        filled = ((number, text) for number, text in enumerate(lines, 1) if text.strip())
+        number, text = next(itertools.islice(filled, row, None), (None, None))
+    return Place(file=str(path), line=number, text=text)
+
+
+def _empty(path: Path) -> RlhfsimError:
+    return RlhfsimError("data-empty", "the file has no rows", place=Place(file=str(path)))

@@ -1,0 +1,103 @@
+"""From problems to requests, and from completions to samples: the data side of an iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from executor.samples import Completion, Request, Sample, Tokens
+from executor.settings import Sampling
+from executor.tasks.prompts import Problem, Source
+from executor.tasks.text import ByteText, Text
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.workload import Workload
+
+SCAN = 256
+"""Prompts that are looked at before a run to know how long they get."""
+SEED_MODULUS = 2**31 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskPrompter:
+    """Ids count through the run: group = position of the prompt in the data, id = group x samples + k."""
+
+    source: Source
+    text: Text | ByteText
+    workload: Workload
+    sampling: Sampling
+    max_tokens: int
+    seed: int
+    _open: dict[int, tuple[Problem, Tokens]] = field(default_factory=dict)
+
+    def longest_prompt(self, steps: int) -> int:
+        """Tokens of the longest of the first prompts of a run."""
+        count = min(SCAN, steps * self.workload.prompts)
+        return max(len(self.text.encode(p.prompt)) for p in self.source.batch(0, count))
+
+    def requests(self, step: int) -> list[Request]:
+        """The requests of one iteration, samples of a prompt side by side."""
+        found = []
+        for group, problem in self._problems(step):
+            prompt = self.text.encode(problem.prompt)
+            for k in range(self.workload.samples):
+                found.append(self._request(group * self.workload.samples + k, problem, prompt))
+        return found
+
+    def _problems(self, step: int) -> list[tuple[int, Problem]]:
+        start = step * self.workload.prompts
+        problems = self.source.batch(start, self.workload.prompts)
+        return [(start + j, problem) for j, problem in enumerate(problems)]
+
+    def _request(self, number: int, problem: Problem, prompt: Tokens) -> Request:
+        self._open[number] = (problem, prompt)
+        return Request(
+            id=number, prompt=prompt, max_tokens=self.max_tokens, temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p, seed=_seed(self.seed, number),
+        )  # fmt: skip
+
+    def greedy(self, problems: list[Problem], first_id: int) -> list[Request]:
+        """Requests of an evaluation: one greedy response each."""
+        found = []
+        for i, problem in enumerate(problems):
+            prompt = self.text.encode(problem.prompt)
+            self._open[first_id + i] = (problem, prompt)
+            found.append(Request(id=first_id + i, prompt=prompt, max_tokens=self.max_tokens, temperature=0.0))  # fmt: skip
+        return found
+
+    def sample(self, completion: Completion) -> Sample:
+        """The sample of a completed request; a request completes once."""
+        problem, prompt = self._open.pop(completion.id)
+        return Sample(
+            id=completion.id, group=completion.id // self.workload.samples, prompt=prompt,
+            response=completion.tokens, finish=completion.finish, versions=completion.versions,
+            rollout_logprobs=completion.logprobs, answer=problem.answer, meta=dict(problem.meta),
+        )  # fmt: skip
+
+    def given(self, step: int) -> list[Sample]:
+        """Samples of DPO (both sides of each pair, chosen first) or KTO (one labelled response each)."""
+        return [s for group, problem in self._problems(step) for s in self._given(group, problem)]
+
+    def _given(self, group: int, problem: Problem) -> list[Sample]:
+        if self.workload.algorithm == "dpo":
+            sides = [("chosen", 1.0), ("rejected", -1.0)]
+            return [self._labelled(2 * group + i, group, problem, name, label) for i, (name, label) in enumerate(sides)]  # fmt: skip
+        label = float(problem.meta["label"])
+        return [self._labelled(group, group, problem, "response", label)]
+
+    def _labelled(
+        self, number: int, group: int, problem: Problem, name: str, label: float
+    ) -> Sample:
+        if name not in problem.meta:
+            raise RlhfsimError("no-preferences", f"{self.workload.algorithm} needs {name!r} of every example, the data has none",
+                               help="name the columns in data: chosen_column, rejected_column, label_column")  # fmt: skip
+        return Sample(
+            id=number, group=group, prompt=self.text.encode(problem.prompt),
+            response=self.text.encode_response(str(problem.meta[name]))[: self.max_tokens],
+            label=label, answer=problem.answer, meta=dict(problem.meta),
+        )  # fmt: skip
+
+
+def _seed(seed: int, number: int) -> int:
+    """A stream of its own for every request."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0]) % SEED_MODULUS

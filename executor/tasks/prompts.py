@@ -1,0 +1,119 @@
+"""Problems to learn on: generated arithmetic, comparisons and logic, always the same for one (seed, index).
+
+A source is random access: `batch(position, count)` depends on nothing but its arguments, so the data
+position that a checkpoint saves is one integer. Problems of files: executor/tasks/files.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from executor.tasks import arithmetic, comparison, logic
+
+Preference = Literal["none", "pairs", "labels"]
+"""pairs: DPO, meta has `chosen` and `rejected`; labels: KTO, meta has `response` and `label` (+1 or -1)."""
+
+HELD_OUT_SHARE = 5
+"""One problem in so many is held out of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What the model is asked and what a rule reward compares the response with."""
+
+    prompt: str
+    answer: str
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Of the task: difficulty, tests of a code problem, sides of a preference."""
+
+
+class Source(Protocol):
+    """Problems by data position."""
+
+    def batch(self, position: int, count: int) -> list[Problem]:
+        """Exactly `count` training problems from `position` on; epochs follow one another without a gap."""
+
+    def held_out(self, count: int) -> list[Problem]:
+        """Up to `count` different problems that no training batch contains, always the same ones."""
+
+
+class Drawn(Protocol):
+    """A problem of a generator, with the key that decides on which side of the split it falls."""
+
+    @property
+    def prompt(self) -> str:
+        """Text that the model continues."""
+
+    @property
+    def answer(self) -> str:
+        """The one right continuation."""
+
+    @property
+    def key(self) -> str:
+        """Equal for problems that are the same but for their spelling, as 3+4 and 4+3."""
+
+    @property
+    def wrong(self) -> str:
+        """A continuation that looks right and is not."""
+
+
+Draw = Callable[[np.random.Generator, int], Drawn]
+GENERATORS: Mapping[str, Draw] = {"arithmetic": arithmetic.draw, "comparison": comparison.draw, "logic": logic.draw}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """An endless stream of a task's problems; the hash of a problem's key decides training or held-out."""
+
+    task: Literal["arithmetic", "comparison", "logic"]
+    difficulty: int = 1
+    seed: int = 0
+    preference: Preference = "none"
+
+    def batch(self, position: int, count: int) -> list[Problem]:
+        """Problems `position` to `position + count - 1` of the training stream."""
+        assert position >= 0, "a data position counts problems from 0"
+        return [self._problem(index, held_out=False) for index in range(position, position + count)]
+
+    def held_out(self, count: int) -> list[Problem]:
+        """Different held-out problems; fewer than `count` where the task has no more (one-digit sums)."""
+        found: dict[str, Problem] = {}
+        for index in range(20 * count):
+            problem = self._problem(index, held_out=True)
+            found.setdefault(problem.prompt, problem)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def _problem(self, index: int, *, held_out: bool) -> Problem:
+        for attempt in itertools.count():
+            rng = np.random.default_rng([self.seed, int(held_out), index, attempt])
+            drawn = GENERATORS[self.task](rng, self.difficulty)
+            if is_held_out(drawn.key) == held_out:
+                break
+        problem = Problem(
+            prompt=drawn.prompt, answer=drawn.answer, meta={"difficulty": self.difficulty}
+        )
+        return _with_preference(problem, drawn.wrong, self.preference, good=index % 2 == 0)
+
+
+def is_held_out(key: str) -> bool:
+    """Whether the problem with this key is kept out of training; a property of the key alone."""
+    return hashlib.blake2b(key.encode()).digest()[0] % HELD_OUT_SHARE == 0
+
+
+def _with_preference(problem: Problem, wrong: str, kind: Preference, *, good: bool) -> Problem:
+    match kind:
+        case "pairs":
+            sides: dict[str, Any] = {"chosen": problem.answer, "rejected": wrong}
+        case "labels":
+            sides = {"response": problem.answer if good else wrong, "label": 1.0 if good else -1.0}
+        case "none":
+            sides = {}
+    return replace(problem, meta={**problem.meta, **sides})

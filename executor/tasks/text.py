@@ -1,0 +1,80 @@
+"""Text to token ids and back, by the tokenizer.json of a model folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from executor.samples import Tokens
+from rlhfsim.errors import Place, RlhfsimError
+
+TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
+
+
+class Text:
+    """A tokenizer without torch or transformers: the driver needs no more."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Read tokenizer.json and the end-of-sequence ids.
+
+        Raises:
+            RlhfsimError: no tokenizer there, or one that cannot be read.
+        """
+        from tokenizers import Tokenizer
+
+        path = Path(folder) / TOKENIZER
+        if not path.is_file():
+            raise RlhfsimError("no-tokenizer", f"{str(folder)!r} has no {TOKENIZER}",
+                               help="save a fast tokenizer beside the weights: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)")  # fmt: skip
+        try:
+            self._tokenizer: Any = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise RlhfsimError("bad-tokenizer", f"cannot be read as a tokenizer: {error}"[:200], place=Place(file=str(path))) from error  # fmt: skip
+        self.stops = _stops(Path(folder))
+
+    def encode(self, text: str) -> Tokens:
+        """(P,) token ids, with the special tokens that the tokenizer adds."""
+        return np.asarray(self._tokenizer.encode(text).ids, np.int64)
+
+    def encode_response(self, text: str) -> Tokens:
+        """(R,) token ids of a given response, ended by the end-of-sequence token."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return np.asarray([*ids, *self.stops[:1]], np.int64)
+
+    def decode(self, tokens: Tokens) -> str:
+        """Text without special tokens."""
+        text: str = self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=True)
+        return text
+
+
+def _stops(folder: Path) -> list[int]:
+    """End-of-sequence ids; the generation config goes before the model's."""
+    for name in CONFIGS:
+        path = folder / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return [int(i) for i in (found if isinstance(found, list) else [found])]
+    return []
+
+
+class ByteText:
+    """Bytes as tokens: for dry runs without a model."""
+
+    def __init__(self) -> None:
+        """Zero ends a response."""
+        self.stops = [0]
+
+    def encode(self, text: str) -> Tokens:
+        """(P,) bytes."""
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
+
+    def encode_response(self, text: str) -> Tokens:
+        """(R,) bytes and the end."""
+        return np.asarray([*text.encode(), 0], np.int64)
+
+    def decode(self, tokens: Tokens) -> str:
+        """Text of the bytes."""
+        return bytes(int(t) % 256 for t in tokens).decode(errors="replace")

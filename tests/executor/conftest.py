@@ -1,0 +1,42 @@
+"""One Ray cluster and one tiny model for all real runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SLOTS = 8
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A cluster of one node with slots; more than there are cores, so they are shared."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 4, "resources": {"slot": SLOTS}, "object_store_memory": 256 * 2**20, "include_dashboard": False}  # fmt: skip
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights and tokenizer."""
+    from executor.tasks import tiny
+
+    return tiny.build(tmp_path_factory.mktemp("models") / "tiny", layers=2)
+
+
+@pytest.fixture(scope="session")
+def survivor(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, ray_address: str) -> Path:
+    """Folder of a run that nothing interrupted: what interrupted ones are compared with."""
+    import runs
+    import survival
+
+    folder = tmp_path_factory.mktemp("runs") / "uninterrupted"
+    runs.run(survival.plan(tiny_model), survival.settings(tiny_model), folder, ray_address)
+    return folder

@@ -1,0 +1,310 @@
+"""One rank of the checks in test_deepspeed.py: `deepspeed_ranks.py RANK PORT PART FOLDER` writes FOLDER/PART.json.
+
+Both ranks run the same checks in the same order in one process each, because imports take longer than checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+
+from executor.algorithms import losses
+from executor.engines import heads, packing, training
+from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
+from executor.samples import Sample
+from executor.settings import Optimizer
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.layout import Layout
+
+RANK, PORT, PART, FOLDER = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+WORLD = 2
+LOSS = LossSpec(name="policy", settings={"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
+VALUE = LossSpec(name="value", settings={})
+# a large eps: with a small one Adam turns rounding errors of tiny gradients into whole steps
+OPTIMIZER = Optimizer(learning_rate=1e-2, eps=1e-2, max_grad_norm=0.5, weight_decay=0.1, schedule="linear", warmup_steps=2)  # fmt: skip
+STEPS = 4
+STAGES: dict[str, dict[str, Any]] = {
+    "zero0": {"zero": 0, "micro_batch": 2},
+    "zero1 packed": {"zero": 1, "micro_batch": 3, "packing": True},
+    "zero2 recompute": {"zero": 2, "micro_batch": 4, "recompute": "full"},
+    "zero3": {"zero": 3, "micro_batch": 2},
+    "zero3 packed recompute": {"zero": 3, "micro_batch": 3, "packing": True, "recompute": "full"},
+}
+BF16: dict[str, dict[str, Any]] = {
+    "bf16 zero0": {"zero": 0, "precision": "bf16"},
+    "bf16 zero2 offload": {"zero": 2, "precision": "bf16", "offload_optimizer": "cpu"},
+    "bf16 zero3 offload": {"zero": 3, "precision": "bf16", "offload_optimizer": "cpu", "offload_params": "cpu"},
+}  # fmt: skip
+
+
+def model(family: str) -> str:
+    return str(FOLDER / family)
+
+
+def spec(folder: str, **options: Any) -> EngineSpec:
+    options = {"optimizer": OPTIMIZER, "total_steps": 6, "micro_batch": 2, "recompute": "none", "dp": WORLD} | options  # fmt: skip
+    names = {"zero", "micro_batch", "recompute", "dp", "tp", "offload_optimizer", "offload_params"}
+    layout = Layout(**{name: options.pop(name) for name in sorted(names & set(options))})
+    return EngineSpec(role="actor", model=folder, layout=layout, **options)
+
+
+def samples(count: int, seed: int) -> list[Sample]:
+    draw = np.random.default_rng(seed)
+    return [_sample(number, draw) for number in range(count)]
+
+
+def _sample(number: int, draw: np.random.Generator) -> Sample:
+    prompt, response = int(draw.integers(2, 7)), int(draw.integers(1, 9))
+
+    def floats(mean: float) -> Any:
+        return draw.normal(mean, 0.3, response).astype(np.float32)
+
+    return Sample(
+        id=number,
+        group=number,
+        prompt=draw.integers(0, 64, prompt),
+        response=draw.integers(0, 64, response),
+        old_logprobs=floats(-4.0),
+        reference_logprobs=floats(-4.0),
+        advantages=floats(0.0),
+        returns=floats(0.0),
+        values=floats(0.0),
+    )
+
+
+def batch(step: int, dp: int = WORLD) -> MiniBatch:
+    """Nine samples, two on data-parallel rank 0 and seven on rank 1."""
+    everything = samples(9, step)
+    mine = everything if dp == 1 else (everything[:2], everything[2:])[RANK]
+    tokens = sum(sample.num_tokens for sample in everything)
+    return MiniBatch(samples=tuple(mine), global_tokens=tokens, global_sequences=9)
+
+
+def plain(folder: str, steps: int, loss: LossSpec = LOSS) -> tuple[dict[str, torch.Tensor], list[float]]:  # fmt: skip
+    """Weights and gradient norms of the same steps in plain PyTorch, the whole batch at once."""
+    head = "value" if loss.name == "value" else "causal"
+    module = heads.load(folder, head, "fp32")
+    adam = torch.optim.AdamW(module.parameters(), betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=OPTIMIZER.weight_decay)  # fmt: skip
+    norms = []
+    for step in range(steps):
+        everything = samples(9, step)
+        micro = packing.micro_batch(everything, packed=False)
+        out, entropy = module(micro.tokens, micro.positions, micro.index, micro.targets, head == "causal")  # fmt: skip
+        rows = {"values" if head == "value" else "logprobs": micro.rows(out)}
+        rows |= {"entropy": micro.rows(entropy)} if head == "causal" else {}
+        tokens = sum(sample.num_tokens for sample in everything)
+        value, _ = losses.compute(loss, losses.collate(everything, num_tokens=tokens, num_sequences=9, **rows))  # fmt: skip
+        for group in adam.param_groups:
+            group["lr"] = OPTIMIZER.learning_rate * (0.5, 1.0, 1.0, 0.75)[step]
+        adam.zero_grad()
+        value.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), OPTIMIZER.max_grad_norm)))  # fmt: skip
+        adam.step()
+    return {name: p.detach() for name, p in heads.named_parameters(module).items()}, norms
+
+
+def weights(engine: Any) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for bucket in engine.buckets(2**15) for name, tensor in bucket}
+
+
+def distance(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> float:
+    if RANK:
+        return 0.0
+    assert set(first) == set(second), set(first) ^ set(second)
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def digest(engine: Any) -> str:
+    found = hashlib.sha256()
+    for name, tensor in sorted(weights(engine).items()):
+        found.update(name.encode() + tensor.float().numpy().tobytes())
+    return found.hexdigest()
+
+
+def close_to(first: Any, second: Any) -> float:
+    return max(float(np.abs(a - b).max()) for a, b in zip(first, second, strict=True))
+
+
+def check_stage(name: str, options: dict[str, Any], expected: Any) -> dict[str, Any]:
+    """Two steps, save, offload to files and back, two more; then a step that has no finite gradient."""
+    engine = training.build(spec(model("llama"), **options))
+    seen = [engine.train(batch(step), LOSS) for step in range(2)]
+    engine.save(FOLDER / "checkpoints" / name)
+    before = digest(engine)
+    engine.offload(FOLDER / "offload")
+    files = len(list((FOLDER / "offload").iterdir()))
+    engine.reload()
+    kept = digest(engine) == before
+    seen += [engine.train(batch(step), LOSS) for step in range(2, STEPS)]
+    found = {"digest": digest(engine), "kept": kept, "files": files}
+    if expected is not None:
+        found["weights"] = distance(weights(engine), expected[0])
+        found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))  # fmt: skip
+    found |= {"losses": [m["loss"] for m in seen], "rates": [m["learning_rate"] for m in seen]}
+    broken = batch(0)
+    broken.samples[0].advantages[0] = np.nan  # type: ignore[index]
+    found["skipped"] = engine.train(broken, LOSS)["skipped"]
+    found["unharmed"] = digest(engine) == found["digest"]
+    engine.close()
+    return found
+
+
+def check_resumed(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    engine = training.build(spec(model("llama"), **options))
+    engine.load(FOLDER / "checkpoints" / name)
+    for step in range(2, STEPS):
+        engine.train(batch(step), LOSS)
+    found = {"digest": digest(engine)}
+    engine.close()
+    return found
+
+
+def check_tensor_parallel(zero: int, family: str) -> dict[str, Any]:
+    engine = training.build(spec(model(family), zero=zero, tp=2, dp=1))
+    stored = {name: p.detach() for name, p in heads.named_parameters(heads.load(model(family), "causal", "fp32")).items()}  # fmt: skip
+    found = {"loaded": distance(weights(engine), stored)}
+    shard = sum(parameter.numel() for parameter in engine.model.parameters())
+    found["share"] = shard / sum(parameter.numel() for parameter in stored.values())
+    seen = [engine.train(batch(step, dp=1), LOSS) for step in range(2)]
+    expected = plain(model(family), 2)
+    found["weights"] = distance(weights(engine), expected[0])
+    found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))  # fmt: skip
+    engine.close()
+    return found
+
+
+def check_lora(zero: int) -> dict[str, Any]:
+    engine = training.build(spec(model("llama"), zero=zero, lora_rank=4))
+    some = samples(3 + RANK, 7)
+    before = engine.logprobs(some)
+    for step in range(2):
+        engine.train(batch(step), LOSS)
+    after, reference = engine.logprobs(some), engine.reference_logprobs(some)
+    adapters = engine.adapters()
+    merged = weights(engine)
+    engine.close()
+    copy = heads.load(model("llama"), "causal", "fp32")
+    found = {"moved": close_to(before, after), "reference": close_to(before, reference)}
+    if RANK == 0:
+        for name, parameter in heads.named_parameters(copy).items():
+            parameter.data.copy_(merged[name])
+        micro = packing.micro_batch(some, packed=False)
+        again = micro.split(copy(micro.tokens, micro.positions, micro.index, micro.targets)[0])
+        found |= {
+            "merged": close_to(after, again),
+            "adapters": len(adapters),
+            "name": adapters[0][0],
+        }
+    return found
+
+
+def check_value_head() -> dict[str, Any]:
+    engine = training.build(spec(model("qwen3"), zero=2, head="value"))
+    for step in range(2):
+        engine.train(batch(step), VALUE)
+    expected = plain(model("qwen3"), 2, VALUE)
+    found = {"weights": distance(weights(engine), expected[0])}
+    engine.close()
+    return found
+
+
+def check_scoring() -> dict[str, Any]:
+    some = samples(5 - 4 * RANK, 3)  # rank 1 has fewer micro-batches
+    whole = training.build(spec(model("qwen2"), zero=0, optimizer=None))
+    wanted = whole.logprobs(some)
+    sharded = training.build(spec(model("qwen2"), zero=3, optimizer=None, packing=True))
+    found = {"logprobs": close_to(wanted, sharded.logprobs(some))}
+    sharded.offload(FOLDER / "offload")
+    sharded.reload()
+    found["reloaded"] = close_to(wanted, sharded.logprobs(some))
+    sharded.close()
+    whole.close()
+    return found | _tensor_parallel_scores()
+
+
+def _tensor_parallel_scores() -> dict[str, Any]:
+    """Scores of a head that the checkpoint lacks: of one process, and of weights split in two."""
+    some = samples(5, 3)
+    options: dict[str, Any] = {"optimizer": None, "head": "score", "precision": "bf16", "zero": 1, "seed": 5}  # fmt: skip
+    whole = training.build(spec(model("qwen3"), **options))
+    split = training.build(spec(model("qwen3"), tp=2, dp=1, **options))
+    wanted, found = whole.scores(some), split.scores(some)
+    whole.close()
+    split.close()
+    return {"scores": float(np.abs(np.subtract(wanted, found)).max()), "spread": float(np.std(wanted))}  # fmt: skip
+
+
+def check_refused() -> str:
+    engine = training.build(spec(model("llama"), zero=2))
+    try:
+        engine.load(FOLDER / "checkpoints" / "zero3")
+    except RlhfsimError as error:
+        return error.code
+    finally:
+        engine.close()
+    return ""
+
+
+def check_memory() -> dict[str, Any]:
+    """Resident bytes around offload of a model of about 100 MB."""
+    engine = training.build(spec(model("large"), zero=1))
+    engine.train(batch(0), LOSS)
+    resident = psutil.Process().memory_info
+    size = sum(p.numel() * p.element_size() for p in engine.model.parameters())
+    before = resident().rss
+    engine.offload(FOLDER / "offload")
+    away = resident().rss
+    engine.reload()
+    loss = engine.train(batch(1), LOSS)["loss"]
+    engine.close()
+    return {"size": size, "freed": before - away, "loss": loss}
+
+
+def first() -> dict[str, Callable[[], Any]]:
+    """Checks by name, in order."""
+    expected = plain(model("llama"), STEPS)
+    stages = {name: partial(check_stage, name, options, expected) for name, options in STAGES.items()}  # fmt: skip
+    half = {name: partial(check_stage, name, options, None) for name, options in BF16.items()}
+    tensor = {f"tp zero{zero}": partial(check_tensor_parallel, zero, family) for zero, family in enumerate(("llama", "qwen3", "qwen2"))}  # fmt: skip
+    adapters = {f"lora zero{zero}": partial(check_lora, zero) for zero in (2, 3)}
+    others = {
+        "value": check_value_head,
+        "refused": check_refused,
+        "scoring": check_scoring,
+        "memory": check_memory,
+    }
+    return {**stages, **half, **tensor, **adapters, **others}
+
+
+def second() -> dict[str, Callable[[], Any]]:
+    """Checks of a new process."""
+    return {name: partial(check_resumed, name, options) for name, options in (STAGES | BF16).items()}  # fmt: skip
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    training.start(RANK, WORLD, 0, "127.0.0.1", PORT, 60.0)
+    found: dict[str, Any] = {}
+    for name, check in {"first": first, "second": second}[PART]().items():
+        began = time.monotonic()
+        found[name] = check()
+        found[f"seconds of {name}"] = time.monotonic() - began
+        if RANK == 0:
+            (FOLDER / f"{PART}.json").write_text(json.dumps(found))
+    dist.barrier()
+    training.stop()
+
+
+if __name__ == "__main__":
+    main()

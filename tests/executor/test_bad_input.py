@@ -1,0 +1,127 @@
+"""Bad input is refused by name before anything starts, with exit code 2 on the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+from executor.coordination import cluster
+from executor.engines.shared_memory import SHARED, prefix
+from executor.launch import Options, launch
+from executor.settings import Data
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan, write_plan
+
+
+@pytest.fixture(scope="module")
+def plan(tiny_model: Path) -> Plan:
+    return runs.plan("naive", "grpo", tiny_model, layout={"dp": 2, "zero": 2})
+
+
+@pytest.fixture(autouse=True)
+def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(cluster, "connect", refuse)
+
+
+def _refused(plan: Plan, tmp_path: Path, model: Path, **changes: object) -> RlhfsimError:
+    out = tmp_path / "run"
+    with pytest.raises(RlhfsimError) as error:
+        launch(plan, runs.settings(model, **changes), Options(out=out), runs.Quiet())
+    assert error.value.help or error.value.place
+    return error.value
+
+
+def test_wrong_model_path_is_named(plan: Plan, tmp_path: Path) -> None:
+    error = _refused(plan, tmp_path, tmp_path / "nowhere")
+    assert error.code == "no-model"
+    assert "nowhere" in error.message
+    assert not (tmp_path / "run").exists()
+
+
+def test_model_folder_without_tokenizer_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:  # fmt: skip
+    model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))  # fmt: skip
+    assert _refused(plan, tmp_path, model).code == "no-tokenizer"
+
+
+def test_model_folder_without_weights_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:  # fmt: skip
+    model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))  # fmt: skip
+    assert _refused(plan, tmp_path, model).code == "no-weights"
+
+
+def test_empty_data_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    error = _refused(plan, tmp_path, tiny_model, data=Data(task="file", path=str(tmp_path / "empty.jsonl")))  # fmt: skip
+    assert "empty.jsonl" in str(error)
+
+
+def test_run_folder_that_holds_something_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:  # fmt: skip
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.txt").touch()
+    assert _refused(plan, tmp_path, tiny_model).code == "run-folder-not-empty"
+
+
+def test_resume_where_no_run_is_says_so(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RlhfsimError, match="no run in this folder"):
+        launch(plan, runs.settings(tiny_model), Options(out=tmp_path / "run", resume=True), runs.Quiet())  # fmt: skip
+
+
+def test_run_folder_of_a_launch_that_was_killed_at_once_can_be_used(tiny_model: Path, plan: Plan, tmp_path: Path) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    for name in ("logs", "checkpoints", "scratch"):
+        (out / name).mkdir(parents=True)
+    (out / ".lock").touch()
+    with pytest.raises(AssertionError, match="Ray was started"):
+        launch(plan, runs.settings(tiny_model), Options(out=out), runs.Quiet())
+
+
+def test_shared_memory_that_a_killed_run_left_is_removed_at_the_next_launch(tiny_model: Path, plan: Plan, tmp_path: Path) -> None:  # fmt: skip
+    out = tmp_path / "run"
+    left = SHARED / f"{prefix(str(out / 'scratch' / 'weights'))}weights-1-whole"
+    left.touch()
+    with pytest.raises(AssertionError, match="Ray was started"):
+        launch(plan, runs.settings(tiny_model), Options(out=out), runs.Quiet())
+    assert not left.exists()
+
+
+def test_slots_that_are_not_there_are_counted_node_by_node(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    there = [cluster.Node(id="a", address="10.0.0.1", slots=1)]
+    monkeypatch.setattr(cluster, "nodes", lambda resource: there)
+    with pytest.raises(RlhfsimError, match=r"the plan needs 2 slots \(1 node of 2\), the cluster has 1 \(1 node of 1\)") as error:  # fmt: skip
+        cluster.check(plan, cluster.SLOT)
+    assert error.value.code == "cluster-too-small"
+    assert "--scale" in str(error.value.help)
+
+
+def test_command_line_exits_with_2_for_a_plan_of_another_schema(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(path, plan)
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps(data | {"schema": "rlhfsim.plan/99"}))
+    code, said = _launched(str(path), "--out", str(tmp_path / "run"))
+    assert code == 2, said
+    assert "not a plan of schema rlhfsim.plan/1" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_command_line_exits_with_2_for_a_model_that_is_not_there(plan: Plan, tmp_path: Path) -> None:  # fmt: skip
+    write_plan(tmp_path / "plan.json", plan)
+    code, said = _launched(str(tmp_path / "plan.json"), "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "run"))  # fmt: skip
+    assert code == 2, said
+    assert "error[no-model]" in said
+    assert "Traceback" not in said
+
+
+def _launched(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "rlhfsim.cli.main", "launch", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout + done.stderr

@@ -1,0 +1,161 @@
+"""The DeepSpeed engine over two gloo ranks against plain PyTorch; the checks run in deepspeed_ranks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+FULL_PRECISION = ("zero0", "zero1 packed", "zero2 recompute", "zero3", "zero3 packed recompute")
+HALF_PRECISION = ("bf16 zero0", "bf16 zero2 offload", "bf16 zero3 offload")
+
+
+def write_models(folder: Path) -> None:
+    import torch
+    import transformers as hf
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128,
+             "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    large = sizes | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "head_dim": 128}  # fmt: skip
+    torch.manual_seed(0)
+    hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).save_pretrained(folder / "llama")
+    hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)).save_pretrained(folder / "qwen2")  # fmt: skip
+    hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes)).save_pretrained(folder / "qwen3")
+    hf.LlamaForCausalLM(hf.LlamaConfig(**large)).save_pretrained(folder / "large")
+
+
+def ranks(part: str, folder: Path) -> dict[str, Any]:
+    """Both ranks of one part, each a process of its own; what rank 0 found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}  # fmt: skip
+    program = str(Path(__file__).parent / "deepspeed_ranks.py")
+    started = [
+        subprocess.Popen([sys.executable, program, str(rank), port, part, str(folder)], env=environment,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=200)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    for process, text in zip(started, said, strict=True):
+        assert process.returncode == 0, text[-4000:]
+    found: dict[str, Any] = json.loads((folder / f"{part}.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("deepspeed")
+    write_models(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path) -> dict[str, Any]:
+    return ranks("first", folder)
+
+
+@pytest.fixture(scope="module")
+def second(folder: Path, first: dict[str, Any]) -> dict[str, Any]:
+    return ranks("second", folder)
+
+
+@pytest.mark.parametrize("name", FULL_PRECISION)
+def test_training_is_that_of_one_process_whatever_stage_micro_batch_and_packing(
+    first: dict[str, Any], name: str
+) -> None:
+    assert first[name]["weights"] < 2e-6
+    assert first[name]["norms"] < 2e-6
+
+
+def test_loss_of_a_step_does_not_depend_on_how_it_is_split(first: dict[str, Any]) -> None:
+    for name in FULL_PRECISION[1:]:
+        assert first[name]["losses"] == pytest.approx(first["zero0"]["losses"], abs=1e-6)
+
+
+def test_learning_rate_warms_up_and_falls(first: dict[str, Any]) -> None:
+    assert first["zero0"]["rates"] == pytest.approx([0.005, 0.01, 0.01, 0.0075])
+
+
+@pytest.mark.parametrize("name", FULL_PRECISION + HALF_PRECISION)
+def test_resumed_training_is_bit_identical(
+    first: dict[str, Any], second: dict[str, Any], name: str
+) -> None:
+    assert second[name]["digest"] == first[name]["digest"]
+
+
+@pytest.mark.parametrize("name", FULL_PRECISION + HALF_PRECISION)
+def test_offload_to_files_brings_every_bit_back(first: dict[str, Any], name: str) -> None:
+    assert first[name]["files"] >= 1
+    assert first[name]["kept"]
+
+
+@pytest.mark.parametrize("name", FULL_PRECISION + HALF_PRECISION)
+def test_a_step_without_finite_gradient_is_skipped(first: dict[str, Any], name: str) -> None:
+    assert first[name]["skipped"] == 1.0
+    assert first[name]["unharmed"]
+
+
+def test_half_precision_learns_as_full_precision_does(first: dict[str, Any]) -> None:
+    for name in HALF_PRECISION:
+        assert first[name]["losses"] == pytest.approx(first["zero0"]["losses"], abs=0.05)
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_tensor_parallel_shards_gather_to_the_checkpoint_and_learn_like_it(
+    first: dict[str, Any], zero: int
+) -> None:
+    found = first[f"tp zero{zero}"]
+    assert found["loaded"] == 0.0
+    assert found["share"] < 0.75
+    assert found["weights"] < 2e-6
+    assert found["norms"] < 2e-6
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_lora_merges_on_the_fly_and_its_base_is_the_reference(
+    first: dict[str, Any], zero: int
+) -> None:
+    found = first[f"lora zero{zero}"]
+    assert found["moved"] > 1e-3
+    assert found["reference"] == 0.0
+    assert found["merged"] < 1e-5
+    assert found["adapters"] == 28  # two matrices for each of 7 linear layers in 2 blocks
+    assert found["name"] == "model.layers.0.self_attn.q_proj.weight.lora_A"
+
+
+def test_a_critic_learns_like_one_process(first: dict[str, Any]) -> None:
+    assert first["value"]["weights"] < 2e-6
+
+
+def test_sharded_scoring_agrees_with_one_process(first: dict[str, Any]) -> None:
+    assert first["scoring"]["logprobs"] < 1e-5
+    assert first["scoring"]["reloaded"] < 1e-5
+
+
+def test_a_drawn_score_head_is_the_same_in_every_layout(first: dict[str, Any]) -> None:
+    assert first["scoring"]["spread"] > 0.01
+    assert first["scoring"]["scores"] < 0.02  # bf16
+
+
+def test_a_checkpoint_of_another_stage_is_refused(first: dict[str, Any]) -> None:
+    assert first["refused"] == "checkpoint-layout"
+
+
+def test_offload_lowers_the_resident_set_by_more_than_the_model(first: dict[str, Any]) -> None:
+    memory = first["memory"]
+    assert memory["size"] > 90e6
+    assert memory["freed"] > 1.5 * memory["size"]  # with half of the optimizer states and masters

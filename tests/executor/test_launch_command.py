@@ -1,0 +1,82 @@
+"""`rlhfsim launch`: dry runs, settings from the command line, what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import runs
+
+from executor.settings import Settings
+from rlhfsim.calibration.compare import rows, warm
+from rlhfsim.calibration.observation import phase_seconds
+from rlhfsim.cli import launch_view
+from rlhfsim.cli.launch import scaled, settings_of
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.scenario import system_names
+from rlhfsim.trace import Span, Trace
+
+
+def test_a_setting_on_the_command_line_replaces_one_value() -> None:
+    found = settings_of(None, ("optimizer.learning_rate=1e-4", "data.task=logic", "iterations=7"))
+    assert found.optimizer.learning_rate == 1e-4
+    assert found.data.task == "logic"
+    assert found.iterations == 7
+    assert found.sampling == Settings().sampling
+
+
+@pytest.mark.parametrize("pair", ["optimizer.rate=1", "iterations", "optimizer.learning_rate=-1", "data.task=poems"])  # fmt: skip
+def test_a_bad_setting_is_refused(pair: str) -> None:
+    with pytest.raises(RlhfsimError):
+        settings_of(None, (pair,))
+
+
+@pytest.mark.parametrize("system", system_names())
+def test_every_system_scales_to_two_slots_and_keeps_its_way(system: str, tmp_path: Path) -> None:
+    from rlhfsim.api import estimate_file
+
+    large, small = estimate_file(system), scaled(system, 2, tmp_path / "run")
+    assert small.placement.weight_path == large.placement.weight_path
+    assert small.placement.schedule == large.placement.schedule
+    assert set(small.placement.seats) == set(large.placement.seats)
+    assert sum(pool.gpus for pool in small.placement.pools) <= 3
+    assert len(small.placement.pools) == len(large.placement.pools)
+
+
+def test_measured_phases_take_the_busiest_group_of_each_step() -> None:
+    def span(group: str, step: int, start: float, end: float) -> Span:
+        return Span(name="actor.train", role="actor", kind="train", pool="all", group=group, step=step, start_s=start, end_s=end, bound_by="measured")  # fmt: skip
+
+    spans = (span("rank 0", 0, 0, 1), span("rank 1", 0, 0, 3), span("rank 0", 1, 4, 5), span("rank 0", 1, 5, 7))  # fmt: skip
+    trace = Trace(source="measured", rlhfsim_version="0", plan_hash="", steps=2, spans=spans)
+    assert phase_seconds(trace.spans) == {"actor.train": (3.0, 3.0)}
+    assert warm(trace) == {"actor.train": (3.0,)}
+
+
+def test_phases_that_only_one_side_knows_stay(tmp_path: Path) -> None:
+    from executor.tasks import tiny
+
+    made = runs.plan("naive", "grpo", tiny.config(tmp_path / "m", layers=2))
+    trace = Trace(source="measured", rlhfsim_version="0", plan_hash="", steps=1, spans=())
+    found = {p.name: p for p in rows(made, warm(trace))}
+    assert found["actor.train"].measured_s is None
+    assert found["actor.train"].predicted_s is not None
+
+
+def test_small_values_are_not_shown_as_zero() -> None:
+    assert launch_view._cell(3.2e-7, 3).strip() == "3.2e-07"
+    assert launch_view._cell(0.0, 2).strip() == "0.00"
+    assert launch_view._cell(None, 2).strip() == "-"
+
+
+@pytest.mark.slow
+def test_a_dry_run_starts_fake_engines_and_needs_no_model(tmp_path: Path, ray_address: str) -> None:
+    from executor.tasks import tiny
+
+    folder = tiny.config(tmp_path / "weightless", layers=2)
+    made = runs.plan("async", "ppo", folder, layout={"dp": 2, "zero": 2})
+    outcome, heard = runs.run(made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True)  # fmt: skip
+    assert len(heard.rows) == 2
+    assert json.loads((tmp_path / "run" / "deepspeed" / "actor.json").read_text())["zero_optimization"]["stage"] == 2  # fmt: skip
+    assert not list(outcome.files.checkpoints.iterdir())

@@ -1,0 +1,108 @@
+"""A run that is killed again and again ends like one that nothing interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import runs
+import survival
+
+from executor.coordination import checkpoints
+from executor.coordination.run_folder import settings_text
+from executor.coordination.tracking import read_metrics
+from executor.launch import Options, launch
+from executor.settings import Optimizer
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import write_plan
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+PATIENCE_S = 240.0
+"""For a start on a busy machine."""
+
+
+def _command(tmp_path: Path, model: Path, folder: Path, address: str) -> list[str]:
+    """The command line of the run."""
+    write_plan(tmp_path / "plan.json", survival.plan(model))
+    (tmp_path / "run.yaml").write_text(settings_text(survival.settings(model)))
+    return [sys.executable, "-m", "rlhfsim.cli.main", "launch", str(tmp_path / "plan.json"), "--settings", str(tmp_path / "run.yaml"),
+            "--out", str(folder), "--address", address]  # fmt: skip
+
+
+def _hear_interrupts() -> None:
+    """A shell lets its background jobs ignore Ctrl-C, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _ended(command: list[str], output: Path, when: Callable[[], bool], how: signal.Signals) -> int:
+    """Start, send the signal at the moment `when` comes true; the exit code."""
+    with output.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts) as process:  # fmt: skip
+        deadline = time.monotonic() + PATIENCE_S
+        while not when():
+            assert process.poll() is None, output.read_text()[-3000:]
+            assert time.monotonic() < deadline, f"the moment did not come: {output.read_text()[-3000:]}"  # fmt: skip
+            time.sleep(0.001)
+        os.kill(process.pid, how)
+        return process.wait(timeout=60)
+
+
+def _gone(processes: dict[str, int]) -> None:
+    """Ray ends the workers of a driver that is gone, and frees their slots."""
+    deadline = time.monotonic() + 30.0
+    while left := [part for part, pid in processes.items() if psutil.pid_exists(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def _steps(folder: Path) -> list[int]:
+    path = folder / "metrics.jsonl"
+    return [int(row["step"]) for row in read_metrics(path)] if path.exists() else []
+
+
+def test_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(survivor: Path, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:  # fmt: skip
+    folder = tmp_path / "run"
+    command = _command(tmp_path, tiny_model, folder, ray_address)
+    saved = folder / "checkpoints"
+    # in the middle of the second iteration: nothing is saved yet
+    assert _ended(command, tmp_path / "1.txt", lambda: _steps(folder) == [0], signal.SIGKILL) == -signal.SIGKILL  # fmt: skip
+    assert checkpoints.newest(saved) is None
+    _gone(survival.processes(folder))
+    # while the second checkpoint is written
+    resumed = [*command, "--resume"]
+    writes = lambda: any(saved.glob(".unfinished-step-000004*/actor/*"))  # noqa: E731  one moment
+    assert _ended(resumed, tmp_path / "2.txt", writes, signal.SIGKILL) == -signal.SIGKILL
+    assert "it begins again" in (tmp_path / "2.txt").read_text()
+    found = checkpoints.newest(saved)
+    assert found is not None
+    assert found.progress.iteration == 2
+    assert list(saved.glob(".unfinished-*"))
+    # Ctrl-C after the fourth iteration
+    four = lambda: _steps(folder)[-1:] == [4]  # noqa: E731
+    assert _ended(resumed, tmp_path / "3.txt", four, signal.SIGINT) == 130
+    said = " ".join((tmp_path / "3.txt").read_text().split())
+    assert "restoring the state after iteration 2" in said
+    assert "interrupted; resume with --resume: the checkpoint after iteration 4 is whole" in said
+    assert not list(saved.glob(".unfinished-*"))
+    # to the end
+    done = subprocess.run(resumed, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert survival.weights(folder) == survival.weights(survivor)
+    assert survival.metrics(folder) == survival.metrics(survivor)
+    assert [path.name for path in sorted(saved.iterdir())] == ["step-000004", "step-000006"]
+
+
+def test_finished_run_is_not_resumed_and_other_settings_are_said(survivor: Path, tiny_model: Path) -> None:  # fmt: skip
+    heard = runs.Quiet()
+    wanted = replace(survival.settings(tiny_model), optimizer=Optimizer(learning_rate=2e-3))
+    with pytest.raises(RlhfsimError, match="has done its 6 iterations") as error:
+        launch(survival.plan(tiny_model), wanted, Options(out=survivor, resume=True), heard)
+    assert error.value.code == "run-is-done"
+    assert heard.phases == ["another setting than before: optimizer.learning_rate was 0.001, is 0.002"]  # fmt: skip

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from executor.coordination.run_folder import (
+    RunFiles,
+    environment,
+    occupy,
+    settings_hash,
+    write_inputs,
+)
+from executor.settings import Optimizer, RewardRule, Settings, Tracking
+from rlhfsim.api import estimate_file
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.specs.loading import load
+
+SETTINGS = Settings(
+    model="some/folder", rewards=(RewardRule(kind="format", pattern="<a>\\d+</a>", weight=0.5), RewardRule(kind="answer")),
+    optimizer=Optimizer(learning_rate=1e-5), environment={"A": "yes"},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return estimate_file("xtuner-rlhf")
+
+
+def write(files: RunFiles, plan: Plan) -> None:
+    write_inputs(files, plan=plan, settings=SETTINGS, deepspeed={"actor": {"zero_optimization": {"stage": 2}}, "critic": {}}, vllm={"tensor_parallel_size": 2}, devices=["cpu"])  # fmt: skip
+
+
+def test_everything_lies_under_its_name(tmp_path: Path, plan: Plan) -> None:
+    with occupy(tmp_path / "new" / "run") as files:
+        write(files, plan)
+    names = {p.relative_to(files.root).as_posix() for p in files.root.rglob("*")}
+    assert names == {
+        ".lock", "plan.json", "settings.yaml", "vllm.json", "environment.json", "logs", "checkpoints", "scratch", "deepspeed",
+        "deepspeed/actor.json", "deepspeed/critic.json",
+    }  # fmt: skip
+    assert json.loads(files.deepspeed("actor").read_text()) == {"zero_optimization": {"stage": 2}}
+    assert read_plan(files.plan) == plan
+
+
+def test_settings_are_read_back_equal(tmp_path: Path, plan: Plan) -> None:
+    with occupy(tmp_path) as files:
+        write(files, plan)
+    assert load(Settings, files.settings) == SETTINGS
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(RlhfsimError, match="holds something already"), occupy(tmp_path):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    with occupy(tmp_path) as files:
+        assert files.checkpoints.is_dir()
+
+
+def test_a_run_can_be_resumed_in_its_folder(tmp_path: Path, plan: Plan) -> None:
+    with occupy(tmp_path) as files:
+        write(files, plan)
+        files.metrics.write_text("{}\n")
+    with occupy(tmp_path, resume=True) as files:
+        write(files, plan)
+    assert files.metrics.read_text() == "{}\n"
+
+
+def test_an_empty_folder_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RlhfsimError, match="no run in this folder"), occupy(tmp_path, resume=True):
+        pass
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RlhfsimError, match="is a file"), occupy(tmp_path / "run"):
+        pass
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path, plan: Plan) -> None:
+    with occupy(tmp_path) as files:
+        write(files, plan)
+        with pytest.raises(RlhfsimError, match="another run"), occupy(tmp_path, resume=True):
+            pass
+    with occupy(tmp_path, resume=True):
+        pass
+
+
+def test_the_environment_names_versions_and_no_host() -> None:
+    found = environment(["NVIDIA H200"])
+    assert found["libraries"]["numpy"]
+    assert found["libraries"]["torch"].startswith("2.")
+    assert found["libraries"]["vllm"]
+    assert found["cores"] >= 1
+    assert found["memory_bytes"] > 2**20
+    assert found["devices"] == ["NVIDIA H200"]
+    assert platform.node() not in json.dumps(found).split('"')
+
+
+def test_the_hash_of_settings_sees_what_is_learnt_and_not_for_how_long() -> None:
+    other = Settings(optimizer=Optimizer(learning_rate=2e-5))
+    longer = Settings(iterations=99, tracking=Tracking(tensorboard=False))
+    assert settings_hash(other) != settings_hash(Settings())
+    assert settings_hash(longer) == settings_hash(Settings())

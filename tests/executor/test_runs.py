@@ -1,0 +1,37 @@
+"""Every architecture really runs, with PPO and with GRPO; the phases are those of the simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import runs
+
+from rlhfsim.trace import read_trace
+
+pytestmark = pytest.mark.slow
+LAYOUTS = {
+    ("naive", "grpo"): {"dp": 2, "zero": 2},
+    ("hybrid", "ppo"): {"dp": 2, "zero": 1},
+    ("async", "grpo"): {"dp": 2, "zero": 3},
+}
+"""More than one training rank; one elsewhere, because every process takes its time to start."""
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("architecture", list(runs.ARCHITECTURES))
+def test_every_architecture_runs(architecture: str, algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:  # fmt: skip
+    made = runs.plan(architecture, algorithm, tiny_model, layout=LAYOUTS.get((architecture, algorithm)))  # fmt: skip
+    assert made.architecture == architecture
+    outcome, heard = runs.run(made, runs.settings(tiny_model), tmp_path / "run", ray_address)
+    assert [row["step"] for row in heard.rows] == [0, 1]
+    assert all(
+        row["mismatch/max_abs_dlogp"] < 1e-4 for row in heard.rows if row["staleness/max"] == 0
+    )
+    assert all(row["policy/grad_norm"] > 0 for row in heard.rows)
+    bound = made.placement.schedule.staleness
+    assert all(row["staleness/max"] <= bound for row in heard.rows)
+    trace = read_trace(outcome.files.trace)
+    predicted = {p.name for p in made.prediction.phases} - {"controller"}
+    measured = {s.name for s in trace.spans}
+    assert predicted <= measured | {"actor.generate.wait"}

@@ -1,0 +1,320 @@
+"""Problems, files of problems, tiny models and their warm-up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.rewards.answers import is_right
+from executor.settings import Data
+from executor.tasks import logic, tiny
+from executor.tasks.prompts import Generated, Problem
+from executor.tasks.sources import check_lengths, open_source
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.presets import resolve_model
+
+TASKS = [("arithmetic", 1), ("arithmetic", 3), ("comparison", 2), ("comparison", 4), ("logic", 1), ("logic", 3), ("logic", 6)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "difficulty"), TASKS)
+def test_a_generated_problem_depends_on_seed_and_position_alone(task: Any, difficulty: int) -> None:
+    source = Generated(task=task, difficulty=difficulty, seed=3)
+    whole = source.batch(0, 20)
+    assert source.batch(0, 20) == whole
+    assert [source.batch(i, 1)[0] for i in range(20)] == whole
+    assert Generated(task=task, difficulty=difficulty, seed=4).batch(0, 20) != whole
+
+
+@pytest.mark.parametrize(("task", "difficulty"), TASKS)
+def test_held_out_problems_are_never_trained_on(task: Any, difficulty: int) -> None:
+    source = Generated(task=task, difficulty=difficulty)
+    held_out = source.held_out(50)
+    prompts = {problem.prompt for problem in held_out}
+    assert len(prompts) == len(held_out) > 20
+    assert source.held_out(50) == held_out
+    assert prompts.isdisjoint(problem.prompt for problem in source.batch(0, 500))
+
+
+def test_a_held_out_sum_is_not_trained_on_with_its_summands_swapped() -> None:
+    source = Generated(task="arithmetic")
+    trained = {problem.prompt for problem in source.batch(0, 3000)}
+    for problem in source.held_out(50):
+        if "+" in problem.prompt:
+            left, right = problem.prompt.rstrip("=").split("+")
+            assert f"{right}+{left}=" not in trained
+
+
+def test_arithmetic_answers_are_right() -> None:
+    for problem in Generated(task="arithmetic", difficulty=3).batch(0, 200):
+        assert re.fullmatch(r"\d{1,3}[+-]\d{1,3}=", problem.prompt)
+        numbers = re.findall(r"\d+", problem.prompt)
+        left, right = int(numbers[0]), int(numbers[1])
+        assert int(problem.answer) == (left + right if "+" in problem.prompt else left - right)
+
+
+def test_comparison_answers_are_right() -> None:
+    for difficulty in (1, 2, 4):
+        for problem in Generated(task="comparison", difficulty=difficulty).batch(0, 200):
+            name, left, right = re.fullmatch(r"(max|min)\((\d+),(\d+)\)=", problem.prompt).groups()  # type: ignore[union-attr]
+            assert len(left) == len(right) == difficulty
+            assert int(left) != int(right)
+            assert int(problem.answer) == {"max": max, "min": min}[name](int(left), int(right))
+
+
+def test_a_held_out_comparison_is_not_trained_on_with_its_numbers_swapped() -> None:
+    source = Generated(task="comparison", difficulty=2)
+    trained = {problem.prompt for problem in source.batch(0, 5000)}
+    held_out = source.held_out(200)
+    assert len(held_out) == 200
+    for problem in held_out:
+        name, left, right = re.split(r"[(,]", problem.prompt.rstrip(")="))
+        assert f"{name}({right},{left})=" not in trained
+
+
+@pytest.mark.parametrize("difficulty", [1, 4, 9])
+def test_orders_follow_from_their_statements(difficulty: int) -> None:
+    checked = 0
+    for problem in Generated(task="logic", difficulty=difficulty).batch(0, 30):
+        if "?" not in problem.prompt:
+            continue
+        said, asked = problem.prompt.rstrip("=").split(";")
+        assert said.count(",") == difficulty - 1
+        above = {(s[0], s[2]) if s[1] == ">" else (s[2], s[0]) for s in said.split(",")}
+        for _ in range(difficulty):
+            above |= {(a, d) for a, b in above for c, d in above if b == c}
+        first, second = asked.split("?")
+        assert ((first, second) in above) == (problem.answer == ">")
+        assert ((second, first) in above) == (problem.answer == "<")
+        checked += 1
+    assert checked > 5
+
+
+def test_knights_have_exactly_one_solution() -> None:
+    checked = 0
+    for problem in Generated(task="logic", difficulty=3).batch(0, 40):
+        if ":" not in problem.prompt:
+            continue
+        said, asked = problem.prompt.rstrip("=").split(";")
+        assert asked == "abc"
+        assert _worlds(said) == [problem.answer]
+        checked += 1
+    assert checked > 10
+
+
+def _worlds(said: str) -> list[str]:
+    """Solutions, by evaluating the text itself."""
+    found = []
+    for number in range(8):
+        bits = f"{number:03b}"
+        world = dict(zip("abc", (bit == "1" for bit in bits), strict=True))
+        claims = [claim.split(":") for claim in said.split(",")]
+        python = {
+            p: c.replace("-", " not ").replace("+", " or ").replace("*", " and ") for p, c in claims
+        }
+        if all(eval(text, {}, world) == world[person] for person, text in python.items()):
+            found.append(bits)
+    return found
+
+
+def test_a_claim_about_oneself_has_the_known_solutions() -> None:
+    i_lie = logic._Claim(literals=((0, True), (0, True)), both=False)
+    i_am_true = logic._Claim(literals=((0, False), (0, False)), both=True)
+    assert logic.solutions([i_lie]) == []
+    assert logic.solutions([i_am_true]) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "comparison", "logic"])
+def test_preferences_have_a_right_and_a_wrong_side(task: Any) -> None:
+    data = Data(task=task, difficulty=2)
+    for problem in open_source(data, "dpo", 0).batch(0, 20):
+        assert is_right(problem.meta["chosen"], problem.answer)
+        assert not is_right(problem.meta["rejected"], problem.answer)
+    labelled = open_source(data, "kto", 0).batch(0, 20)
+    for problem in labelled:
+        assert (problem.meta["label"] > 0) == is_right(problem.meta["response"], problem.answer)
+    assert {problem.meta["label"] for problem in labelled} == {1.0, -1.0}
+    assert "chosen" not in open_source(data, "grpo", 0).batch(0, 1)[0].meta
+
+
+def _rows(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"{i}+1=", "answer": i + 1, "level": i % 3} for i in range(count)]
+
+
+def _jsonl(path: Path, rows: list[Any]) -> Data:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Data(task="file", path=str(path))
+
+
+def _parquet(path: Path, rows: list[Any]) -> Data:
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return Data(task="file", path=str(path))
+
+
+@pytest.mark.parametrize(("write", "name"), [(_jsonl, "d.jsonl"), (_parquet, "d.parquet")])
+def test_a_file_is_read_epoch_after_epoch(
+    write: Callable[[Path, list[Any]], Data], name: str, tmp_path: Path
+) -> None:
+    source = open_source(write(tmp_path / name, _rows(20)), "grpo", 5)
+    held_out = {problem.prompt for problem in source.held_out(100)}
+    assert len(held_out) == 2
+    epochs = [source.batch(18 * epoch, 18) for epoch in range(3)]
+    sets = [{problem.prompt for problem in epoch} for epoch in epochs]
+    assert sets[0] == sets[1] == sets[2]
+    assert len(sets[0]) == 18
+    assert held_out.isdisjoint(sets[0])
+    assert epochs[0] != epochs[1] != epochs[2]
+    problem = epochs[0][0]
+    assert int(problem.answer) == int(problem.prompt.split("+")[0]) + 1
+    assert set(problem.meta) == {"level"}
+
+
+def test_a_batch_at_an_epoch_border_is_whole_and_resumes_anywhere(tmp_path: Path) -> None:
+    data = _jsonl(tmp_path / "d.jsonl", _rows(7))
+    stream = open_source(data, "grpo", 0).batch(0, 100)
+    for position, count in ((0, 7), (6, 3), (7, 7), (13, 30), (69, 31)):
+        again = open_source(data, "grpo", 0)
+        assert again.batch(position, count) == stream[position : position + count]
+
+
+def test_order_is_kept_without_shuffling(tmp_path: Path) -> None:
+    path = tmp_path / "d.jsonl"
+    _jsonl(path, _rows(5))
+    source = open_source(Data(task="file", path=str(path), shuffle=False), "grpo", 0)
+    assert [p.answer for p in source.batch(0, 6)] == ["1", "2", "3", "4", "5", "1"]
+
+
+def test_preference_columns_are_read(tmp_path: Path) -> None:
+    pairs = [{"prompt": "p", "chosen": "good", "rejected": "bad"}]
+    [problem] = open_source(_jsonl(tmp_path / "p.jsonl", pairs), "dpo", 0).batch(0, 1)
+    assert (problem.meta["chosen"], problem.meta["rejected"]) == ("good", "bad")
+    labels = [
+        {"prompt": "p", "answer": "r", "label": False},
+        {"prompt": "p", "answer": "s", "label": True},
+    ]
+    found = open_source(_jsonl(tmp_path / "l.jsonl", labels), "kto", 0).batch(0, 2)
+    assert {p.meta["response"]: p.meta["label"] for p in found} == {"r": -1.0, "s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "line", "words"),
+    [
+        ("", "data-empty", None, "no rows"),
+        ("\n\n", "data-empty", None, "no rows"),
+        ('{"prompt": "a", "answer": "b"}\n\n{"prompt": \n', "data-line", 3, "not a JSON object"),
+        ('["a", "b"]\n', "data-line", 1, "a JSON list"),
+        ('{"question": "a", "answer": "b"}\n', "data-column", None, "no column 'prompt'"),
+        (
+            '{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n',
+            "data-value",
+            3,
+            "'answer' has no value",
+        ),
+        ('{"prompt": " ", "answer": "b"}\n', "data-value", 1, "an empty prompt"),
+        ('{"prompt": "a", "answer": ["b"]}\n', "data-value", 1, "'answer' must be text"),
+    ],
+)
+def test_a_bad_file_is_refused_with_its_place(
+    text: str, code: str, line: int | None, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(text)
+    with pytest.raises(RlhfsimError, match=re.escape(words)) as caught:
+        open_source(Data(task="file", path=str(path)), "grpo", 0)
+    assert caught.value.code == code
+    assert caught.value.place is not None
+    assert (caught.value.place.file, caught.value.place.line) == (str(path), line)
+
+
+def test_missing_unknown_and_broken_files_are_refused(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"not parquet")
+    (tmp_path / "data.txt").write_text("x")
+    binary = tmp_path / "binary.jsonl"
+    binary.write_bytes(b"\xff\xfe\n")
+    for path, code in (
+        (tmp_path / "none.jsonl", "data-missing"),
+        (tmp_path / "data.txt", "data-format"),
+        (broken, "data-format"),
+        (binary, "data-encoding"),
+        (None, "data-missing"),
+    ):
+        with pytest.raises(RlhfsimError) as caught:
+            open_source(Data(task="file", path=str(path) if path else None), "grpo", 0)
+        assert caught.value.code == code
+
+
+def test_a_prompt_that_is_too_long_is_named() -> None:
+    problems = [Problem(prompt="abc", answer=""), Problem(prompt="abcd", answer="")]
+    check_lengths(problems, len, most=4)
+    with pytest.raises(RlhfsimError, match="4 tokens, 3 at most: 'abcd'"):
+        check_lengths(problems, len, most=3)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_planner_prices_a_tiny_model_without_its_weights(
+    family: tiny.Family, tied: bool, tmp_path: Path
+) -> None:
+    folder = tiny.config(tmp_path, family=family, hidden=64, layers=2, tied=tied)
+    model = resolve_model(str(folder))
+    assert (model.hidden, model.num_layers, model.vocab) == (64, 2, 64)
+    assert model.tied_embeddings == tied
+
+
+def test_the_vocabulary_writes_all_generated_problems() -> None:
+    for task, difficulty in TASKS:
+        source = Generated(task=task, difficulty=difficulty)  # type: ignore[arg-type]
+        for problem in source.batch(0, 50):
+            assert set(problem.prompt + problem.answer) <= set(tiny.CHARACTERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
+def test_a_tiny_model_is_made_saved_and_loaded(family: tiny.Family, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    first, again = (
+        tiny.build(tmp_path / name, family=family, hidden=32, layers=2, seed=1) for name in "ab"
+    )
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    text = "a>b,b<c;\n1-2+3="
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert len(tokenizer(text).input_ids) == len(text)
+    models = [AutoModelForCausalLM.from_pretrained(folder) for folder in (first, again)]
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert models[0].num_parameters() == resolve_model(str(first)).num_params
+    assert models[0].generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.slow
+def test_a_warm_up_leaves_room_to_climb(tmp_path: Path) -> None:
+    import torch
+
+    from executor.tasks import sft
+
+    torch.set_num_threads(1)
+    task = Generated(task="arithmetic")
+    base = tiny.build(tmp_path / "base")
+    losses = sft.warm_up(base, tmp_path / "warm", task, steps=65)
+    assert losses[0] > 3.5
+    assert losses[-1] < 1.0
+    problems = task.batch(10**6, 200)
+    assert sft.greedy_accuracy(base, problems) < 0.05
+    assert 0.2 < sft.greedy_accuracy(tmp_path / "warm", problems) < 0.7
+
+
+def test_puzzles_that_differ_in_the_order_of_literals_fall_on_one_side_of_the_split() -> None:
+    one = logic._Claim(literals=((1, True), (0, False)), both=True)
+    other = logic._Claim(literals=((0, False), (1, True)), both=True)
+    assert str(one) != str(other)
+    assert str(one.ordered) == str(other.ordered)

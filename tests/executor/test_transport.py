@@ -1,0 +1,339 @@
+"""Both ends of a weight channel, sender and receivers as threads of one process."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from executor.engines.protocols import ChannelSpec, Transfer
+from executor.engines.shared_memory import SHARED, sweep
+from executor.engines.transport import Receiver, Sender, to_host
+from rlhfsim.errors import RlhfsimError
+
+TRANSPORTS = ("broadcast", "ipc", "host", "disk")
+Weights = list[tuple[str, Tensor]]
+
+
+def some_weights(seed: int = 0) -> Weights:
+    """Every kind that could go wrong: odd sizes, several dtypes, a scalar, none, larger than a bucket."""
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        ("embed", torch.randn(300, 7, generator=draw)),
+        ("half", torch.randn(33, generator=draw).to(torch.bfloat16)),
+        ("scalar", torch.randn((), generator=draw)),
+        ("nothing", torch.empty(0, 4)),
+        ("counts", torch.arange(5)),
+        ("strided", torch.randn(8, 6, generator=draw).t()),
+        ("head", torch.randn(300, 7, generator=draw)),
+    ]
+
+
+def channel(transport: str, folder: Path, **changes: object) -> ChannelSpec:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spec = ChannelSpec(
+        name=f"to-{transport}",
+        transport=transport,  # type: ignore[arg-type]
+        host="127.0.0.1",
+        port=port,
+        receivers=2,
+        folder=str(folder),
+        bucket_bytes=4096,
+        timeout_s=20,
+    )
+    return replace(spec, **changes)  # type: ignore[arg-type]
+
+
+def gathered(weights: Weights) -> Iterator[Weights]:
+    """As the training engine gives them: two tensors at a time, with an empty bucket among them."""
+    yield []
+    for start in range(0, len(weights), 2):
+        yield weights[start : start + 2]
+
+
+def shared_files() -> list[str]:
+    return [path.name for path in SHARED.glob("rlhfsim-*")]
+
+
+def received(receiver: Receiver, version: int) -> tuple[Weights, Transfer | None]:
+    return to_host(receiver.receive(version)), receiver.transfer
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_every_receiver_gets_the_same_weights_in_order_twice(
+    transport: str, tmp_path: Path
+) -> None:
+    spec = channel(transport, tmp_path)
+    sender = Sender(spec)
+    receivers = [Receiver(spec, index) for index in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for version in (1, 2):
+            weights = some_weights(version)
+            ends = [pool.submit(received, receiver, version) for receiver in receivers]
+            sent = sender.send(gathered(weights), version)
+            for end in ends:
+                got, transfer = end.result(20)
+                assert [name for name, _ in got] == [name for name, _ in weights]
+                for (_, ours), (_, theirs) in zip(weights, got, strict=True):
+                    assert ours.dtype == theirs.dtype
+                    assert torch.equal(ours, theirs)
+                assert transfer is not None
+                assert (transfer.checksum, transfer.bytes) == (sent.checksum, sent.bytes)
+                assert transfer.buckets == sent.buckets
+    sender.close()
+    assert shared_files() == []
+
+
+def test_checksum_does_not_depend_on_the_transport_but_on_every_byte(tmp_path: Path) -> None:
+    sums = {transport: _send_once(transport, tmp_path, some_weights()) for transport in TRANSPORTS}
+    assert len(set(sums.values())) == 1
+    changed = some_weights()
+    changed[0][1][17, 3] += 1e-6
+    assert _send_once("broadcast", tmp_path, changed) != sums["broadcast"]
+    renamed = [("other", changed[0][1]), *changed[1:]]
+    assert _send_once("broadcast", tmp_path, renamed) != _send_once("host", tmp_path, changed)
+
+
+def _send_once(transport: str, folder: Path, weights: Weights) -> str:
+    spec = channel(transport, folder, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(received, receiver, 7)
+        sent = sender.send(gathered(weights), 7)
+        end.result(20)
+    sender.close()
+    return sent.checksum
+
+
+def test_shared_buffer_is_not_written_again_before_its_readers_are_done(tmp_path: Path) -> None:
+    spec = channel("ipc", tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    weights = [(f"w{i}", torch.full((1024,), float(i))) for i in range(12)]
+
+    def slowly() -> Weights:
+        got = []
+        for name, tensor in receiver.receive(1):
+            time.sleep(0.01)
+            got.append((name, tensor))
+        return got
+
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(slowly)
+        sender.send(gathered(weights), 1)
+        got = end.result(20)
+    assert all(torch.equal(tensor, weights[i][1]) for i, (_, tensor) in enumerate(got))
+    sender.close()
+
+
+def test_disk_keeps_only_the_newest_whole_version_and_nothing_after_close(tmp_path: Path) -> None:
+    spec = channel("disk", tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    with ThreadPoolExecutor(1) as pool:
+        for version in (3, 4):
+            end = pool.submit(received, receiver, version)
+            sender.send(gathered(some_weights()), version)
+            end.result(20)
+    folder = tmp_path / spec.name
+    assert [path.name for path in folder.iterdir()] == ["weights-4"]
+    sender.close()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_absent_receiver_is_named_in_time_and_the_other_ranks_are_not_left_waiting(
+    transport: str, tmp_path: Path
+) -> None:
+    sender = Sender(channel(transport, tmp_path, receivers=1, timeout_s=0.3))
+    buckets = gathered(some_weights())
+    start = time.monotonic()
+    with pytest.raises(RlhfsimError, match="receiver 0 of 1 to take part") as caught:
+        sender.send(buckets, 1)
+    assert caught.value.code == "weight-sync-timeout"
+    assert time.monotonic() - start < 3
+    assert next(buckets, None) is None, "the collective behind the buckets was not finished"
+    assert shared_files() == []
+
+
+def test_receiver_says_when_no_sender_hosts_the_store(tmp_path: Path) -> None:
+    receiver = Receiver(channel("broadcast", tmp_path, timeout_s=0.5), 0)
+    with pytest.raises(RlhfsimError, match="cannot reach the store"):
+        next(receiver.receive(1))
+
+
+def test_sender_that_closes_ends_the_receivers_wait(tmp_path: Path) -> None:
+    spec = channel("broadcast", tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(received, receiver, 1)
+        time.sleep(0.3)
+        sender.close()
+        with pytest.raises(
+            RlhfsimError, match="lost while waiting for the sender to begin version 1"
+        ):
+            end.result(5)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_receiver_that_stops_in_the_middle_stops_the_sender_at_once(
+    transport: str, tmp_path: Path
+) -> None:
+    spec = channel(transport, tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    weights = [(f"w{i}", torch.zeros(1024)) for i in range(12)]
+
+    def break_off() -> None:
+        tensors = receiver.receive(1)
+        next(tensors)
+        tensors.close()
+
+    start = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        end: Future[None] = pool.submit(break_off)
+        with pytest.raises(RlhfsimError) as caught:
+            sender.send(gathered(weights), 1)
+        end.result(20)
+    assert caught.value.code == "weight-sync-failed"
+    assert "receiver 0" in caught.value.message
+    assert time.monotonic() - start < 5
+    assert shared_files() == []
+    sender.close()
+
+
+def test_failure_of_the_gather_reaches_the_receivers(tmp_path: Path) -> None:
+    spec = channel("broadcast", tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+
+    def breaks() -> Iterator[Weights]:
+        yield some_weights()[:1]
+        raise MemoryError("gather ran out of memory")
+
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(received, receiver, 1)
+        with pytest.raises(MemoryError):
+            sender.send(breaks(), 1)
+        with pytest.raises(RlhfsimError, match="gather ran out of memory"):
+            end.result(20)
+
+
+def test_wrong_version_is_refused_by_both_ends(tmp_path: Path) -> None:
+    spec = channel("host", tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(received, receiver, 2)
+        with pytest.raises(RlhfsimError, match="expects version 2, the sender sends 1"):
+            sender.send(gathered(some_weights()), 1)
+        with pytest.raises(RlhfsimError) as caught:
+            end.result(20)
+    assert caught.value.code == "weight-sync-version"
+
+
+def test_corrupted_bytes_are_found_by_the_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = channel("ipc", tmp_path, receivers=1)
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+
+    def corrupted() -> None:
+        route = receiver._connected()[1]
+        link = route.link = route._make()  # type: ignore[attr-defined]
+        fetch = link.fetch
+
+        def flipped(*args: object) -> Tensor:
+            flat: Tensor = fetch(*args)
+            flat[5] ^= 1
+            return flat
+
+        monkeypatch.setattr(link, "fetch", flipped)
+        to_host(receiver.receive(1))
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(corrupted)
+        with pytest.raises(RlhfsimError) as caught:
+            sender.send(gathered(some_weights()), 1)
+    assert caught.value.code == "weight-sync-checksum"
+
+
+def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_removes(
+    tmp_path: Path,
+) -> None:
+    spec = channel("ipc", tmp_path, receivers=1, timeout_s=10)
+    script = (
+        "import sys, time, torch\n"
+        "from executor.engines.protocols import ChannelSpec\n"
+        "from executor.engines.transport import Sender\n"
+        f"sender = Sender({spec!r})\n"
+        "def buckets():\n"
+        "    for i in range(100):\n"
+        "        print(i, flush=True)\n"
+        "        yield [(f'w{i}', torch.zeros(900))]\n"
+        "        time.sleep(0.05)\n"
+        "sender.send(buckets(), 1)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(received, Receiver(spec, 0), 1)
+        assert child.stdout is not None
+        while child.stdout.readline().strip() != "5":
+            pass
+        child.kill()
+        child.wait(10)
+        with pytest.raises(RlhfsimError) as caught:
+            end.result(10)
+    assert caught.value.code == "weight-sync-failed"
+    sweep(spec.folder)
+    assert shared_files() == []
+
+
+def test_channel_can_be_opened_again_on_the_same_port(tmp_path: Path) -> None:
+    spec = channel("broadcast", tmp_path, receivers=1)
+    for _ in range(2):
+        sender, receiver = Sender(spec), Receiver(spec, 0)
+        with ThreadPoolExecutor(1) as pool:
+            end = pool.submit(received, receiver, 1)
+            sender.send(gathered(some_weights()), 1)
+            assert len(end.result(20)[0]) == 7
+        receiver.close()
+        sender.close()
+
+
+def test_adapters_are_merged_into_the_base_and_siblings_come_along(tmp_path: Path) -> None:
+    base = {
+        f"layers.{i}.{name}.weight": torch.randn(6, 4)
+        for i in range(2)
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
+    }
+    save_file(base, tmp_path / "model.safetensors")
+    a, b = torch.randn(2, 4), torch.randn(6, 2)
+    name = "layers.1.self_attn.q_proj.weight"
+    spec = channel(
+        "broadcast",
+        tmp_path,
+        receivers=1,
+        adapters_only=True,
+        base_model=str(tmp_path),
+        lora_scale=0.5,
+    )
+    sender, receiver = Sender(spec), Receiver(spec, 0)
+    with ThreadPoolExecutor(1) as pool:
+        end = pool.submit(received, receiver, 1)
+        sent = sender.send(iter([[(f"{name}.lora_A", a), (f"{name}.lora_B", b)]]), 1)
+        got = dict(end.result(20)[0])
+    sender.close()
+    assert sent.bytes == 4 * (a.numel() + b.numel())
+    assert set(got) == {other for other in base if other.startswith("layers.1.self_attn.")}
+    assert torch.allclose(got[name], base[name] + 0.5 * b @ a, atol=1e-6)
+    assert torch.equal(
+        got["layers.1.self_attn.k_proj.weight"], base["layers.1.self_attn.k_proj.weight"]
+    )

@@ -1,0 +1,75 @@
+"""Buckets, their checksums and the merge of adapters, without a channel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from executor.engines.transport_merge import merged
+from executor.engines.transport_packing import Bucket, Digest, pack, unpack
+from rlhfsim.errors import RlhfsimError
+
+Weights = list[tuple[str, Tensor]]
+
+
+def some_weights(seed: int = 0) -> Weights:
+    """Every kind that could go wrong: odd sizes, several dtypes, a scalar, none, larger than a bucket."""
+    draw = torch.Generator().manual_seed(seed)
+    return [
+        ("embed", torch.randn(300, 7, generator=draw)),
+        ("half", torch.randn(33, generator=draw).to(torch.bfloat16)),
+        ("scalar", torch.randn((), generator=draw)),
+        ("nothing", torch.empty(0, 4)),
+        ("counts", torch.arange(5)),
+        ("strided", torch.randn(8, 6, generator=draw).t()),
+        ("head", torch.randn(300, 7, generator=draw)),
+    ]
+
+
+def test_a_bucket_holds_whole_tensors_unless_one_is_larger() -> None:
+    weights = some_weights()
+    buckets = [
+        Bucket(bucket.flat.clone(), bucket.pieces)
+        for bucket in pack(weights, 4096, lambda _: torch.empty(4096, dtype=torch.uint8))
+    ]
+    cut = {piece.name for bucket in buckets for piece in bucket.pieces if not piece.whole}
+    assert cut == {"embed", "head"}, "8400 bytes each, all others fit"
+    assert all(bucket.flat.numel() <= 4096 for bucket in buckets)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(weights, unpack(buckets), strict=True))
+
+
+def test_checksum_for_gpus_sees_changed_and_swapped_words() -> None:
+    def checksum(values: list[float]) -> str:
+        digest = Digest("cuda")
+        flat = torch.empty(64, dtype=torch.uint8)
+        for bucket in pack([("w", torch.tensor(values))], 64, lambda _: flat):
+            digest.add(bucket)
+        return digest.hex()
+
+    assert checksum([1.0, 2.0, 3.0]) == checksum([1.0, 2.0, 3.0])
+    assert (
+        len({checksum([1.0, 2.0, 3.0]), checksum([1.0, 3.0, 2.0]), checksum([1.0, 2.0, 4.0])}) == 3
+    )
+
+
+def base_model(folder: Path) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    names = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj")
+    base = {f"layers.{i}.{name}.weight": torch.randn(6, 4) for i in range(2) for name in names}
+    base["layers.0.self_attn.q_proj.bias"] = torch.randn(6)
+    save_file(base, folder / "model.safetensors")
+    return base
+
+
+def test_adapter_without_partner_or_base_weight_is_refused(tmp_path: Path) -> None:
+    base_model(tmp_path)
+    name = "layers.0.mlp.up_proj.weight"
+    with pytest.raises(RlhfsimError, match="lacks lora_A or lora_B"):
+        list(merged([(f"{name}.lora_A", torch.zeros(2, 4))], str(tmp_path), 1.0))
+    pair = [("other.weight.lora_A", torch.zeros(2, 4)), ("other.weight.lora_B", torch.zeros(6, 2))]
+    with pytest.raises(RlhfsimError, match=r"has no weight 'other\.weight'"):
+        list(merged(pair, str(tmp_path), 1.0))

@@ -1,0 +1,186 @@
+"""What a real vLLM engine does: log-probs, weight syncs by every transport, partial and overlapped updates.
+
+One process (`vllm_facts.py`) runs everything once; each test asserts some of what it saw. Models are random, in
+fp32; the judge of log-probs is a Hugging Face forward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor.engines.protocols import RolloutSpec
+from executor.engines.vllm import VllmEngine, environment
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.layout import RolloutLayout
+
+HERE = Path(__file__).resolve().parent
+EXACT = 1e-5
+"""Rounding of fp32 forwards in two libraries."""
+SEEN = 0.1
+"""Any change of weights shows at least this much."""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("vllm")
+    root = str(HERE.parents[1])
+    variables = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, str(HERE / "vllm_facts.py"), str(folder)],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    seen: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return seen
+
+
+@pytest.mark.slow
+def test_logprobs_are_those_of_the_full_temperature_scaled_distribution(facts: Any) -> None:
+    assert facts["sampling"]["initial"] < EXACT, "greedy, temperatures 0.7 and 1, top-p 0.6 and 1"
+
+
+@pytest.mark.slow
+def test_seeds_repeat_and_tell_requests_of_one_prompt_apart(facts: Any) -> None:
+    assert facts["sampling"]["repeats"]
+    assert facts["sampling"]["distinct"] == 6
+    assert facts["sampling"]["greedy"]
+
+
+@pytest.mark.slow
+def test_a_response_ends_with_its_end_token_or_at_its_length(facts: Any) -> None:
+    sampling = facts["sampling"]
+    assert sampling["ended"], "both ways of ending must occur"
+    assert sampling["eos_included"]
+    assert not sampling["eos_inside"]
+    assert sampling["lengths"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["broadcast", "ipc", "host", "disk"])
+def test_sync_brings_the_trainers_weights_and_their_version(facts: Any, transport: str) -> None:
+    seen = facts["transports"][transport]
+    assert min(seen["stale"]) > SEEN, "an engine that was not synced must be noticed"
+    assert max(seen["synced"]) < EXACT
+    assert seen["versions"] == seen["expected_versions"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_sync_reaches_the_head_of_models_with_tied_embeddings(facts: Any, family: str) -> None:
+    seen = facts["families"][family]
+    assert min(seen["stale"]) > SEEN
+    assert max(seen["synced"]) < EXACT
+
+
+@pytest.mark.slow
+def test_adapters_alone_are_merged_at_the_engine(facts: Any) -> None:
+    seen = facts["adapters"]
+    assert seen["stale"] > SEEN
+    assert seen["synced"] < EXACT
+    assert seen["bytes"] < 100_000, "the model has 2.4 MB"
+
+
+@pytest.mark.slow
+def test_update_in_the_middle_of_a_response_switches_weights_at_the_right_token(facts: Any) -> None:
+    seen = facts["partial"]
+    assert seen["switches"] == [8, 8, 8, 8, 0, 0], "eight steps ran before; two were still queued"
+    assert seen["monotone"]
+    assert seen["disagreement"] < EXACT, "forward with the old KV cache and the new weights"
+    assert seen["ignoring_the_switch"] > SEEN
+
+
+@pytest.mark.slow
+def test_weights_are_staged_while_generation_goes_on(facts: Any) -> None:
+    seen = facts["overlapped"]
+    assert seen["steps_while_staging"] >= 3
+    assert seen["running_at_commit"] > 0
+    assert seen["checksums_equal"]
+    assert seen["both_versions"]
+    assert seen["finite"]
+    assert seen["synced"] < EXACT
+
+
+@pytest.mark.slow
+def test_failures_are_named_and_only_a_half_loaded_engine_is_lost(facts: Any) -> None:
+    seen = facts["failures"]
+    assert seen["absent"] == "weight-sync-timeout"
+    assert seen["survives"] < EXACT
+    assert seen["too_long"] == "request-too-long"
+    assert (seen["aborted"], seen["unfinished"]) == ([0, 1, 2], 0)
+    assert seen["incomplete"] == "weight-sync-incomplete"
+    assert seen["broken"] == "engine-broken"
+
+
+@pytest.mark.slow
+def test_step_loop_costs_little_over_vllms_own(facts: Any) -> None:
+    assert facts["speed"]["ours"] > 0.8 * facts["speed"]["vllm"], "0.98 on an idle machine"
+
+
+@pytest.mark.slow
+def test_memory_counts_the_kv_cache_that_was_asked_for(facts: Any) -> None:
+    assert facts["memory"]["kv"] == pytest.approx(32 * 2**20, rel=0.02)
+    assert facts["memory"]["allocated"] > facts["memory"]["kv"]
+
+
+@pytest.mark.slow
+def test_closed_engines_leave_no_process_and_no_shared_memory(facts: Any) -> None:
+    before = set(facts["before"]["shared"])
+    ours = ("rlhfsim-", "vllm_", "psm_", "sem.")
+    for moment in ("closed", "tp2_closed"):
+        left = set(facts[moment]["shared"]) - before
+        assert not [name for name in left if name.startswith(ours)]
+        assert not [name for name in facts[moment]["children"] if "Worker" in name]
+
+
+@pytest.mark.slow
+def test_both_workers_of_tensor_parallelism_receive_the_weights(facts: Any) -> None:
+    assert sum("Worker" in name for name in facts["tp2_start"]["children"]) == 2
+    assert min(facts["tp2"]["stale"]) > SEEN
+    assert max(facts["tp2"]["synced"]) < EXACT
+
+
+def rollout(**changes: Any) -> RolloutSpec:
+    fields = {"layout": RolloutLayout(), "max_model_len": 64, "max_num_seqs": 4, "kv_bytes": 2**20}
+    return RolloutSpec(model="nowhere", **(fields | changes))
+
+
+def test_what_a_cpu_cannot_run_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("executor.engines.vllm_start.current_device", lambda: "cpu")
+    with pytest.raises(RlhfsimError) as caught:
+        VllmEngine(rollout(quantised=True))
+    assert caught.value.code == "rollout-quantised-cpu"
+    with pytest.raises(RlhfsimError) as caught:
+        VllmEngine(rollout(layout=RolloutLayout(attention_dp=2)))
+    assert caught.value.code == "rollout-attention-dp"
+
+
+def test_environment_keeps_compilation_on_gpus_only() -> None:
+    assert environment("cpu")["TORCHDYNAMO_DISABLE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in environment("cuda")
+    assert environment("cuda")["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize(("found", "known"), [("0.32.0+cpu", True), ("0.29.1", True), ("0.28.9", False), ("0.34.0", False), ("1.0", False)])  # fmt: skip
+def test_unknown_versions_of_vllm_are_refused_with_both_names(
+    monkeypatch: pytest.MonkeyPatch, found: str, known: bool
+) -> None:
+    from executor.engines import vllm_api
+
+    monkeypatch.setattr(vllm_api, "_installed", lambda: found)
+    if known:
+        assert vllm_api.check_version() == found
+        return
+    with pytest.raises(RlhfsimError, match=r"from 0\.29 up to, without, 0\.34") as caught:
+        vllm_api.check_version()
+    assert found in caught.value.message
