@@ -139,13 +139,13 @@ def busy_share(trace: Trace, pool: str, window: Window | None = None) -> float:
     spans = [s for s in trace.spans if s.pool == pool and s.kind != "wait"]
     groups = dict.fromkeys(s.group for s in spans if s.group != ALL) or {ALL: None}
     times = (
-        _covered((s.start_s, s.end_s) for s in spans if s.group in (group, ALL)) for group in groups
+        covered((s.start_s, s.end_s) for s in spans if s.group in (group, ALL)) for group in groups
     )
     total = sum(max(0.0, min(b, end) - max(a, start)) for time in times for a, b in time)
     return total / len(groups) / (end - start)
 
 
-def _covered(windows: Iterable[Window]) -> Iterator[Window]:
+def covered(windows: Iterable[Window]) -> Iterator[Window]:
     """The union of windows as disjoint ones in order."""
     current: Window | None = None
     for start, end in sorted(windows):

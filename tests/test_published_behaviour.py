@@ -283,7 +283,8 @@ def test_a_tensor_parallel_group_over_two_nodes_is_slower_than_over_one() -> Non
 
 
 def test_a_second_node_makes_the_best_plan_of_a_tiny_batch_slower() -> None:
-    tiny = grpo(2, Fixed(value=256), prompt=256, updates=16)
+    # one prompt: with two, tp x pp over both nodes (which DeepSpeed plans may use) loses only 4 %
+    tiny = grpo(1, Fixed(value=256), prompt=256, updates=8)
     (one, _), (two, _) = (best(tiny, gpus, fabric=8) for gpus in (8, 16))
     assert two > 1.05 * one
 

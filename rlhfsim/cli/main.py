@@ -18,13 +18,17 @@ COMMANDS = {
     "size": "Find the fewest or cheapest GPUs that meet targets.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",
+    "launch": "Run a plan as a real RLHF job on Ray, DeepSpeed and vLLM.",
+    "demo": "See it all on this machine: design, run, compare; three minutes.",
+    "compare": "Set a run against its plan: phases, memory, where the gap comes from.",
+    "import-run": "Read a run of verl, OpenRLHF, NeMo-RL or TRL from its logs.",
     "memory": "Show what fills GPU memory, phase by phase.",
     "sync": "Compare every way to move weights from training to rollout.",
     "validate": "Score the predictions against published measurements.",
     "gpus": "List the hardware profiles.",
     "models": "List the model presets.",
 }
-"""Sub-command -> one line of help; the code is `rlhfsim.cli.<command>`."""
+"""Sub-command -> one line of help; the code is `rlhfsim.cli.<command>`, `-` written `_`."""
 
 
 class LazyGroup(click.Group):
@@ -38,7 +42,8 @@ class LazyGroup(click.Group):
         """The command, imported."""
         if name not in COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"rlhfsim.cli.{name}"), name)
+        module = name.replace("-", "_")
+        command = getattr(importlib.import_module(f"rlhfsim.cli.{module}"), module)
         assert isinstance(command, click.Command)
         return command
 

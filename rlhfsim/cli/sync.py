@@ -15,6 +15,7 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.cli.options import layout_option, rollout_layout_option
+from rlhfsim.cli.params import bad_option
 from rlhfsim.costs.devices import device_of
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.phases.weight_sync import SyncCost, every_path
@@ -51,18 +52,18 @@ class Question:
 
 
 @click.command()
-@click.option("--model", required=True, help="Preset, alias (8b, 70b, ...) or a config.json.")
+@click.option(
+    "--model", help="Preset, alias (8b, 70b, ...) or a config.json; with --run a model folder."
+)
 @click.option(
     "--from",
     "source",
-    required=True,
     metavar="LAYOUT",
     help="Training layout: tp=8,pp=2,dp=4,ep=8,zero=1.",
 )
 @click.option(
     "--to",
     "target",
-    required=True,
     metavar="LAYOUT",
     help="Rollout layout: tp=8,dp=4,precision=fp8.",
 )
@@ -91,17 +92,29 @@ class Question:
     help="The policy trains adapters of this rank only.",
 )
 @click.option("--no-rdma", is_flag=True, help="The network has no RDMA.")
+@click.option(
+    "--run", "run_it", is_flag=True, help="Run and time every local path on this machine instead."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="With --run: transfers of each path.",
+)
 @click.option("--json", "as_json", is_flag=True, help=f"Print the same content as JSON ({SCHEMA}).")
 def sync(
-    model: str,
-    source: str,
-    target: str,
+    model: str | None,
+    source: str | None,
+    target: str | None,
     gpu: str,
     gpus_per_node: int | None,
     backend: str,
     same_pool: bool,
     lora: int | None,
     no_rdma: bool,
+    run_it: bool,
+    repeats: int,
     as_json: bool,
 ) -> None:
     """Compare every way to move weights from training to rollout.
@@ -109,6 +122,14 @@ def sync(
     Seconds come with their P10 to P90. A path that cannot be used between these two ends is priced
     all the same and says why not.
     """  # fmt: skip
+    if run_it:
+        from rlhfsim.cli import sync_run
+
+        sync_run.run(model, repeats, as_json=as_json)
+        return
+    if model is None or source is None or target is None:
+        missing = next(o for o, v in (("--model", model), ("--from", source), ("--to", target)) if v is None)  # fmt: skip
+        raise bad_option(f"{missing} is missing", "as in --model 70b --from tp=8,dp=2 --to tp=8; or time the paths of this machine: --run")  # fmt: skip
     profile = load_profile(gpu)
     chosen = cast(Backend, backend)
     question = Question(

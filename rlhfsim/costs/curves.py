@@ -151,7 +151,9 @@ class KernelCurves:
         streams, queries = np.multiply(batch, kv_heads), np.divide(heads, kv_heads)
         seconds = self._time("prefill", "bf16", streams, pairs, queries, head_dim)
         cached = 4.0 * streams * np.asarray(head_dim) * (length + np.asarray(prefix))
-        return np.maximum(seconds, np.where(np.asarray(prefix) > 0, cached / self.peaks.hbm, 0.0))
+        read = np.where(np.asarray(prefix) > 0, cached / self.peaks.hbm, 0.0)
+        slower: Floats = np.maximum(seconds, read)
+        return slower
 
     def mla_decode(
         self, batch: ArrayLike, context: ArrayLike, heads: ArrayLike, kv_bytes: float = 2.0

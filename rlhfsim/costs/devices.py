@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from rlhfsim.costs.curves import KernelCurves
+from rlhfsim.costs.curves import KernelCurves, peaks_of
 from rlhfsim.costs.device import Device
 from rlhfsim.specs.hardware import Pool, Profile
 
@@ -43,8 +43,32 @@ def _device(key: Identity, domain: int, gpus_per_node: int, oversubscription: fl
     profile = key.profile
     return Device(
         profile=profile,
-        curves=KernelCurves(profile),
+        curves=_curves(Tables(profile)),
         domain=domain,
         gpus_per_node=gpus_per_node,
         network_bandwidth=profile.nic.value / oversubscription,
     )
+
+
+class Tables:
+    """A profile hashed by what kernel curves read: the object that holds its tables, and its peaks."""
+
+    __slots__ = ("peaks", "profile")
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.peaks = peaks_of(profile)
+
+    def __hash__(self) -> int:
+        return id(self.profile.curves)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tables):
+            return NotImplemented
+        return other.profile.curves is self.profile.curves and other.peaks == self.peaks
+
+
+@lru_cache(maxsize=64)
+def _curves(key: Tables) -> KernelCurves:
+    """Curves that profiles with other coefficients share: a calibration tries hundreds of those."""
+    return KernelCurves(key.profile)

@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.plan import write_atomically
+from rlhfsim.plan import Plan, PredictedPhase, write_atomically
 from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
 from rlhfsim.units import GB, MICROSECOND
 
@@ -69,6 +69,37 @@ def dumps(trace: Trace) -> str:
 def write_chrome(path: Path, trace: Trace) -> None:
     """Write the Chrome trace atomically."""
     write_atomically(path, dumps(trace))
+
+
+def side_by_side(plan: Plan, measured: Trace) -> Trace:
+    """The predicted steps and the measured ones in one trace, each pool twice.
+
+    As many predicted steps as measured ones follow each other from the start of the first measured one.
+    """
+    begin = min((s.start_s for s in measured.spans), default=0.0)
+    p = plan.prediction
+    predicted = (
+        _predicted(phase, pool, step, begin + step * p.step_s)
+        for step in range(measured.steps) for phase in p.phases for pool in phase.pool.split("+")
+    )  # fmt: skip
+    spans = (replace(s, pool=f"{MEASURED} {s.pool}") for s in measured.spans)
+    counters = tuple(replace(c, pool=f"{MEASURED} {c.pool}") for c in measured.counters)
+    return replace(measured, spans=(*predicted, *spans), counters=counters)
+
+
+MEASURED, PREDICTED = "measured:", "predicted:"
+"""What stands before the names of pools of either side."""
+
+
+def _predicted(phase: PredictedPhase, pool: str, step: int, start: float) -> Span:
+    """One phase of the plan as a span."""
+    role, _, kind = phase.name.partition(".")
+    at = start + phase.start_s
+    attributes: dict[str, float | str] = {"P10 s": phase.low_s, "P90 s": phase.high_s}
+    return Span(
+        name=phase.name, role=role, kind=kind or role, pool=f"{PREDICTED} {pool}", step=step, start_s=at,
+        end_s=at + phase.seconds, bound_by=phase.bound_by, attributes=attributes,
+    )  # fmt: skip
 
 
 def chrome_path(path: Path) -> Path:

@@ -338,6 +338,8 @@ def entry(profile: Profile, role: str, component: Component, size: float) -> Ent
     if name is None or inside:
         return Entry(role=role, component=component, bytes=size, low=size, high=size)
     c = profile.coefficient(name)
+    if c.value == 0:  # hardware without it (CUDA graphs on a CPU)
+        return Entry(role=role, component=component, bytes=size, low=size, high=size)
     if component == "fragmentation":  # the coefficient is 1 + share
         low, high = (c.low - 1) / (c.value - 1), (c.high - 1) / (c.value - 1)
     else:

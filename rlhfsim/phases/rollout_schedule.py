@@ -74,7 +74,8 @@ def expected_lengths(requests: Requests) -> Floats:
     drawn = np.sort(known.representative(requests.sequences))
     if requests.sequences > 1:
         drawn[-1] = max(drawn[-1], known.expected_max(requests.sequences))
-    return np.maximum(np.rint(drawn), 1.0)
+    whole: Floats = np.maximum(np.rint(drawn), 1.0)
+    return whole
 
 
 @lru_cache(maxsize=1024)

@@ -189,7 +189,8 @@ def _joined(family: Family, ends: Sequence[Floats], sync: Floats, ready: Floats)
     actor, rollout = family.pool_of("actor"), family.pool_of("rollout")
     if family.joined or actor is None or rollout is None:
         return last
-    return np.maximum(last, np.maximum(ends[actor], ends[rollout]) + sync)
+    synced: Floats = np.maximum(last, np.maximum(ends[actor], ends[rollout]) + sync)
+    return synced
 
 
 def _trains(group: Sequence[str]) -> bool:

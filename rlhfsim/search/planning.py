@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from rlhfsim.phases.prediction import prediction
+from rlhfsim.phases.region import widened
 from rlhfsim.plan import Plan, PlannedHardware, PlannedModel, RoleGpus, content_hash
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.specs.hardware import Cluster
@@ -21,7 +22,7 @@ def plan_of(
     cluster: Cluster,
     price: float | None = None,
 ) -> Plan:
-    """The complete plan of a priced candidate."""
+    """The complete plan of a priced candidate; intervals are wider far from where its profile was calibrated."""
     hardware = tuple(
         PlannedHardware(
             profile=p.profile.name,
@@ -32,13 +33,14 @@ def plan_of(
         for p in cluster.pools
     )
     placement = candidate.placement
-    return Plan(
+    plan = Plan(
         rlhfsim_version=_version(), architecture=placement.architecture, role_placement=placement.role_placement,
         hardware=hardware, oversubscription=cluster.oversubscription, models=_models(workload, models), workload=workload,
         placement=placement, gpu_map=gpu_map(placement, cluster),
         prediction=prediction(candidate.iteration, candidate.ledger, cluster, price=price),
         input_hash=content_hash(workload, placement, [(h.profile_hash, h.gpus, h.gpus_per_node) for h in hardware]),
     )  # fmt: skip
+    return widened(plan, [pool.profile for pool in cluster.pools])
 
 
 def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:

@@ -83,7 +83,8 @@ def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats
     """Given lengths as whole tokens, or the expected order statistics."""
     if drawn is None:
         return expected_lengths(requests)
-    return np.maximum(np.rint(np.asarray(drawn, dtype=np.float64)), 1.0)
+    whole: Floats = np.maximum(np.rint(np.asarray(drawn, dtype=np.float64)), 1.0)
+    return whole
 
 
 class Draws:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.calibration import Provenance
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import (
     Bandwidth,
@@ -91,20 +92,24 @@ class Node:
     """Draw of the server without its GPUs; unknown when absent."""
 
 
-_SHARES = ("_efficiency", "_fraction", "_share", "_write")
-_AT_LEAST_ONE = ("fragmentation", "moe_imbalance", "ep_hot_rank_factor", "pue")
+SHARES = ("_efficiency", "_fraction", "_share", "_write")
+"""Ends of the names of efficiencies and shares."""
+AT_MOST_ONE = ("overlap_", "sm_share_")
+"""Starts of the names of what ends at 1."""
+AT_LEAST_ONE = ("fragmentation", "moe_imbalance", "ep_hot_rank_factor", "pue")
+"""Factors of 1 and above."""
 MAX_EFFICIENCY = 1.2
 """A measured efficiency may pass 1 where the datasheet is cautious; far above it is a slip."""
 
 
 def _check_range(name: str, coefficient: Coefficient) -> None:
     """Efficiencies and shares lie in (0, 1.2], overlaps in [0, 1], factors and PUE at 1 or above."""
-    if name.endswith(_SHARES):
+    if name.endswith(SHARES):
         ok = coefficient.low > 0 and coefficient.high <= MAX_EFFICIENCY
         rule = f"above 0 and at most {MAX_EFFICIENCY}"
-    elif name.startswith(("overlap_", "sm_share_")):
+    elif name.startswith(AT_MOST_ONE):
         ok, rule = coefficient.high <= 1, "between 0 and 1"
-    elif name in _AT_LEAST_ONE:
+    elif name in AT_LEAST_ONE:
         ok, rule = coefficient.low >= 1, "at least 1"
     elif name.endswith("_rate") or name == "mtbf_per_gpu":
         ok, rule = coefficient.low > 0, "above 0"
@@ -145,6 +150,8 @@ class Profile:
     price: Price | None = None
     coefficients: dict[str, CoefficientText] = field(default_factory=dict)
     """Efficiencies and latencies; those of `common.yaml` fill in what a profile leaves out."""
+    calibration: Provenance | None = None
+    """Where the coefficients were fitted on runs: on which, and how far they reach."""
     curves: Mapping[str, Any] | None = None
     """Kernel timings as compact curves (see `rlhfsim.costs.curves`); written by the fit command."""
 

@@ -106,7 +106,8 @@ class Empirical:
 
     def quantile(self, q: Floats) -> Floats:
         """Lengths at the given levels."""
-        return np.quantile(_observed(self.file), q)
+        found: Floats = np.asarray(np.quantile(_observed(self.file), q), dtype=np.float64)
+        return found
 
     @property
     def maximum(self) -> float:
@@ -199,3 +200,27 @@ def _length(line: str, place: Place) -> float:
             help="give lengths in tokens",
         )
     return value
+
+
+FULL_SHARE = 0.985
+"""A mean this close to the longest response means that nearly all are cut there: one length."""
+_PHI = NormalDist().cdf
+
+
+def cut_log_normal(mean: float, longest: float | None) -> AnyLengths:
+    """Log-normal lengths whose mean after the cut at `longest` is `mean`; one length without a cut.
+
+        E[min(X, L)] = e^(mu + s^2/2) Phi(z - s) + L (1 - Phi(z)),   z = (ln L - mu) / s
+
+    Bisection on mu; s is the default sigma of `LogNormal`.
+    """
+    if longest is None or mean >= FULL_SHARE * longest:
+        return Fixed(value=mean)
+    sigma = LogNormal(mean=mean, max=longest).sigma
+    low, high = math.log(mean) - sigma**2, math.log(longest) + 10 * sigma
+    for _ in range(60):
+        middle = (low + high) / 2
+        z = (math.log(longest) - middle) / sigma
+        reached = math.exp(middle + sigma**2 / 2) * _PHI(z - sigma) + longest * (1 - _PHI(z))
+        low, high = (middle, high) if reached < mean else (low, middle)
+    return LogNormal(mean=math.exp(low + sigma**2 / 2), max=longest)

@@ -57,11 +57,11 @@ def profile_yaml(profile: Profile) -> str:
 
 def profile_hash(profile: Profile) -> str:
     """SHA-256 of what predicts time and memory: neither layout, comments, units nor price change it."""
-    return hashlib.sha256(
-        json.dumps(
-            asdict(replace(profile, price=None)), sort_keys=True, separators=(",", ":"), default=str
-        ).encode()
-    ).hexdigest()
+    data = asdict(replace(profile, price=None))
+    if data["calibration"] is None:  # a profile that was never calibrated keeps its hash
+        del data["calibration"]
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def common_coefficients() -> dict[str, Coefficient]:
@@ -146,8 +146,10 @@ def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
             place=place,
             help="as in extends: h100_sxm",
         )
+    path = Path(base)
     try:
-        return _load(find_profile(base), seen)
+        by_path = path.suffix in (".yaml", ".yml", ".json")
+        return _load(Path(source.name).parent / path if by_path else find_profile(base), seen)
     except RlhfsimError as error:
         raise error.at(source.place(("extends",))) from error
 
@@ -167,6 +169,7 @@ def _fields(parent: Profile) -> Iterator[tuple[str, Any]]:
         "node",
         "tdp",
         "price",
+        "calibration",
         "curves",
     ]
     return ((name, getattr(parent, name)) for name in inherited)

@@ -13,9 +13,9 @@ from rlhfsim.specs.lengths import Fixed, Lengths
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import Seconds
 
-Algorithm = Literal["ppo", "grpo", "rloo", "reinforce++", "dpo", "kto"]
+Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
-ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "rloo", "reinforce++"})
+ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "dr-grpo", "rloo", "reinforce++"})
 """Algorithms that generate; the others learn from given pairs or labels."""
 
 

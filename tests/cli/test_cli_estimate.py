@@ -162,8 +162,8 @@ def test_degrees_that_do_not_divide_the_pool_are_refused() -> None:
 def test_a_backend_that_cannot_run_the_layout_says_why() -> None:
     fsdp = refused("--gpus", "64", "--model", "70b", "--backend", "fsdp2", "--actor", "pp=2")
     assert "FSDP2 has no pipeline parallelism" in fsdp.message
-    deepspeed = refused("--gpus", "64", "--model", "70b", "--actor", "tp=2,pp=2")
-    assert "tp x pp together" in deepspeed.message
+    deepspeed = refused("--gpus", "64", "--model", "70b", "--actor", "tp=2,pp=2,zero=2")
+    assert "DeepSpeed runs ZeRO 0, 1 with this tp and pp" in deepspeed.message
 
 
 def test_a_seat_that_the_algorithm_lacks_is_refused() -> None:

@@ -124,7 +124,7 @@ def test_nothing_fits_gives_no_plan_and_a_change_that_fits() -> None:
     assert "--" in design.remedy
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++", "dpo", "kto"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"])
 def test_every_algorithm_gets_a_plan(algorithm: str) -> None:
     work = Workload(
         algorithm=algorithm, model="qwen3-4b", prompts=64, reward=Reward(model=None, rules=Rules())

@@ -20,7 +20,7 @@ def allowed(backend: Backend, **degrees: int) -> tuple[int, ...]:
         ("deepspeed", {"dp": 8}, (0, 1, 2, 3)),
         ("deepspeed", {"tp": 4, "dp": 2}, (0, 1, 2)),  # AutoTP
         ("deepspeed", {"pp": 4, "dp": 2}, (0, 1)),  # pipeline engine
-        ("deepspeed", {"tp": 2, "pp": 2, "dp": 2}, ()),
+        ("deepspeed", {"tp": 2, "pp": 2, "dp": 2}, (0, 1)),  # shards of our own inside its stages
         ("deepspeed", {"cp": 2, "dp": 4}, ()),
         ("deepspeed", {"dp": 8, "ep": 2}, ()),
         ("fsdp2", {"dp": 8}, (0, 2, 3)),
@@ -37,10 +37,10 @@ def test_zero_stages_of_each_backend(
     assert allowed(backend, **degrees) == stages
 
 
-def test_tp_with_pp_in_deepspeed_is_unverified_and_so_refused() -> None:
-    assert BACKENDS["deepspeed"].tp_with_pp == "unverified"
-    reason = violation("deepspeed", Layout(tp=2, pp=2, zero=1))
-    assert reason == "DeepSpeed with tp x pp together is unverified"
+def test_tp_with_pp_runs_where_it_was_shown_to_run() -> None:
+    assert violation("deepspeed", Layout(tp=2, pp=2, zero=1)) is None
+    reason = violation("fsdp2", Layout(tp=2, pp=2, zero=3))
+    assert reason == "PyTorch FSDP2 has no pipeline parallelism"
 
 
 def test_only_deepspeed_is_launched_the_others_are_priced() -> None:

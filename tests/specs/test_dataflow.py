@@ -30,7 +30,7 @@ def test_ppo_without_kl_has_no_reference() -> None:
     assert found["actor.train"] == ("reward.score", "critic.value", "actor.logprob")
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr-grpo", "rloo", "reinforce++"])
 def test_algorithms_without_a_critic(algorithm: str) -> None:
     scored = ("reward.score", "reference.logprob", "actor.logprob")
     found = calls(Workload(algorithm=algorithm, samples=8))  # type: ignore[arg-type]
@@ -83,7 +83,9 @@ def test_training_waits_for_generation_where_nothing_is_scored_by_a_model() -> N
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "rloo", "reinforce++", "dpo", "kto"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
+)
 @pytest.mark.parametrize("reward", [Reward(model="same"), RULES, BOTH, SERIAL])
 @pytest.mark.parametrize("old", ["recompute", "rollout"])
 @pytest.mark.parametrize("kl", [True, False])

@@ -234,5 +234,5 @@ def test_moving_adapters_needs_adapters() -> None:
 
 def test_a_layout_that_the_backend_cannot_run_is_refused() -> None:
     assert refused(one_pool(actor=seat(tp=2, dp=4, zero=3))) == "backend-cannot-run"
-    assert refused(one_pool(actor=seat(tp=2, pp=2, dp=4))) == "backend-cannot-run"
+    assert refused(one_pool(actor=seat(tp=2, pp=2, dp=4, zero=2))) == "backend-cannot-run"
     check(one_pool(actor=seat(tp=2, pp=2, dp=4), backend="megatron"))

@@ -22,7 +22,7 @@ def test_sequences_are_prompts_times_samples_and_pairs_count_twice() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "generates", "critic", "reward"),
     [
-        ("ppo", True, True, True), ("grpo", True, False, True), ("rloo", True, False, True),
+        ("ppo", True, True, True), ("grpo", True, False, True), ("rloo", True, False, True), ("dr-grpo", True, False, True),
         ("reinforce++", True, False, True), ("dpo", False, False, False), ("kto", False, False, False),
     ],
 )  # fmt: skip

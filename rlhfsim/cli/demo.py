@@ -1,0 +1,70 @@
+"""`rlhfsim demo`: design, run and compare on this machine, with a tiny model made on the spot."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import mkdtemp
+
+import click
+
+from rlhfsim.api import design
+from rlhfsim.cli import view
+from rlhfsim.cli.inputs import json_option
+from rlhfsim.cli.launch import CORE, make_tiny, need_stack, run, tiny_folder
+from rlhfsim.cli.params import Whole
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.lengths import Fixed
+from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.workload import Reward, Rules, Workload
+
+MAX_CORES = 4
+"""Slots of the demo: more would only start more processes."""
+PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 4, 8, 8
+
+LEARNING_RATE = 3e-3
+"""Large, so that a random model visibly learns to answer in digits within a few iterations."""
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the run; default: a new temporary one.")  # fmt: skip
+@click.option("--iterations", type=Whole(1, 1000), default=6, show_default=True, help="Iterations of the run.")  # fmt: skip
+@json_option
+def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
+    """See it all on this machine: design, run, compare.
+
+    Designs for the cores of this machine, builds a tiny model with its tokenizer, runs GRPO for real
+    (Ray, DeepSpeed, vLLM; the reward is the share of digits in a response), and prints predicted against measured.
+    """
+    need_stack()
+    from executor.launch import Options
+    from executor.settings import Optimizer, RewardRule, Settings
+
+    folder = out or Path(mkdtemp(prefix="rlhfsim-demo-")) / "run"
+    screen = view.console(stderr=as_json)
+    screen.print(f"a tiny model is built in {tiny_folder(folder)}", highlight=False)
+    make_tiny(folder)
+    plan = designed(str(tiny_folder(folder) / "config.json"))
+    settings = Settings(
+        model=str(tiny_folder(folder)), iterations=iterations, rewards=(RewardRule(kind="digits"),),
+        optimizer=Optimizer(learning_rate=LEARNING_RATE),
+    )  # fmt: skip
+    return run(plan, settings, Options(out=folder), as_json=as_json)
+
+
+def designed(model: str) -> Plan:
+    """The best plan for the cores of this machine, as slots of the shipped profile of one core."""
+    cores = min(MAX_CORES, len(os.sched_getaffinity(0)))
+    workload = Workload(
+        algorithm="grpo", model=model, prompts=PROMPTS, samples=SAMPLES, packing=False,
+        prompt_len=Fixed(value=PROMPT_TOKENS), response_len=Fixed(value=RESPONSE_TOKENS),
+        reward=Reward(rules=Rules(workers=cores)),
+    )  # fmt: skip
+    cluster = Cluster(pools=(make_pool(CORE, cores, gpus_per_node=cores),))
+    found = design(Request(workload=workload, cluster=cluster), explain=False)
+    if found.chosen is None:
+        raise RlhfsimError("nothing-fits", "no plan fits this machine", help="rlhfsim design --gpu cpu-core --gpus N --model 8b shows why")  # fmt: skip
+    return found.chosen

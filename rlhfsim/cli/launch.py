@@ -1,0 +1,205 @@
+"""`rlhfsim launch`: a plan becomes a running job; the executor does the work, this tells what happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlhfsim.api import cluster_of, estimate, estimate_file
+from rlhfsim.cli import launch_view, view
+from rlhfsim.cli.inputs import json_option, on_command_line
+from rlhfsim.cli.params import Whole, bad_option
+from rlhfsim.cli.planned import profile_notes
+from rlhfsim.cli.remedies import remedy
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.loading import convert, load, parse_yaml
+from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.scaling import scaled_placement, scaled_workload
+from rlhfsim.trace import read_trace
+
+if TYPE_CHECKING:
+    from executor.settings import Settings
+
+CORE = "cpu_core"
+"""Profile of a slot on a machine without GPUs."""
+SCHEMA = "rlhfsim.launch/1"
+DRY = ("ray", "tokenizers")
+STACK = (*DRY, "torch", "transformers", "deepspeed", "vllm")
+"""Libraries that a real run imports; the planner needs none of them."""
+EPILOG = """\b
+Examples:
+  rlhfsim launch plan.json --model ./qwen2.5-7b --settings run.yaml
+  rlhfsim launch plan.json --dry-run --address auto
+  rlhfsim launch openrlhf --scale 4
+  rlhfsim launch plan.json --out runs/a --resume
+"""
+_OPTIONS: list[Callable[[Any], Any]] = [
+    click.argument("file"),
+    click.option("--settings", "settings_file", type=click.Path(path_type=Path, dir_okay=False), metavar="RUN.yaml", help="Data, rewards, loss constants, learning rates: docs/executor.md."),
+    click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="One setting, as in optimizer.learning_rate=1e-5; repeatable."),
+    click.option("--model", metavar="FOLDER", help="Weights and tokenizer of the policy; default: the path in the plan, a tiny model with --scale."),
+    click.option("--iterations", type=Whole(1, 10**9), help="Iterations of the run."),
+    click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/latest"), show_default=True, help="Folder of the run."),
+    click.option("--address", help="A running Ray cluster; default: one is started here."),
+    click.option("--scale", type=Whole(1, 64), metavar="SLOTS", help="Shrink the plan to about so many slots of this machine, with a tiny model."),
+    click.option("--dry-run", is_flag=True, help="Check plan against cluster, show placement and memory, start fake engines, stop."),
+    click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint in --out."),
+    click.option("--no-self-check", is_flag=True, help="Skip the first minute's check."),
+    json_option,
+]  # fmt: skip
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=EPILOG)
+@_options
+def launch(
+    file: str, settings_file: Path | None, pairs: tuple[str, ...], model: str | None, iterations: int | None, out: Path,
+    address: str | None, scale: int | None, dry_run: bool, resume: bool, no_self_check: bool, as_json: bool,
+) -> int | None:  # fmt: skip
+    """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
+    need_stack(DRY if dry_run and not scale else STACK)
+    from executor.launch import Options
+
+    with on_command_line():
+        plan = scaled(file, scale, out) if scale else read(file)
+        settings = settings_of(settings_file, pairs, model=model or (str(tiny_folder(out)) if scale else None), iterations=iterations)  # fmt: skip
+    options = Options(out=out, address=address, resume=resume, dry_run=dry_run, self_check=not no_self_check, smallest_change=smallest_change)  # fmt: skip
+    notes = profile_notes(file) if not scale else ()
+    return run(plan, settings, options, as_json=as_json, notes=notes, scale=bool(scale))
+
+
+def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: tuple[str, ...] = (), scale: bool = False) -> int | None:  # fmt: skip
+    """Launch and report.
+
+    Raises:
+        RlhfsimError: bad input, or the run stopped.
+    """
+    from executor.launch import launch as start
+
+    screen = view.console(stderr=as_json)
+    listener = launch_view.Screen(screen)
+    for line in launch_view.before(plan, dry_run=options.dry_run, notes=notes):
+        screen.print(line)
+    if scale and not options.resume:
+        make_tiny(options.out)
+    outcome = start(plan, settings, options, listener)
+    report = launch_view.result(plan, outcome, dry_run=options.dry_run)
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, **report}, indent=2))
+        return None
+    for line in launch_view.after(plan, report):
+        screen.print(line)
+    if not options.dry_run:
+        from rlhfsim.export.chrome import chrome_path, write_chrome
+
+        write_chrome(chrome_path(outcome.files.trace), read_trace(outcome.files.trace))
+    return None
+
+
+def need_stack(libraries: tuple[str, ...] = STACK) -> None:
+    """Say how to install what is missing.
+
+    Raises:
+        RlhfsimError: a library is not installed.
+    """
+    missing = [name for name in libraries if find_spec(name) is None]
+    if missing:
+        raise RlhfsimError("missing-stack", f"a real run needs {', '.join(missing)}, not installed here",
+                           help="on a CPU: pip install --no-deps -r requirements/cpu.lock; on GPUs: pip install 'rlhfsim[real-gpu]' (docs/executor.md)")  # fmt: skip
+
+
+def smallest_change(plan: Plan) -> str | None:
+    """What would make a plan fit, asked of the planner."""
+    return remedy(plan.placement, plan.workload, cluster_of(plan))
+
+
+# --- inputs -------------------------------------------------------------------------------------------
+
+
+def read(file: str) -> Plan:
+    """A plan as written, or a scenario planned now."""
+    return read_plan(Path(file)) if Path(file).suffix == ".json" else estimate_file(file)
+
+
+def scaled(file: str, slots: int, out: Path) -> Plan:
+    """The plan made small, priced on the cores of this machine."""
+    from executor.tasks import tiny
+
+    plan = read(file)
+    folder = tiny.config(tiny_folder(out)) if not (tiny_folder(out) / "config.json").exists() else tiny_folder(out)  # fmt: skip
+    placement = scaled_placement(plan.placement, slots)
+    workload = scaled_workload(plan.workload, str(folder / "config.json"))
+    gpus = sum(pool.gpus for pool in placement.pools)
+    cluster = Cluster(pools=(make_pool(CORE, gpus, gpus_per_node=gpus),))
+    return estimate(placement, workload, cluster)
+
+
+def tiny_folder(out: Path) -> Path:
+    """Where the tiny model of a scaled run lies: beside the run's folder."""
+    return out.parent / f"{out.name}-model"
+
+
+def make_tiny(out: Path) -> None:
+    """Build the tiny model unless it is there."""
+    from executor.tasks import tiny
+
+    if not (tiny_folder(out) / "model.safetensors").exists():
+        tiny.build(tiny_folder(out))
+
+
+def settings_of(file: Path | None, pairs: tuple[str, ...], **given: Any) -> Settings:
+    """Settings from a file, then from --set, then from options of their own.
+
+    Raises:
+        RlhfsimError: an unknown key or a bad value, with its place.
+    """
+    from executor.settings import Settings
+
+    settings = load(Settings, file) if file is not None else Settings()
+    for pair in pairs:
+        settings = _with(settings, pair)
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
+
+def _with(settings: Settings, pair: str) -> Settings:
+    from dataclasses import asdict
+
+    from executor.settings import Settings as Kind
+
+    key, equals, value = pair.partition("=")
+    if not equals:
+        raise bad_option(f"--set: {pair[:60]!r} is not KEY=VALUE", "as in --set optimizer.learning_rate=1e-5")  # fmt: skip
+    data: Any = asdict(settings)
+    *path, last = key.split(".")
+    inner = data
+    for part in path:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict) or last not in inner:
+        raise bad_option(f"--set: unknown setting {key[:60]!r}", f"settings: {', '.join(asdict(settings))}")  # fmt: skip
+    inner[last] = _number(value)
+    try:
+        return convert(Kind, parse_yaml("{}", f"--set {pair}"), data)
+    except RlhfsimError as error:
+        raise bad_option(f"--set {pair[:60]}: {error.message}", error.help or "see docs/executor.md") from error  # fmt: skip
+
+
+def _number(value: str) -> Any:
+    """A YAML scalar; 1e-5 is a number too."""
+    parsed = parse_yaml(value, "--set").data
+    try:
+        return float(parsed) if isinstance(parsed, str) else parsed
+    except ValueError:
+        return parsed

@@ -1,0 +1,77 @@
+"""`rlhfsim sync --run`: every local weight path executed and timed, with a tiny model or one of the user's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.api import estimate
+from rlhfsim.cli import view
+from rlhfsim.cli.launch import CORE, need_stack
+from rlhfsim.cli.words import new_table
+from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.layout import Layout, RolloutLayout
+from rlhfsim.specs.lengths import Fixed
+from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.workload import Lora, Reward, Rules, Workload
+
+SCHEMA = "rlhfsim.sync_run/1"
+TITLES = {
+    "broadcast": "process group", "ipc": "shared memory, in buckets", "host": "shared memory, whole", "disk": "disk",
+    "lora": "adapters only, process group",
+}  # fmt: skip
+RANK = 4
+"""Of the adapters that the trainer has, so that the path that moves only them can be run."""
+
+
+def run(model: str | None, repeats: int, *, as_json: bool) -> None:
+    """Time the paths and show them; `model` is a folder, None a tiny model made here.
+
+    Raises:
+        RlhfsimError: no such model, or a path failed.
+    """
+    need_stack()
+    from executor.settings import RewardRule, Settings
+    from executor.syncs import time_paths
+    from executor.tasks import tiny
+
+    screen = view.console(stderr=as_json)
+    with TemporaryDirectory(prefix="rlhfsim-sync-") as scratch:
+        folder = model or str(tiny.build(Path(scratch) / "model"))
+        settings = Settings(model=folder, rewards=(RewardRule(kind="digits"),))
+        found = time_paths(plan(folder), settings, Path(scratch) / "run", repeats, lambda text: screen.print(Text(text, style="dim")))  # fmt: skip
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, "model": model or "tiny", "repeats": repeats, "paths": [asdict(p) for p in found]}, indent=2))  # fmt: skip
+        return
+    table = new_table()
+    table.add_column("path", no_wrap=True)
+    for name in ("moved", "first s", "median s", "range s", "|dlogp| after"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for p in found:
+        table.add_row(TITLES[p.path], units.format(p.bytes, "byte"), f"{p.first_s:.3f}", f"{p.median_s:.3f}",
+                      f"{p.low_s:.3f}-{p.high_s:.3f}", f"{p.logprob_gap:.1e}")  # fmt: skip
+    screen.print(table)
+    screen.print("seconds at the sending end: gather, transfer and load; checksums of both ends were equal; rollout and trainer share this machine", highlight=False)  # fmt: skip
+
+
+def plan(model: str) -> Plan:
+    """One trainer with adapters, one rollout replica."""
+    workload = Workload(
+        algorithm="grpo", model=str(Path(model) / "config.json"), prompts=4, samples=2, packing=False, kl=False,
+        prompt_len=Fixed(value=8), response_len=Fixed(value=8), lora=Lora(rank=RANK), reward=Reward(rules=Rules(workers=1)),
+    )  # fmt: skip
+    placement = Placement(
+        backend="deepspeed", weight_path="broadcast",
+        pools=(GpuSet(name="train", gpus=1), GpuSet(name="rollout", start=1, gpus=1)),
+        actor=Seat(pool="train", layout=Layout(zero=0, micro_batch=4, recompute="none")),
+        rollout=RolloutSeat(pool="rollout", sleep=0, layout=RolloutLayout(memory_utilization=0.3)),
+    )  # fmt: skip
+    return estimate(placement, workload, Cluster(pools=(make_pool(CORE, 2, gpus_per_node=2),)))
