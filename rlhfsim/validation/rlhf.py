@@ -1,15 +1,17 @@
 """RLHF step and phase times predicted from a row's configuration, against what was published.
 
 Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
-Every step is simulated. What an RL framework adds to its calls is fitted on one table (`rlhf_fit`),
-whose rows have part `fit`. With stale samples the generation column is the trainer's wait, not a time
-of generation, and is not compared.
+`rlhf.calibrated`: every step predicted after calibration on another row (`transfer`). Every step is
+simulated. What an RL framework adds to its calls is fitted on one table (`rlhf_fit`), whose rows have part
+`fit`. With stale samples the generation column is the trainer's wait, not a time of generation, and is not
+compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from rlhfsim.calibration.one_run import Timed
 from rlhfsim.costs.cost import Cost, total
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.iteration import Iteration, Setting
@@ -19,6 +21,7 @@ from rlhfsim.validation import assumptions
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rlhf_cases import Case, Skip, case, staleness_of
 from rlhfsim.validation.rows import Row
+from rlhfsim.validation.transfer import Published, pairs
 
 PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "generation": ("generation_s", ("actor.generate",)),
@@ -54,11 +57,14 @@ at most 4 %, those of the rows that do not wait for one long response by less th
 
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
-    """The step of every row, and each phase that a predicted row prints."""
-    return [outcome for row in rows for outcome in _outcomes(row)]
+    """The step of every row, each phase that a predicted row prints, and steps calibrated on one another."""
+    published: list[Published] = []
+    found = [outcome for row in rows for outcome in _outcomes(row, published)]
+    return found + pairs(published)
 
 
-def _outcomes(row: Row) -> list[Outcome]:
+def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
+    """Outcomes of one row; a row with a step is added to `published`."""
     filled, shown = assumptions.apply("rlhf", row)
     try:
         seconds = step_seconds(filled)
@@ -84,7 +90,36 @@ def _outcomes(row: Row) -> list[Outcome]:
                 job=job_of(filled, it),
             ),
         )
+        published.append(_published(filled, found[0], it, step))
     return found
+
+
+def _published(row: Row, outcome: Outcome, it: Case, step: Iteration) -> Published:
+    """A row's step with what of it can calibrate."""
+    assert outcome.measured is not None
+    return Published(
+        outcome=outcome, framework=row.text("framework") or "", model=it.workload.model, step=step.cost,
+        times=tuple(_times(row, step, outcome.measured)),
+    )  # fmt: skip
+
+
+def _times(row: Row, step: Iteration, measured_s: float) -> Iterator[Timed]:
+    """Phases that a row prints and what they leave of its step; the step alone without them.
+
+    Rows with stale samples print waits, so only their step counts.
+    """
+    names: set[str] = set()
+    printed = 0.0
+    for kind, (column, phases) in PHASES.items() if staleness_of(row) == 0 else ():
+        cost, cell = timed_cost(row, step, kind), row.text(column) or ""
+        if cost.seconds > 0 and cell.replace(".", "", 1).isdigit() and float(cell) > 0:
+            names |= set(_timed(row, kind, phases))
+            printed += float(cell)
+            yield Timed(cost=cost, measured_s=float(cell))
+    chain = (step.phases[i] for i in step.critical)
+    rest = total(phase.cost for phase in chain if phase.name not in names)
+    if rest.seconds > 0 and measured_s > printed:
+        yield Timed(cost=rest, measured_s=measured_s - printed)
 
 
 def priced(it: Case) -> Iteration:

@@ -7,11 +7,9 @@ longest response, with the published mean after the cut.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
 from typing import cast, get_args
 
 from rlhfsim.errors import RlhfsimError
@@ -19,7 +17,7 @@ from rlhfsim.phases.packing import Packs
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.layout import Layout, Recompute, RolloutLayout
-from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal
+from rlhfsim.specs.lengths import AnyLengths, Fixed, cut_log_normal
 from rlhfsim.specs.models import Models, models_of
 from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat, WeightPath
 from rlhfsim.specs.profiles import parse_cluster
@@ -28,10 +26,7 @@ from rlhfsim.validation.rows import Row, missing
 
 COMPLETE = ("gpus", "gpu_type", "gen_tp", "train_backend")
 """Cells that every predicted row has, besides batch, lengths and layout (see `reason_incomplete`)."""
-FULL_SHARE = 0.985
-"""A mean this close to the longest response means that nearly all are cut there: one length."""
 MAX_SEQUENCES = 10_000_000
-_PHI = NormalDist().cdf
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 
 
@@ -171,25 +166,6 @@ def lengths_of(row: Row) -> tuple[AnyLengths, AnyLengths]:
         raise Skip("mean response length below one token")
     longest = row.number("max_response_len")
     return Fixed(value=prompt), cut_log_normal(response, longest)
-
-
-def cut_log_normal(mean: float, longest: float | None) -> AnyLengths:
-    """Log-normal lengths whose mean after the cut at `longest` is `mean`; one length without a cut.
-
-        E[min(X, L)] = e^(mu + s^2/2) Phi(z - s) + L (1 - Phi(z)),   z = (ln L - mu) / s
-
-    Bisection on mu; s is the default sigma of `specs.lengths.LogNormal`.
-    """
-    if longest is None or mean >= FULL_SHARE * longest:
-        return Fixed(value=mean)
-    sigma = LogNormal(mean=mean, max=longest).sigma
-    low, high = math.log(mean) - sigma**2, math.log(longest) + 10 * sigma
-    for _ in range(60):
-        middle = (low + high) / 2
-        z = (math.log(longest) - middle) / sigma
-        reached = math.exp(middle + sigma**2 / 2) * _PHI(z - sigma) + longest * (1 - _PHI(z))
-        low, high = (middle, high) if reached < mean else (low, middle)
-    return LogNormal(mean=math.exp(low + sigma**2 / 2), max=longest)
 
 
 # --- where it runs --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.resources import shipped
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.validation import kinds as registry
-from rlhfsim.validation import statistics
+from rlhfsim.validation import statistics, transfer
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.targets import results
@@ -109,6 +109,8 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     reference = statistics.reference_errors(rows, PEER)
     if reference["rows"]:
         figures[REFERENCE] = dict(reference)
+    if kind == transfer.KIND:
+        figures |= _transferred(rows)
     figures |= _order(rows)
     if kind == "oom":
         figures["frameworks"] = {
@@ -118,6 +120,21 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     else:
         figures["worst"] = [_row(o) for o in statistics.worst(rows, WORST_ROWS)]
     return figures
+
+
+def _transferred(rows: list[Outcome]) -> dict[str, Any]:
+    """The same pairs without calibration and with the step's ratio alone, and pairs of one model."""
+    same = [o for o in rows if o.detail.get(transfer.SAME)]
+    return {
+        "cold": dict(statistics.reference_errors(rows, transfer.COLD)),
+        "ratio": dict(statistics.reference_errors(rows, transfer.RATIO)),
+        "same_model": _figures(transfer.KIND, same),
+        "same_model_cold": dict(statistics.reference_errors(same, transfer.COLD)),
+        "cold_sources": {
+            source: dict(statistics.reference_errors(group, transfer.COLD))
+            for source, group in statistics.by_source(rows).items()
+        },
+    }
 
 
 def _order(rows: list[Outcome]) -> dict[str, Any]:
@@ -140,8 +157,8 @@ def _framework(outcome: Outcome) -> str:
 
 
 def _source(rows: list[Outcome]) -> dict[str, Any]:
-    """Figures of one publication over all kinds but verdicts, which are rates."""
-    times = [o for o in rows if o.kind != "oom"]
+    """Figures of one publication over all kinds but verdicts, which are rates, and pairs of rows."""
+    times = [o for o in rows if o.kind not in ("oom", transfer.KIND)]
     figures = asdict(statistics.score(times)) if times else _figures("oom", rows)
     return {"kinds": sorted({o.kind for o in rows})} | figures
 

@@ -133,6 +133,31 @@ def _errors(figures: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _transferred(figures: Mapping[str, Any]) -> str:
+    """What calibration on one row changes for the others."""
+    kinds = (
+        ("calibrated on the other row", figures, figures["same_model"]),
+        ("without calibration", figures["cold"], figures["same_model_cold"]),
+        ("one factor on the whole step", figures["ratio"], None),
+    )
+    lines = [(name, *_pair(one), *(_pair(same) if same else ("", ""))) for name, one, same in kinds]
+    columns = ("predicted", "median", "P90", f"one model ({figures['same_model']['scored']} pairs): median", "P90")  # fmt: skip
+    sources = [
+        (name, str(found["scored"]), *_pair(found), *_pair(figures["cold_sources"][name]))
+        for name, found in figures["sources"].items()
+    ]
+    each = ("second row of", "pairs", "median", "P90", "without calibration: median", "P90")
+    return (
+        "\nA row here is an ordered pair of steps of one framework and release: the first calibrates, the second is"
+        f" predicted.\n\n{table(columns, lines)}\n{table(each, sources)}"
+    )
+
+
+def _pair(figures: Mapping[str, Any]) -> tuple[str, str]:
+    """Median and P90 of absolute errors."""
+    return percent(figures["median_abs_error"]), percent(figures["p90_abs_error"])
+
+
 def _order(figures: Mapping[str, Any]) -> str:
     """Pairs in the right order, and the wrong ones."""
     text = (
@@ -161,6 +186,8 @@ def _summary(figures: Mapping[str, Any]) -> str:
         f"{figures['scored']} rows of {figures['num_sources']} publications scored; median of the"
         f" sources' medians {percent(figures['median_of_source_medians'])}; within a factor 2: {within}.\n"
     )
+    if "cold" in figures:
+        text += _transferred(figures)
     other = figures.get("aiconfigurator")
     if other:
         text += (

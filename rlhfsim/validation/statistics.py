@@ -247,6 +247,7 @@ def reference_errors(outcomes: Iterable[Outcome], key: str) -> Mapping[str, floa
     return {
         "median_abs_error": _of(np.median, np.abs(errors)),
         "mean_abs_error": _of(np.mean, np.abs(errors)),
+        "p90_abs_error": _of(lambda e: np.percentile(e, 90), np.abs(errors)),
         "bias": _of(np.median, errors),
         "rows": float(errors.size),
     }

@@ -58,6 +58,8 @@ TARGETS: tuple[Target, ...] = (
     *_pair("rlhf.step", "mean", 0.20),
     Target(kind="rlhf.step", figure="right_order", limit=0.85, at_most=False,
            title="pairs of plans in the right order"),
+    Target(kind="rlhf.calibrated", figure="median_abs_error", limit=0.15,
+           title="median error over ordered pairs"),
     Target(kind="weight_sync", figure="within_factor_2", limit=0.70, at_most=False,
            title="rows within a factor 2"),
     Target(kind="weight_sync", figure="median_of_source_within_factor_2", limit=0.70, at_most=False,

@@ -1,0 +1,138 @@
+"""What observed runs offer to a fit: one number a phase and run, with its scatter.
+
+    y = ln(median seconds of the counted steps)      scatter of y: sqrt(pi/2) s / sqrt(steps)
+
+s is the standard deviation of ln seconds between steps of one run, pooled over all runs of a phase.
+Of a synchronous run the rest of the step counts as well (controller and gaps), of a run with stale
+samples the whole step, because generation has no time of its own there. Named and left out: phases
+that the cost model does not have, and those too short to matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, stdev
+
+from rlhfsim.calibration.observation import Observation
+from rlhfsim.calibration.predict import REST, STEP, Case
+
+SHORT = 0.005
+"""Share of the step below which a phase is not fitted: clock and calls, not work."""
+SHORT_REST = 0.02
+"""The same for the rest of the step, which is a difference of large numbers."""
+MEDIAN_LOSS = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, of normal numbers."""
+ODD = 4.0
+"""Ratio of scatters from which one of them is odd."""
+UNKNOWN_SCATTER = 0.1
+"""Standard deviation of ln seconds between steps where no run has two: prior, CPU and GPU runs show 2 to 30 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Datum:
+    """One phase of one run."""
+
+    run: int
+    """Index of the run."""
+    phase: str
+    seconds: float
+    """Median over the counted steps."""
+    scatter: float
+    """Standard error of ln seconds, from the scatter between steps."""
+    steps: int
+
+    @property
+    def log(self) -> float:
+        """ln seconds."""
+        return math.log(self.seconds)
+
+
+def evidence(
+    runs: Sequence[Observation], cases: Sequence[Case]
+) -> tuple[tuple[Datum, ...], tuple[str, ...]]:
+    """Every datum, and a sentence for every phase that is none."""
+    found: list[tuple[int, str, Sequence[float]]] = []
+    notes: list[str] = []
+    for i, (run, case) in enumerate(zip(runs, cases, strict=True)):
+        predicted = case.seconds()
+        for phase, times, least in _times(run, case):
+            reason = _left_out(phase, times, predicted, least * _step(run, predicted))
+            if reason is None:
+                found.append((i, phase, times))
+            else:
+                notes.append(f"{run.name}, {phase}: {reason}")
+    spread = _scatter(found)
+    data = tuple(
+        Datum(run=i, phase=phase, seconds=median(times), steps=len(times),
+              scatter=_standard_error(spread.get(phase, UNKNOWN_SCATTER), len(times)))
+        for i, phase, times in found
+    )  # fmt: skip
+    return data, tuple(notes)
+
+
+def _standard_error(spread: float, steps: int) -> float:
+    """Of the median of so many steps; of two or one it is the mean."""
+    return (MEDIAN_LOSS if steps > 2 else 1.0) * spread / math.sqrt(steps)
+
+
+def _times(run: Observation, case: Case) -> Iterator[tuple[str, Sequence[float], float]]:
+    """Every phase with its times and the share of the step below which it is too short."""
+    for phase, times in run.phases.items():
+        if times:
+            yield phase, times, SHORT
+    if not run.step_s:
+        return
+    if run.plan.placement.schedule.staleness > 0:
+        yield STEP, run.step_s, SHORT
+    elif not run.plan.placement.schedule.streaming:
+        yield REST, _rest(run, case.clocks), SHORT_REST
+
+
+def _rest(run: Observation, clocks: frozenset[str]) -> list[float]:
+    """Step less its timed phases; by step where every phase has every step, else of the medians."""
+    parts = [run.phases[name] for name in clocks if run.phases.get(name)]
+    if all(len(times) == len(run.step_s) for times in parts):
+        return [step - sum(times[i] for times in parts) for i, step in enumerate(run.step_s)]
+    return [median(run.step_s) - sum(median(times) for times in parts)]
+
+
+def _left_out(
+    phase: str, times: Sequence[float], predicted: Mapping[str, float], least: float
+) -> str | None:
+    """Why a phase is no datum, or None."""
+    if phase not in predicted:
+        return "the cost model has no such phase"
+    if min(times) <= 0:
+        return "nothing is left" if phase == REST else "a time of zero"
+    if median(times) < least:
+        return f"shorter than {least:.2g} s, which is too little to matter"
+    if predicted[phase] <= 0:
+        return "predicted to take no time"
+    return None
+
+
+def _step(run: Observation, predicted: Mapping[str, float]) -> float:
+    return median(run.step_s) if run.step_s else predicted[STEP]
+
+
+def _scatter(found: Sequence[tuple[int, str, Sequence[float]]]) -> dict[str, float]:
+    """Standard deviation of ln seconds between steps by phase, pooled over runs.
+
+    A run that scatters `ODD` times as much as the usual one, such as one with a stalled step, is left out.
+    """
+    spreads: dict[str, list[tuple[float, int]]] = {}
+    for _, phase, times in found:
+        if len(times) > 1:
+            own = stdev(math.log(t) for t in times)
+            spreads.setdefault(phase, []).append((own, len(times) - 1))
+    pooled = {phase: _pooled(items) for phase, items in spreads.items()}
+    usual = median(pooled.values()) if pooled else UNKNOWN_SCATTER
+    return {phase: max(spread, usual / ODD) for phase, spread in pooled.items()}
+
+
+def _pooled(items: Sequence[tuple[float, int]]) -> float:
+    usual = median(spread for spread, _ in items)
+    kept = [(spread, n) for spread, n in items if spread <= ODD * usual]
+    return math.sqrt(sum(spread**2 * n for spread, n in kept) / sum(n for _, n in kept))

@@ -1,0 +1,256 @@
+"""From observed runs to calibrated coefficients: values, intervals, what is not identified, and errors.
+
+    observations -> evidence -> identified coefficients -> posterior -> errors by leaving runs out
+
+Errors are |predicted / measured - 1| of medians. Left out together are all runs of one plan with one
+measured length: a repeat of the same run would make the error of the other look small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from scipy.stats import t as student
+
+from rlhfsim.calibration.evidence import Datum, evidence
+from rlhfsim.calibration.identify import Unidentified, identify, settled
+from rlhfsim.calibration.map_fit import Fit, Model, fit
+from rlhfsim.calibration.observation import Observation
+from rlhfsim.calibration.predict import REST, STEP, case_of, check_profile
+from rlhfsim.calibration.priors import Prior, bounds, priors
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.quantities import Coefficient
+
+ROUNDS = 5
+"""Most times that coefficients are dropped and the rest fitted again."""
+FELT = 0.05
+"""Elasticity from which a phase counts as data about a coefficient."""
+OUTLIER = 0.4
+"""Weight below which a datum is named as an outlier: a residual of 2.3 sigma."""
+FEW_RUNS = 3
+"""Fewer distinct runs say little about how the model errs from run to run."""
+LEAST_SPARE = 2.0
+"""Fewer degrees of freedom than this are counted as this: the t distribution has no spread below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """One coefficient before and after."""
+
+    name: str
+    before: Coefficient
+    after: Coefficient
+    n: int
+    """Data that depend on it."""
+    runs: int
+    """Runs that depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseError:
+    """How far a phase was off, before and after, in runs that the fit had not seen."""
+
+    run: str
+    phase: str
+    measured_s: float
+    before_s: float
+    after_s: float | None
+    """None: there is no other run to fit on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What a set of runs says about a profile."""
+
+    profile: Profile
+    """The profile before."""
+    observations: tuple[Observation, ...]
+    coefficients: tuple[Calibrated, ...]
+    unidentified: tuple[Unidentified, ...]
+    errors: tuple[PhaseError, ...]
+    data: int
+    """Data that were fitted."""
+    mismatch: dict[str, float]
+    """Standard deviation of ln seconds from run to run that the model does not explain, by phase."""
+    outliers: tuple[str, ...]
+    notes: tuple[str, ...]
+    """What was left out, and what these runs are too few for."""
+
+
+def calibrate(
+    observations: Sequence[Observation], profile: Profile | None = None, *, errors: bool = True
+) -> Calibration:
+    """The profile's coefficients, as these runs show them; `errors` also leaves runs out one by one.
+
+    Raises:
+        RlhfsimError: no runs, runs of other hardware, or nothing in them that a coefficient explains.
+    """
+    own = profile or _profile_of(observations)
+    check_profile(observations, own)
+    cases = tuple(case_of(o, own) for o in observations)
+    data, notes = evidence(observations, cases)
+    if not data:
+        raise RlhfsimError("too-few-data", "no phase of these runs can be fitted",
+                           help="; ".join(notes[:3]) or "give runs of rlhfsim launch")  # fmt: skip
+    model = Model(cases, data)
+    known = list(priors(own, sorted(model.read())).values())
+    found, left = fitted(model, data, known)
+    if not found.priors:
+        raise RlhfsimError("too-few-data", f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
+                           help="give more runs, longer ones, or runs that differ in batch, lengths and layout")  # fmt: skip
+    scored = _errors(model, data, known, found, observations) if errors else ()
+    return Calibration(
+        profile=own,
+        observations=tuple(observations),
+        coefficients=tuple(_calibrated(own, found, data)),
+        unidentified=tuple(left),
+        errors=scored,
+        data=len(data),
+        mismatch=dict(found.tau),
+        outliers=tuple(_outliers(found, data, observations)),
+        notes=(*_seen(observations), *notes, *_few(found, observations)),
+    )
+
+
+def _profile_of(observations: Sequence[Observation]) -> Profile:
+    names = list(dict.fromkeys(h.profile for o in observations for h in o.plan.hardware))
+    if not names:
+        raise RlhfsimError("too-few-data", "there are no runs", help="give folders that rlhfsim launch wrote")  # fmt: skip
+    if len(names) > 1:
+        raise RlhfsimError("several-profiles", f"these runs used several profiles: {', '.join(names)}",
+                           help="calibrate one kind of GPU at a time: --profile NAME")  # fmt: skip
+    return load_profile(names[0])
+
+
+# --- the fit --------------------------------------------------------------------------------------
+
+
+def fitted(
+    model: Model, data: Sequence[Datum], known: Sequence[Prior]
+) -> tuple[Fit, list[Unidentified]]:
+    """The posterior of what can be identified, and what cannot.
+
+    What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
+    """
+    chosen, left = identify(model, data, known)
+    start: Fit | None = None
+    for _ in range(ROUNDS):
+        others = [p for p in known if p.name in {u.name for u in left}]
+        found = fit(model, data, chosen, others, start)
+        kept = settled(found)
+        if len(kept) == len(chosen):
+            break
+        reason = "the runs scatter too much to tell"
+        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in kept]
+        chosen, start = kept, found.of(kept)
+    return found, left
+
+
+def _calibrated(profile: Profile, found: Fit, data: Sequence[Datum]) -> list[Calibrated]:
+    wide = quantile(found.spare)
+    deviations = np.sqrt(np.diag(found.covariance))
+    rows = []
+    for k, (item, theta) in enumerate(zip(found.priors, found.theta, strict=True)):
+        before = profile.coefficient(item.name)
+        felt = [d for d, slope in zip(data, found.slopes[:, k], strict=True) if abs(slope) >= FELT]
+        value, low, high = (
+            float(np.exp(theta + sign * wide * deviations[k])) for sign in (0, -1, 1)
+        )
+        least, most = bounds(item.name, before.value)
+        after = replace(before, value=value, low=min(value, max(low, least)), high=max(value, min(high, most)), source="calibrated")  # fmt: skip
+        rows.append(Calibrated(name=item.name, before=before, after=after, n=len(felt), runs=len({d.run for d in felt})))  # fmt: skip
+    return rows
+
+
+def quantile(spare: float) -> float:
+    """90th percentile of a t distribution: wider than the normal one where tau rests on few data."""
+    return float(student.ppf(0.9, max(LEAST_SPARE, spare)))
+
+
+# --- what people should know ----------------------------------------------------------------------
+
+
+def _seen(observations: Sequence[Observation]) -> list[str]:
+    return [f"{o.name}, {note}" for o in observations for note in o.left_out]
+
+
+def _outliers(found: Fit, data: Sequence[Datum], observations: Sequence[Observation]) -> list[str]:
+    return [
+        f"{observations[d.run].name}, {d.phase}: {np.exp(residual):.2g} times the fit"
+        for d, residual, weight in zip(data, found.residuals, found.weights, strict=True)
+        if weight < OUTLIER
+    ]
+
+
+def _few(found: Fit, observations: Sequence[Observation]) -> list[str]:
+    notes = []
+    distinct = len(set(groups(observations)))
+    if distinct < FEW_RUNS:
+        notes.append(f"{distinct} distinct run{'s' * (distinct != 1)}: intervals hold near them only; {FEW_RUNS} or more say how the model errs between runs")  # fmt: skip
+    if not found.tau_known:
+        notes.append("too few data to tell how the model errs between runs: intervals rest on a prior for that")  # fmt: skip
+    return notes
+
+
+# --- leaving runs out -----------------------------------------------------------------------------
+
+
+def groups(observations: Sequence[Observation]) -> list[str]:
+    """Runs of one plan and one measured length share a group: repeats are left out together."""
+    return [
+        f"{o.plan.input_hash} {_rounded(o.prompt_tokens)} {_rounded(o.response_tokens)}"
+        for o in observations
+    ]
+
+
+def _rounded(tokens: float | None) -> str:
+    return "-" if tokens is None else f"{np.log(max(1.0, tokens)):.1f}"
+
+
+def _errors(
+    model: Model, data: Sequence[Datum], known: Sequence[Prior], whole: Fit, observations: Sequence[Observation]
+) -> tuple[PhaseError, ...]:  # fmt: skip
+    """Every phase and step of every run, predicted by a fit on the other groups."""
+    names, found = groups(observations), []
+    for group in dict.fromkeys(names):
+        out = [i for i, name in enumerate(names) if name == group]
+        rows = [i for i, d in enumerate(data) if d.run not in out]
+        values = _without(model, data, rows, known, whole) if rows else None
+        for i in out:
+            found += _scored(model, i, observations[i], values)
+    return tuple(found)
+
+
+def _without(
+    model: Model, data: Sequence[Datum], rows: Sequence[int], known: Sequence[Prior], whole: Fit
+) -> dict[str, float]:
+    """Coefficients fitted on some rows; what they cannot tell keeps its prior."""
+    part, some = model.only(rows), [data[i] for i in rows]
+    chosen, _ = identify(part, some, known)
+    same = {p.name for p in chosen} == {p.name for p in whole.priors}
+    if same:  # derivatives where all runs settled are near enough; the values are fitted anew
+        return fit(part, some, whole.priors, start=replace(whole, slopes=whole.slopes[rows])).values
+    return fitted(part, some, known)[0].values
+
+
+def _scored(
+    model: Model, i: int, run: Observation, values: dict[str, float] | None
+) -> list[PhaseError]:
+    before = model.seconds(i, {})
+    after = None if values is None else model.seconds(i, values)
+    measured = {**run.medians, **({STEP: median(run.step_s)} if run.step_s else {})}
+    return [
+        PhaseError(run=run.name, phase=phase, measured_s=seconds, before_s=before[phase], after_s=None if after is None else after[phase])
+        for phase, seconds in measured.items()
+        if before.get(phase, 0.0) > 0 and seconds > 0 and phase != REST
+    ]  # fmt: skip
+
+
+def off(predicted: float | None, measured: float) -> float | None:
+    """|predicted / measured - 1|."""
+    return None if predicted is None else abs(predicted / measured - 1)

@@ -1,0 +1,92 @@
+"""Memory of a run against the ledger of its plan: the fullest GPU of each pool, phase by phase.
+
+A counter counts whole GPUs, so roles are told apart only by what they hold in the plan, and by the phase in
+which they work. On a machine without GPUs the counter is the process's memory, libraries included, of which
+the plan's ledger counts the model's part.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhfsim.calibration.observation import WAIT, Observation
+from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.trace import Counter, Trace
+
+MEMORY = "memory_bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes on the fullest GPU of a pool during a phase."""
+
+    phase: str
+    pool: str
+    predicted: float | None
+    """None: the plan has no such phase."""
+    roles: Mapping[str, float]
+    """Role -> bytes of the prediction, the largest first."""
+    low: float | None
+    """P10, components moving together."""
+    high: float | None
+    """P90, components moving together."""
+    measured: float | None
+    """Most in any counted step; None: not recorded."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted."""
+        return self.measured / self.predicted if self.measured and self.predicted else None
+
+
+def footprint(plan: Plan, seen: Observation, trace: Trace) -> tuple[Held, ...]:
+    """Every phase and pool of the ledger, then those that only the run has."""
+    entries: dict[tuple[str, str], list[LedgerEntry]] = {}
+    for entry in plan.prediction.ledger:
+        entries.setdefault((entry.phase, entry.pool), []).append(entry)
+    found = measured(seen, trace)
+    keys = dict.fromkeys([*entries, *found])
+    return tuple(_held(key, entries.get(key, []), found.get(key)) for key in keys)
+
+
+def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], most: float | None) -> Held:
+    roles: dict[str, float] = {}
+    for entry in entries:
+        roles[entry.role] = roles.get(entry.role, 0.0) + entry.bytes
+    ranked = dict(sorted(roles.items(), key=lambda item: -item[1]))
+    return Held(
+        phase=key[0], pool=key[1], roles=ranked, measured=most, predicted=sum(roles.values()) if entries else None,
+        low=sum(e.low_bytes for e in entries) if entries else None, high=sum(e.high_bytes for e in entries) if entries else None,
+    )  # fmt: skip
+
+
+def measured(seen: Observation, trace: Trace) -> dict[tuple[str, str], float]:
+    """Phase and pool -> most bytes on one of its GPUs while a span of the phase ran there."""
+    levels = _levels(c for c in trace.counters if c.name == MEMORY)
+    found: dict[tuple[str, str], float] = {}
+    for span in trace.spans:
+        if span.step not in seen.counted or span.kind == WAIT:
+            continue
+        peaks = [_most(rows, span.start_s, span.end_s) for (pool, _), rows in levels.items() if pool == span.pool]  # fmt: skip
+        known = [p for p in peaks if p is not None]
+        if known:
+            key = (span.name, span.pool)
+            found[key] = max(found.get(key, 0.0), *known)
+    return found
+
+
+def _levels(counters: Iterable[Counter]) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """Pool and group -> times and values, in order."""
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for counter in counters:
+        found.setdefault((counter.pool, counter.group), []).append((counter.time_s, counter.value))
+    return {key: sorted(rows) for key, rows in found.items()}
+
+
+def _most(rows: Sequence[tuple[float, float]], start: float, end: float) -> float | None:
+    """The largest value that holds at some instant between start and end."""
+    first = max(0, bisect_right(rows, (start, float("inf"))) - 1)
+    held = [value for time, value in rows[first:] if time <= end]
+    return max(held, default=None)

@@ -1,0 +1,99 @@
+"""Which coefficients a set of runs can tell, and why not the others.
+
+With B = Sigma^-1/2 J P^1/2 (effect of one prior standard deviation in units of the noise), chosen S, and
+a candidate k, the data shrink the doubt about k, when all of S is fitted beside it, to
+
+    posterior / prior = 1 / sqrt(1 + g)        g = b_k^T (I + B_S B_S^T)^-1 b_k
+
+The candidate with the largest g joins S until no ratio is below `NARROWER`. A coefficient that moves
+the same phases as one of S gains nothing more: only their combination can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.calibration.evidence import Datum
+from rlhfsim.calibration.map_fit import UNKNOWN_MISMATCH, Fit, Model
+from rlhfsim.calibration.priors import Prior
+
+Floats = NDArray[np.float64]
+NARROWER = 0.8
+"""A posterior wider than this share of its prior says nothing new."""
+NO_EFFECT = 0.01
+"""Change of ln seconds, for one prior standard deviation, below which a phase does not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unidentified:
+    """A coefficient that keeps its prior."""
+
+    name: str
+    reason: str
+    collinear_with: str | None = None
+    """The fitted coefficient that stands for it; None where the runs say nothing."""
+
+
+def identify(
+    model: Model, data: Sequence[Datum], known: Sequence[Prior]
+) -> tuple[list[Prior], list[Unidentified]]:
+    """Coefficients that these data can tell, and the others with a reason.
+
+    Those that no phase depends on are in neither list.
+    """
+    slopes = model.slopes({}, [p.name for p in known])
+    effect = slopes * np.array([p.width for p in known])
+    matter = [k for k in range(len(known)) if np.abs(effect[:, k]).max(initial=0.0) >= NO_EFFECT]
+    sigma = np.array([np.hypot(d.scatter, UNKNOWN_MISMATCH) for d in data])
+    scaled = effect / sigma[:, None]
+    chosen = _chosen(scaled, matter)
+    rest = [k for k in matter if k not in chosen]
+    return [known[k] for k in chosen], [_reason(scaled, known, k, chosen) for k in rest]
+
+
+def _chosen(scaled: Floats, matter: Sequence[int]) -> list[int]:
+    chosen: list[int] = []
+    while left := [k for k in matter if k not in chosen]:
+        gains = {k: _gain(scaled, k, chosen) for k in left}
+        best = max(left, key=lambda k: (gains[k], -k))
+        if _ratio(gains[best]) > NARROWER:
+            break
+        chosen.append(best)
+    return chosen
+
+
+def _gain(scaled: Floats, k: int, chosen: Sequence[int]) -> float:
+    """b^T (I + B B^T)^-1 b, by the inverse of the smaller matrix."""
+    b, others = scaled[:, k], scaled[:, chosen]
+    inner = np.eye(len(chosen)) + others.T @ others
+    shared = others.T @ b
+    return float(b @ b - shared @ np.linalg.solve(inner, shared)) if chosen else float(b @ b)
+
+
+def _ratio(gain: float) -> float:
+    """Posterior over prior standard deviation."""
+    return float(1 / np.sqrt(1 + max(0.0, gain)))
+
+
+def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int]) -> Unidentified:
+    name, alone = known[k].name, _ratio(_gain(scaled, k, ()))
+    if alone > NARROWER or not chosen:
+        return Unidentified(name=name, reason=f"these runs would leave {alone:.0%} of its doubt".replace("%", " %"))  # fmt: skip
+    norms = np.linalg.norm(scaled, axis=0)
+    like = {c: abs(scaled[:, k] @ scaled[:, c]) / (norms[k] * norms[c]) for c in chosen}
+    twin = known[max(like, key=lambda c: like[c])].name
+    return Unidentified(name=name, reason=f"moves the same phases as {twin}", collinear_with=twin)
+
+
+def settled(found: Fit) -> list[Prior]:
+    """Fitted coefficients whose posterior, with the noise as it turned out, is narrower than the prior."""
+    deviations = np.sqrt(np.diag(found.own))
+    return [
+        p
+        for p, theta, deviation in zip(found.priors, found.theta, deviations, strict=True)
+        if deviation <= NARROWER * p.deviation(theta) + 1e-12
+    ]

@@ -1,0 +1,359 @@
+"""What one executed run says, ready for comparison and calibration.
+
+`read_run` reads the folder that `rlhfsim launch` leaves (docs/executor.md); importers of other frameworks
+and simulated runs build an `Observation` or call `observe` themselves. A phase takes as long as the GPU
+group that was busy longest with it. The first step is left out where there are several: it compiles,
+allocates and fills caches.
+
+Not known here: what a GPU did inside a span, and how far the clocks of two nodes differ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.trace import Span, Trace, read_trace
+
+PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
+"""Files of a run folder; the first two must be there."""
+WAIT = "wait"
+"""Kind of a span in which nobody works."""
+GENERATE = "generate"
+"""Kind of the spans of the rollout engine."""
+COVERS, JOINT = "covers", "+"
+"""Attribute of a span whose timer covers several phases of the plan, and what joins their names."""
+FAILED = "failed"
+"""Attribute of a span whose work raised an error."""
+CPU_POOL = "cpu"
+"""Rules and controller work here; it is no pool of the plan."""
+JUMP = 20.0
+"""A step that takes this many times the median step shows a clock that was set, not a slow step."""
+SLACK_S = 0.05
+"""Seconds by which a step may begin before the one before it: clocks of two nodes."""
+Row = Mapping[str, Any]
+"""One line of metrics.jsonl."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What one executed run says."""
+
+    name: str
+    """How people call it: the folder's name."""
+    plan: Plan
+    """What was executed, with its prediction."""
+    phases: Mapping[str, tuple[float, ...]]
+    """Seconds of every counted step by phase; a phase may be missing in some steps."""
+    covers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phases of the plan that a measured phase times, where they are not itself alone (imported runs)."""
+    step_s: tuple[float, ...]
+    """Seconds of every counted step; empty where the source does not say."""
+    counted: tuple[int, ...] = ()
+    """Which steps of the trace were counted, in the order of `step_s`."""
+    prompt_tokens: float | None = None
+    """Mean tokens of a prompt over the counted steps; None: not measured."""
+    response_tokens: float | None = None
+    """Mean tokens of a response over the counted steps; None: not measured."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Library -> version."""
+    device: str = "unknown"
+    """What it ran on, in words."""
+    date: str | None = None
+    """Day of the run, `2026-11-21`; None: not known."""
+    folder: Path | None = None
+    """Where it was read from; None: built in memory."""
+    left_out: tuple[str, ...] = ()
+    """What was not counted and why, a sentence each."""
+
+    @property
+    def steps(self) -> int:
+        """Counted steps."""
+        return max([len(self.step_s), *map(len, self.phases.values())])
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Median seconds of every phase."""
+        return {name: median(times) for name, times in self.phases.items() if times}
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def read_run(folder: str | Path) -> Observation:
+    """The observation of a run folder of `rlhfsim launch`.
+
+    Raises:
+        RlhfsimError: no run, a truncated or empty trace, a trace of another plan or another format,
+            or no step that can be counted.
+    """
+    path = Path(folder)
+    _is_run(path)
+    plan, trace = read_plan(path / PLAN), read_trace(path / TRACE)
+    place = Place(file=str(path / TRACE))
+    if trace.source != "measured":
+        raise RlhfsimError("trace-not-measured", "this trace was simulated, not measured", place=place,
+                           help="give folders that rlhfsim launch wrote")  # fmt: skip
+    rows, notes = _metrics(path / METRICS)
+    environment = _environment(path / ENVIRONMENT)
+    return observe(
+        plan, trace, name=path.resolve().name, rows=rows, environment=environment, folder=path, left_out=notes, place=place,
+    )  # fmt: skip
+
+
+def observe(
+    plan: Plan, trace: Trace, *, name: str, rows: Sequence[Row] = (), environment: Row | None = None,
+    folder: Path | None = None, left_out: Sequence[str] = (), place: Place | None = None,
+) -> Observation:  # fmt: skip
+    """The observation of a plan and its trace; `rows` are lines of metrics.jsonl.
+
+    Raises:
+        RlhfsimError: the trace is empty, of another plan, mixed, or no step can be counted.
+    """
+    trace, ahead = _of_the_steps(plan, trace)
+    check_trace(plan, trace, place)
+    lines = _by_step(rows, trace.steps)
+    counted, notes = counted_steps(plan, trace, lines, place)
+    spans = [span for span in trace.spans if span.step in counted and span.kind != WAIT]
+    prompt, response = _tokens([lines[step] for step in counted if step in lines])
+    known = environment or {}
+    return Observation(
+        name=name,
+        plan=plan,
+        phases=phase_seconds(spans),
+        covers=covered(spans),
+        step_s=tuple(_step_seconds(trace, counted, lines)),
+        counted=tuple(counted),
+        prompt_tokens=prompt,
+        response_tokens=response,
+        versions={str(k): str(v) for k, v in _mapping(known.get("libraries")).items()},
+        device=_device(known, plan),
+        date=_date(folder),
+        folder=folder,
+        left_out=(*left_out, *ahead, *notes),
+    )
+
+
+def _of_the_steps(plan: Plan, trace: Trace) -> tuple[Trace, tuple[str, ...]]:
+    """The trace without what asynchronous rollouts do ahead of the steps, and a sentence about it."""
+    if plan.placement.schedule.staleness == 0:
+        return trace, ()
+    kept = tuple(s for s in trace.spans if s.kind != GENERATE and s.step < trace.steps)
+    note = "actor.generate runs ahead of training and is of no single step: only the step holds it"
+    return replace(trace, spans=kept), (note,)
+
+
+def _is_run(path: Path) -> None:
+    for name in (PLAN, TRACE):
+        if not (path / name).is_file():
+            raise RlhfsimError("not-a-run", f"there is no {name} in this folder", place=Place(file=str(path)),
+                               help="give the folder that rlhfsim launch --out wrote; a run that was killed before its first step has no trace")  # fmt: skip
+
+
+def _metrics(path: Path) -> tuple[list[Row], list[str]]:
+    """Rows of metrics.jsonl that are whole, and a sentence about the others."""
+    if not path.is_file():
+        return [], [f"{METRICS} is missing: lengths and step times are taken from plan and trace"]
+    rows = [_row(line) for line in read_text(path).splitlines() if line.strip()]
+    broken = rows.count(None)
+    notes = [f"{broken} lines of {METRICS} are not whole"] if broken else []
+    return [row for row in rows if row is not None], notes
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+        return {**row, "step": int(row["step"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _environment(path: Path) -> Row:
+    if not path.is_file():
+        return {}
+    return _mapping(parse_json(read_text(path), str(path)).data)
+
+
+def _mapping(value: object) -> Row:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _device(environment: Row, plan: Plan) -> str:
+    """`2 x H100`, or the cores of a machine without GPUs."""
+    devices = environment.get("devices") or []
+    names = [str(d.get("name", d)) if isinstance(d, Mapping) else str(d) for d in devices]
+    if names:
+        return f"{len(names)} x {names[0]}"
+    if "cores" in environment:
+        return f"{environment.get('machine', 'cpu')}, {environment['cores']} cores"
+    return " + ".join(f"{h.gpus} x {h.profile}" for h in plan.hardware)
+
+
+def _date(folder: Path | None) -> str | None:
+    """Day on which the trace was written; the formats carry none."""
+    from datetime import UTC, datetime
+
+    if folder is None or not (folder / TRACE).is_file():
+        return None
+    return datetime.fromtimestamp((folder / TRACE).stat().st_mtime, UTC).date().isoformat()
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+def check_trace(plan: Plan, trace: Trace, place: Place | None = None) -> None:
+    """That the trace is of this plan, and of nothing else.
+
+    Raises:
+        RlhfsimError: empty, another plan, spans beyond the last step, or a pool that the plan lacks.
+    """
+    if not trace.spans:
+        raise RlhfsimError("empty-trace", "the trace holds no spans", place=place,
+                           help="the run ended before its first step; give one that ran")  # fmt: skip
+    if trace.plan_hash != plan.input_hash:
+        raise RlhfsimError("another-plan", f"the trace is of plan {trace.plan_hash}, the plan is {plan.input_hash}", place=place,
+                           help="keep plan.json and trace.json of one run together; rlhfsim launch writes both")  # fmt: skip
+    pools = {pool.name for pool in plan.placement.pools} | {CPU_POOL}
+    for span in trace.spans:
+        _check_span(span, trace, pools, place)
+
+
+def _check_span(span: Span, trace: Trace, pools: set[str], place: Place | None) -> None:
+    if span.step >= trace.steps:
+        raise RlhfsimError("mixed-trace", f"span {span.name!r} is of step {span.step}, but the trace has {trace.steps} steps", place=place,
+                           help="two traces were joined; give each run its own folder")  # fmt: skip
+    if span.pool not in pools:
+        raise RlhfsimError("foreign-trace", f"span {span.name!r} ran in pool {span.pool!r}, which the plan does not have", place=place,
+                           help=f"the plan has {', '.join(sorted(pools))}")  # fmt: skip
+    if span.start_s < 0:
+        raise RlhfsimError("span-before-start", f"span {span.name!r} of step {span.step} starts at {span.start_s:g} s, before the trace", place=place,
+                           help="seconds count from the start of the first step")  # fmt: skip
+
+
+# --- what is counted ------------------------------------------------------------------------------
+
+
+def counted_steps(
+    plan: Plan, trace: Trace, rows: Mapping[int, Row], place: Place | None = None
+) -> tuple[list[int], list[str]]:
+    """Steps that count, and a sentence for each that does not.
+
+    Raises:
+        RlhfsimError: none is left.
+    """
+    windows = step_windows(trace)
+    why = dict(_bad(plan, trace, windows))
+    steps = sorted(windows)
+    if len(steps) > 1:
+        why.setdefault(steps[0], "the first step, which also warms up")
+    kept = [step for step in steps if step not in why]
+    if not kept:
+        raise RlhfsimError("no-step-counts", f"none of {len(steps)} steps can be counted: {next(iter(why.values()))}", place=place,
+                           help="run at least two whole steps with a clock that is not set meanwhile")  # fmt: skip
+    return kept, [f"step {step}: {reason}" for step, reason in sorted(why.items())]
+
+
+def step_windows(trace: Trace) -> dict[int, tuple[float, float]]:
+    """First start and last end of every step, seconds."""
+    found: dict[int, tuple[float, float]] = {}
+    for span in trace.spans:
+        start, end = found.get(span.step, (math.inf, -math.inf))
+        found[span.step] = (min(start, span.start_s), max(end, span.end_s))
+    return dict(sorted(found.items()))
+
+
+def _bad(
+    plan: Plan, trace: Trace, windows: Mapping[int, tuple[float, float]]
+) -> Iterator[tuple[int, str]]:
+    for span in trace.spans:
+        if FAILED in span.attributes:
+            yield span.step, f"{span.name} failed ({span.attributes[FAILED]})"
+    usual = median(end - start for start, end in windows.values())
+    for step, (start, end) in windows.items():
+        if len(windows) > 2 and end - start > JUMP * usual:
+            yield step, f"it lasts {end - start:.3g} s, {(end - start) / usual:.0f} times the median step: the clock was set"  # fmt: skip
+    if plan.placement.schedule.staleness == 0:
+        yield from _overlapping(windows)
+
+
+def _overlapping(windows: Mapping[int, tuple[float, float]]) -> Iterator[tuple[int, str]]:
+    """Synchronous steps that begin before the one before them ends: the clock was set back."""
+    steps = list(windows)
+    for before, step in pairwise(steps):
+        back = windows[before][1] - windows[step][0]
+        if back > SLACK_S:
+            reason = f"step {step} begins {back:.3g} s before step {before} ends: the clock was set back"  # fmt: skip
+            yield before, reason
+            yield step, reason
+
+
+def phase_seconds(spans: Sequence[Span]) -> dict[str, tuple[float, ...]]:
+    """Seconds of every phase in every step that has it: of the GPU group that was busy longest."""
+    busy: dict[tuple[str, int, str, str], float] = {}
+    for span in spans:
+        key = (span.name, span.step, span.pool, span.group)
+        busy[key] = busy.get(key, 0.0) + span.seconds
+    longest: dict[tuple[str, int], float] = {}
+    for (name, step, _, _), seconds in busy.items():
+        longest[(name, step)] = max(longest.get((name, step), 0.0), seconds)
+    found: dict[str, list[float]] = {}
+    for (name, _), seconds in sorted(longest.items(), key=lambda item: item[0][1]):
+        found.setdefault(name, []).append(seconds)
+    return {name: tuple(times) for name, times in found.items()}
+
+
+def covered(spans: Sequence[Span]) -> dict[str, tuple[str, ...]]:
+    """Phases of the plan that a span of each name covers, where the span says so."""
+    told = ((span.name, span.attributes.get(COVERS)) for span in spans)
+    return {name: tuple(str(text).split(JOINT)) for name, text in told if text is not None}
+
+
+def _by_step(rows: Sequence[Row], steps: int) -> dict[int, Row]:
+    """Rows by the step of the trace; a resumed run's trace holds only the steps of its last life."""
+    if not rows:
+        return {}
+    first = max(0, max(int(row["step"]) for row in rows) + 1 - steps)
+    return {int(row["step"]) - first: row for row in rows if int(row["step"]) >= first}
+
+
+def _step_seconds(trace: Trace, counted: Sequence[int], rows: Mapping[int, Row]) -> Iterator[float]:
+    """Seconds of the counted steps: the metric, else until the next step begins."""
+    windows = step_windows(trace)
+    for step in counted:
+        told = _number(rows.get(step, {}), "time/step")
+        following = windows.get(step + 1)
+        start, end = windows[step]
+        measured = following[0] - start if following and following[0] > start else end - start
+        yield told or measured
+
+
+def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:
+    """Mean tokens of prompt and response.
+
+    prompt + response = tokens a second / samples a second of a step (executor.algorithms.metrics).
+    """
+    responses = [_number(row, "response/length_mean") for row in rows]
+    prompts = []
+    for row, response in zip(rows, responses, strict=True):
+        tokens = _number(row, "throughput/tokens_per_sec")
+        samples = _number(row, "throughput/samples_per_sec")
+        if tokens and samples and response is not None and tokens / samples - response >= 1:
+            prompts.append(tokens / samples - response)
+    known = [response for response in responses if response]
+    return (fmean(prompts) if prompts else None), (fmean(known) if known else None)
+
+
+def _number(row: Row, name: str) -> float | None:
+    value = row.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)

@@ -1,0 +1,236 @@
+"""What the cost model says about an observed run, with coefficients of one's choice.
+
+The run's plan is priced again on the profile as it is now: coefficients replaced, lengths those that were
+measured, KV capacity held (calibration is about time). Only profiles of one name are changed, so a
+cluster of two kinds of GPUs is calibrated one kind at a time.
+
+    elasticity of phase f to coefficient k    e = d ln t_f / d ln theta_k    by a difference
+
+Not known here: memory; and contention on shared links, which only the simulation of a step knows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlhfsim.calibration.observation import Observation
+from rlhfsim.costs.devices import device_of
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.phases.iteration import Iteration, Program, Setting, closed_form, program
+from rlhfsim.phases.ledger import ledger
+from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware import AT_LEAST_ONE, Cluster, Pool, Profile
+from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
+from rlhfsim.specs.models import models_of
+from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.workload import Workload
+
+STEP = "step"
+"""Name under which the whole step stands beside its phases."""
+REST = "rest"
+"""The step without its timed phases: the controller, and gaps between calls."""
+DIFFERENCE = 1e-3
+"""Step of the difference in ln theta: far above rounding, far below curvature."""
+FULL_SHARE = 0.985
+"""A measured mean this close to the longest length: nearly all were cut there."""
+HALVINGS = 50
+"""Of the bisection for the parameter that gives a measured mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An observed run, ready to be priced again and again."""
+
+    name: str
+    setting: Setting
+    kv_tokens: float | None
+    """KV capacity of one replica with the profile's own coefficients; held while others change."""
+    profile: Profile
+    """The profile whose coefficients may change."""
+    covers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Phases of the plan under each clock of the run that covers others than its namesake."""
+    clocks: frozenset[str] = frozenset()
+    """Measured phases that time a part of the critical chain."""
+
+    def seconds(self, values: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Seconds of every phase, and of the step under `STEP`, with `values` for the profile's own.
+
+        A phase counts its work alone, as measured spans do: what it waits for stands only in the step.
+        Under a clock that covers several phases stands their sum; `REST` is the step without `clocks`.
+        """
+        priced, step = self._priced(values or {})
+        found: dict[str, float] = {}
+        for call in priced.steps:
+            found[call.name] = found.get(call.name, 0.0) + call.cost.seconds
+        alone = dict(found)
+        for clock, under in self.covers.items():
+            found[clock] = sum(alone.get(phase, 0.0) for phase in under)
+        rest = step.seconds - sum(found[name] for name in self.clocks)
+        return {**found, STEP: step.seconds, REST: max(0.0, rest)}
+
+    def chain(self) -> frozenset[str]:
+        """Phases that make up the step, with the profile's own coefficients."""
+        _, step = self._priced({})
+        return frozenset(step.phases[i].name for i in step.critical)
+
+    def read(self) -> frozenset[str]:
+        """Coefficients that pricing this run reads: no other can change a second of it."""
+        seen: set[str] = set()
+        own = self.profile
+        recording = replace(own, coefficients=_Recorder(own.coefficients, seen))
+        pools = tuple(
+            replace(p, profile=recording) if p.profile is own else p
+            for p in self.setting.cluster.pools
+        )
+        setting = replace(self.setting, cluster=replace(self.setting.cluster, pools=pools))
+        for pool in pools:
+            device = device_of(pool, setting.cluster.oversubscription)  # the one that pricing finds
+            if pool.profile is recording:
+                object.__setattr__(device, "_values", _Recorder(device._values, seen))
+        program(setting, self.kv_tokens)
+        return frozenset(seen)
+
+    def _priced(self, values: Mapping[str, float]) -> tuple[Program, Iteration]:
+        setting = replace(self.setting, cluster=self._cluster(values))
+        priced = program(setting, self.kv_tokens)
+        return priced, closed_form(priced, setting.placement.schedule)
+
+    def _cluster(self, values: Mapping[str, float]) -> Cluster:
+        changed = with_coefficients(self.profile, values)
+        pools = self.setting.cluster.pools
+        return replace(
+            self.setting.cluster,
+            pools=tuple(replace(p, profile=changed) if p.profile is self.profile else p for p in pools),
+        )  # fmt: skip
+
+
+class _Recorder(dict[str, Any]):
+    """A dict that notes which keys are asked for."""
+
+    def __init__(self, data: Mapping[str, Any], seen: set[str]) -> None:
+        super().__init__(data)
+        self._seen = seen
+
+    def __getitem__(self, key: str) -> Any:
+        self._seen.add(key)
+        return super().__getitem__(key)
+
+
+def case_of(observation: Observation, profile: Profile | None = None) -> Case:
+    """An observation as a case; `profile` stands in for the plan's profile of its name.
+
+    Raises:
+        RlhfsimError: a profile or a model of the plan is not found here.
+    """
+    plan = observation.plan
+    own = profile or load_profile(plan.hardware[0].profile)
+    workload = with_lengths(plan.workload, observation.prompt_tokens, observation.response_tokens)
+    cluster = cluster_with(plan, own)
+    models = models_of(workload)
+    kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
+    setting = Setting(models=models, placement=plan.placement, workload=workload, cluster=cluster)
+    case = Case(
+        name=observation.name,
+        setting=setting,
+        kv_tokens=kv_tokens if kv_tokens and kv_tokens > 0 else None,
+        profile=own,
+        covers=observation.covers,
+    )
+    chain = case.chain()
+    timed = {f: observation.covers.get(f, (f,)) for f, times in observation.phases.items() if times}
+    return replace(case, clocks=frozenset(f for f, under in timed.items() if chain & {*under}))
+
+
+def cluster_with(plan: Plan, profile: Profile) -> Cluster:
+    """The plan's cluster, `profile` in place of its namesake (and of the only one)."""
+    alone = len(plan.hardware) == 1
+    pools = tuple(
+        Pool(
+            profile=profile if alone or h.profile == profile.name else load_profile(h.profile),
+            gpus=h.gpus,
+            gpus_per_node=h.gpus_per_node,
+        )
+        for h in plan.hardware
+    )
+    return Cluster(pools=pools, oversubscription=plan.oversubscription)
+
+
+def with_coefficients(profile: Profile, values: Mapping[str, float]) -> Profile:
+    """The profile with other values, taken as exact: only seconds are read off it."""
+    if not values:
+        return profile
+    known = profile.coefficients
+    moved = {k: replace(known[k], value=v, low=v, high=v) for k, v in values.items()}
+    return replace(profile, coefficients={**known, **moved})
+
+
+def sensitivities(
+    case: Case, values: Mapping[str, float], names: Iterable[str]
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Seconds by phase, and the elasticity d ln t / d ln theta of each phase by coefficient.
+
+    e = (ln t(theta (1 + d)) - ln t(theta)) / ln(1 + d)        d = -`DIFFERENCE`
+
+    Downwards, because overlaps end at 1; upwards for what is at least 1. Phases of zero seconds have none.
+    """
+    base = case.seconds(values)
+    found: dict[str, dict[str, float]] = {}
+    for name in names:
+        here = values.get(name, case.profile[name])
+        d = DIFFERENCE if name in AT_LEAST_ONE else -DIFFERENCE
+        moved = case.seconds({**values, name: here * (1 + d)})
+        found[name] = {
+            phase: math.log(moved[phase] / seconds) / math.log1p(d)
+            for phase, seconds in base.items()
+            if seconds > 0 and moved[phase] > 0
+        }
+    return base, found
+
+
+# --- lengths as measured --------------------------------------------------------------------------
+
+
+def with_lengths(workload: Workload, prompt: float | None, response: float | None) -> Workload:
+    """The workload with the measured mean lengths, in distributions of the planned shape."""
+    changes: dict[str, AnyLengths] = {}
+    if prompt is not None:
+        changes["prompt_len"] = with_mean(workload.prompt_len, prompt)
+    if response is not None and workload.generates:
+        changes["response_len"] = with_mean(workload.response_len, response)
+    return replace(workload, **changes)  # type: ignore[arg-type]  # one field each
+
+
+def with_mean(lengths: AnyLengths, mean: float) -> AnyLengths:
+    """The distribution with another mean; its shape and cut are kept, an empirical one stays.
+
+    Log-normal and truncated normal: bisection on the parameter until the mean after the cut is `mean`.
+    """
+    mean = max(1.0, mean)
+    if isinstance(lengths, Fixed):
+        return Fixed(value=mean)
+    if not isinstance(lengths, LogNormal | Truncated):
+        return lengths
+    if mean >= FULL_SHARE * lengths.maximum:
+        return Fixed(value=min(mean, lengths.maximum))
+    low, high = 1.0, lengths.maximum * 50
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high)
+        reached = stats(replace(lengths, mean=middle)).mean
+        low, high = (middle, high) if reached < mean else (low, middle)
+    return replace(lengths, mean=low)
+
+
+def check_profile(observations: Iterable[Observation], profile: Profile) -> None:
+    """That every run has a pool of this profile.
+
+    Raises:
+        RlhfsimError: a run of other hardware.
+    """
+    for seen in observations:
+        names = [h.profile for h in seen.plan.hardware]
+        if len(names) > 1 and profile.name not in names:
+            raise RlhfsimError("another-profile", f"run {seen.name!r} used {', '.join(names)}, not {profile.name}",
+                               help="calibrate one kind of GPU at a time: --profile NAME")  # fmt: skip

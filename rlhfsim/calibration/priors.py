@@ -1,0 +1,92 @@
+"""What is believed of a coefficient before a fit, on the logarithm of its value.
+
+    theta = ln value      mean ln c      standard deviation ln(high / c) / z above, ln(c / low) / z below
+    z = 1.2816, the 90th percentile of a normal distribution
+
+A coefficient whose value is 0 has no logarithm, and one without an interval is no question: neither is
+fitted. An interval that ends at the value is a bound. Other bounds are the valid range of its kind (`specs.hardware`), else a factor of `REACH` either way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rlhfsim.specs.hardware import AT_LEAST_ONE, AT_MOST_ONE, MAX_EFFICIENCY, SHARES, Profile
+from rlhfsim.specs.quantities import Coefficient
+
+Z90 = 1.2815515655446004
+"""90th percentile of the standard normal distribution."""
+REACH = 100.0
+"""Most that a fit may move a coefficient without a range of its own, either way."""
+LEAST_SHARE = 1e-3
+"""Smallest efficiency, share or overlap that a fit may find."""
+MAX_DOUBT = math.log(REACH) / Z90
+"""Standard deviation where the interval begins at 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """One coefficient before the fit."""
+
+    name: str
+    mean: float
+    """ln of its value."""
+    below: float
+    """Standard deviation of ln value towards smaller values."""
+    above: float
+    """The same towards larger ones."""
+    least: float
+    """Smallest ln value that is valid."""
+    most: float
+    """Largest ln value that is valid."""
+
+    def deviation(self, theta: float) -> float:
+        """Standard deviation on the side of `theta`."""
+        return self.above if theta >= self.mean else self.below
+
+    @property
+    def width(self) -> float:
+        """Mean of the two standard deviations."""
+        return (self.below + self.above) / 2
+
+
+def priors(profile: Profile, names: Iterable[str] | None = None) -> dict[str, Prior]:
+    """Priors of the profile's coefficients that can be fitted, by name."""
+    wanted = profile.coefficients if names is None else names
+    found = {name: prior(name, profile.coefficient(name)) for name in wanted}
+    return {name: item for name, item in found.items() if item is not None}
+
+
+def prior(name: str, coefficient: Coefficient) -> Prior | None:
+    """The prior of one coefficient; None where its value is 0 or its interval a point."""
+    value, low, high = coefficient.value, coefficient.low, coefficient.high
+    if value <= 0 or high <= low:
+        return None
+    sides = (_side(low, value), _side(value, high))
+    wide = max(sides)
+    least, most = bounds(name, value)
+    return Prior(
+        name=name,
+        mean=math.log(value),
+        below=sides[0] or wide,
+        above=sides[1] or wide,
+        least=min(math.log(least if sides[0] else value), math.log(value)),
+        most=max(math.log(most if sides[1] else value), math.log(value)),
+    )
+
+
+def _side(small: float, large: float) -> float:
+    return min(MAX_DOUBT, math.log(large / small) / Z90) if small > 0 else MAX_DOUBT
+
+
+def bounds(name: str, value: float) -> tuple[float, float]:
+    """Smallest and largest valid value of a coefficient of this name."""
+    if name.endswith(SHARES):
+        return LEAST_SHARE, MAX_EFFICIENCY
+    if name.startswith(AT_MOST_ONE):
+        return LEAST_SHARE, 1.0
+    if name in AT_LEAST_ONE:
+        return 1.0, REACH * value
+    return value / REACH, value * REACH

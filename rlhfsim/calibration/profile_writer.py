@@ -1,0 +1,239 @@
+"""A calibrated profile as a new YAML file: what changed, from what, on which runs, and how far it holds.
+
+The file `extends` the profile before it and names only the coefficients that moved. It is written whole or
+not at all, and never over a file that exists or under the name of a profile that is known.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from rlhfsim import units
+from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
+from rlhfsim.calibration.observation import Observation
+from rlhfsim.calibration.predict import REST, STEP, with_lengths
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.phases.region import point
+from rlhfsim.specs.calibration import Point, Provenance
+from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.profiles import (
+    aliases,
+    find_profile,
+    load_profile,
+    profile_hash,
+    profile_names,
+    profile_yaml,
+)
+from rlhfsim.specs.quantities import Coefficient
+
+ENGINES = ("vllm", "deepspeed", "torch", "transformers", "ray", "megatron-core", "verl", "openrlhf", "nemo-rl", "trl", "rlhfsim")  # fmt: skip
+"""Libraries whose version decides times."""
+DRIFT = Coefficient(
+    value=0.2, low=0.1, high=0.4,
+    source="prior: on 13 published GRPO rows five fitted coefficients err by 14 % with one row left out and by 30 % with one model left out, which is one to two e-folds of parameters away",
+)  # fmt: skip
+"""P90 of ln(true / predicted) added per e-fold of distance."""
+MAX_SOURCE = 1900
+"""Characters of a source; the profile's field takes 2000."""
+DIGITS = 5
+HEADER = """# Written by rlhfsim calibrate. `low` and `high` are the 10th and 90th percentile of what is believed.
+# Coefficients that are not named here keep the value of the profile that this one extends.
+"""
+
+
+def write_profile(path: str | Path, found: Calibration, base: str | Path | None = None) -> Profile:
+    """Write the calibrated profile to a new file; `base` is the file of the profile before, if it is no shipped one.
+
+    Raises:
+        RlhfsimError: the file exists, its name is that of a known profile, or it cannot be written.
+    """
+    out = Path(path)
+    check_new(out)
+    text = profile_text(out.stem, found, _extends(out, found.profile, base))
+    _write_new(out, text)
+    return load_profile(out)
+
+
+def check_new(out: Path) -> None:
+    """That nothing is overwritten or hidden by a profile at `out`.
+
+    Raises:
+        RlhfsimError: the file exists, or a known profile has its name.
+    """
+    place = Place(file=str(out))
+    if out.suffix not in (".yaml", ".yml"):
+        raise RlhfsimError("bad-value", "a profile is a YAML file", place=place, help="as in --out calibrated.yaml")  # fmt: skip
+    if out.exists() or out.is_symlink():
+        raise RlhfsimError("file-exists", "this file exists, and a profile is never overwritten", place=place,
+                           help="give another --out, such as one with a date in its name")  # fmt: skip
+    name = out.stem.lower().replace("_", "-")
+    taken = {known.lower().replace("_", "-") for known in (*profile_names(), *aliases())}
+    if name in taken:
+        raise RlhfsimError("name-taken", f"a profile named {out.stem} is known; this one would hide it", place=place,
+                           help=f"give another --out, such as {out.stem}_calibrated.yaml")  # fmt: skip
+
+
+def _write_new(out: Path, text: str) -> None:
+    """The whole file at once, and only if there is none: a link to an existing name fails."""
+    try:
+        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", text=True)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.link(name, out)
+        finally:
+            os.unlink(name)
+    except FileExistsError:
+        check_new(out)
+    except OSError as error:
+        raise RlhfsimError("unwritable-file", f"cannot write: {(error.strerror or 'error').lower()}", place=Place(file=str(out)),
+                           help="check that the folder exists and is writable") from error  # fmt: skip
+
+
+def _extends(out: Path, profile: Profile, base: str | Path | None) -> str | None:
+    """How the new file names the profile before it; None: it must carry all of it."""
+    if profile.name in profile_names() and _same(load_profile(find_profile(profile.name)), profile):
+        return profile.name
+    if base is not None and Path(base).is_file():
+        return os.path.relpath(Path(base).resolve(), out.resolve().parent)
+    return None
+
+
+def _same(a: Profile, b: Profile) -> bool:
+    return profile_hash(a) == profile_hash(b)
+
+
+# --- content --------------------------------------------------------------------------------------
+
+
+def profile_text(name: str, found: Calibration, extends: str | None) -> str:
+    """The YAML of the calibrated profile."""
+    told = provenance(found)
+    moved = {c.name: replace(c.after, source=source(c, found, told)) for c in found.coefficients}
+    title = f"{found.profile.title} (calibrated)".replace(
+        " (calibrated) (calibrated)", " (calibrated)"
+    )
+    if extends is None:
+        whole = replace(
+            found.profile, name=name, title=title, aliases=(), calibration=told, coefficients={**found.profile.coefficients, **moved}
+        )  # fmt: skip
+        return HEADER + profile_yaml(whole)
+    data: dict[str, Any] = {
+        "name": name, "title": title, "extends": extends,
+        "coefficients": {key: _numbers(value) for key, value in moved.items()}, "calibration": _plain(told),
+    }  # fmt: skip
+    text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
+    return HEADER + text
+
+
+def _numbers(c: Coefficient) -> dict[str, Any]:
+    value, low, high = (_number(x, c.dimension) for x in (c.value, c.low, c.high))
+    return {"value": value, "low": low, "high": high, "source": c.source}
+
+
+def _number(value: float, dimension: units.Dimension) -> float | str:
+    if dimension == "1":
+        return float(f"{value:.{DIGITS}g}")
+    return units.format(value, dimension, digits=DIGITS).replace(",", "")
+
+
+def _plain(told: Provenance) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "base": told.base, "date": told.date, "device": told.device, "interconnect": told.interconnect,
+        "versions": dict(told.versions), "runs": list(told.runs), "data": told.data,
+    }  # fmt: skip
+    for key in ("phase_error", "step_error"):
+        pair = getattr(told, key)
+        data |= {key: [round(x, 4) for x in pair]} if pair else {}
+    region = {
+        phase: [[round(x, 3) for x in p] for p in points] for phase, points in told.region.items()
+    }
+    return {**data, "drift": _numbers(told.drift), "region": region}
+
+
+def source(c: Calibrated, found: Calibration, told: Provenance) -> str:
+    """Runs, n, date, device, versions and interconnect of one coefficient, and what it was before."""
+    versions = ", ".join(f"{k} {v}" for k, v in told.versions.items())
+    before = f"{_number(c.before.value, c.before.dimension)} [{_number(c.before.low, c.before.dimension)}, {_number(c.before.high, c.before.dimension)}]"
+    text = (
+        f"calibrated {told.date} on {c.runs} of {len(told.runs)} runs ({', '.join(told.runs[:6])}{', ...' * (len(told.runs) > 6)}), n={c.n}, "
+        f"{told.device}, {told.interconnect}{', ' * bool(versions)}{versions} | before {before}: {c.before.source}"
+    )  # fmt: skip
+    return text if len(text) <= MAX_SOURCE else text[:MAX_SOURCE] + "..."
+
+
+def provenance(found: Calibration) -> Provenance:
+    """The key `calibration` of the new profile."""
+    runs = found.observations
+    dates = sorted(run.date for run in runs if run.date)
+    return Provenance(
+        base=found.profile.name,
+        date=dates[-1] if dates else "unknown",
+        device=", ".join(dict.fromkeys(run.device for run in runs)),
+        interconnect=interconnect(found.profile),
+        versions=engine_versions(runs),
+        runs=tuple(run.name for run in runs),
+        data=found.data,
+        phase_error=error_pair(found.errors, step=False),
+        step_error=error_pair(found.errors, step=True),
+        drift=DRIFT,
+        region=region(runs),
+    )
+
+
+def interconnect(profile: Profile) -> str:
+    """`nvlink 450 GB/s over 8 GPUs, nic 50 GB/s`."""
+    fabric = profile.scale_up
+    rate, nic = (units.format(x, "byte/s") for x in (fabric.bandwidth.value, profile.nic.value))
+    return f"{fabric.kind} {rate} over {fabric.domain} GPU{'s' * (fabric.domain != 1)}, nic {nic}"
+
+
+def engine_versions(runs: Sequence[Observation]) -> dict[str, str]:
+    """Versions of the engines; several of one are joined by /."""
+    seen: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name in ENGINES:
+            if name in run.versions:
+                seen.setdefault(name, {})[run.versions[name]] = None
+    return {name: "/".join(versions) for name, versions in seen.items()}
+
+
+def error_pair(errors: Sequence[PhaseError], *, step: bool) -> tuple[float, float] | None:
+    """Median error before and after, of steps or of phases; None where nothing could be left out."""
+    rows = [e for e in errors if (e.phase == STEP) == step and e.after_s is not None]
+    if not rows:
+        return None
+    before = median(off(e.before_s, e.measured_s) or 0.0 for e in rows)
+    return before, median(off(e.after_s, e.measured_s) or 0.0 for e in rows)
+
+
+def region(runs: Sequence[Observation]) -> dict[str, tuple[Point, ...]]:
+    """The point of every run, by phase."""
+    found: dict[str, dict[Point, None]] = {}
+    for run in runs:
+        plan = run.plan
+        work = with_lengths(plan.workload, run.prompt_tokens, run.response_tokens)
+        for phase in _covered(run.phases, run.covers):
+            x = point(phase, plan.models, work, plan.placement)
+            rounded = (
+                round(x[0], 3),
+                round(x[1], 3),
+                round(x[2], 3),
+                round(x[3], 3),
+                round(x[4], 3),
+            )
+            found.setdefault(phase, {})[rounded] = None
+    return {phase: tuple(points) for phase, points in found.items() if phase not in (STEP, REST)}
+
+
+def _covered(phases: Mapping[str, object], covers: Mapping[str, tuple[str, ...]]) -> list[str]:
+    return list(dict.fromkeys(p for phase in phases for p in covers.get(phase, (phase,))))
