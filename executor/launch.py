@@ -106,7 +106,7 @@ def prepare(
     known = dry_step_s is not None and not Path(model).is_dir()
     if not known:
         refusals.check_model(model)
-    text = ByteText() if known else Text(model)
+    text = ByteText() if known else Text(model, chat=settings.data.chat_template)
     job = Job(plan=plan, settings=settings, model=model, gpu=cluster.local_gpus() > 0, max_prompt=1,
               fake_seconds=None if dry_step_s is None else _fake_seconds(plan, dry_step_s))  # fmt: skip
     refusals.check(job)

@@ -37,6 +37,8 @@ class Data:
     """DPO."""
     label_column: str = "label"
     """KTO: true, 1 or positive is desirable."""
+    chat_template: bool = False
+    """Prompts are turns of a user, or lists of `role` and `content`, and pass through the model's chat template."""
     difficulty: Annotated[int, Field(ge=1, le=9)] = 1
     """Of generated tasks: digits of a number, or statements of a puzzle."""
     shuffle: bool = True

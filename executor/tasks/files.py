@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from executor.settings import Data
 from executor.tasks.prompts import Preference, Problem
+from executor.tasks.text import Prompt
 from rlhfsim.errors import Place, RlhfsimError
 
 _HELD_OUT_SHARE = 10
@@ -42,7 +43,7 @@ class FileSource:
         self._data, self._seed, self._preference = data, seed, preference
         self._rows = _read(Path(data.path))
         columns = _columns(data, preference)
-        _check(self._rows, columns, data.path)
+        _check(self._rows, columns, data.path, chat=data.chat_template)
         self._training, self._held_out = _split(self._rows[data.prompt_column])
         self._orders: dict[int, NDArray[np.int64]] = {}
 
@@ -75,7 +76,7 @@ class FileSource:
 
     def _problem(self, row: int) -> Problem:
         data, values = self._data, dict(self._rows[row])
-        prompt = str(values.pop(data.prompt_column))
+        prompt = _prompt(values.pop(data.prompt_column))
         answer = values.pop(data.answer_column, None)
         match self._preference:
             case "pairs":
@@ -87,6 +88,13 @@ class FileSource:
             case "none":
                 pass
         return Problem(prompt=prompt, answer="" if answer is None else str(answer), meta=values)
+
+
+def _prompt(value: Any) -> Prompt:
+    """Text, or a conversation without the fields that other turns have."""
+    if not isinstance(value, list):
+        return str(value)
+    return tuple({"role": turn["role"], "content": turn["content"]} for turn in value)
 
 
 def _columns(data: Data, preference: Preference) -> dict[str, str]:
@@ -193,7 +201,7 @@ def _malformed(line: str) -> str:
     return "" if isinstance(value, dict) else f"a JSON {type(value).__name__}, not an object"
 
 
-def _check(rows: Any, columns: dict[str, str], path: str) -> None:
+def _check(rows: Any, columns: dict[str, str], path: str, *, chat: bool) -> None:
     """All needed columns are there and have a value in every row."""
     for column, setting in columns.items():
         if column not in rows.column_names:
@@ -204,21 +212,31 @@ def _check(rows: Any, columns: dict[str, str], path: str) -> None:
                 help=f"columns: {', '.join(rows.column_names)}; name the right one with data.{setting}",
             )
         for row, value in enumerate(rows[column]):
-            reason = _unusable(value, column, setting)
+            reason = _unusable(value, column, setting, chat=chat)
             if reason:
                 raise RlhfsimError("data-value", reason, place=_place(Path(path), row))
 
 
-def _unusable(value: Any, column: str, setting: str) -> str:
+def _unusable(value: Any, column: str, setting: str, *, chat: bool) -> str:
     """What is wrong with a value; empty for nothing."""
     label = setting == "label_column"
     if value is None:
         return f"column {column!r} has no value here"
+    if setting == "prompt_column" and isinstance(value, list):
+        return _bad_turns(value, column, chat=chat)
     if not isinstance(value, (bool, int, float) if label else (str, int, float)):
         return f"column {column!r} must be {'a number, or true or false' if label else 'text'}"
     if setting == "prompt_column" and not str(value).strip():
         return "an empty prompt"
     return ""
+
+
+def _bad_turns(value: list[Any], column: str, *, chat: bool) -> str:
+    """What is wrong with a conversation; empty for nothing."""
+    if not chat:
+        return f"column {column!r} holds a conversation, which needs data.chat_template: true"
+    whole = all(isinstance(t, dict) and isinstance(t.get("role"), str) and isinstance(t.get("content"), str) for t in value)  # fmt: skip
+    return "" if value and whole else f"column {column!r} must be text or turns of role and content"  # fmt: skip
 
 
 def _place(path: Path, row: int) -> Place:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from executor.tasks import arithmetic, comparison, logic
+from executor.tasks.text import Prompt
 
 Preference = Literal["none", "pairs", "labels"]
 """pairs: DPO, meta has `chosen` and `rejected`; labels: KTO, meta has `response` and `label` (+1 or -1)."""
@@ -27,7 +28,7 @@ HELD_OUT_SHARE = 5
 class Problem:
     """What the model is asked and what a rule reward compares the response with."""
 
-    prompt: str
+    prompt: Prompt
     answer: str
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Of the task: difficulty, tests of a code problem, sides of a preference."""
@@ -86,7 +87,7 @@ class Generated:
         found: dict[str, Problem] = {}
         for index in range(20 * count):
             problem = self._problem(index, held_out=True)
-            found.setdefault(problem.prompt, problem)
+            found.setdefault(str(problem.prompt), problem)
             if len(found) == count:
                 break
         return list(found.values())

@@ -66,7 +66,9 @@ def greedy_accuracy(
     """Share of problems whose greedy response is exactly the answer."""
     if not problems:
         return 0.0
-    responses = greedy(folder, [p.prompt for p in problems], max_tokens=max_tokens, batch=batch)
+    responses = greedy(
+        folder, [str(p.prompt) for p in problems], max_tokens=max_tokens, batch=batch
+    )
     hits = sum(r == p.answer for r, p in zip(responses, problems, strict=True))
     return hits / len(problems)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from executor.settings import Data
 from executor.tasks.files import FileSource
 from executor.tasks.prompts import Generated, Preference, Problem, Source
+from executor.tasks.text import Prompt
 from rlhfsim.errors import RlhfsimError
 
 _PREFERENCES: Mapping[str, Preference] = {"dpo": "pairs", "kto": "labels"}
@@ -31,7 +32,7 @@ def open_source(data: Data, algorithm: str, seed: int) -> Source:
 
 
 def check_lengths(
-    problems: Sequence[Problem], count_tokens: Callable[[str], int], *, most: int
+    problems: Sequence[Problem], count_tokens: Callable[[Prompt], int], *, most: int
 ) -> None:
     """Refuse a prompt of more than `most` tokens: cutting it would ask something else.
 
@@ -42,6 +43,6 @@ def check_lengths(
         if (length := count_tokens(problem.prompt)) > most:
             raise RlhfsimError(
                 "prompt-too-long",
-                f"a prompt of {length} tokens, {most} at most: {problem.prompt[:60]!r}",
+                f"a prompt of {length} tokens, {most} at most: {str(problem.prompt)[:60]!r}",
                 help="raise the plan's prompt length, or drop such rows from the data",
             )

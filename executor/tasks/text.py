@@ -1,8 +1,9 @@
-"""Text to token ids and back, by the tokenizer.json of a model folder."""
+"""Text to token ids and back, by the tokenizer.json of a model folder; conversations by its chat template."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ import numpy as np
 from executor.samples import Tokens
 from rlhfsim.errors import Place, RlhfsimError
 
+Message = Mapping[str, str]
+"""One turn of a conversation: `role` and `content`."""
+Prompt = str | tuple[Message, ...]
+"""What the model is asked: text that it continues, or a conversation that it answers."""
 TOKENIZER, CONFIGS = "tokenizer.json", ("generation_config.json", "config.json")
 
 
 class Text:
     """A tokenizer without torch or transformers: the driver needs no more."""
 
-    def __init__(self, folder: str | Path) -> None:
-        """Read tokenizer.json and the end-of-sequence ids.
+    def __init__(self, folder: str | Path, *, chat: bool = False) -> None:
+        """Read tokenizer.json and the end-of-sequence ids; with `chat` the chat template as well.
 
         Raises:
-            RlhfsimError: no tokenizer there, or one that cannot be read.
+            RlhfsimError: no tokenizer there, one that cannot be read, or one without the template.
         """
         from tokenizers import Tokenizer
 
@@ -33,11 +38,16 @@ class Text:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
             raise RlhfsimError("bad-tokenizer", f"cannot be read as a tokenizer: {error}"[:200], place=Place(file=str(path))) from error  # fmt: skip
+        self._chat = _chat(Path(folder)) if chat else None
         self.stops = _stops(Path(folder))
 
-    def encode(self, text: str) -> Tokens:
-        """(P,) token ids, with the special tokens that the tokenizer adds."""
-        return np.asarray(self._tokenizer.encode(text).ids, np.int64)
+    def encode(self, prompt: Prompt) -> Tokens:
+        """(P,) token ids: as the chat template has them, else with the special tokens that the tokenizer adds."""
+        if self._chat is None:
+            assert isinstance(prompt, str), "checked when the data are read"
+            return np.asarray(self._tokenizer.encode(prompt).ids, np.int64)
+        shown = self._chat.apply_chat_template(_turns(prompt), add_generation_prompt=True, tokenize=False)  # fmt: skip
+        return np.asarray(self._tokenizer.encode(shown, add_special_tokens=False).ids, np.int64)
 
     def encode_response(self, text: str) -> Tokens:
         """(R,) token ids of a given response, ended by the end-of-sequence token."""
@@ -48,6 +58,21 @@ class Text:
         """Text without special tokens."""
         text: str = self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=True)
         return text
+
+
+def _chat(folder: Path) -> Any:
+    """The tokenizer as transformers has it, which knows the template."""
+    from transformers import AutoTokenizer
+
+    found: Any = AutoTokenizer.from_pretrained(folder)
+    if not found.chat_template:
+        raise RlhfsimError("no-chat-template", "data.chat_template is set, but the tokenizer has no template", place=Place(file=str(folder)),
+                           help="set data.chat_template: false, or save the tokenizer of an instruct model beside the weights")  # fmt: skip
+    return found
+
+
+def _turns(prompt: Prompt) -> Sequence[Message]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def _stops(folder: Path) -> list[int]:
@@ -67,8 +92,9 @@ class ByteText:
         """Zero ends a response."""
         self.stops = [0]
 
-    def encode(self, text: str) -> Tokens:
+    def encode(self, prompt: Prompt) -> Tokens:
         """(P,) bytes."""
+        text = prompt if isinstance(prompt, str) else " ".join(turn["content"] for turn in prompt)
         return np.frombuffer(text.encode(), np.uint8).astype(np.int64)
 
     def encode_response(self, text: str) -> Tokens:

@@ -15,6 +15,7 @@ from executor.settings import Data
 from executor.tasks import logic, tiny
 from executor.tasks.prompts import Generated, Problem
 from executor.tasks.sources import check_lengths, open_source
+from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.presets import resolve_model
 
@@ -318,3 +319,54 @@ def test_puzzles_that_differ_in_the_order_of_literals_fall_on_one_side_of_the_sp
     other = logic._Claim(literals=((0, False), (1, True)), both=True)
     assert str(one) != str(other)
     assert str(one.ordered) == str(other.ordered)
+
+
+TEMPLATE = "{% for turn in messages %}{{ turn.role[0] }}:{{ turn.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("chatty")
+    tiny.config(folder)
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_chat_template_shows_a_text_as_a_turn_of_the_user(chatty: Path) -> None:
+    text = Text(chatty, chat=True)
+    assert text.decode(text.encode("1+1=")) == "u:1+1=;a:"
+    assert text.decode(Text(chatty).encode("1+1=")) == "1+1="
+
+
+def test_conversations_of_a_file_pass_through_the_template(chatty: Path, tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "b"}, {"role": "user", "content": "1+1="}]
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": turns, "answer": "2"}) + "\n")
+    problem = open_source(Data(task="file", path=str(file), chat_template=True), "grpo", 0).batch(0, 1)[0]  # fmt: skip
+    text = Text(chatty, chat=True)
+    assert text.decode(text.encode(problem.prompt)) == "s:b;u:1+1=;a:"
+
+
+def test_conversations_without_a_template_are_refused_with_their_line(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": [{"role": "user", "content": "x"}], "answer": "2"}))
+    with pytest.raises(RlhfsimError, match=r"needs data\.chat_template") as caught:
+        open_source(Data(task="file", path=str(file)), "grpo", 0)
+    assert caught.value.place is not None
+    assert caught.value.place.line == 1
+
+
+def test_a_conversation_needs_roles_and_contents(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"prompt": [{"role": "user"}], "answer": "2"}))
+    with pytest.raises(RlhfsimError, match="turns of role and content"):
+        open_source(Data(task="file", path=str(file), chat_template=True), "grpo", 0)
+
+
+def test_a_tokenizer_without_a_template_is_refused(tmp_path: Path) -> None:
+    tiny.config(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(RlhfsimError, match="no template"):
+        Text(tmp_path, chat=True)
