@@ -1,0 +1,40 @@
+"""Samples over ranks and optimizer steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from executor.coordination.batching import optimizer_steps
+from executor.samples import Sample
+
+
+def sample(number: int, group: int | None = None) -> Sample:
+    prompt, response = np.ones(2, np.int64), np.ones(1 + number % 3, np.int64)
+    return Sample(id=number, group=number if group is None else group, prompt=prompt, response=response)  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "ranks", "mini_batches"), [(12, 2, 3), (7, 2, 4), (5, 3, 1)])
+def test_every_sample_is_in_one_optimizer_step_of_one_rank(count: int, ranks: int, mini_batches: int) -> None:  # fmt: skip
+    samples = [sample(i) for i in range(count)]
+    plan = optimizer_steps(samples, ranks=ranks, mini_batches=mini_batches, epochs=1, seed=[0])
+    assert [len(steps) for steps in plan] == [mini_batches] * ranks
+    seen = [s.id for steps in plan for batch in steps for s in batch.samples]
+    assert sorted(seen) == list(range(count))
+    for step in zip(*plan, strict=True):
+        tokens = sum(s.num_tokens for batch in step for s in batch.samples)
+        assert {batch.global_tokens for batch in step} == {tokens}
+
+
+def test_no_optimizer_step_is_empty_where_samples_are_few() -> None:
+    plan = optimizer_steps([sample(0), sample(1)], ranks=1, mini_batches=4, epochs=2, seed=[0])
+    assert [len(batch.samples) for batch in plan[0]] == [1, 1, 1, 1]
+
+
+def test_sides_of_a_pair_stay_together() -> None:
+    samples = [sample(2 * g + side, g) for g in range(3) for side in (0, 1)]
+    plan = optimizer_steps(samples, ranks=2, mini_batches=2, epochs=1, seed=[0], pairs=True)
+    for steps in plan:
+        for batch in steps:
+            groups = [s.group for s in batch.samples]
+            assert all(groups.count(g) == 2 for g in groups)
