@@ -107,7 +107,7 @@ def _left_out(
     if min(times) <= 0:
         return "nothing is left" if phase == REST else "a time of zero"
     if median(times) < least:
-        return f"shorter than {least:.2g} s, which is too little to matter"
+        return "too short a part of the step to matter"
     if predicted[phase] <= 0:
         return "predicted to take no time"
     return None

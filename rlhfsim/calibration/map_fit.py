@@ -203,7 +203,7 @@ def _solve(
 
     inside = np.clip(theta, low + TINY, high - TINY)
     solved = least_squares(residual, inside, jac=jacobian, bounds=(low, high + TINY), loss=loss)
-    return np.asarray(solved.x, dtype=float)
+    return np.asarray(np.clip(solved.x, least, most), dtype=np.float64)
 
 
 def _information(

@@ -49,11 +49,20 @@ def planted_run(
     steps: int = 4, flaws: Flaws | None = None,
 ) -> Observation:  # fmt: skip
     """A run of `plan` on a cluster where `profile` has the coefficients `values`."""
+    trace = planted_trace(plan, profile, values, rng, steps=steps, flaws=flaws)
+    return observe(plan, trace, name=name)
+
+
+def planted_trace(
+    plan: Plan, profile: Profile, values: Mapping[str, float], rng: np.random.Generator, *, steps: int = 4,
+    flaws: Flaws | None = None,
+) -> Trace:  # fmt: skip
+    """The trace of such a run."""
     wrong = flaws or Flaws()
     trace = _trace(plan, with_coefficients(profile, values), profile, steps)
     spans = tuple(s for s in trace.spans if s.name not in wrong.missing)
     factors = {key: wrong.slowed.get(key[0], 1.0) * float(np.exp(wrong.noise * rng.normal())) for key in _keys(spans)}  # fmt: skip
-    return observe(plan, replace(trace, spans=stretched(spans, factors), counters=()), name=name)
+    return replace(trace, spans=stretched(spans, factors), counters=())
 
 
 def _trace(plan: Plan, changed: Profile, profile: Profile, steps: int) -> Trace:

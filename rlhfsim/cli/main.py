@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": "See it all on this machine: design, run, compare; three minutes.",
     "compare": "Set a run against its plan: phases, memory, where the gap comes from.",
     "import-run": "Read a run of verl, OpenRLHF, NeMo-RL or TRL from its logs.",
+    "calibrate": "Fit a profile to executed runs; writes a new profile.",
     "memory": "Show what fills GPU memory, phase by phase.",
     "sync": "Compare every way to move weights from training to rollout.",
     "validate": "Score the predictions against published measurements.",
