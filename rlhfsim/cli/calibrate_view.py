@@ -57,13 +57,14 @@ def summary(found: Calibration) -> dict[str, str]:
 
 def _error_line(rows: Sequence[PhaseError]) -> str:
     pairs = [(word, error_pair(rows, step=step)) for word, step in (("step", True), ("phase", False))]  # fmt: skip
-    told = [f"{word} {_percent(p[0])} -> {_percent(p[1])}" for word, p in pairs if p is not None]
+    told = [f"{word} {percent(p[0])} -> {percent(p[1])}" for word, p in pairs if p is not None]
     if not told:
         return "unknown: there is no second distinct run to test on"
     return f"median {', '.join(told)} (runs that the fit had not seen)"
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
+    """An error: `3.4 %`, `12 times` from a factor of ten."""
     if share is None:
         return "-"
     return f"{units.significant(100 * share, 2)} %" if share < 10 else f"{share:,.0f} times"
@@ -146,7 +147,7 @@ def by_phase(rows: Sequence[PhaseError], width: int) -> Table:
         before = [off(e.before_s, e.measured_s) or 0.0 for e in mine]
         after = [off(e.after_s, e.measured_s) or 0.0 for e in mine if e.after_s is not None]
         cells = (median(before), median(after) if after else None, max(before), max(after, default=None))  # fmt: skip
-        table.add_row(phase, str(len(mine)), *(_percent(x) for x in cells), style="bold" if phase == STEP else "")  # fmt: skip
+        table.add_row(phase, str(len(mine)), *(percent(x) for x in cells), style="bold" if phase == STEP else "")  # fmt: skip
     return table
 
 
@@ -160,7 +161,7 @@ def by_run(rows: Sequence[PhaseError], width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for e in steps:
         after = "-" if e.after_s is None else fixed(e.after_s, digits)
-        table.add_row(e.run, fixed(e.measured_s, digits), fixed(e.before_s, digits), _percent(off(e.before_s, e.measured_s)), after, _percent(off(e.after_s, e.measured_s)))  # fmt: skip
+        table.add_row(e.run, fixed(e.measured_s, digits), fixed(e.before_s, digits), percent(off(e.before_s, e.measured_s)), after, percent(off(e.after_s, e.measured_s)))  # fmt: skip
     return table
 
 

@@ -28,6 +28,7 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import OneOf, bad_option
+from rlhfsim.cli.recalibrated import recalibrated
 from rlhfsim.cli.view import console
 from rlhfsim.plan import write_plan
 from rlhfsim.search.design import Design, variants
@@ -43,6 +44,7 @@ Examples:
   rlhfsim design --gpus 8 --gpu a100-80 --model 7b --algorithm grpo --prompts 128 --samples 8
   rlhfsim design --gpus 64 --model 70b --allow async,lora --max-staleness 2 --fix rollout.tp=8
   rlhfsim design --gpus 64 --model 70b --why-not async --why-not actor.tp=4
+  rlhfsim design --gpus 64 --model 70b --profile calibrated.yaml
   rlhfsim design --gpus 64 --model 70b --require 'step_time<180s' --steps 1000
 """
 OBJECTIVES = get_args(Objective)
@@ -96,6 +98,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
         steps=steps,
         verdicts=verdicts(targets, answer.chosen, steps) if answer.chosen else (),
         front=front(request) if given["pareto"] and answer.chosen else None,
+        recalibrated=recalibrated(narrowed(request, targets), answer),
     )
     if answer.chosen is not None:
         write_plan(given["out"], answer.chosen)

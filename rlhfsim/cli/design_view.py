@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rlhfsim.cli import view
+from rlhfsim.cli import recalibrated, view
 from rlhfsim.cli.choices_view import front_dict, front_table, plan_dict, whynot_dict, whynot_text
 from rlhfsim.cli.words import percent
 from rlhfsim.plan import Plan
@@ -36,6 +36,8 @@ class Extras:
     verdicts: tuple[Verdict, ...] = ()
     front: tuple[Point, ...] | None = None
     """None where it is not asked for."""
+    recalibrated: recalibrated.Recalibrated | None = None
+    """None where no profile was calibrated."""
 
 
 # --- for people -----------------------------------------------------------------------------------
@@ -59,6 +61,10 @@ def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
     if extras.front is not None:
         _rule(console, "plans between which you may choose")
         console.print(front_table(extras.front))
+    if extras.recalibrated is not None:
+        _rule(console, "what calibration changed")
+        for part in recalibrated.parts(extras.recalibrated, answer.chosen, console.width):
+            console.print(part)
     _show_flips(console, answer)
     if answer.gains:
         _show_gains(console, answer)
@@ -270,6 +276,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "run": _run_dict(answer.chosen, extras.steps),
         "why_not": [whynot_dict(w, answer.chosen) for w in answer.whynots] if answer.chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
+        "calibration": recalibrated.as_data(extras.recalibrated, answer.chosen) if extras.recalibrated and answer.chosen else None,
         "flips": [_flip_dict(f) for f in answer.flips],
         "gains": [
             {"name": g.name, "meaning": g.meaning, "step_s": g.seconds, "saved": g.saved, "launchable": g.launchable} for g in answer.gains

@@ -58,7 +58,7 @@ def as_data(answer: Planned) -> dict[str, Any]:
         "fits": answer.fits,
         "rejected_by": answer.rejected_by,
         "remedy": answer.remedy,
-        "notes": list(answer.notes),
+        "notes": [*answer.notes, *answer.far],
         "plan": answer.plan.to_dict() if answer.plan else None,
     }
 
@@ -68,6 +68,8 @@ def show(answer: Planned, console: Console) -> None:
     verdict(answer, console)
     if answer.plan is None:
         return
+    for note in answer.far:
+        console.print(Text(f"note: {note}", style="yellow"))
     console.print(view.header(answer.plan))
     console.print(view.summary(answer.plan))
     console.print()

@@ -47,7 +47,7 @@ def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 def _cluster(required: bool) -> list[Callable[[F], F]]:
     return [
         click.option("--gpus", type=Whole(1, MAX_GPUS), required=required, help="GPUs in the cluster; with --rollout-gpus: those that train."),
-        click.option("--gpu", default="h100-sxm", show_default=True, metavar="NAME", help="GPU: name or alias (rlhfsim gpus), or a YAML file."),
+        click.option("--gpu", "--profile", "gpu", default="h100-sxm", show_default=True, metavar="NAME", help="GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."),
         click.option("--gpus-per-node", type=Whole(1, MAX_GPUS), help="GPUs per node; default: the usual node of the GPU."),
         click.option("--rollout-gpus", type=Whole(1, MAX_GPUS), help="GPUs of a second pool, for the rollout only."),
         click.option("--rollout-gpu", metavar="NAME", help="Another GPU for that second pool."),

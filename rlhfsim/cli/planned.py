@@ -25,6 +25,7 @@ from rlhfsim.cli.remedies import remedy
 from rlhfsim.cli.seats import check_layouts, fixed_layouts, ranks, seat_options
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases.ledger import ledger
+from rlhfsim.phases.region import warnings
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.search.remedy import nearest_change
 from rlhfsim.search.request import SWITCHES, Request
@@ -64,6 +65,8 @@ class Planned:
     remedy: str | None
     """The smallest change that would fit."""
     notes: tuple[str, ...] = ()
+    far: tuple[str, ...] = ()
+    """Phases far from the runs that their profile was calibrated on."""
 
     @property
     def fits(self) -> bool:
@@ -134,10 +137,11 @@ def profile_notes(file: str) -> tuple[str, ...]:
 def judged(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> Planned:
     """A given plan with the verdict of its ledger."""
     reason = ledger(models_of(plan.workload), plan.placement, plan.workload, cluster).rejected_by
+    far = warnings(plan, [pool.profile for pool in cluster.pools])
     if reason is None:
-        return Planned(plan=plan, rejected_by=None, remedy=None, notes=notes)
+        return Planned(plan=plan, rejected_by=None, remedy=None, notes=notes, far=far)
     help = remedy(plan.placement, plan.workload, cluster) or NOT_FOUND
-    return Planned(plan=plan, rejected_by=reason, remedy=help, notes=notes)
+    return Planned(plan=plan, rejected_by=reason, remedy=help, notes=notes, far=far)
 
 
 # --- from options -----------------------------------------------------------------------------------
@@ -165,7 +169,8 @@ def from_request(request: Request) -> Planned:
     """The best plan that keeps what is fixed; or, when nothing fits, an example of what does not."""
     found = search_design(request, explain=False)
     if found.chosen is not None:
-        return Planned(plan=found.chosen, rejected_by=None, remedy=None)
+        far = warnings(found.chosen, [pool.profile for pool in request.cluster.pools])
+        return Planned(plan=found.chosen, rejected_by=None, remedy=None, far=far)
     models = models_of(request.workload)
     help = _release(request) or _relax(request, models)
     example = _example(request, models)

@@ -103,14 +103,22 @@ def _wider(item: T, seconds: float, more: float) -> T:
 
 
 def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """A sentence for every phase that matters and lies far from the calibrated region."""
-    told = []
+    """A sentence for the phases that matter and lie far from the calibrated region; those as far as each other share one."""
+    told: dict[str, list[str]] = {}
     seconds = {p.name: p.seconds for p in plan.prediction.phases}
     for item in outside(plan, profiles):
         if seconds[item.phase] < SHORT * plan.prediction.step_s:
             continue
         if item.distance is None:
-            told.append(f"{item.phase}: no run behind profile {item.profile} had it")
+            text = (
+                f"no run behind profile {item.profile} had it; as uncertain as before calibration"
+            )
         elif item.distance > FAR:
-            told.append(f"{item.phase}: a factor of {math.exp(item.distance):.2g} outside the runs behind profile {item.profile}; its interval is wider")  # fmt: skip
-    return tuple(told)
+            text = (
+                f"a factor of {math.exp(item.distance):.2g} away from the runs behind profile {item.profile} "
+                "in model, batch, lengths and GPUs taken together; intervals are wider"
+            )
+        else:
+            continue
+        told.setdefault(text, []).append(item.phase)
+    return tuple(f"{', '.join(phases)}: {text}" for text, phases in told.items())

@@ -1,7 +1,8 @@
 """Where profiles lie: the user's folders first, then the shipped one; names and aliases.
 
 Search order: `hardware_profiles/` of the working directory, then `$RLHFSIM_PROFILES`, then the
-shipped folder. Aliases stand in the first lines of each file, so finding one reads no file whole.
+shipped folder; last, `NAME.yaml` in the working directory itself. Aliases stand in the first lines of
+each file, so finding one reads no file whole.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ def find_profile(name: str) -> Path:
     known = {alias: path for path in files.values() for alias in _aliases_in(path)}
     if wanted in known:
         return known[wanted]
+    beside = Path.cwd() / f"{name}.yaml"  # such as the one that rlhfsim calibrate --out wrote here
+    if Path(name).name == name and beside.is_file():
+        return beside
     raise unknown_name("hardware profile", name, [*profile_files(), *known])
 
 
