@@ -10,7 +10,7 @@ from rlhfsim.costs.cost import Cost, part
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.sequences import Sequences
 from rlhfsim.phases import exchange, pipeline
-from rlhfsim.phases.passes import Software, passes
+from rlhfsim.phases.passes import Software, contention, passes, slowed
 from rlhfsim.phases.training import (
     default_software,
     imbalance,
@@ -43,6 +43,7 @@ def forward(
     size, count = micro_batches(layout, sequences, 1, pack_len)
     work = work_of(device, layout, sequences, size, precision, software, model)
     through = passes(device, model, work, software, "none", logprob=head == "logprob")
+    through = slowed(through, contention(device, layout.gpus))
     stages = pipeline.split(model.num_layers, layout.pp)
     times = stages.times(through.layer_forward, *through.ends_forward)
     busy = count * sum(times) / layout.pp

@@ -130,11 +130,15 @@ def _copied(
 
 
 def sleep(device: Device, weights: float, *, level: int) -> Cost:
-    """The engine frees its memory: level 0 nothing, 1 weights to the host, 2 weights dropped."""
+    """The engine frees its memory: level 0 nothing, 1 weights to the host, 2 weights dropped.
+
+    `engine_sleep_fraction` of `sleep_latency`: all of it on a GPU, next to nothing on a CPU, where vLLM frees nothing.
+    """
     if level == 0:
         return Cost()
     copy = copy_out(device, weights) if level == 1 else Cost()
-    return copy + Cost(parts=(handled(1, device, "sleep_latency"),))
+    share = device["engine_sleep_fraction"]
+    return copy + Cost(parts=(handled(share, device, "sleep_latency"),))
 
 
 def wake(device: Device, weights: float, *, level: int) -> Cost:

@@ -81,9 +81,9 @@ def passes(
         two = exposed(device, _backward(raw, software, recompute, frozen), software)
         least = host_time(device, software.graphs, experts=experts)
         again = 2.0 if recompute == "full" else 1.0
-        seconds = max(sum(one), least)
+        seconds = launched(device, sum(one), least)
         first += count * seconds
-        both += count * (seconds + max(sum(two), again * least))
+        both += count * (seconds + launched(device, sum(two), again * least))
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
     ends = (
         roofline.embedding(device, model, work),
@@ -137,6 +137,38 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
         one.gemm / eta, one.attention / core, one.memory,
         (1 - gathered) * one.tp, (1 - hidden) * one.ep,
         max(0.0, one.cp - one.attention),
+    )  # fmt: skip
+
+
+def launched(device: Device, kernels: float, launch: float) -> float:
+    """Seconds of kernels that a host launches one by one.
+
+        t = max(k, h) + (1 - w) min(k, h)      k kernels, h launch, w = `overlap_launch`
+
+    w = 1 where a host launches ahead of its GPU; 0 where one core launches and computes.
+    """
+    return max(kernels, launch) + (1 - device["overlap_launch"]) * min(kernels, launch)
+
+
+def contention(device: Device, ranks: int) -> float:
+    """Factor on the kernels of a rank while `ranks` ranks work, as many of them in its node as fit.
+
+        1 + (k - 1) (f - 1)      k ranks in the node, f = `rank_contention`
+
+    GPUs share no cores and no memory (f = 1); cores of one socket share caches, bandwidth and clock.
+    """
+    return 1 + (min(ranks, device.gpus_per_node) - 1) * (device["rank_contention"] - 1)
+
+
+def slowed(through: Passes, factor: float) -> Passes:
+    """All times of a micro-batch scaled."""
+    if factor == 1:
+        return through
+    (first, last), (first_forward, last_forward) = through.ends, through.ends_forward
+    return Passes(
+        through.forward.times(factor), through.backward.times(factor), through.layer * factor,
+        through.layer_forward * factor, (first * factor, last * factor),
+        (first_forward * factor, last_forward * factor),
     )  # fmt: skip
 
 

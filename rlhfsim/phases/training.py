@@ -18,7 +18,7 @@ from rlhfsim.costs.roofline import Pass, Work
 from rlhfsim.costs.sequences import Sequences
 from rlhfsim.phases import exchange, pipeline
 from rlhfsim.phases.exchange import Optimizer
-from rlhfsim.phases.passes import Passes, Software, passes
+from rlhfsim.phases.passes import Passes, Software, contention, passes, slowed
 from rlhfsim.specs.backends import BACKENDS, Backend
 from rlhfsim.specs.layout import Layout
 from rlhfsim.specs.model import ModelSpec
@@ -148,6 +148,7 @@ def _iteration(step: _Step) -> Cost:
         step.device, step.model, step.work, step.software, step.layout.recompute,
         frozen=step.lora is not None,
     )  # fmt: skip
+    through = slowed(through, contention(step.device, step.layout.gpus))
     p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
     times = step.stages.times(through.layer, *through.ends)
     busy = m * sum(times) / p

@@ -96,7 +96,7 @@ SHARES = ("_efficiency", "_fraction", "_share", "_write")
 """Ends of the names of efficiencies and shares."""
 AT_MOST_ONE = ("overlap_", "sm_share_")
 """Starts of the names of what ends at 1."""
-AT_LEAST_ONE = ("fragmentation", "moe_imbalance", "ep_hot_rank_factor", "pue")
+AT_LEAST_ONE = ("fragmentation", "moe_imbalance", "ep_hot_rank_factor", "pue", "rank_contention")
 """Factors of 1 and above."""
 MAX_EFFICIENCY = 1.2
 """A measured efficiency may pass 1 where the datasheet is cautious; far above it is a slip."""
