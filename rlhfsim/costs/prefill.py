@@ -75,9 +75,11 @@ def group_prefill(
 ) -> Step:
     """Prefill of `sequences` sequences in groups of `samples` with one prompt each (G6).
 
-    With a prefix cache and all G samples on one replica, a prompt is computed once per group.
+    With a prefix cache and all G samples on one replica, a prompt is computed once per group. Of the
+    other G - 1 times `prompt_reuse` is saved: all where the cache is on, none where it is off.
     """
-    prompts = sequences / samples if shared else sequences
+    saved = device["prompt_reuse"] if shared else 0.0
+    prompts = saved * (sequences / samples) + (1.0 - saved) * sequences
     return prefill(device, model, layout, prompts, length, engine=engine)
 
 

@@ -8,9 +8,13 @@ import pytest
 
 from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
+from rlhfsim.costs.prefill import group_prefill
 from rlhfsim.costs.roofline import Work
+from rlhfsim.phases.exchange import zero_calls
 from rlhfsim.phases.offload import sleep
 from rlhfsim.phases.passes import Software, contention, launched, passes, slowed
+from rlhfsim.phases.weight_route import weights_of
+from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.presets import resolve_model
 from rlhfsim.specs.profiles import load_profile, make_pool
 
@@ -56,3 +60,19 @@ def test_an_engine_on_a_cpu_has_nothing_to_free() -> None:
     core, gpu = _device("cpu-core"), _device("h100")
     assert sleep(core, 0.0, level=2).seconds == pytest.approx(0.01 * core["sleep_latency"])
     assert sleep(gpu, 0.0, level=2).seconds == gpu["sleep_latency"]
+
+
+def test_hooks_of_zero_cost_a_core_time_for_every_tensor() -> None:
+    core, model = _device("cpu-core", zero_tensor_time=0.001), resolve_model("0.6b")
+    tensors = weights_of(model).tensors
+    assert zero_calls(core, model, Layout(dp=2, zero=3), 3).seconds == pytest.approx(0.003 * tensors)  # fmt: skip
+    assert zero_calls(core, model, Layout(dp=2, zero=0), 3).seconds == 0
+    assert zero_calls(_device("h100"), model, Layout(dp=2, zero=3), 3).seconds == 0
+
+
+def test_without_a_prefix_cache_every_sample_computes_its_prompt() -> None:
+    model, layout = resolve_model("0.6b"), RolloutLayout()
+    off, on = _device("cpu-core", prompt_reuse=0.0), _device("cpu-core", prompt_reuse=1.0)
+    alone = group_prefill(off, model, layout, 32, 4, 64, shared=False).seconds
+    assert group_prefill(off, model, layout, 32, 4, 64).seconds == pytest.approx(alone)
+    assert group_prefill(on, model, layout, 32, 4, 64).seconds < alone / 2
