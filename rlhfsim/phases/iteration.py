@@ -292,7 +292,7 @@ def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[
             )
         ]
     if call.kind == "sync":
-        return [_sync_step(setting, call)]
+        return _sync_steps(setting, call)
     if call.kind == "generate":
         assert generation is not None
         assert setting.placement.rollout is not None
@@ -358,11 +358,26 @@ def controller_cost(setting: Setting) -> Cost:
     return controller(setting.device(setting.placement.actor))
 
 
-def _sync_step(setting: Setting, call: Call) -> Step:
-    placement = setting.placement
+def _sync_steps(setting: Setting, call: Call) -> list[Step]:
+    """The weight path; around it the actor's moves where a role that was moved out comes back to send.
+
+    `sync_moves` is 0 where frameworks send before they offload, as on GPUs.
+    """
+    placement, actor = setting.placement, setting.placement.actor
     assert placement.rollout is not None
-    pools = tuple(dict.fromkeys((placement.actor.pool, placement.rollout.pool)))
-    return Step(name=call.name, pools=pools, cost=sync_cost(setting), needs=call.needs)
+    pools = tuple(dict.fromkeys((actor.pool, placement.rollout.pool)))
+    sent = Step(name=call.name, pools=pools, cost=sync_cost(setting), needs=call.needs)
+    device = setting.device(actor)
+    if actor.residency == "resident" or not device["sync_moves"]:
+        return [sent]
+    training = Call(role="actor", kind="train")  # all its states move, whatever the call
+    before, after = offload.moves(device, setting.models.actor, actor, training, setting.workload, placement)  # fmt: skip
+    load, unload = f"{call.name}.load", f"{call.name}.unload"
+    return [
+        Step(name=load, pools=(actor.pool,), cost=before, needs=call.needs),
+        replace(sent, needs=(load,)),
+        Step(name=unload, pools=(actor.pool,), cost=after, needs=(call.name,)),
+    ]
 
 
 def sync_cost(setting: Setting) -> Cost:
