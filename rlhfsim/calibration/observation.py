@@ -333,7 +333,7 @@ def _step_seconds(trace: Trace, counted: Sequence[int], rows: Mapping[int, Row])
         following = windows.get(step + 1)
         start, end = windows[step]
         measured = following[0] - start if following and following[0] > start else end - start
-        yield told or measured
+        yield told if told and told > 0 else measured
 
 
 def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:
@@ -348,7 +348,7 @@ def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:
         samples = _number(row, "throughput/samples_per_sec")
         if tokens and samples and response is not None and tokens / samples - response >= 1:
             prompts.append(tokens / samples - response)
-    known = [response for response in responses if response]
+    known = [response for response in responses if response and response > 0]
     return (fmean(prompts) if prompts else None), (fmean(known) if known else None)
 
 
