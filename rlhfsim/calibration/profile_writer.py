@@ -58,7 +58,7 @@ def write_profile(path: str | Path, found: Calibration, base: str | Path | None 
     out = Path(path)
     check_new(out)
     text = profile_text(out.stem, found, _extends(out, found.profile, base))
-    _write_new(out, text)
+    write_new(out, text)
     return load_profile(out)
 
 
@@ -81,7 +81,7 @@ def check_new(out: Path) -> None:
                            help=f"give another --out, such as {out.stem}_calibrated.yaml")  # fmt: skip
 
 
-def _write_new(out: Path, text: str) -> None:
+def write_new(out: Path, text: str) -> None:
     """The whole file at once, and only if there is none: a link to an existing name fails."""
     try:
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", text=True)

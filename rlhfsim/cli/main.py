@@ -26,6 +26,7 @@ COMMANDS = {
     "memory": "Show what fills GPU memory, phase by phase.",
     "sync": "Compare every way to move weights from training to rollout.",
     "validate": "Score the predictions against published measurements.",
+    "profile": "Measure this machine and write its profile.",
     "gpus": "List the hardware profiles.",
     "models": "List the model presets.",
 }

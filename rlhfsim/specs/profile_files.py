@@ -12,10 +12,12 @@ import re
 from pathlib import Path
 
 from rlhfsim import resources
-from rlhfsim.errors import unknown_name
+from rlhfsim.errors import RlhfsimError, unknown_name
 
 COMMON = "common"
 """The file of coefficients that all profiles share."""
+MEASURED = "local"
+"""Name under which `rlhfsim profile measure` writes."""
 HEAD_BYTES = 4096
 """Name, title, vendor and aliases stand in this much of a profile."""
 _ALIASES = re.compile(r"^aliases:\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
@@ -66,6 +68,12 @@ def find_profile(name: str) -> Path:
     beside = Path.cwd() / f"{name}.yaml"  # such as the one that rlhfsim calibrate --out wrote here
     if Path(name).name == name and beside.is_file():
         return beside
+    if wanted == MEASURED:
+        raise RlhfsimError(
+            "not-measured",
+            "this machine was not measured: there is no hardware_profiles/local.yaml here",
+            help="run: rlhfsim profile measure",
+        )
     raise unknown_name("hardware profile", name, [*profile_files(), *known])
 
 

@@ -1,0 +1,72 @@
+"""What every probe is given, and how calls are timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from rlhfsim.errors import RlhfsimError
+
+Device = Literal["cpu", "cuda"]
+LEAST_S = 1e-3
+"""A sample spans as many calls as take this long, so that the clock's own time does not count."""
+MOST_S = 2.0
+"""Repeats of one point end here, except the first `FEWEST`."""
+FEWEST = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One probe's task."""
+
+    device: Device
+    scratch: Path
+    """An empty folder of its own, on the file system of the working directory."""
+    quick: bool = False
+    """Fewer points and repeats: about a minute for all probes."""
+    part: str = ""
+    """For probes that need several clean processes: which of them this is."""
+    spawned: float = 0.0
+    """`time.monotonic()` of the parent when it started this process."""
+
+    def repeats(self, full: int, quick: int) -> int:
+        """How often to repeat."""
+        return quick if self.quick else full
+
+
+def unavailable(reason: str) -> RlhfsimError:
+    """The error of a probe that cannot run here; its coefficients keep their priors."""
+    return RlhfsimError("not-measured", reason)
+
+
+def samples(call: Callable[[], object], repeats: int, device: str) -> list[float]:
+    """Seconds per call: a warm-up that also chooses how many calls make a sample, then `repeats` samples."""
+    inner = max(1, int(LEAST_S / max(1e-9, _timed(call, 1, device))))
+    inner = max(1, int(LEAST_S / max(1e-9, _timed(call, inner, device))))
+    found: list[float] = []
+    started = time.perf_counter()
+    while len(found) < repeats:
+        found.append(_timed(call, inner, device))
+        if len(found) >= FEWEST and time.perf_counter() - started > MOST_S:
+            break
+    return found
+
+
+def _timed(call: Callable[[], object], count: int, device: str) -> float:
+    wait(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    wait(device)
+    return (time.perf_counter() - started) / count
+
+
+def wait(device: str) -> None:
+    """Until the GPU has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()

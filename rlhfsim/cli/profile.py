@@ -1,0 +1,129 @@
+"""`rlhfsim profile`: what is known about this machine; `measure` runs the micro-benchmarks."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim.cli import profile_view, view
+from rlhfsim.cli.inputs import json_option, on_command_line
+from rlhfsim.cli.launch import STACK, need_stack
+from rlhfsim.errors import RlhfsimError
+
+SCHEMA = "rlhfsim.profile-measure/1"
+DEFAULT = Path("hardware_profiles/local.yaml")
+"""In the user's own folder of profiles, so that `--gpu local` finds it."""
+INTERRUPTED = 130
+NEEDS = tuple(name for name in STACK if name not in ("ray", "deepspeed"))
+EPILOG = """\b
+Examples:
+  rlhfsim profile measure
+  rlhfsim profile measure --quick --only gemm,decode --out today.yaml
+  rlhfsim design --gpu local --gpus 2 --model path/to/config.json
+"""
+
+
+@click.group()
+def profile() -> None:
+    """Know this machine: measure it, and design with what was measured."""
+
+
+@profile.command(epilog=EPILOG)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT, show_default=True, help="The new profile; an existing file is never overwritten.")  # fmt: skip
+@click.option("--only", metavar="NAME,...", help="Only these: gemm, attention, memory, collectives, storage, optimizer, decode, start, sleep.")  # fmt: skip
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: about a minute, wider intervals.")  # fmt: skip
+@json_option
+def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | None:
+    """Run short micro-benchmarks here and write a profile from them.
+
+    A few minutes, alone on the machine. Interrupted, it leaves neither a file nor a process.
+    """
+    need_stack(NEEDS)
+    from executor.measure.run import measure as run
+    from rlhfsim.calibration.measured_profile import measured_profile, write
+
+    screen = view.console(stderr=as_json)
+    with on_command_line():
+        probes = chosen(only)
+        check_out(out)
+    try:
+        with terminated_as_interrupt():
+            session = run(probes, profile_view.Progress(screen), quick=quick)
+    except KeyboardInterrupt:
+        click.echo("interrupted: nothing was written, and no process is left", err=True)
+        return INTERRUPTED
+    made = measured_profile(session, out.stem)
+    if not made.changes:
+        raise RlhfsimError("nothing-measured", "no probe had a result, so there is no profile to write", help="see above why each failed")  # fmt: skip
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, made)
+    if as_json:
+        click.echo(json.dumps(report(session, made, out), indent=2))
+        return None
+    for line in profile_view.result(session, made, out, default=out == DEFAULT):
+        screen.print(line)
+    return None
+
+
+def chosen(only: str | None) -> list[Any]:
+    """The probes by name, in their own order.
+
+    Raises:
+        RlhfsimError: an unknown name.
+    """
+    from executor.measure.probes import BY_NAME, PROBES
+
+    if only is None:
+        return list(PROBES)
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    for name in names:
+        if name not in BY_NAME:
+            raise RlhfsimError("unknown-probe", f"unknown probe {name!r}", help=f"known: {', '.join(BY_NAME)}")  # fmt: skip
+    return [probe for probe in PROBES if probe.name in names]
+
+
+def check_out(out: Path) -> None:
+    """Refuse before minutes are spent on a file that cannot be written.
+
+    Raises:
+        RlhfsimError: the file exists, or its name is taken.
+    """
+    from rlhfsim.calibration.profile_writer import check_new
+
+    try:
+        check_new(out)
+    except RlhfsimError as error:
+        if error.code not in ("file-exists", "name-taken"):
+            raise
+        raise RlhfsimError(error.code, error.message, place=error.place, help=f"measure into another file: --out {free(out)}") from error  # fmt: skip
+
+
+def free(out: Path) -> Path:
+    """The first of local2.yaml, local3.yaml, ... that is not there."""
+    return next(path for number in range(2, 10_000) if not (path := out.with_name(f"{out.stem}{number}{out.suffix or '.yaml'}")).exists())  # fmt: skip
+
+
+@contextmanager
+def terminated_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the benchmarks as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def report(session: Any, made: Any, out: Path) -> dict[str, Any]:
+    """The `--json` content."""
+    return {
+        "schema": SCHEMA, "file": str(out), "machine": asdict(session.machine), "extends": made.base,
+        "profile": [asdict(change) for change in made.changes], "measured": [asdict(m) for m in session.measured],
+        "not_measured": [asdict(m) for m in made.missing], "notes": list(made.notes),
+    }  # fmt: skip
