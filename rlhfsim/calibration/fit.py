@@ -17,6 +17,7 @@ from scipy.stats import t as student
 
 from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, identify, settled
+from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.map_fit import Fit, Model, fit
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, case_of, check_profile
@@ -107,7 +108,7 @@ def calibrate(
     return Calibration(
         profile=own,
         observations=tuple(observations),
-        coefficients=tuple(_calibrated(own, found, data)),
+        coefficients=tuple(_calibrated(own, model, found, data)),
         unidentified=tuple(left),
         errors=scored,
         data=len(data),
@@ -151,15 +152,17 @@ def fitted(
     return found, left
 
 
-def _calibrated(profile: Profile, found: Fit, data: Sequence[Datum]) -> list[Calibrated]:
+def _calibrated(
+    profile: Profile, model: Model, found: Fit, data: Sequence[Datum]
+) -> list[Calibrated]:
     wide = quantile(found.spare)
-    deviations = np.sqrt(np.diag(found.covariance))
+    below, above = stretched(model, data, found, wide)
     rows = []
     for k, (item, theta) in enumerate(zip(found.priors, found.theta, strict=True)):
         before = profile.coefficient(item.name)
         felt = [d for d, slope in zip(data, found.slopes[:, k], strict=True) if abs(slope) >= FELT]
         value, low, high = (
-            float(np.exp(theta + sign * wide * deviations[k])) for sign in (0, -1, 1)
+            float(np.exp(theta + wide * deviation)) for deviation in (0.0, -below[k], above[k])
         )
         least, most = bounds(item.name, before.value)
         after = replace(before, value=value, low=min(value, max(low, least)), high=max(value, min(high, most)), source="calibrated")  # fmt: skip

@@ -6,7 +6,7 @@ Maximum a posteriori on logarithms, theta = ln coefficient, for datum i (phase f
     sigma_i^2 = scatter_i^2 + tau_f^2        rho(z) = 2 (sqrt(1 + z) - 1), soft l1
 
 within the bounds of each coefficient. ln t is linear between two visits to the cost model; visits repeat
-until theta rests. tau_f, what the model gets wrong about phase f from run to run, is estimated from the
+until theta rests, and derivatives are taken again where it bends. tau_f, what the model gets wrong about phase f from run to run, is estimated from the
 residuals as Paule & Mandel 1982 (J. Res. NBS 87, 377) do for laboratories that disagree, with clipped
 squares, and shrunk to the mean over phases. Covariance of the posterior, with weights w_i = rho':
 
@@ -43,10 +43,14 @@ STRIDE = 1.5
 """Most that ln theta moves between two visits to the cost model."""
 AT_REST = 0.005
 """Change of every ln theta below which the fit is done."""
-VISITS = 8
+VISITS = 10
 """Most visits to the cost model."""
-REFINED = 2
-"""Visit after which the derivatives are taken again."""
+BENT = 0.5
+"""Error of the linear model, in sigma of a datum, from which derivatives are taken again: a phase bends where another part of it becomes the longest."""
+REFINEMENTS = 3
+"""Most times that they are."""
+SETTLING = 3
+"""Visits after which tau rests, so that theta may."""
 TAU_ROUNDS = 3
 MAX_TAU = 3.0
 TINY = 1e-12
@@ -149,19 +153,22 @@ def fit(
     y = np.array([d.log for d in data])
     theta = np.array([p.mean for p in fitted]) if start is None else start.theta.copy()
     slopes = model.slopes(_values(fitted, theta), names) if start is None else start.slopes
+    taken, there, refined = theta, model.log(_values(fitted, theta)), 0
     doubt = model.slopes({}, [p.name for p in others])
     tau, known = {d.phase: UNKNOWN_MISMATCH for d in data}, False
     for visit in range(VISITS):
         here = model.log(_values(fitted, theta))
-        for _ in range(TAU_ROUNDS if visit <= REFINED else 0):  # then tau rests, so that theta may
+        bent = np.abs(here - there - slopes @ (theta - taken)) / _sigma(data, tau)
+        if bent.max(initial=0.0) > BENT and refined < REFINEMENTS:
+            slopes = model.slopes(_values(fitted, theta), names)
+            taken, there, refined = theta, here, refined + 1
+        for _ in range(TAU_ROUNDS if visit < SETTLING else 0):
             tau, known = _unexplained(data, y - here, slopes, doubt, tau, fitted, others, theta)
         moved = _solve(y - here, slopes, _sigma(data, tau), fitted, theta)
         rests = bool(np.all(np.abs(moved - theta) < AT_REST))
         theta = moved
         if rests:
             break
-        if start is None and visit + 1 == REFINED:
-            slopes = model.slopes(_values(fitted, theta), names)
     residuals = y - model.log(_values(fitted, theta))
     return _posterior(data, fitted, others, theta, residuals, slopes, doubt, tau, known)
 

@@ -48,8 +48,8 @@ def plan(
 def six_plans() -> tuple[Plan, ...]:
     """Plans that differ in model, batch, lengths, layout, nodes and architecture."""
     return (
-        plan(), plan(model="qwen2.5-7b", tp=2), plan(response=3000, prompts=32), plan(gpus=16, prompt=800),
-        plan(gpus=4, apart=True), plan(model="qwen2.5-0.5b", prompts=128, gpus=4),
+        plan(model="qwen2.5-7b", tp=2), plan(response=3000, prompts=32), plan(gpus=16, prompt=800), plan(model="qwen2.5-0.5b", prompts=128, gpus=4),
+        plan(), plan(gpus=4, apart=True),
     )  # fmt: skip
 
 
