@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """One micro-benchmark; its module is `executor.measure.<name>`."""
+    """One micro-benchmark."""
 
     name: str
     title: str
@@ -17,6 +17,8 @@ class Probe:
     """The processes of a quick run, where they are others."""
     limit_s: float = 120.0
     """Of each process."""
+    package: str = "executor.measure"
+    """Where its module, of the same name, lies."""
 
 
 PROBES = (

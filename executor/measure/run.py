@@ -38,10 +38,8 @@ class Listener(Protocol):
         """It ended, or has no result."""
 
 
-def measure(probes: Sequence[Probe], listener: Listener, *, quick: bool = False, package: str = "executor.measure") -> Session:  # fmt: skip
+def measure(probes: Sequence[Probe], listener: Listener, *, quick: bool = False) -> Session:
     """Run the probes; what fails is named and the others go on.
-
-    `package` holds the probes' modules.
 
     Raises:
         RlhfsimError: not even the machine could be described.
@@ -53,7 +51,7 @@ def measure(probes: Sequence[Probe], listener: Listener, *, quick: bool = False,
         for number, probe in enumerate(probes, start=1):
             listener.started(probe, number, len(probes))
             begun = time.monotonic()
-            seen, reason = _probe(probe, Path(folder), quick, f"{package}.{probe.name}")
+            seen, reason = _probe(probe, Path(folder), quick)
             lost = Missing(probe=probe.name, reason=reason) if reason else None
             found += seen
             missing += [lost] if lost else []
@@ -75,12 +73,17 @@ def _machine(folder: Path) -> Machine:
     return Machine(**facts | {"versions": tuple(tuple(pair) for pair in facts["versions"])})
 
 
-def _probe(probe: Probe, folder: Path, quick: bool, module: str) -> tuple[list[Measured], str]:
+def _probe(probe: Probe, folder: Path, quick: bool) -> tuple[list[Measured], str]:
     """What its processes measured; a reason where one has nothing, and then none of them counts."""
     found: list[Measured] = []
     parts = probe.quick if quick and probe.quick is not None else probe.parts
     for part in parts:
-        task = {"probe": probe.name, "module": module, "quick": quick, "part": part}
+        task = {
+            "probe": probe.name,
+            "module": f"{probe.package}.{probe.name}",
+            "quick": quick,
+            "part": part,
+        }
         answer, reason = _child(task, folder / f"{probe.name}{part}", probe.limit_s)
         if answer is None or "missing" in answer:
             return [], reason if answer is None else answer["missing"]

@@ -187,6 +187,8 @@ def _text(seen: Seen, name: str, beneath: str, kept: Sequence[Change], curves: d
         at[last] = _entry(change, seen.session)
     if "node" in data and "host_memory" not in data["node"]:
         data["node"] = _plain(seen.base.node) | data["node"]
+    if curves is not None:
+        data.pop("curves", None)  # the key is written last
     text = HEADER + yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)  # fmt: skip
     return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
 
