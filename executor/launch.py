@@ -21,7 +21,7 @@ from executor.engines.shared_memory import sweep
 from executor.lives import Lives, weights_folder
 from executor.resolve import Job, engine_specs, rollout_spec
 from executor.rewards.rules import Scorer
-from executor.run import Ended, Listener
+from executor.run import Ended, Listener, Watch
 from executor.samples import Sample
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
@@ -49,6 +49,8 @@ class Options:
     self_check: bool = True
     smallest_change: Callable[[Plan], str | None] | None = None
     """Asks the planner what would make a plan fit; the executor does not import it."""
+    watch: Watch | None = None
+    """Who looks at the trace every few iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ def launch(plan: Plan, settings: Settings, options: Options, listener: Listener)
         with contextlib.closing(Scorer(settings.rewards)) as scorer:
             lives = Lives(
                 job=job, files=files, prompter=prompter, rules=_rules(scorer, prompter), listener=listener, address=options.address,
-                self_check=options.self_check, smallest_change=options.smallest_change,
+                self_check=options.self_check, smallest_change=options.smallest_change, watch=options.watch,
             )  # fmt: skip
             ended, restarts = lives.live(found)
             return Outcome(ended=ended, files=files, restarts=restarts)

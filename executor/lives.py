@@ -16,7 +16,7 @@ from executor.coordination.out_of_memory import is_out_of_memory, out_of_memory
 from executor.coordination.run_folder import RunFiles
 from executor.engines.shared_memory import sweep
 from executor.resolve import Job, environment
-from executor.run import Ended, Listener, Run
+from executor.run import Ended, Listener, Run, Watch
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -36,6 +36,7 @@ class Lives:
     address: str | None
     self_check: bool
     smallest_change: Callable[[Plan], str | None] | None
+    watch: Watch | None = None
 
     def live(self, found: checkpoints.Checkpoint | None) -> tuple[Ended, tuple[str, ...]]:
         """The life that reaches the end, and the failures that ended those before it.
@@ -66,7 +67,7 @@ class Lives:
         with cluster.joined(self.job.plan, self.address, environment(self.job), limit, self.files.logs) as reservation:  # fmt: skip
             run = Run(
                 job=self.job, files=self.files, reservation=reservation, prompter=self.prompter, rules=self.rules,
-                listener=self.listener, resume_from=found, check_first=check_first,
+                listener=self.listener, resume_from=found, check_first=check_first, watch=self.watch,
             )  # fmt: skip
             return run.execute()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -47,6 +47,16 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Who looks at the run's trace while it goes on; the executor does not import calibration."""
+
+    every: int
+    """Iterations between two looks."""
+    look: Callable[[Trace, Sequence[Row]], str]
+    """Trace and metrics of the iterations so far -> a line for the listener."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """A life that reached its last iteration."""
 
@@ -69,6 +79,7 @@ class Run:
     listener: Listener
     resume_from: checkpoints.Checkpoint | None = None
     check_first: bool = True
+    watch: Watch | None = None
     _data: Position = field(default_factory=Position)
 
     def execute(self) -> Ended:
@@ -146,10 +157,16 @@ class Run:
             if self.job.settings.evaluation.problems and self._due(done, self.job.settings.evaluation.every):  # fmt: skip
                 evaluations[done] = self._evaluated(crew, done)
             self._checkpoint(crew, done, rows)
+            if self.watch is not None and done % self.watch.every == 0:
+                so_far = self._trace(recorder, start, range(steps.start, done))
+                self.listener.phase(self.watch.look(so_far, rows))
             last = time.time()
-        trace = recorder.trace(start_s=start, plan_hash=self.job.plan.input_hash, steps=len(steps), seed=self.job.settings.seed, first_step=steps.start)  # fmt: skip
+        trace = self._trace(recorder, start, steps)
         write_trace(self.files.trace, trace)
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
+
+    def _trace(self, recorder: Recorder, start: float, steps: range) -> Trace:
+        return recorder.trace(start_s=start, plan_hash=self.job.plan.input_hash, steps=len(steps), seed=self.job.settings.seed, first_step=steps.start)  # fmt: skip
 
     def _learned(self, loop: Loop, crew: Crew, steps: range) -> Iterator[Learned]:
         schedule = self.job.plan.placement.schedule

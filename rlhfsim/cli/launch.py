@@ -52,6 +52,7 @@ _OPTIONS: list[Callable[[Any], Any]] = [
     click.option("--scale", type=Whole(1, 64), metavar="SLOTS", help="Shrink the plan to about so many slots of this machine, with a tiny model."),
     click.option("--dry-run", is_flag=True, help="Check plan against cluster, show placement and memory, start fake engines, stop."),
     click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint in --out."),
+    click.option("--recalibrate-every", type=Whole(2, 10**6), metavar="N", help="Every N iterations fit the profile to this run and say whether another plan would now be better; the run keeps its plan."),
     click.option("--no-self-check", is_flag=True, help="Skip the first minute's check."),
     json_option,
 ]  # fmt: skip
@@ -67,7 +68,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_options
 def launch(
     file: str, settings_file: Path | None, pairs: tuple[str, ...], model: str | None, iterations: int | None, out: Path,
-    address: str | None, scale: int | None, dry_run: bool, resume: bool, no_self_check: bool, as_json: bool,
+    address: str | None, scale: int | None, dry_run: bool, resume: bool, recalibrate_every: int | None, no_self_check: bool, as_json: bool,
 ) -> int | None:  # fmt: skip
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
     need_stack(DRY if dry_run and not scale else STACK)
@@ -78,16 +79,26 @@ def launch(
         settings = settings_of(settings_file, pairs, model=model or (str(tiny_folder(out)) if scale else None), iterations=iterations)  # fmt: skip
     options = Options(out=out, address=address, resume=resume, dry_run=dry_run, self_check=not no_self_check, smallest_change=smallest_change)  # fmt: skip
     notes = profile_notes(file) if not scale else ()
-    return run(plan, settings, options, as_json=as_json, notes=notes, scale=bool(scale))
+    return run(
+        plan,
+        settings,
+        options,
+        as_json=as_json,
+        notes=notes,
+        scale=bool(scale),
+        recalibrate_every=recalibrate_every,
+    )
 
 
-def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: tuple[str, ...] = (), scale: bool = False) -> int | None:  # fmt: skip
+def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: tuple[str, ...] = (), scale: bool = False, recalibrate_every: int | None = None) -> int | None:  # fmt: skip
     """Launch and report.
 
     Raises:
         RlhfsimError: bad input, or the run stopped.
     """
     from executor.launch import launch as start
+    from executor.run import Watch
+    from rlhfsim.cli.replan import Replan
 
     screen = view.console(stderr=as_json)
     listener = launch_view.Screen(screen)
@@ -95,7 +106,12 @@ def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: t
         screen.print(line)
     if scale and not options.resume:
         make_tiny(options.out)
+    replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
+    if replan is not None and recalibrate_every:
+        options = replace(options, watch=Watch(every=recalibrate_every, look=replan.look))
     outcome = start(plan, settings, options, listener)
+    if replan is not None:
+        screen.print(replan.write(options.out))
     report = launch_view.result(plan, outcome, dry_run=options.dry_run)
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, **report}, indent=2))

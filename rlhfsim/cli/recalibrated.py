@@ -208,15 +208,16 @@ def verdict(found: Recalibrated, chosen: Plan) -> str:
     if before is None:
         return "before calibration nothing fitted"
     if found.its_step_now is None:
-        return f"the choice is the same: {_name(chosen)}"
+        return f"the choice is the same: {plan_text(chosen)}"
     seconds, best = found.its_step_now.prediction.step_s, chosen.prediction.step_s
     return (
-        f"another plan is chosen: {_name(chosen)}; the one chosen before, {_name(before)}, "
+        f"another plan is chosen: {plan_text(chosen)}; the one chosen before, {plan_text(before)}, "
         f"would take {units.format(seconds, 's')} ({100 * (seconds / best - 1):+.1f} %)"
     )
 
 
-def _name(plan: Plan) -> str:
+def plan_text(plan: Plan) -> str:
+    """Kind and layouts of a plan: `hybrid (actor TP1 DP8 ZeRO-2, rollout TP4 x2)`."""
     rollout = plan.placement.rollout
     beside = f", rollout {rollout.layout.label}" if rollout else ""
     return f"{kind(plan)} (actor {plan.placement.actor.layout.label}{beside})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,20 @@ def test_a_dry_run_starts_fake_engines_and_needs_no_model(tmp_path: Path, ray_ad
     assert len(heard.rows) == 2
     assert json.loads((tmp_path / "run" / "deepspeed" / "actor.json").read_text())["zero_optimization"]["stage"] == 2  # fmt: skip
     assert not list(outcome.files.checkpoints.iterdir())
+
+
+@pytest.mark.slow
+def test_who_watches_a_run_sees_its_trace_grow(tmp_path: Path, ray_address: str) -> None:
+    from executor.run import Watch
+    from executor.tasks import tiny
+
+    seen: list[tuple[int, set[int], int]] = []
+
+    def look(trace: Trace, rows: Sequence[Mapping[str, float]]) -> str:
+        seen.append((trace.steps, {s.step for s in trace.spans}, len(rows)))
+        return f"looked at {trace.steps}"
+
+    made = runs.plan("hybrid", "grpo", tiny.config(tmp_path / "weightless", layers=2))
+    _, heard = runs.run(made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True, watch=Watch(every=1, look=look))  # fmt: skip
+    assert seen == [(1, {0}, 1), (2, {0, 1}, 2)]
+    assert [text for text in heard.phases if text.startswith("looked")] == ["looked at 1", "looked at 2"]  # fmt: skip
