@@ -15,7 +15,16 @@ from pathlib import Path
 from statistics import median, quantiles, stdev
 from typing import Any
 
-from closed_loop_runs import ITERATIONS, PROFILE, REPEATED, REPEATS, Role, Run, schedule
+from closed_loop_runs import (
+    ITERATIONS,
+    PROFILE,
+    REPEATED,
+    REPEATS,
+    SURROUNDINGS,
+    Role,
+    Run,
+    schedule,
+)
 from closed_loop_text import READING, TEXT
 
 from rlhfsim.calibration.evidence import SHORT
@@ -28,7 +37,6 @@ from rlhfsim.specs.quantities import Coefficient
 SCHEMA = "rlhfsim.closed_loop/1"
 PHASE_TARGET, STEP_TARGET, SECOND_TARGET, SPREADS = 0.12, 0.08, 0.20, 1.5
 """Median phase error, step error, step error of the second model, repeat spreads that a step error may have."""
-SURROUNDINGS = "surroundings.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import string
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ ITERATIONS = 6
 REPEATS = 3
 """Runs of each configuration in `REPEATED`."""
 PROMPTS_IN_FILE = 64
+SURROUNDINGS = "surroundings.json"
+"""Of a run folder: cores that other processes kept busy during its steps, and the seconds of the whole run."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {},
     "smart": {"rollout": {"sleep": 2}, "seat": {"residency": "offloaded", "offload_between": True}},
@@ -258,6 +260,7 @@ def execute(run: Run, runs: Path, address: str) -> float:
         launch(plan_of(run.config, model), settings_of(run.config, model, runs), Options(out=partial, address=address), heard)  # fmt: skip
         busy = others.share(heard.steps_from)
     shutil.rmtree(partial / "checkpoints", ignore_errors=True)
+    shutil.rmtree(final, ignore_errors=True)
     partial.rename(final)
     return busy
 
@@ -265,8 +268,3 @@ def execute(run: Run, runs: Path, address: str) -> float:
 def missing(runs: Path) -> Iterator[Run]:
     """Runs that have not been made yet."""
     return (run for run in schedule() if not (runs / run.name).is_dir())
-
-
-def replaced(run: Run, **changes: Any) -> Run:
-    """The same run with another configuration; for trials that are not reported."""
-    return replace(run, config=replace(run.config, **changes))

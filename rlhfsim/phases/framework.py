@@ -42,15 +42,25 @@ def controller(device: Device) -> Cost:
     return Cost(parts=(part("host", device[name], name, spread=device.spread(name)),))
 
 
-def with_controller(steps: list[Step], cost: Cost) -> list[Step]:
-    """The steps with the controller's work between the last scoring call and training, which waits."""
+def with_controller(steps: list[Step], cost: Cost, *, blocking: bool = False) -> list[Step]:
+    """The steps with the controller's work between the last scoring call and training, which waits.
+
+    `blocking`: it also waits until the scoring roles have left memory (`blocking_moves`).
+    """
     if not cost.seconds:
         return steps
     first = next(i for i, s in enumerate(steps) if s.name.startswith(TRAINING))
     needs = steps[first].needs
+    needs = _with_moves(steps, needs) if blocking else needs
     own = Step(name=CONTROLLER, pools=(CPU_POOL,), cost=cost, needs=needs, streams=True)
     later = [
         replace(s, needs=(*s.needs, CONTROLLER)) if s.name.startswith(TRAINING) else s
         for s in steps[first:]
     ]
     return [*steps[:first], own, *later]
+
+
+def _with_moves(steps: list[Step], needs: tuple[str, ...]) -> tuple[str, ...]:
+    """Calls come back to the controller when their role has left memory again, if it does."""
+    names = {s.name for s in steps}
+    return tuple(f"{n}.unload" if f"{n}.unload" in names else n for n in needs)

@@ -146,7 +146,8 @@ def program(setting: Setting, kv_tokens: float | None = None) -> Program:
     calls = dataflow(setting.workload)
     steps = [step for call in calls for step in _steps(setting, call, generation)]
     if setting.workload.generates:
-        steps = with_controller(steps, controller_cost(setting))
+        blocking = bool(setting.device(setting.placement.actor)["blocking_moves"])
+        steps = with_controller(steps, controller_cost(setting), blocking=blocking)
     stale = setting.placement.schedule.staleness > 0
     return Program(
         steps=tuple(steps),
@@ -361,14 +362,14 @@ def controller_cost(setting: Setting) -> Cost:
 def _sync_steps(setting: Setting, call: Call) -> list[Step]:
     """The weight path; around it the actor's moves where a role that was moved out comes back to send.
 
-    `sync_moves` is 0 where frameworks send before they offload, as on GPUs.
+    `blocking_moves` is 0 where frameworks send before they offload, as on GPUs.
     """
     placement, actor = setting.placement, setting.placement.actor
     assert placement.rollout is not None
     pools = tuple(dict.fromkeys((actor.pool, placement.rollout.pool)))
     sent = Step(name=call.name, pools=pools, cost=sync_cost(setting), needs=call.needs)
     device = setting.device(actor)
-    if actor.residency == "resident" or not device["sync_moves"]:
+    if actor.residency == "resident" or not device["blocking_moves"]:
         return [sent]
     training = Call(role="actor", kind="train")  # all its states move, whatever the call
     before, after = offload.moves(device, setting.models.actor, actor, training, setting.workload, placement)  # fmt: skip
