@@ -125,20 +125,18 @@ def exchange(
         share_name = "sm_share_nic" if far else "sm_share_nvlink"
         parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
         parts.append(part("compute", slowed, share_name, spread=(0.3, 1.5)))
-    if layout.dp * layout.cp > 1:
-        # a gather ahead, one back and the reduction; below stage 3 the last alone
-        hooks = 3 if layout.zero == 3 else 1
-        parts.append(zero_calls(device, model, layout, hooks * micro_batches))
+    if layout.zero == 3:  # a gather ahead, one back and the reduction
+        parts.append(zero_calls(device, model, layout, 3 * micro_batches))
     return parts
 
 
 def zero_calls(device: Device, model: ModelSpec, layout: Layout, passes: float) -> Part:
-    """What ZeRO's hooks take on the host: one call a named tensor and pass, none without ZeRO.
+    """What the hooks of ZeRO-3 take on the host: one call a named tensor and pass.
 
     `zero_tensor_time`: 0 on GPUs, where it hides behind kernels that were launched before; on a CPU the
     core that computes runs the hooks and the Python of each collective as well.
     """
-    tensors = weights_of(model).tensors / layout.pp if layout.zero else 0.0
+    tensors = weights_of(model).tensors / layout.pp
     name = "zero_tensor_time"
     seconds = passes * tensors * device[name]
     return part("overhead", seconds, name, spread=device.spread(name))

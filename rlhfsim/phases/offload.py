@@ -42,6 +42,7 @@ from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload import Lora, Workload
 
 Store = Literal["host", "nvme"]
+TRAINED = ("actor", "critic")
 PINNING: frozenset[Backend] = frozenset({"deepspeed"})
 """Backends whose offload pins host memory: DeepSpeed `offload_states(pin_memory=True)`. The Megatron
 and FSDP workers of verl and NeMo-RL use `tensor.to("cpu")`, which is pageable."""
@@ -176,12 +177,14 @@ def moves(
 ) -> tuple[Cost, Cost]:
     """Cost before a call (bring its role into GPU memory) and after it (out again).
 
-    Each call pays for itself: a role that is used twice in a row moves twice, as frameworks do.
+    Each call pays for itself: a role that is used twice in a row moves twice, as frameworks do. With
+    `blocking_moves` a trained role moves with all its states, also for a forward pass.
     """
     if isinstance(seat, RolloutSeat):
         return _around_rollout(device, model, seat, placement)
+    learns = bool(device["blocking_moves"]) and call.role in TRAINED
     role = held(
-        model, seat.layout, placement.backend, trained=call.kind == "train",
+        model, seat.layout, placement.backend, trained=call.kind == "train" or learns,
         optimizer=workload.optimizer, lora=workload.lora if call.role == "actor" else None,
     )  # fmt: skip
     return _around_role(device, seat, role, pinned=placement.backend in PINNING)

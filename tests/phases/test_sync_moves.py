@@ -44,6 +44,7 @@ def test_they_are_those_of_training(tmp_path: Path) -> None:
     phases = {p.name: p.seconds for p in _plan("cpu-core", "offloaded", tmp_path).prediction.phases}
     assert phases["actor.sync.load"] == phases["actor.train.load"] > 0
     assert phases["actor.sync.unload"] == phases["actor.train.unload"] > 0
+    assert phases["actor.logprob.load"] == phases["actor.train.load"] > phases["reference.logprob.load"]  # fmt: skip
 
 
 def test_the_simulation_takes_as_long(tmp_path: Path) -> None:
