@@ -68,7 +68,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
         "executor.measure",
         "executor.tasks",
     },
-    "transformers": {"executor.engines", "executor.tasks"},
+    "transformers": {"executor.engines", "executor.measure", "executor.tasks"},
     "deepspeed": {"executor.engines"},
     "vllm": {"executor.engines"},
     "peft": {"executor.engines"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,13 @@ from scipy.optimize import nnls
 
 from rlhfsim.costs.curves import PERCENT, element_bytes, peaks_of
 from rlhfsim.costs.decode import gpu_work
+from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.kernel_grid import encode
 from rlhfsim.costs.kernel_work import KINDS, roof
+from rlhfsim.costs.prefill import prefill
+from rlhfsim.costs.roofline import Work
+from rlhfsim.phases.passes import Software, passes
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.layout import RolloutLayout
 from rlhfsim.specs.measured import (
@@ -28,6 +32,7 @@ from rlhfsim.specs.measured import (
 )
 from rlhfsim.specs.model import Attention, ModelSpec
 from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.quantities import Coefficient
 
 Floats = NDArray[np.float64]
 DRAWS = 400
@@ -111,7 +116,7 @@ def roof_rates(points: Sequence[Measured]) -> tuple[float, float]:
     return flop, size
 
 
-# --- engine ---------------------------------------------------------------------------------------
+# --- models ---------------------------------------------------------------------------------------
 
 
 def tiny_model(layers: int) -> ModelSpec:
@@ -124,8 +129,34 @@ def tiny_model(layers: int) -> ModelSpec:
 
 def decode_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
     """Seconds of the kernels alone, as the cost model prices them, for points (layers, sequences, context)."""
-    device = device_of(make_pool(profile, 1, gpus_per_node=1))
+    device = _device(profile)
     return [
         float(gpu_work(device, tiny_model(int(layers)), RolloutLayout(), np.asarray(n), np.asarray(c)).seconds)
         for layers, n, c in (p.at for p in points)
     ]  # fmt: skip
+
+
+def prefill_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
+    """The same of a prefill pass, for points (layers, prompts, length)."""
+    device = _device(_set(profile, prefill_efficiency=1.0, prefill_overhead_vllm=0.0, eager_layer_overhead=0.0))  # fmt: skip
+    return [float(prefill(device, tiny_model(int(layers)), RolloutLayout(), n, length).seconds) for layers, n, length in (p.at for p in points)]  # fmt: skip
+
+
+def train_kernels(profile: Profile, point: Measured) -> float:
+    """The same of forward and backward of one layer, for a point (layers, tokens, length)."""
+    layers, tokens, length = point.at
+    work = Work(tokens=tokens, length=length, fused=False)
+    return passes(_device(_set(profile, host_layer_time=0.0)), tiny_model(int(layers)), work, Software(), "none").layer  # fmt: skip
+
+
+def _device(profile: Profile) -> Device:
+    return device_of(make_pool(profile, 1, gpus_per_node=1))
+
+
+def _set(profile: Profile, **values: float) -> Profile:
+    """The profile with some coefficients at a value."""
+    fixed = {
+        name: Coefficient(value=v, low=v, high=v, source="set aside", dimension=profile.coefficient(name).dimension)
+        for name, v in values.items()
+    }  # fmt: skip
+    return replace(profile, coefficients={**profile.coefficients, **fixed})

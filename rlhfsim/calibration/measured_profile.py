@@ -1,7 +1,7 @@
 """A session of micro-benchmarks as a new profile: it extends the nearest one and names what was measured.
 
 First rates, shares and kernel tables; then, with those in place, the engine's own time is what its steps
-take beyond the kernels (`_engine`). Pure but for `write`, which never overwrites.
+take beyond the kernels (`measured_overheads`). Pure but for `write`, which never overwrites.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import yaml
 
 from rlhfsim import units
 from rlhfsim.calibration.measured_changes import Change, Seen, changes, split
-from rlhfsim.calibration.measured_fit import decode_kernels, kernel_table, misfit, nonnegative
+from rlhfsim.calibration.measured_fit import kernel_table
+from rlhfsim.calibration.measured_overheads import overheads
 from rlhfsim.calibration.profile_writer import check_new, write_new
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.measured import Measured, Missing, Session
@@ -56,7 +57,7 @@ def measured_profile(session: Session, name: str = "local") -> MeasuredProfile:
     kept, refused = split(changes(seen))
     curves = _curves(seen, kept)
     first = profile_from_text(_text(seen, name, beneath, kept, curves))
-    engine, notes = _engine(seen, first)
+    engine, notes = overheads(seen, first)
     kept += engine
     text = _text(seen, name, beneath, kept, curves)
     profile_from_text(text)
@@ -111,44 +112,6 @@ def _curves(seen: Seen, kept: Sequence[Change]) -> dict[str, Any] | None:
         "peaks": {"bf16": profile.peak["bf16"].value, "hbm": profile.hbm.value, "link": profile.scale_up.bandwidth.value},
         "tables": tables,
     }  # fmt: skip
-
-
-def _engine(seen: Seen, first: Profile) -> tuple[list[Change], list[str]]:
-    """Time of vLLM beyond its kernels: per step, layer and sequence, and per prefill.
-
-    t - kernels(L, n, c) = a_step + a_layer L + a_seq n
-    prefill of one short prompt = a_prefill + a_launch L
-    """
-    points = seen.points("decode_step")
-    if len({p.at[0] for p in points}) < 2 or len({p.at[1] for p in points}) < 2:
-        return [], []
-    kernels = decode_kernels(first, points)
-    rows = [(1.0, p.at[0], p.at[1]) for p in points]
-    step, layer, sequence = nonnegative(rows, points, kernels)
-    n, how = sum(p.n for p in points), f"least squares over {len(points)} points, {points[-1].how}"
-    found = [
-        seen.coefficient(name, fitted, n, how)
-        for fitted, names in (
-            (step, ("decode_step_overhead_vllm", "decode_step_overhead")),
-            (layer, ("decode_layer_overhead",)),
-            (sequence, ("decode_sequence_overhead_vllm", "decode_sequence_overhead")),
-        )
-        for name in names
-    ]  # fmt: skip
-    off = misfit(rows, points, (step, layer, sequence), kernels)
-    note = f"decode steps: kernels and overheads explain the {len(points)} points within {100 * off:.0f} % (median)"
-    return [*found, *_prefill(seen)], [note]
-
-
-def _prefill(seen: Seen) -> list[Change]:
-    """From the shortest prompts, where launching takes longer than computing."""
-    points = seen.points("prefill_step")
-    short = min(p.at[1] * p.at[2] for p in points)
-    few = [p for p in points if p.at[1] * p.at[2] == short]
-    fixed, launch = nonnegative([(1.0, p.at[0]) for p in few], few)
-    n, how = sum(p.n for p in few), f"prefill of {short:g} tokens, {few[-1].how}"
-    pairs = ((fixed, "prefill_overhead_vllm"), (fixed, "prefill_overhead"), (launch, "eager_layer_overhead"))  # fmt: skip
-    return [seen.coefficient(name, fitted, n, how) for fitted, name in pairs]
 
 
 def _sanity(seen: Seen, first: Profile) -> list[str]:

@@ -37,7 +37,7 @@ def profile() -> None:
 
 @profile.command(epilog=EPILOG)
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT, show_default=True, help="The new profile; an existing file is never overwritten.")  # fmt: skip
-@click.option("--only", metavar="NAME,...", help="Only these: gemm, attention, memory, collectives, storage, optimizer, decode, start, sleep.")  # fmt: skip
+@click.option("--only", metavar="NAME,...", help="Only these: gemm, attention, memory, collectives, storage, optimizer, train, decode, start, sleep.")  # fmt: skip
 @click.option("--quick", is_flag=True, help="Fewer sizes and repeats: about a minute, wider intervals.")  # fmt: skip
 @json_option
 def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | None:

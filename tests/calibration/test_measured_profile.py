@@ -8,7 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlhfsim.calibration.measured_fit import Fitted, decode_kernels, nonnegative
+from rlhfsim.calibration.measured_fit import (
+    Fitted,
+    decode_kernels,
+    nonnegative,
+    prefill_kernels,
+    train_kernels,
+)
 from rlhfsim.calibration.measured_profile import base_of, measured_profile, write
 from rlhfsim.costs.curves import KernelCurves
 from rlhfsim.errors import RlhfsimError
@@ -112,6 +118,20 @@ def test_overheads_per_step_layer_and_sequence_are_told_apart() -> None:
         assert c.value == pytest.approx(planted, rel=0.01), name
         assert c.low < c.value < c.high
     assert any("explain the 6 points within 0 %" in note for note in made.notes)
+
+
+def test_launch_of_layers_and_speed_of_prefill_come_back() -> None:
+    empty = profile_from_text(measured_profile(session(seen("group_start", 0.01))).text)
+    places = [(depth, 32.0, 128.0) for depth in (2.0, 6.0)]
+    blank = [seen("prefill_step", 1.0, at=at) for at in places]
+    long = [seen("prefill_step", 3e-3 + k / 0.8, at=at) for k, at in zip(prefill_kernels(empty, blank), places, strict=True)]  # fmt: skip
+    short = [seen("prefill_step", 3e-3 + 700e-6 * depth, at=(depth, 1.0, 16.0)) for depth in (2.0, 6.0)]  # fmt: skip
+    kernels = train_kernels(empty, seen("train_pass", 1.0, at=(2.0, 32.0, 16.0)))
+    assert kernels > 0
+    passes = [seen("train_pass", 5e-3 + depth * (kernels + 2 * 900e-6), at=(depth, 32.0, 16.0)) for depth in (2.0, 6.0)]  # fmt: skip
+    profile = profile_from_text(measured_profile(session(seen("group_start", 0.01), *short, *long, *passes)).text)  # fmt: skip
+    assert profile["prefill_efficiency"] == pytest.approx(0.8, rel=0.01)
+    assert profile["host_layer_time"] == pytest.approx(900e-6, rel=0.01)
 
 
 def test_a_line_through_timings_keeps_both_parts_at_zero_or_above() -> None:
