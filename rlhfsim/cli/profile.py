@@ -14,14 +14,15 @@ import click
 
 from rlhfsim.cli import profile_view, view
 from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.launch import STACK, need_stack
+from rlhfsim.cli.launch import need_stack
 from rlhfsim.errors import RlhfsimError
 
 SCHEMA = "rlhfsim.profile-measure/1"
 DEFAULT = Path("hardware_profiles/local.yaml")
 """In the user's own folder of profiles, so that `--gpu local` finds it."""
 INTERRUPTED = 130
-NEEDS = tuple(name for name in STACK if name not in ("ray", "deepspeed"))
+NEEDS = ("torch",)
+"""Without the others their probes fail by name, and the rest is measured."""
 EPILOG = """\b
 Examples:
   rlhfsim profile measure

@@ -41,7 +41,7 @@ class Progress:
 def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Iterator[RenderableType]:  # fmt: skip
     """The table and what follows."""
     yield ""
-    yield f"{session.machine.words}; beneath: {made.base}"
+    yield f"{session.machine.words}; the profile extends {made.base}"
     yield ""
     yield table(made.changes)
     yield ""
