@@ -105,7 +105,7 @@ def _left_out(
     if phase not in predicted:
         return "the cost model has no such phase"
     if min(times) <= 0:
-        return "nothing is left" if phase == REST else "a time of zero"
+        return "the timed phases fill the step" if phase == REST else "a time of zero"
     if median(times) < least:
         return "too short a part of the step to matter"
     if predicted[phase] <= 0:

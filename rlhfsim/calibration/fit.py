@@ -47,7 +47,7 @@ class Calibrated:
     before: Coefficient
     after: Coefficient
     n: int
-    """Data that depend on it."""
+    """Data that depend on it, as believed or as fitted."""
     runs: int
     """Runs that depend on it."""
 
@@ -157,10 +157,13 @@ def _calibrated(
 ) -> list[Calibrated]:
     wide = quantile(found.spare)
     below, above = stretched(model, data, found, wide)
+    slopes = np.maximum(
+        np.abs(found.slopes), np.abs(model.slopes({}, [p.name for p in found.priors]))
+    )
     rows = []
     for k, (item, theta) in enumerate(zip(found.priors, found.theta, strict=True)):
         before = profile.coefficient(item.name)
-        felt = [d for d, slope in zip(data, found.slopes[:, k], strict=True) if abs(slope) >= FELT]
+        felt = [d for d, slope in zip(data, slopes[:, k], strict=True) if slope >= FELT]
         value, low, high = (
             float(np.exp(theta + wide * deviation)) for deviation in (0.0, -below[k], above[k])
         )

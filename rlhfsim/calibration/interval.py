@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.map_fit import Fit, Model
+from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]
 ENOUGH = 0.6
@@ -49,8 +50,8 @@ def _sides(
 def _side(model: Model, data: Sequence[Datum], found: Fit, k: int, signed: float) -> float:
     """Standard deviation on one side, of which the posterior falls off as at `signed` quantiles."""
     prior, theta, best = found.priors[k], found.theta[k], objective(model, data, found, found.theta)
-    deviation = float(np.sqrt(found.own[k, k]))
-    limit = prior.deviation(theta + signed * deviation)
+    limit = _limit(prior, theta, signed)
+    deviation = min(float(np.sqrt(found.own[k, k])), limit)
     while deviation < limit:
         end = theta + signed * deviation
         if not prior.least < end < prior.most:
@@ -60,6 +61,12 @@ def _side(model: Model, data: Sequence[Datum], found: Fit, k: int, signed: float
             break
         deviation = min(limit, STRETCH * deviation)
     return deviation
+
+
+def _limit(prior: Prior, theta: float, signed: float) -> float:
+    """Standard deviation without any data: to the prior's own end where that lies ahead, else as wide as the prior."""
+    side = prior.above if signed > 0 else prior.below
+    return max(side, (prior.mean - theta) / signed + side)
 
 
 def _moved(theta: Floats, k: int, end: float) -> Floats:

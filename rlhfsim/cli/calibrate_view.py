@@ -60,7 +60,9 @@ def _error_line(rows: Sequence[PhaseError]) -> str:
     told = [f"{word} {percent(p[0])} -> {percent(p[1])}" for word, p in pairs if p is not None]
     if not told:
         return "unknown: there is no second distinct run to test on"
-    return f"median {', '.join(told)} (runs that the fit had not seen)"
+    worse = [word for word, pair in pairs if pair is not None and pair[1] > pair[0]]
+    warning = f"; NO BETTER in {' and '.join(worse)}" * bool(worse)
+    return f"median {', '.join(told)} (runs that the fit had not seen){warning}"
 
 
 def percent(share: float | None) -> str:
@@ -117,7 +119,7 @@ def unidentified(rows: Sequence[Unidentified], width: int) -> RenderableType:
     for row in rows:
         groups.setdefault(row.reason, []).append(row.name)
     table = new_table(width)
-    table.add_column("not told apart by these runs", ratio=1)
+    table.add_column("cannot be told from these runs", ratio=1)
     table.add_column("because", ratio=1)
     for reason, names in groups.items():
         table.add_row(", ".join(names), reason)

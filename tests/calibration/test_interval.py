@@ -1,0 +1,84 @@
+"""Ends of intervals, worked by hand on a model of one coefficient and one phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlhfsim.calibration.evidence import Datum
+from rlhfsim.calibration.interval import objective, stretched
+from rlhfsim.calibration.map_fit import Fit
+from rlhfsim.calibration.priors import Z90, Prior
+
+SIGMA = 0.05
+
+
+class Curve:
+    """ln seconds of the only phase as a function of ln coefficient."""
+
+    def __init__(self, shape: Callable[[float], float]) -> None:
+        self._shape = shape
+
+    def log(self, values: Mapping[str, float]) -> Any:
+        return np.array([self._shape(math.log(values.get("k", 1.0)))])
+
+
+def ends(shape: Callable[[float], float], theta: float, slope: float, prior: Prior) -> tuple[float, float]:  # fmt: skip
+    """Standard deviations below and above of a fit at rest at `theta`, where the phase has this slope."""
+    own = np.array([[1 / (slope**2 / SIGMA**2 + 1 / prior.deviation(theta) ** 2)]])
+    none = np.zeros(1)
+    found = Fit(
+        priors=(prior,), theta=np.array([theta]), covariance=own, own=own, residuals=none, sigma=np.array([SIGMA]),
+        weights=np.ones(1), slopes=np.array([[slope]]),
+    )  # fmt: skip
+    datum = Datum(run=0, phase="p", seconds=math.exp(shape(theta)), scatter=SIGMA, steps=3)
+    below, above = stretched(Curve(shape), [datum], found, Z90)  # type: ignore[arg-type]  # a stub
+    return float(below[0]), float(above[0])
+
+
+def believed(below: float = 0.5, above: float = 0.5, mean: float = 0.0) -> Prior:
+    return Prior(name="k", mean=mean, below=below, above=above, least=-9.0, most=9.0)
+
+
+def test_a_straight_phase_keeps_the_curvature() -> None:
+    below, above = ends(lambda x: x, 0.0, 1.0, believed())
+    assert below == above == pytest.approx(1 / math.sqrt(1 / SIGMA**2 + 4), rel=1e-9)
+
+
+def test_where_the_phase_stops_to_depend_only_the_prior_ends_it() -> None:
+    below, above = ends(lambda x: max(x, 0.0), 0.0, 1.0, believed())
+    assert below == pytest.approx(0.5)
+    assert above == pytest.approx(0.05, rel=0.01)
+
+
+def test_a_hidden_part_that_begins_a_little_lower_widens_a_little() -> None:
+    below, _ = ends(lambda x: max(x, -0.2), 0.0, 1.0, believed())
+    assert below == pytest.approx(0.05, rel=0.01)  # the data still hold there: four sigma
+
+
+def test_the_narrow_side_of_a_prior_ends_what_its_wide_side_began() -> None:
+    """theta lies on the wide side (sd 3) and the phase says nothing: up, the prior ends at mean + 0.5 z."""
+    below, above = ends(lambda x: 0.0, -2.0, 0.0, believed(below=3.0, above=0.5))
+    assert above == pytest.approx((2.0 + 0.5 * Z90) / Z90)
+    assert below == pytest.approx(3.0)
+
+
+def test_a_bound_is_not_passed() -> None:
+    prior = Prior(name="k", mean=0.0, below=0.5, above=0.5, least=-9.0, most=0.01)
+    _, above = ends(lambda x: min(x, 0.0), 0.0, 1.0, prior)
+    assert above == pytest.approx(0.05, rel=0.01)
+
+
+def test_the_objective_is_soft_in_data_and_square_in_priors() -> None:
+    prior, none = believed(), np.zeros((1, 1))
+    found = Fit(
+        priors=(prior,), theta=np.zeros(1), covariance=none, own=none, residuals=np.zeros(1), sigma=np.array([SIGMA]),
+        weights=np.ones(1), slopes=np.ones((1, 1)),
+    )  # fmt: skip
+    datum = Datum(run=0, phase="p", seconds=1.0, scatter=SIGMA, steps=3)
+    told = objective(Curve(lambda x: x), [datum], found, np.array([0.1]))  # type: ignore[arg-type]  # a stub
+    assert told == pytest.approx(2 * (math.sqrt(1 + 2.0**2) - 1) + 0.2**2)
