@@ -125,8 +125,8 @@ def exchange(
         share_name = "sm_share_nic" if far else "sm_share_nvlink"
         parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
         parts.append(part("compute", slowed, share_name, spread=(0.3, 1.5)))
-    if layout.zero == 3:  # a gather ahead, one back and the reduction
-        parts.append(zero_calls(device, model, layout, 3 * micro_batches))
+    if layout.zero == 3:  # a gather ahead and one back; reductions go by bucket
+        parts.append(zero_calls(device, model, layout, 2 * micro_batches))
     return parts
 
 
@@ -166,7 +166,8 @@ def update(
         GPU:  Psi_own (state + 2 x 4 gradient) / (B_m eta)
         host: 2 (b_g + b_w) ... PCIe down and up, then DDR: node GPUs x Psi_own x 32 / (DDR eta)
 
-    Source: counting (T9); ZeRO-Offload, arXiv 2101.06840, for the host.
+    Source: counting (T9); ZeRO-Offload, arXiv 2101.06840, for the host. `zero_step_time` is what a
+    sharded step takes on top, 0 on GPUs.
     """
     owned = sum(s.owned(layout.zero) for s in shards(device, model, layout, share=share))
     bytes_each = STATE_BYTES[optimizer] + 2 * FP32
@@ -176,10 +177,12 @@ def update(
         "optimizer_overhead",
         spread=device.spread("optimizer_overhead"),
     )
+    sharded = layout.zero > 0 and layout.dp * layout.cp > 1
+    own = part("overhead", sharded * device["zero_step_time"], "zero_step_time", spread=device.spread("zero_step_time"))  # fmt: skip
     if layout.offload_optimizer == "none":
         name = "optimizer_hbm_efficiency"
         seconds = owned * bytes_each / (device.profile.hbm.value * device[name])
-        return [part("hbm", seconds, name, spread=device.inverse_spread(name)), launch]
+        return [part("hbm", seconds, name, spread=device.inverse_spread(name)), launch, own]
     node = device.profile.node
     link = device.profile.pcie.value * device["pcie_efficiency"]
     moved = 2 * BF16 * owned / link
@@ -193,6 +196,7 @@ def update(
         part("pcie", moved, "pcie_efficiency", spread=(0.75, 1.5)),
         part("host", memory, "cpu_adam_efficiency", spread=(0.7, 1.7)),
         launch,
+        own,
     ]
     if layout.offload_optimizer == "nvme":
         disk = device.gpus_per_node * owned * 12.0

@@ -10,7 +10,7 @@ from rlhfsim.costs.device import Device
 from rlhfsim.costs.devices import device_of
 from rlhfsim.costs.prefill import group_prefill
 from rlhfsim.costs.roofline import Work
-from rlhfsim.phases.exchange import zero_calls
+from rlhfsim.phases.exchange import update, zero_calls
 from rlhfsim.phases.offload import sleep
 from rlhfsim.phases.passes import Software, contention, launched, passes, slowed
 from rlhfsim.phases.weight_route import weights_of
@@ -75,3 +75,9 @@ def test_without_a_prefix_cache_every_sample_computes_its_prompt() -> None:
     alone = group_prefill(off, model, layout, 32, 4, 64, shared=False).seconds
     assert group_prefill(off, model, layout, 32, 4, 64).seconds == pytest.approx(alone)
     assert group_prefill(on, model, layout, 32, 4, 64).seconds < alone / 2
+
+
+def test_a_sharded_optimizer_step_takes_longer_on_a_core() -> None:
+    core, model = _device("cpu-core", zero_step_time=0.5), resolve_model("0.6b")
+    steps = [sum(p.seconds for p in update(core, model, x, optimizer="adam") if p.rests_on == "zero_step_time") for x in (Layout(dp=2, zero=1), Layout(dp=2, zero=0), Layout(zero=1))]  # fmt: skip
+    assert steps == [0.5, 0.0, 0.0]
