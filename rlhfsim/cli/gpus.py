@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from rich.text import Text
 from rlhfsim import units
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.words import NARROW, WIDTH, console, labelled, new_table
+from rlhfsim.specs.calibration import Provenance
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.profiles import aliases, load_profile, profile_hash, profile_names
 from rlhfsim.specs.quantities import Coefficient
@@ -118,6 +120,7 @@ def details(profile: Profile) -> dict[str, Any]:
         "price": None if price is None else {"value": price.value, "low": price.low, "high": price.high, "date": price.date, "source": price.source},
         "datasheet": datasheet,
         "curves_source": _curves_source(profile),
+        "calibration": asdict(profile.calibration) if profile.calibration else None,
         "coefficients": {
             name: {"value": c.value, "low": c.low, "high": c.high, "dimension": c.dimension, "source": c.source}
             for name, c in sorted(profile.coefficients.items())
@@ -153,6 +156,13 @@ def _curves_source(profile: Profile) -> str:
     return "no measured kernels: peaks times the efficiencies below"
 
 
+def _calibrated_on(told: Provenance) -> str:
+    """`calibrated from h100_sxm on 6 runs (a, b), 8 x H100, vllm 0.11.0, nvlink 450 GB/s ..., 2026-11-21`."""
+    versions = [f"{name} {version}" for name, version in told.versions.items()]
+    what = ", ".join([told.device, *versions, told.interconnect, told.date])
+    return f"calibrated from {told.base} on {len(told.runs)} run{'s' * (len(told.runs) != 1)} ({', '.join(told.runs)}): {what}"
+
+
 def sheet(profile: Profile) -> tuple[Any, ...]:
     """Title, aliases, where kernel times come from, and the datasheet with sources."""
     each = row(profile)
@@ -162,6 +172,7 @@ def sheet(profile: Profile) -> tuple[Any, ...]:
             "aliases": ", ".join(each["aliases"]) or "none",
             "node": f"{profile.node.gpus} GPUs, {profile.node.cpu_cores} CPU cores",
             "curves": _curves_source(profile),
+            **({"runs": _calibrated_on(profile.calibration)} if profile.calibration else {}),
         }
     )
     table = new_table(console().width)

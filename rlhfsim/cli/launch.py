@@ -98,7 +98,7 @@ def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: t
     """
     from executor.launch import launch as start
     from executor.run import Watch
-    from rlhfsim.cli.replan import Replan
+    from rlhfsim.cli.replan import Replan, profile_line
 
     screen = view.console(stderr=as_json)
     listener = launch_view.Screen(screen)
@@ -110,9 +110,11 @@ def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: t
     if replan is not None and recalibrate_every:
         options = replace(options, watch=Watch(every=recalibrate_every, look=replan.look))
     outcome = start(plan, settings, options, listener)
-    if replan is not None:
-        screen.print(replan.write(options.out))
     report = launch_view.result(plan, outcome, dry_run=options.dry_run)
+    if replan is not None:
+        written = replan.write(options.out)
+        report |= {"calibrated_profile": str(written) if written else None}
+        screen.print(profile_line(written))
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, **report}, indent=2))
         return None

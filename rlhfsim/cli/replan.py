@@ -77,14 +77,21 @@ class Replan:
             return f"{told}; no other plan is surely better (the best: {other})"
         return f"{told}; ANOTHER PLAN WOULD NOW BE BETTER: {other}"
 
-    def write(self, folder: Path) -> str:
-        """The last calibration as a new profile in the run's folder; a line that says where."""
+    def write(self, folder: Path) -> Path | None:
+        """The last calibration as a new profile in the run's folder; None where there was none."""
         if self._found is None:
-            return "calibrated profile: none, the run was never long enough to calibrate"
+            return None
         taken = sum(1 for _ in folder.glob(f"{NAME}*.yaml"))
         out = folder / (f"{NAME}_{taken + 1}.yaml" if taken else f"{NAME}.yaml")
         write_profile(out, self._found)
-        return f"calibrated profile: {out}; rlhfsim design --profile {out} ... plans with it"
+        return out
+
+
+def profile_line(out: Path | None) -> str:
+    """Where the calibrated profile of a run lies."""
+    if out is None:
+        return "no calibrated profile: the run was never long enough to calibrate"
+    return f"calibrated profile: {out}; plan with it: rlhfsim design --profile {out} ..."
 
 
 def calibrated(found: Calibration) -> Profile:

@@ -32,7 +32,7 @@ from rlhfsim.specs.profiles import load_profile
 
 STATED = 0.8
 SEEDS = 102
-LONG_SEEDS = 300
+LONG_SEEDS = 150
 WAYS = ("noise", "missing phases", "outlier")
 OFTEN = 20
 """Identifications from which a coefficient's own rate is looked at."""

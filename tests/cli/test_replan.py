@@ -11,7 +11,7 @@ from planted_plans import GPU, plan
 
 from rlhfsim.api import design, estimate
 from rlhfsim.calibration.planted import planted_trace
-from rlhfsim.cli.replan import Replan
+from rlhfsim.cli.replan import Replan, profile_line
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.profiles import load_profile, parse_cluster
@@ -32,9 +32,9 @@ def test_a_run_is_calibrated_on_what_it_has_done(made: Plan, tmp_path: Path) -> 
     line = watch.look(trace_of(made, {"controller_time": 5.0}), [{"reward/mean": 0.0}] * 4)
     assert line.startswith("recalibrated on 3 iterations: ")
     assert "; a step takes " in line
-    said = watch.write(tmp_path)
+    assert watch.write(tmp_path) == tmp_path / "calibrated.yaml"
     written = load_profile(tmp_path / "calibrated.yaml")
-    assert str(tmp_path / "calibrated.yaml") in said
+    assert str(tmp_path / "calibrated.yaml") in profile_line(tmp_path / "calibrated.yaml")
     assert written.coefficients["controller_time"].value == pytest.approx(5.0, rel=0.1)
     assert written.calibration is not None
     assert written.calibration.runs == ("live",)
@@ -69,7 +69,8 @@ def test_too_short_a_run_is_said_and_ends_nothing(made: Plan, tmp_path: Path) ->
     watch = Replan(made, "live")
     short = replace(trace_of(made, {}), spans=())
     assert watch.look(short, []).startswith("not recalibrated: ")
-    assert watch.write(tmp_path).startswith("calibrated profile: none")
+    assert watch.write(tmp_path) is None
+    assert profile_line(None).startswith("no calibrated profile")
     assert list(tmp_path.iterdir()) == []
 
 
