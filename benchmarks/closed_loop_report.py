@@ -135,6 +135,8 @@ def targets(rows: Sequence[Row]) -> list[Target]:
     found = []
     for what, limit, role, step in wanted:
         after, before = (errors(rows, role, step=step, cold=cold) for cold in (False, True))
+        if not after:
+            continue
         found.append(Target(what=what, limit=limit, cold=median(before), reached=median(after), worst=max(after), n=len(after)))  # fmt: skip
     return found
 
@@ -251,7 +253,7 @@ def machine() -> str:
 
 def write(runs: Path, out: Path) -> None:
     """calibration.md, calibration.json and calibration.svg from finished runs."""
-    made = schedule()
+    made = [run for run in schedule() if (runs / run.name).is_dir()]
     seen = {run.name: read_run(runs / run.name) for run in made}
     profile = load_profile(PROFILE)
     found = calibrate([seen[r.name] for r in made if r.role == "calibrate"], profile, errors=False)
@@ -311,7 +313,7 @@ def report(
         least=min(counted.values()), start=median(whole), targets=target_table(rows), spread=percent(spread(rows)), repeats=REPEATS,
         spreads=SPREADS, repeated=" and ".join(f"`{name}`" for name in REPEATED), steps=step_table(rows), phases=phase_table(rows, "predict"),
         second=phase_table(rows, "second model"), unpriced=unpriced(rows), configurations=config_table(made, around),
-        coefficients=coefficient_table(found), short=percent(SHORT), data=found.data, short_target=percent(STEP_TARGET),
+        absent=", ".join(r.name for r in schedule() if r not in made) or "none", coefficients=coefficient_table(found), short=percent(SHORT), data=found.data, short_target=percent(STEP_TARGET),
         unidentified=", ".join(f"`{u.name}`" for u in found.unidentified) or "none",
         outliers="; ".join(found.outliers) or "none", reading=READING,
     )  # fmt: skip

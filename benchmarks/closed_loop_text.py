@@ -55,6 +55,8 @@ whole run takes {start:.0f} s (median), nearly all of it start-up, which no figu
 
 {configurations}
 
+Runs of the schedule that are missing: {absent}.
+
 The model of the rows without `wide` has 256 hidden and 8 layers (4.8 M parameters), `wide` 512 and 8 (19 M).
 """
 
