@@ -24,6 +24,7 @@ from rlhfsim.phases.iteration import Iteration, iteration
 from rlhfsim.phases.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.explain import probability_better
+from rlhfsim.search.parallel import serial
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware import Cluster, Profile
 from rlhfsim.specs.models import models_of
@@ -51,7 +52,9 @@ class Replan:
         try:
             seen = observe(self._plan, trace, name=self._name, rows=[{"step": i, **row} for i, row in enumerate(rows)])  # fmt: skip
             self._found = calibrate([seen], load_profile(self._plan.hardware[0].profile), errors=False)  # fmt: skip
-            return f"recalibrated on {seen.steps} iterations: {self._verdict(seen, self._found)}"
+            count = f"{seen.steps} iteration{'s' * (seen.steps != 1)}"
+            with serial():  # a fork of the driver would inherit the threads of Ray
+                return f"recalibrated on {count}: {self._verdict(seen, self._found)}"
         except RlhfsimError as error:
             return f"not recalibrated: {error.message}"
 

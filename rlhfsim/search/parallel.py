@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +24,8 @@ class _Inherited:
 
     function: Callable[[Any], Any] | None = None
     items: Sequence[Any] = ()
+    alone: bool = False
+    """Nothing is forked, see `serial`."""
 
 
 _INHERITED = _Inherited()
@@ -34,6 +37,7 @@ def mapped(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     if (
         workers < 2
         or _INHERITED.function is not None
+        or _INHERITED.alone
         or "fork" not in multiprocessing.get_all_start_methods()
     ):
         return [function(x) for x in items]
@@ -43,6 +47,16 @@ def mapped(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
             return pool.map(_run, range(len(items)), chunksize=1)
     finally:
         _INHERITED.function, _INHERITED.items = None, ()
+
+
+@contextmanager
+def serial() -> Iterator[None]:
+    """Nothing is forked meanwhile: for processes that must not be, such as the driver of a Ray job."""
+    before, _INHERITED.alone = _INHERITED.alone, True
+    try:
+        yield
+    finally:
+        _INHERITED.alone = before
 
 
 def cores() -> int:

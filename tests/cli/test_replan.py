@@ -65,6 +65,14 @@ def test_the_best_plan_is_told_to_be_the_best(made: Plan) -> None:
     assert line.endswith("this plan is still the best")
 
 
+def test_a_watched_run_is_never_forked(made: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forked(method: str) -> None:
+        raise AssertionError(method)
+
+    monkeypatch.setattr("multiprocessing.get_context", forked)
+    assert "; a step takes " in Replan(made, "live").look(trace_of(made, {}), [])
+
+
 def test_too_short_a_run_is_said_and_ends_nothing(made: Plan, tmp_path: Path) -> None:
     watch = Replan(made, "live")
     short = replace(trace_of(made, {}), spans=())
