@@ -125,7 +125,8 @@ def peak_of(seen: Seen) -> tuple[float, str]:
     machine = seen.session.machine
     if machine.peak >= flop:
         return machine.peak, f"{machine.peak_source}; best product measured {units.format(flop, 'flop/s')}"  # fmt: skip
-    return flop, "best product measured: above what clock and vector units give, if they are known"
+    known = f", above {units.format(machine.peak, 'flop/s')} by {machine.peak_source}" if machine.peak else ""  # fmt: skip
+    return flop, f"best product measured{known}"
 
 
 def _rate(key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s") -> Change:  # fmt: skip
@@ -257,15 +258,18 @@ def _storage(seen: Seen) -> Iterator[Change]:
 
 
 def _optimizer(seen: Seen) -> Iterator[Change]:
-    """t = a + b Psi; the cost model counts 34 bytes a parameter: 26 of states and weight, 8 of gradient."""
+    """t = a + b Psi; the cost model counts 34 bytes a parameter: 26 of states and weight, 8 of gradient.
+
+    `a` is only fitted along: `optimizer_overhead` also holds the bookkeeping of a training engine, which
+    this step has not.
+    """
     points = seen.points("optimizer_step")
     if len(points) < 2:
         return
-    fixed, each = nonnegative([(1.0, p.at[0]) for p in points], points)
+    _, each = nonnegative([(1.0, p.at[0]) for p in points], points)
     size, n, how = STATE_BYTES["adam"] + 2 * FP32, sum(p.n for p in points), points[0].how
     rate = Measured(name="rate", value=size / each.value, low=size / each.high, high=size / each.low, n=n, unit="byte/s", how=f"{how}; {size:g} bytes a parameter")  # fmt: skip
     yield seen.share("optimizer_hbm_efficiency", rate, roof_of(seen))
-    yield seen.coefficient("optimizer_overhead", fixed, n, how)
 
 
 _STARTS = {"group_start": "nccl_start_latency", "process_start": "process_start", "sleep": "sleep_latency", "wake": "wake_latency"}  # fmt: skip
