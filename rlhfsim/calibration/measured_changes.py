@@ -17,7 +17,7 @@ import numpy as np
 from rlhfsim import units
 from rlhfsim.calibration.measured_fit import Fitted, nonnegative, roof_rates
 from rlhfsim.phases.exchange import FP32, STATE_BYTES
-from rlhfsim.specs.hardware import Profile
+from rlhfsim.specs.hardware import SHARES, Profile
 from rlhfsim.specs.measured import WIDENING, Measured, Missing, Session
 from rlhfsim.specs.quantities import Coefficient
 
@@ -95,7 +95,7 @@ def changes(seen: Seen) -> list[Change]:
 
 def split(found: Sequence[Change]) -> tuple[list[Change], list[Missing]]:
     """What can be kept, and efficiencies above 1: then the datasheet is another device's."""
-    above = [c for c in found if c.key.endswith("_efficiency") and c.value > 1]
+    above = [c for c in found if c.key.endswith(SHARES) and c.value > 1]
     refused = [Missing(probe=c.key.removeprefix("coefficients."), reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right profile?") for c in above]  # fmt: skip
     return [c for c in found if c not in above], refused
 
@@ -134,11 +134,15 @@ def _rate(key: str, value: float, prior: float, n: int, how: str, unit: units.Di
 
 
 def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[Change]:
-    """The same byte/s of another roof, where a share was not measured itself."""
+    """The same byte/s of another roof, at most all of it, where a share was not measured itself."""
     c, factor = seen.base.coefficient(name), before / roof
-    if not math.isclose(factor, 1):
-        yield Change(key=f"coefficients.{name}", value=c.value * factor, low=c.low * factor, high=c.high * factor,
-                     prior=c.value, n=0, unit="1", how=f"same byte/s as before of another roof | {c.source}", moved=False)  # fmt: skip
+    if math.isclose(factor, 1):
+        return
+    value, low, high = (min(1.0, x * factor) for x in (c.value, c.low, c.high))
+    yield Change(
+        key=f"coefficients.{name}", value=value, low=low, high=high, prior=c.value, n=0, unit="1",
+        how=f"same byte/s as before of another roof | {c.source}", moved=False,
+    )  # fmt: skip
 
 
 def _machine(seen: Seen) -> Iterator[Change]:

@@ -85,6 +85,14 @@ def test_no_efficiency_passes_one_and_the_peak_is_at_least_what_was_seen() -> No
             assert change.high <= 1, change.key
 
 
+def test_a_slow_memory_leaves_every_share_at_most_one() -> None:
+    slow = seen("memory_copy_all", 2 * GB, "byte/s"), seen("memory_copy", 1 * GB, "byte/s")
+    profile = profile_from_text(measured_profile(session(*slow)).text)
+    for name in ("cpu_adam_efficiency", "optimizer_hbm_efficiency", "host_copy_efficiency", "hbm_efficiency"):  # fmt: skip
+        assert profile.coefficient(name).high <= 1, name
+    assert profile.node.host_bandwidth.value < 2.2 * GB
+
+
 def test_every_changed_number_says_what_measured_it() -> None:
     made = measured_profile(session(*products(60e9), seen("memory_copy", 8 * GB, "byte/s")))
     profile = profile_from_text(made.text)
