@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -105,6 +106,12 @@ def kernel_table(name: str, profile: Profile, points: Sequence[Measured], source
         "axes": {axis: " ".join(f"{v:g}" for v in known) for axis, known in zip(kind.axes, knots, strict=True)},
         "loss": encode(loss),
     }  # fmt: skip
+
+
+def is_grid(points: Sequence[Measured]) -> bool:
+    """Whether the points fill a grid with two knots or more on every axis, which a kernel table needs."""
+    axes = [set(axis) for axis in zip(*(p.at for p in points), strict=True)]
+    return bool(points) and min(map(len, axes)) > 1 and math.prod(map(len, axes)) == len(points)
 
 
 def roof_rates(points: Sequence[Measured]) -> tuple[float, float]:

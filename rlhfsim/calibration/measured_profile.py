@@ -16,7 +16,7 @@ import yaml
 
 from rlhfsim import units
 from rlhfsim.calibration.measured_changes import Change, Seen, changes, split
-from rlhfsim.calibration.measured_fit import kernel_table
+from rlhfsim.calibration.measured_fit import is_grid, kernel_table
 from rlhfsim.calibration.measured_overheads import overheads
 from rlhfsim.calibration.profile_writer import check_new, write_new
 from rlhfsim.specs.hardware import Profile
@@ -102,7 +102,9 @@ def _curves(seen: Seen, kept: Sequence[Change]) -> dict[str, Any] | None:
         seen.base, hbm=replace(seen.base.hbm, value=rates.get("hbm", seen.base.hbm.value)),
         peak={p: replace(peak, value=rates.get(f"peak.{p}", peak.value)) for p, peak in seen.base.peak.items()},
     )  # fmt: skip
-    found = {table: seen.points(name) for name, table in TABLES.items() if seen.points(name)}
+    found = {
+        table: seen.points(name) for name, table in TABLES.items() if is_grid(seen.points(name))
+    }
     tables = {table: kernel_table(table, profile, points, _source(seen.session, sum(p.n for p in points), points[0].how)) for table, points in found.items()}  # fmt: skip
     if not tables:
         return None
