@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.interval import objective, stretched
+from rlhfsim.calibration.interval import objective, profile, stretched
 from rlhfsim.calibration.map_fit import Fit
 from rlhfsim.calibration.priors import Z90, Prior
 
@@ -73,12 +74,33 @@ def test_a_bound_is_not_passed() -> None:
     assert above == pytest.approx(0.05, rel=0.01)
 
 
+def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
+    """Two coefficients that one phase sums up: alone each would be known to 0.05, together to the prior's 0.5."""
+
+    class Sum:
+        def log(self, values: Mapping[str, float]) -> Any:
+            return np.array([sum(math.log(values.get(name, 1.0)) for name in "ab")])
+
+    known = tuple(replace(believed(), name=name) for name in "ab")
+    slopes = np.ones((1, 2))
+    own = np.linalg.inv(slopes.T @ slopes / SIGMA**2 + np.eye(2) / 0.25)
+    found = Fit(
+        priors=known, theta=np.zeros(2), covariance=own, own=own, residuals=np.zeros(1), sigma=np.array([SIGMA]),
+        weights=np.ones(1), slopes=slopes,
+    )  # fmt: skip
+    datum = Datum(run=0, phase="p", seconds=1.0, scatter=SIGMA, steps=3)
+    end = Z90 * math.sqrt(own[0, 0])
+    risen = profile(Sum(), [datum], found, 0, end)  # type: ignore[arg-type]  # a stub
+    assert risen == pytest.approx(Z90**2, rel=0.01)
+    below, above = stretched(Sum(), [datum], found, Z90)  # type: ignore[arg-type]  # a stub
+    assert (below[0], above[0]) == pytest.approx((math.sqrt(own[0, 0]),) * 2)
+
+
 def test_the_objective_is_soft_in_data_and_square_in_priors() -> None:
     prior, none = believed(), np.zeros((1, 1))
     found = Fit(
         priors=(prior,), theta=np.zeros(1), covariance=none, own=none, residuals=np.zeros(1), sigma=np.array([SIGMA]),
         weights=np.ones(1), slopes=np.ones((1, 1)),
     )  # fmt: skip
-    datum = Datum(run=0, phase="p", seconds=1.0, scatter=SIGMA, steps=3)
-    told = objective(Curve(lambda x: x), [datum], found, np.array([0.1]))  # type: ignore[arg-type]  # a stub
+    told = objective(found, np.array([0.1]), np.array([-0.1]))
     assert told == pytest.approx(2 * (math.sqrt(1 + 2.0**2) - 1) + 0.2**2)
