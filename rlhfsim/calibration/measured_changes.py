@@ -171,7 +171,7 @@ def _gemm(seen: Seen) -> Iterator[Change]:
     n = sum(p.n for p in points)
     if not seen.known:
         for precision in ("fp32", "bf16") if seen.base.vendor == "cpu" else ("bf16",):
-            yield _rate(f"peak.{precision}", peak, seen.base.peak[precision].value, n, why, "flop/s")  # type: ignore[index]  # fmt: skip
+            yield _rate(f"peak.{precision}", peak, seen.base.peak[precision].value, n, why, "flop/s")  # fmt: skip
     large = [p for p in points if all(a >= b for a, b in zip(p.at, LARGE, strict=True))] or list(points)  # fmt: skip
     rates = [2 * math.prod(p.at) / p.value for p in large]
     low, middle, high = np.percentile(rates, [10, 50, 90])
