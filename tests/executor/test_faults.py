@@ -20,7 +20,6 @@ SECONDS = 20.0
 """Most between a kill and its detection on a machine that is busy; Ray needs one to four."""
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_dead_rank_replica_and_reward_worker_are_named_and_the_run_ends_as_if_nothing_had_died(
     survivor: Path, tiny_model: Path, tmp_path: Path, ray_address: str, record_property: Callable[[str, object], None]

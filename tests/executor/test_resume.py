@@ -24,7 +24,7 @@ from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
 """For a start on a busy machine."""
 
