@@ -37,7 +37,7 @@ def share(architecture: str, algorithm: str, step_s: float) -> float:
     """Of the last iteration of a dry run."""
     with TemporaryDirectory() as folder:
         # the profile's controller time is a guess of this very overhead: without it the fake step is shorter
-        made = runs.plan(architecture, algorithm, tiny.config(Path(folder) / "model", layers=2), workload={"prompts": 128})  # fmt: skip
+        made = runs.plan(architecture, algorithm, tiny.build(Path(folder) / "model", layers=2), workload={"prompts": 128})  # fmt: skip
         settings = Settings(rewards=(RewardRule(kind="digits"),), tracking=Tracking(tensorboard=False))  # fmt: skip
         options = Options(out=Path(folder) / "run", dry_run=True, dry_step_s=step_s)
         outcome = launch(made, settings, options, runs.Quiet())
