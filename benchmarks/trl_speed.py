@@ -196,6 +196,7 @@ def summary(rows: Sequence[Pair]) -> dict[str, Any]:
 def keep(path: Path, found: Mapping[str, Any]) -> None:
     """Add or replace the result of this model."""
     known = json.loads(path.read_text()) if path.is_file() else {}
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(known | {found["case"]["name"]: found}, indent=1) + "\n")
 
 
