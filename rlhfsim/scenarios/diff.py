@@ -1,0 +1,235 @@
+"""What differs between two plans, two runs, or a plan and a run: only what changed.
+
+    question    workload, models, hardware         what was asked
+    choice      architecture, layouts, schedule     what was chosen
+    outcome     seconds, money, energy, memory      what was predicted, or measured where a side is a run
+
+Not known here: whether one outcome is surely better than another. Two intervals that overlap say nothing
+about two plans that share their doubts (`rlhfsim design` cancels those).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlhfsim.calibration.observation import Observation, read_run
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.units import Dimension
+
+Leaf = str | float | bool | None
+DERIVED = frozenset({"shape_hash", "params", "active_params"})
+"""Fields that follow from others of the plan: the others are shown."""
+LABELS = ("name", "role", "seat")
+"""Fields by which items of a list are told apart."""
+LEAST = 0.005
+"""Relative change below which two outcomes count as equal: less than half a per cent."""
+SHARES = (10, 90)
+"""Percentiles of measured steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One figure of an outcome, SI units."""
+
+    value: float
+    unit: Dimension
+    likelihood: bool = False
+    """Whether it is a probability."""
+    interval: tuple[float, float] | None = None
+    """P10 and P90: of the prediction, or over the counted steps of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two: a plan as predicted, or a run as measured."""
+
+    title: str
+    plan: Plan
+    outcome: Mapping[str, Value]
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A field of the question or of the choice that is another; None: that side has no such field."""
+
+    path: str
+    before: Leaf
+    after: Leaf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A figure of the outcome that is another; None: that side does not have it."""
+
+    name: str
+    before: Value | None
+    after: Value | None
+
+    @property
+    def relative(self) -> float | None:
+        """after / before - 1."""
+        if self.before is None or self.after is None or self.before.value == 0:
+            return None
+        return self.after.value / self.before.value - 1
+
+    @property
+    def overlaps(self) -> bool | None:
+        """Whether the two intervals have a value in common; None where a side has none."""
+        one, other = self.before and self.before.interval, self.after and self.after.interval
+        return None if one is None or other is None else one[0] <= other[1] and other[0] <= one[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Everything that changed."""
+
+    before: Side
+    after: Side
+    question: tuple[Change, ...]
+    choice: tuple[Change, ...]
+    outcome: tuple[Moved, ...]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing changed."""
+        return not (self.question or self.choice or self.outcome)
+
+
+def read_side(path: str | Path) -> Side:
+    """A plan.json as predicted, or the folder of a run as measured.
+
+    Raises:
+        RlhfsimError: neither, or one that cannot be read.
+    """
+    where = Path(path)
+    if where.is_dir():
+        run = read_run(where)
+        return Side(title=str(path), plan=run.plan, outcome=measured(run), measured=True)
+    plan = read_plan(where)
+    return Side(title=str(path), plan=plan, outcome=predicted(plan), measured=False)
+
+
+def diff(before: Side, after: Side) -> Difference:
+    """What changed from one side to the other."""
+    one, other = before.plan, after.plan
+    return Difference(
+        before=before,
+        after=after,
+        question=tuple(changes(asked(one), asked(other))),
+        choice=tuple(changes(chosen(one), chosen(other))),
+        outcome=tuple(moved(before, after)),
+    )
+
+
+# --- what a plan says, as fields ------------------------------------------------------------------
+
+
+def asked(plan: Plan) -> dict[str, Leaf]:
+    """Workload, models and hardware by dotted path."""
+    data = plan.to_dict()
+    parts = {key: data[key] for key in ("hardware", "oversubscription", "workload", "models")}
+    return dict(leaves(parts))
+
+
+def chosen(plan: Plan) -> dict[str, Leaf]:
+    """Architecture and placement by dotted path."""
+    data = plan.to_dict()
+    parts = {key: data[key] for key in ("architecture", "role_placement")}
+    return dict(leaves({**parts, **data["placement"]}))
+
+
+def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Every number, text and truth value with its dotted path; items of a list by their label."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            if key not in DERIVED:
+                yield from leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(data, list) and any(isinstance(item, Mapping | list) for item in data):
+        for i, item in enumerate(data):
+            yield from leaves(item, path + _label(item, i, len(data)))
+    elif isinstance(data, list):
+        yield path, ", ".join(map(str, data))
+    else:
+        yield path, data
+
+
+def _label(item: Any, number: int, count: int) -> str:
+    """`.actor` where the item says who it is, nothing where it is the only one, else `[1]`."""
+    for key in LABELS:
+        if isinstance(item, Mapping) and item.get(key):
+            return f".{item[key]}"
+    return "" if count == 1 else f"[{number}]"
+
+
+def changes(before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> Iterator[Change]:
+    """Fields that differ, in the order of the two plans; None and absent are the same."""
+    for path in dict.fromkeys(chain(before, after)):
+        one, other = before.get(path), after.get(path)
+        if one != other:
+            yield Change(path=path, before=one, after=other)
+
+
+# --- what comes out -------------------------------------------------------------------------------
+
+
+def predicted(plan: Plan) -> dict[str, Value]:
+    """Figures of the prediction by name."""
+    told = plan.prediction
+    found = {
+        "step": Value(value=told.step_s, unit="s", interval=(told.low_s, told.high_s)),
+        "tokens per second and GPU": Value(value=told.tokens_per_s_per_gpu, unit="1"),
+        "energy of a step": Value(value=told.kwh_per_step * 3.6e6, unit="J"),
+        "peak GPU memory": Value(value=told.peak_memory_bytes, unit="byte"),
+        "peak host memory": Value(value=told.host_peak_bytes, unit="byte"),
+        "probability of running out of memory": Value(value=told.probability_out_of_memory, unit="1", likelihood=True),
+    }  # fmt: skip
+    if told.usd_per_step is not None:
+        found["price of a step"] = Value(value=told.usd_per_step, unit="usd")
+    for phase in told.phases:
+        known = found.get(phase.name)
+        found[phase.name] = _joined(known, Value(value=phase.seconds, unit="s", interval=(phase.low_s, phase.high_s)))  # fmt: skip
+    return found
+
+
+def _joined(known: Value | None, more: Value) -> Value:
+    """A phase that a step has twice takes the sum."""
+    if known is None or known.interval is None or more.interval is None:
+        return more
+    ends = known.interval[0] + more.interval[0], known.interval[1] + more.interval[1]
+    return Value(value=known.value + more.value, unit=more.unit, interval=ends)
+
+
+def measured(run: Observation) -> dict[str, Value]:
+    """Medians of the counted steps by name."""
+    times = {"step": run.step_s, **run.phases}
+    return {name: _median(seconds) for name, seconds in times.items() if seconds}
+
+
+def _median(seconds: tuple[float, ...]) -> Value:
+    low, high = np.percentile(seconds, SHARES)
+    return Value(value=median(seconds), unit="s", interval=(float(low), float(high)))
+
+
+def moved(before: Side, after: Side) -> Iterator[Moved]:
+    """Figures that differ; of a plan and a run only those that both can have: seconds."""
+    mixed = before.measured != after.measured
+    for name in dict.fromkeys(chain(before.outcome, after.outcome)):
+        one, other = before.outcome.get(name), after.outcome.get(name)
+        if mixed and (one or other or Value(value=0, unit="1")).unit != "s":
+            continue
+        if _differ(one, other):
+            yield Moved(name=name, before=one, after=other)
+
+
+def _differ(one: Value | None, other: Value | None) -> bool:
+    if one is None or other is None:
+        return True
+    return abs(other.value - one.value) > LEAST * max(abs(one.value), abs(other.value))
