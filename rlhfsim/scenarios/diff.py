@@ -83,7 +83,8 @@ class Moved:
     @property
     def overlaps(self) -> bool | None:
         """Whether the two intervals have a value in common; None where a side has none."""
-        one, other = self.before and self.before.interval, self.after and self.after.interval
+        one = self.before.interval if self.before is not None else None
+        other = self.after.interval if self.after is not None else None
         return None if one is None or other is None else one[0] <= other[1] and other[0] <= one[1]
 
 
