@@ -30,7 +30,7 @@ from rlhfsim.calibration.importers.spans import (
     step_seconds,
     trace_of,
 )
-from rlhfsim.cli import view
+from rlhfsim.cli import completion, view
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import Number, OneOf, bad_option
 from rlhfsim.cli.words import decimals, fixed, labelled, new_table
@@ -52,7 +52,7 @@ MAX_TOKENS = 10_000_000
 @click.command(name="import-run", epilog=EPILOG)
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--framework", required=True, type=OneOf("framework", FRAMEWORKS), help=f"{', '.join(FRAMEWORKS)}.")  # fmt: skip
-@click.option("--gpu", required=True, metavar="NAME", help="What it ran on: name or alias (rlhfsim gpus), or a YAML file; logs do not say.")  # fmt: skip
+@click.option("--gpu", required=True, metavar="NAME", shell_complete=completion.gpus, help="What it ran on: name or alias (rlhfsim gpus), or a YAML file; logs do not say.")  # fmt: skip
 @click.option("--rollout-gpu", metavar="NAME", help="Another GPU under the rollout, where it has GPUs of its own.")  # fmt: skip
 @click.option("--config", "configs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="Configuration (YAML, JSON) or launch script; several lie over each other. Default: what lies in PATH.")  # fmt: skip
 @click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A setting of the framework, over those of the files.")  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from rlhfsim import units
+from rlhfsim.cli import completion
 from rlhfsim.cli.options import parse_pairs
 from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Whole, bad_option
 from rlhfsim.errors import RlhfsimError, unknown_name
@@ -47,10 +48,10 @@ def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
 def _cluster(required: bool) -> list[Callable[[F], F]]:
     return [
         click.option("--gpus", type=Whole(1, MAX_GPUS), required=required, help="GPUs in the cluster; with --rollout-gpus: those that train."),
-        click.option("--gpu", "--profile", "gpu", default="h100-sxm", show_default=True, metavar="NAME", help="GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."),
+        click.option("--gpu", "--profile", "gpu", default="h100-sxm", show_default=True, metavar="NAME", shell_complete=completion.gpus, help="GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."),
         click.option("--gpus-per-node", type=Whole(1, MAX_GPUS), help="GPUs per node; default: the usual node of the GPU."),
         click.option("--rollout-gpus", type=Whole(1, MAX_GPUS), help="GPUs of a second pool, for the rollout only."),
-        click.option("--rollout-gpu", metavar="NAME", help="Another GPU for that second pool."),
+        click.option("--rollout-gpu", metavar="NAME", shell_complete=completion.gpus, help="Another GPU for that second pool."),
         click.option("--oversubscription", type=Number(1, MAX_OVERSUBSCRIPTION), default=1.0, show_default=True, help="2: the network between nodes carries half of what the NICs could."),
         click.option("--price", type=Number(0, MAX_PRICE, "usd/h"), help="USD per GPU-hour, in place of the listed price."),
     ]  # fmt: skip
@@ -59,7 +60,7 @@ def _cluster(required: bool) -> list[Callable[[F], F]]:
 def _workload(required: bool) -> list[Callable[[F], F]]:
     algorithms = get_args(Algorithm)
     return [
-        click.option("--model", required=required, metavar="NAME", help="Policy: name or alias (rlhfsim models), or a config.json."),
+        click.option("--model", required=required, metavar="NAME", shell_complete=completion.models, help="Policy: name or alias (rlhfsim models), or a config.json."),
         click.option("--algorithm", default="ppo", show_default=True, type=OneOf("algorithm", algorithms), help=f"{', '.join(algorithms)}."),
         click.option("--prompts", type=Whole(1, MAX_SEQUENCES), default=1024, show_default=True, help="Prompts per step."),
         click.option("--samples", type=Whole(1, MAX_SEQUENCES), default=1, show_default=True, help="Responses per prompt."),

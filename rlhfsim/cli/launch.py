@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhfsim.api import cluster_of, estimate, estimate_file
-from rlhfsim.cli import launch_view, view
+from rlhfsim.cli import completion, launch_view, view
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import Whole, bad_option
 from rlhfsim.cli.planned import profile_notes
@@ -42,7 +42,7 @@ Examples:
   rlhfsim launch plan.json --out runs/a --resume
 """
 _OPTIONS: list[Callable[[Any], Any]] = [
-    click.argument("file"),
+    click.argument("file", shell_complete=completion.systems),
     click.option("--settings", "settings_file", type=click.Path(path_type=Path, dir_okay=False), metavar="RUN.yaml", help="Data, rewards, loss constants, learning rates: docs/executor.md."),
     click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="One setting, as in optimizer.learning_rate=1e-5; repeatable."),
     click.option("--model", metavar="FOLDER", help="Weights and tokenizer of the policy; default: the path in the plan, a tiny model with --scale."),

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
@@ -112,6 +113,12 @@ class OneOf(ParamType):
         if text not in self.names:
             raise unknown_name(self.kind, value[:40], self.names, place=COMMAND_LINE)
         return text
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Names that begin so."""
+        return [CompletionItem(n) for n in self.names if n.startswith(incomplete.lower())]
 
 
 class Several(OneOf):

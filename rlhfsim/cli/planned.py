@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from rlhfsim.api import cluster_of, estimate, estimate_file, stale_profiles
 from rlhfsim.api import design as search_design
+from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import (
     backend_option,
     build_cluster,
@@ -78,7 +79,7 @@ def plan_options(command: F) -> F:
     """FILE, or a cluster, a workload and layouts."""
     architectures = get_args(Architecture)
     options = [
-        click.argument("file", required=False),
+        click.argument("file", required=False, shell_complete=completion.systems),
         input_options,
         backend_option,
         click.option("--architecture", type=OneOf("architecture", architectures), help=f"{', '.join(architectures)}; default: the fastest."),

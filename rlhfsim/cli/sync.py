@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
+from rlhfsim.cli import completion
 from rlhfsim.cli.options import layout_option, rollout_layout_option
 from rlhfsim.cli.params import bad_option
 from rlhfsim.costs.devices import device_of
@@ -53,7 +54,9 @@ class Question:
 
 @click.command()
 @click.option(
-    "--model", help="Preset, alias (8b, 70b, ...) or a config.json; with --run a model folder."
+    "--model",
+    shell_complete=completion.models,
+    help="Preset, alias (8b, 70b, ...) or a config.json; with --run a model folder.",
 )
 @click.option(
     "--from",
@@ -68,7 +71,11 @@ class Question:
     help="Rollout layout: tp=8,dp=4,precision=fp8.",
 )
 @click.option(
-    "--gpu", default="h100-sxm", show_default=True, help="Hardware profile, alias or YAML path."
+    "--gpu",
+    default="h100-sxm",
+    show_default=True,
+    shell_complete=completion.gpus,
+    help="Hardware profile, alias or YAML path.",
 )
 @click.option(
     "--gpus-per-node", type=click.IntRange(1, 4096), help="GPUs per node; default of the profile."
