@@ -60,7 +60,7 @@ class Case:
 
 
 TINY = Case(name="random qwen2, 0.6 M", model="", prompts=16, samples=8, tokens=32, prompt_tokens=4, block=10)  # fmt: skip
-SMALL = Case(name="SmolLM2-135M-Instruct", model="", prompts=8, samples=4, tokens=64, prompt_tokens=24, block=2)  # fmt: skip
+SMALL = Case(name="SmolLM2-135M-Instruct", model="", prompts=8, samples=4, tokens=64, prompt_tokens=24, block=1)  # fmt: skip
 TOPICS = (
     "France",
     "Japan",
