@@ -13,18 +13,23 @@ from rich.console import Console
 import rlhfsim
 from rlhfsim.cli.design_view import show_choice
 
+PICTURE = Path(__file__).parent / "img" / "design.svg"
 COMMAND = "rlhfsim design --gpus 64 --model 70b"
 
 
 def main() -> None:
     """Write the picture beside this file."""
+    PICTURE.write_text(drawn())
+
+
+def drawn() -> str:
+    """The picture, from an answer of now."""
     cluster = rlhfsim.parse_cluster(64, "h100-sxm")
     workload = rlhfsim.Workload(model="70b")
     answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=workload))
     console = Console(record=True, width=100, file=io.StringIO(), highlight=False, markup=False)
     show_choice(console, answer)
-    target = Path(__file__).parent / "img" / "design.svg"
-    target.write_text(console.export_svg(title=COMMAND, unique_id="design"))
+    return console.export_svg(title=COMMAND, unique_id="design")
 
 
 if __name__ == "__main__":
