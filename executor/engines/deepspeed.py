@@ -32,7 +32,7 @@ from rlhfsim.errors import RlhfsimError
 logger = logging.getLogger(__name__)
 
 
-class DeepSpeedScorer(Scorer):
+class DeepSpeedScorer(states.Movable, Scorer):
     """Forward passes of a model whose weights are sharded: ZeRO-3 over data-parallel ranks, or AutoTP."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -46,7 +46,6 @@ class DeepSpeedScorer(Scorer):
         super().__init__(spec, model, engine)
         self.engine = engine
         self._shards = weights.shards(model) if spec.layout.tp > 1 else {}
-        self._away: states.Storages | None = None
 
     def _initialize(self, spec: EngineSpec, model: heads.Model) -> Any:
         config = ds_config(spec.layout, None, spec.precision, cuda=torch.cuda.is_available())
@@ -69,21 +68,12 @@ class DeepSpeedScorer(Scorer):
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         return int(count)
 
-    def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
-        """All states, or all but the weights, to host memory, or to files in `folder`."""
-        assert self._away is None, "already offloaded"
-        self._away = states.Storages(states.engine_tensors(self.engine, weights=weights), folder)
-
-    def reload(self) -> None:
-        """Undo `offload`."""
-        assert self._away is not None, "not offloaded"
-        self._away.restore()
-        self._away = None
+    def _movable(self, *, weights: bool) -> Iterator[Tensor]:
+        return states.engine_tensors(self.engine, weights=weights)
 
     def close(self) -> None:
         """Free everything."""
-        if self._away is not None:
-            self._away.drop()
+        self._forget()
         self.engine.destroy()
         del self.engine, self.module, self.model
         trim()

@@ -44,7 +44,7 @@ class _Step:
     """Of the gradient before clipping, where the engine clips itself."""
 
 
-class PipelineEngine(Scorer):
+class PipelineEngine(states.Movable, Scorer):
     """One rank of a model cut into stages (and shards); all ranks call the same methods in the same order.
 
     Results of `logprobs`, `values` and `scores` are those of the replica's samples, on all of its ranks.
@@ -81,7 +81,6 @@ class PipelineEngine(Scorer):
         self.steps = 0
         """Optimizer steps taken."""
         self._step: _Step | None = None
-        self._away: states.Storages | None = None
 
     @property
     def _last(self) -> bool:
@@ -235,25 +234,17 @@ class PipelineEngine(Scorer):
         """Undo `save`."""
         checkpoints.load(self, folder)
 
-    def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
-        """All states, or all but the weights, to host memory, or to files in `folder`."""
-        assert self._away is None, "already offloaded"
+    def _movable(self, *, weights: bool) -> Iterator[Tensor]:
         if self.engine is None:
             tensors = states.module_tensors(self.stage) if weights else iter(())
         else:
             self.engine.reset_activation_shape()  # its buffers are made again when needed
             tensors = states.engine_tensors(self.engine, weights=weights)
-        self._away = states.Storages((t for t in tensors if not t.is_meta), folder)
-
-    def reload(self) -> None:
-        """Undo `offload`."""
-        assert self._away is not None, "not offloaded"
-        self._away.restore()
-        self._away = None
+        return (t for t in tensors if not t.is_meta)
 
     def close(self) -> None:
         """Free everything."""
-        self._away = None
+        self._forget()
         if self.engine is not None:
             self.engine.destroy()
         build.leave(self.stage)

@@ -12,6 +12,7 @@ import ctypes
 import logging
 import mmap
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,33 @@ class Storages:
                 if not on_host:
                     storage.copy_(host)
         self._file.unlink()
+
+
+class Movable(ABC):
+    """An engine whose storages leave memory and come back."""
+
+    _away: Storages | None = None
+
+    @abstractmethod
+    def _movable(self, *, weights: bool) -> Iterable[Tensor]:
+        """All tensors of the engine, or all but the weights."""
+
+    def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
+        """All states, or all but the weights, to host memory, or to files in `folder`."""
+        assert self._away is None, "already offloaded"
+        self._away = Storages(self._movable(weights=weights), folder)
+
+    def reload(self) -> None:
+        """Undo `offload`."""
+        assert self._away is not None, "not offloaded"
+        self._away.restore()
+        self._away = None
+
+    def _forget(self) -> None:
+        """What is away stays away, files too are gone: the engine ends."""
+        if self._away is not None:
+            self._away.drop()
+            self._away = None
 
 
 def _memory(storage: torch.UntypedStorage) -> memoryview:

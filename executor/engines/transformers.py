@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterable
+
+from torch import Tensor
 
 from executor.engines import heads
 from executor.engines.protocols import EngineSpec
 from executor.engines.scoring import Scorer, trim
-from executor.engines.states import Storages, module_tensors
+from executor.engines.states import Movable, module_tensors
 
 
-class TransformersEngine(Scorer):
+class TransformersEngine(Movable, Scorer):
     """Every rank holds the whole model and scores its own samples; no collective at all."""
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -20,22 +22,13 @@ class TransformersEngine(Scorer):
         model.requires_grad_(False).eval()
         super().__init__(spec, model, model)
         model.to(self.device)
-        self._away: Storages | None = None
 
-    def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
-        """Weights, which are all there is, to host memory, or to files in `folder`."""
-        assert self._away is None, "already offloaded"
-        self._away = Storages(module_tensors(self.model) if weights else (), folder)
-
-    def reload(self) -> None:
-        """Undo `offload`."""
-        assert self._away is not None, "not offloaded"
-        self._away.restore()
-        self._away = None
+    def _movable(self, *, weights: bool) -> Iterable[Tensor]:
+        """Weights are all there is."""
+        return module_tensors(self.model) if weights else ()
 
     def close(self) -> None:
         """Drop the weights."""
-        if self._away is not None:
-            self._away.drop()
+        self._forget()
         del self.model, self.module
         trim()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 Family = Literal["qwen2", "llama", "qwen3"]
 
@@ -24,6 +24,17 @@ _CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "qwen3": "
 _MAX_POSITIONS = 512
 _FEED_FORWARD = 2  # times hidden: most of what a tiny model learns sits in attention
 _INITIALIZER_RANGE = 0.05  # 0.02 suits widths of thousands; narrow models learn faster from more
+
+
+class Shape(TypedDict, total=False):
+    """Arguments of `config` that `build` hands on; defaults stand there."""
+
+    family: Family
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool
 
 
 def config(
@@ -68,13 +79,8 @@ def config(
 def build(
     folder: str | Path,
     *,
-    family: Family = "qwen2",
-    hidden: int = 128,
-    layers: int = 4,
-    heads: int = 4,
-    kv_heads: int = 2,
-    tied: bool = False,
     seed: int = 0,
+    **shape: Unpack[Shape],
 ) -> Path:
     """Write a randomly initialised model with its tokenizer and return the folder.
 
@@ -90,15 +96,7 @@ def build(
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    folder = config(
-        folder,
-        family=family,
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        tied=tied,
-    )
+    folder = config(folder, **shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = cast(Any, AutoModelForCausalLM).from_config(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planted_weights import Weights, some_weights
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,21 +23,6 @@ from executor.engines.transport import Receiver, Sender, to_host
 from rlhfsim.errors import RlhfsimError
 
 TRANSPORTS = ("broadcast", "ipc", "host", "disk")
-Weights = list[tuple[str, Tensor]]
-
-
-def some_weights(seed: int = 0) -> Weights:
-    """Every kind that could go wrong: odd sizes, several dtypes, a scalar, none, larger than a bucket."""
-    draw = torch.Generator().manual_seed(seed)
-    return [
-        ("embed", torch.randn(300, 7, generator=draw)),
-        ("half", torch.randn(33, generator=draw).to(torch.bfloat16)),
-        ("scalar", torch.randn((), generator=draw)),
-        ("nothing", torch.empty(0, 4)),
-        ("counts", torch.arange(5)),
-        ("strided", torch.randn(8, 6, generator=draw).t()),
-        ("head", torch.randn(300, 7, generator=draw)),
-    ]
 
 
 def channel(transport: str, folder: Path, **changes: object) -> ChannelSpec:

@@ -6,28 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from planted_weights import some_weights
 from safetensors.torch import save_file
 from torch import Tensor
 
 from executor.engines.transport_merge import merged
 from executor.engines.transport_packing import Bucket, Digest, pack, unpack
 from rlhfsim.errors import RlhfsimError
-
-Weights = list[tuple[str, Tensor]]
-
-
-def some_weights(seed: int = 0) -> Weights:
-    """Every kind that could go wrong: odd sizes, several dtypes, a scalar, none, larger than a bucket."""
-    draw = torch.Generator().manual_seed(seed)
-    return [
-        ("embed", torch.randn(300, 7, generator=draw)),
-        ("half", torch.randn(33, generator=draw).to(torch.bfloat16)),
-        ("scalar", torch.randn((), generator=draw)),
-        ("nothing", torch.empty(0, 4)),
-        ("counts", torch.arange(5)),
-        ("strided", torch.randn(8, 6, generator=draw).t()),
-        ("head", torch.randn(300, 7, generator=draw)),
-    ]
 
 
 def test_a_bucket_holds_whole_tensors_unless_one_is_larger() -> None:

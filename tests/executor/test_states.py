@@ -1,0 +1,57 @@
+"""Engines whose storages leave memory and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from executor.engines.states import Movable
+
+
+class Engine(Movable):
+    def __init__(self) -> None:
+        self.weight, self.momentum = torch.arange(9000.0), torch.ones(9000)
+
+    def _movable(self, *, weights: bool) -> Iterable[Tensor]:
+        return [self.weight, self.momentum] if weights else [self.momentum]
+
+    def end(self) -> None:
+        self._forget()
+
+
+def test_what_left_comes_back_as_it_was(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.offload(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    engine.reload()
+    assert torch.equal(engine.weight, torch.arange(9000.0))
+    assert torch.equal(engine.momentum, torch.ones(9000))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_weights_may_stay(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.offload(tmp_path, weights=False)
+    [file] = tmp_path.iterdir()
+    assert file.stat().st_size == engine.momentum.untyped_storage().nbytes()
+    assert torch.equal(engine.weight, torch.arange(9000.0))
+
+
+def test_an_engine_that_ends_while_it_is_away_leaves_no_file(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.offload(tmp_path)
+    engine.end()
+    assert not list(tmp_path.iterdir())
+
+
+def test_moving_twice_is_refused(tmp_path: Path) -> None:
+    engine = Engine()
+    with pytest.raises(AssertionError, match="not offloaded"):
+        engine.reload()
+    engine.offload(tmp_path)
+    with pytest.raises(AssertionError, match="already offloaded"):
+        engine.offload(tmp_path)
