@@ -64,7 +64,8 @@ def designed(model: str) -> Plan:
         reward=Reward(rules=Rules(workers=cores)),
     )  # fmt: skip
     cluster = Cluster(pools=(make_pool(CORE, cores, gpus_per_node=cores),))
-    found = design(Request(workload=workload, cluster=cluster), explain=False)
+    # what runs streams the scoring alone, so that phases of a streaming plan could not be compared
+    found = design(Request(workload=workload, cluster=cluster, forbid=frozenset({"streaming"})), explain=False)  # fmt: skip
     if found.chosen is None:
         raise RlhfsimError("nothing-fits", "no plan fits this machine", help="rlhfsim design --gpu cpu-core --gpus N --model 8b shows why")  # fmt: skip
     return found.chosen
