@@ -95,7 +95,8 @@ def _ranking(answer: Design) -> Table:
     """One line a plan; the role placement stands beside the architecture where it is not colocated."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
     table.add_column("#", justify="right", no_wrap=True)
-    for name in ("plan", "actor", "rollout"):
+    table.add_column("plan")  # the one column that may fold: no figure is cut
+    for name in ("actor", "rollout"):
         table.add_column(name, no_wrap=True)
     for name in ("step", "P10-P90", "tok/s/GPU", "memory", "USD"):
         table.add_column(name, justify="right", no_wrap=True)
