@@ -27,9 +27,14 @@ PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 4, 8, 8
 
 LEARNING_RATE = 3e-3
 """Large, so that a random model visibly learns to answer in digits within a few iterations."""
+EPILOG = """\b
+Examples:
+  rlhfsim demo
+  rlhfsim demo --out runs/first --iterations 10
+"""
 
 
-@click.command()
+@click.command(epilog=EPILOG)
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the run; default: a new temporary one.")  # fmt: skip
 @click.option("--iterations", type=Whole(1, 1000), default=6, show_default=True, help="Iterations of the run.")  # fmt: skip
 @json_option

@@ -31,7 +31,7 @@ Examples:
 """
 
 
-@click.group()
+@click.group(epilog=EPILOG)
 def profile() -> None:
     """Know this machine: measure it, and design with what was measured."""
 

@@ -35,6 +35,12 @@ _PARTIAL = ("none", "lora", "quantised")
 """Paths that do not bring all trained weights over unchanged."""
 _HEAVIEST = 3
 """Coefficients that are named per path."""
+EPILOG = """\b
+Examples:
+  rlhfsim sync --model 70b --from tp=8,dp=2 --to tp=8
+  rlhfsim sync --model qwen3-235b-a22b --from tp=4,pp=4,dp=4,ep=16 --to tp=8,dp=4 --gpu h200
+  rlhfsim sync --run
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class Question:
     rdma: bool
 
 
-@click.command()
+@click.command(epilog=EPILOG)
 @click.option(
     "--model",
     shell_complete=completion.models,

@@ -35,9 +35,15 @@ WIDTH = 100
 REASONS = 3
 _HIDDEN = ("rows", "scored")
 """Columns of the report that the terminal leaves out."""
+EPILOG = """\b
+Examples:
+  rlhfsim validate                               the whole scoreboard
+  rlhfsim validate --kind decode --kind memory
+  rlhfsim validate my_runs.csv --out errors.csv  your own measurements
+"""
 
 
-@click.command()
+@click.command(epilog=EPILOG)
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 @click.option(
     "--kind",
