@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,6 +121,105 @@ class Prediction:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A bound on one field of a seat that was asked for: `actor.tp<=4`."""
+
+    seat: str
+    field: str
+    relation: Literal["=", "!=", "<=", ">="]
+    value: bool | int | str
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What may compete, as it was asked: with workload and hardware of the plan the whole question."""
+
+    backend: str
+    objective: str
+    allow: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    fix: dict[str, dict[str, int | str]] = field(default_factory=dict)
+    limits: tuple[Bound, ...] = ()
+    architecture: str | None = None
+    weight_path: str | None = None
+    max_gpus_per_role: int | None = None
+    time_limit: float | None = None
+    max_staleness: float
+    max_oom: float
+    max_memory: float | None = None
+    price: float | None = None
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """Complete plans by what became of them; docs/cli.md, "Reading the answer"."""
+
+    space: int
+    infeasible: int
+    dominated: int
+    bounded: int
+    simulated: int
+    unexplored: int
+    gap: float
+    """Share of the step by which an unexplored plan could be shorter; 0 when proven."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """One change from which on another kind of plan is the best."""
+
+    change: str
+    factor: float
+    now: float | None
+    """The quantity as it is, in base units; None where it has no single value."""
+    unit: str
+    winner: str
+    step_s: float
+    """The winner's step there."""
+    chosen_step_s: float | None
+    """The chosen plan's; None: it no longer fits."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """The best plan that was met of another kind."""
+
+    label: str
+    """Architecture and role placement in words."""
+    actor: str
+    """Layout in short."""
+    rollout: str | None
+    step_s: float
+    low_s: float
+    high_s: float
+    usd_per_step: float | None
+    peak_memory_bytes: float
+    capacity_bytes: float
+    probability_out_of_memory: float
+    by_call_s: dict[str, float]
+    """The step by call; moves around calls stand as `moves`, instants without work as `waiting`."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Why this plan: what was asked, what else there was, and what would change the answer."""
+
+    asked: Asked
+    confidence: float | None
+    """Probability that the plan is faster than the first runner-up; None without one."""
+    reasons: tuple[str, ...]
+    flips: tuple[BreakEven, ...]
+    certificate: Searched
+    runners_up: tuple[RunnerUp, ...]
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A chosen placement with workload, hardware, prediction and provenance."""
 
@@ -137,10 +236,14 @@ class Plan:
     prediction: Prediction
     input_hash: str
     """Hash of workload, placement and hardware: two plans with one hash price the same thing."""
+    choice: Choice | None = None
+    """How a search came to it; None: the plan was given. No launch reads it."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Plain JSON types; a plan that was given has no key `choice`."""
         plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json")
+        if self.choice is None:
+            del plain["choice"]
         return plain
 
 

@@ -100,8 +100,8 @@ def design(ctx: click.Context, /, **given: Any) -> None:
         front=front(request) if given["pareto"] and answer.chosen else None,
         recalibrated=recalibrated(narrowed(request, targets), answer),
     )
-    if answer.chosen is not None:
-        write_plan(given["out"], answer.chosen)
+    if (plan := answer.told) is not None:
+        write_plan(given["out"], plan)
     if given["as_json"]:
         click.echo(json.dumps(design_dict(answer, extras), indent=1))
     else:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Choice, Plan
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.exact import Found, Search
 from rlhfsim.search.explain import probability_better, reasons
 from rlhfsim.search.flips import Flip, flips
 from rlhfsim.search.gains import Gain, gains
-from rlhfsim.search.planning import plan_of
+from rlhfsim.search.planning import asked, break_evens, plan_of, runner_up, searched
 from rlhfsim.search.remedy import nearest_change, shortage
 from rlhfsim.search.request import Request, switched
 from rlhfsim.search.whynot import Alternative, WhyNot, why_not
@@ -61,6 +61,17 @@ class Design:
     """When nothing fits: the smallest change that would."""
     whynots: tuple[WhyNot, ...] = ()
     """The best plan under each alternative that was asked about."""
+
+    @property
+    def told(self) -> Plan | None:
+        """The chosen plan with what was asked and why it won, as `rlhfsim design` writes it."""
+        if self.chosen is None:
+            return None
+        choice = Choice(
+            asked=asked(self.request), confidence=self.confidence, reasons=self.reasons, flips=break_evens(self.flips),
+            certificate=searched(self.certificate), runners_up=tuple(map(runner_up, self.runners_up)),
+        )  # fmt: skip
+        return replace(self.chosen, choice=choice)
 
 
 def design(

@@ -1,13 +1,30 @@
-"""From a candidate to the plan that is written: GPU map, models, prediction, provenance."""
+"""From a candidate to the plan that is written: GPU map, models, prediction, provenance, how it was chosen."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
 from rlhfsim.phases.prediction import prediction
 from rlhfsim.phases.region import widened
-from rlhfsim.plan import Plan, PlannedHardware, PlannedModel, RoleGpus, content_hash
+from rlhfsim.plan import (
+    Asked,
+    Bound,
+    BreakEven,
+    Plan,
+    PlannedHardware,
+    PlannedModel,
+    RoleGpus,
+    RunnerUp,
+    Searched,
+    content_hash,
+)
 from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.explain import kind, shares
+from rlhfsim.search.flips import Flip
+from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware import Cluster
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import Placement
@@ -75,6 +92,65 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
                 params=spec.num_params, active_params=spec.num_active_params, shape_hash=content_hash(spec),
             ))  # fmt: skip
     return tuple(found)
+
+
+# --- how it was chosen ------------------------------------------------------------------------------
+
+
+def asked(request: Request) -> Asked:
+    """What may compete in a request; cluster and workload stand in the plan itself."""
+    return Asked(
+        backend=request.backend, objective=request.objective, allow=tuple(sorted(request.allow)), forbid=tuple(sorted(request.forbid)),
+        fix={seat: dict(fields) for seat, fields in request.fix.items()},
+        limits=tuple(Bound(seat=x.seat, field=x.field, relation=x.relation, value=x.value) for x in request.limits),
+        architecture=request.architecture, weight_path=request.weight_path, max_gpus_per_role=request.max_gpus_per_role,
+        time_limit=request.time_limit, max_staleness=request.max_staleness, max_oom=request.max_oom, max_memory=request.max_memory,
+        price=request.price,
+    )  # fmt: skip
+
+
+def asked_again(plan: Plan, cluster: Cluster) -> Request:
+    """The question that a searched plan answers, for a cluster; the workload is that of the plan.
+
+    Raises:
+        RlhfsimError: a choice that this release does not know.
+    """
+    assert plan.choice is not None, "a plan that was given answers no question"
+    said = plan.choice.asked
+    limits = tuple(
+        Limit(seat=b.seat, field=b.field, relation=b.relation, value=b.value) for b in said.limits
+    )
+    return Request(
+        cluster=cluster, workload=plan.workload, backend=said.backend, objective=said.objective, allow=frozenset(said.allow),  # type: ignore[arg-type]
+        forbid=frozenset(said.forbid), fix=said.fix, limits=limits, architecture=said.architecture, weight_path=said.weight_path,  # type: ignore[arg-type]
+        max_gpus_per_role=said.max_gpus_per_role, time_limit=said.time_limit, max_staleness=said.max_staleness, max_oom=said.max_oom,
+        max_memory=said.max_memory, price=said.price,
+    )  # fmt: skip
+
+
+def runner_up(plan: Plan) -> RunnerUp:
+    """A rival in short."""
+    p, rollout = plan.prediction, plan.placement.rollout
+    return RunnerUp(
+        label=kind(plan), actor=plan.placement.actor.layout.label, rollout=rollout.layout.label if rollout else None, step_s=p.step_s,
+        low_s=p.low_s, high_s=p.high_s, usd_per_step=p.usd_per_step, peak_memory_bytes=p.peak_memory_bytes, capacity_bytes=p.capacity_bytes,
+        probability_out_of_memory=p.probability_out_of_memory, by_call_s=shares(plan),
+    )  # fmt: skip
+
+
+def searched(certificate: Certificate) -> Searched:
+    """The counts of a certificate."""
+    return Searched(**asdict(certificate))
+
+
+def break_evens(found: Sequence[Flip]) -> tuple[BreakEven, ...]:
+    """What would flip the choice."""
+    return tuple(
+        BreakEven(
+            change=f.change, factor=f.factor, now=f.now, unit=f.unit, winner=f.winner, step_s=f.seconds, chosen_step_s=f.chosen_seconds,
+        )
+        for f in found
+    )  # fmt: skip
 
 
 def _version() -> str:

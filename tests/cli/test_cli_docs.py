@@ -22,6 +22,7 @@ from rlhfsim.specs.workload import Workload
 DOCS = Path(__file__).parents[2] / "docs"
 PLAN_TYPES = [
     plan.Plan, plan.PlannedModel, plan.PlannedHardware, plan.RoleGpus, plan.PredictedPhase, plan.LedgerEntry, plan.Prediction,
+    plan.Choice, plan.Asked, plan.Bound, plan.BreakEven, plan.Searched, plan.RunnerUp,
     Placement, GpuSet, Seat, RolloutSeat, Schedule, Layout, RolloutLayout,
 ]  # fmt: skip
 
