@@ -7,7 +7,7 @@ of its run where the scenario says how long a run is, else those of a step (`Wha
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,6 +35,8 @@ class PointResult:
     name: str
     changes: dict[str, Any]
     """What it sets, by dotted path of the base; empty for the base itself."""
+    before: dict[str, Any] = field(default_factory=dict)
+    """What the base has there; null where it leaves the choice to a default."""
     plan: Plan | None
     """None: nothing fits."""
     shortage: str | None = None

@@ -6,11 +6,13 @@ import io
 import os
 import tempfile
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SUFFIXES = (".csv", ".parquet")
 
@@ -35,11 +37,11 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
 
 def _even(table: pd.DataFrame) -> pd.DataFrame:
     """Columns of mixed kinds (a number here, a text there) as text, which Parquet can hold."""
-    mixed = {}
+    mixed: dict[str, Any] = {}
     for name in [c for c in table if table[c].dtype.kind == "O"]:
         kinds = {type(v) for v in table[name] if v is not None and v == v}
         if len(kinds) > 1:
-            mixed[name] = table[name].map(lambda v: None if v is None else str(v))
+            mixed[str(name)] = table[name].map(lambda v: None if v is None else str(v))
     return table.assign(**mixed)
 
 

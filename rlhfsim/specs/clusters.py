@@ -1,8 +1,8 @@
-"""A cluster from a file: pools of nodes, mixed or not, and overrides of fabric and price.
+"""A cluster from a file: pools of nodes, mixed or not, and overrides of fabric, storage and price.
 
     pools:
       - {gpu: h100, gpus: 64}
-      - {gpu: h20, gpus: 32, nic: 200 Gbit/s, price: 2.10 USD/h}
+      - {gpu: h20, gpus: 32, nic: 200 Gbit/s, price: 2.10 USD/h, storage: 5 GB/s}
     oversubscription: 2
 
 The first pool trains. `gpu` is a profile name, an alias or a path.
@@ -11,7 +11,7 @@ The first pool trains. `gpu` is a profile name, an alias or a path.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, Pool
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.quantities import BytesPerSecond, Positive, Text, UsdPerHour
+from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
 
 
 @checked
@@ -37,6 +37,8 @@ class PoolText:
     """Per GPU, one direction; replaces the profile's."""
     price: UsdPerHour | None = None
     """Per GPU; replaces the profile's."""
+    storage: Annotated[BytesPerSecond, Positive] | None = None
+    """What one node draws from the shared file system; replaces the profile's."""
 
 
 @checked
@@ -74,7 +76,7 @@ def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] =
 
 def _pool(text: PoolText, source: Source, path: tuple[int | str, ...]) -> Pool:
     try:
-        return make_pool(
+        pool = make_pool(
             text.gpu,
             text.gpus,
             nodes=text.nodes,
@@ -85,3 +87,11 @@ def _pool(text: PoolText, source: Source, path: tuple[int | str, ...]) -> Pool:
     except RlhfsimError as error:
         key = "gpu" if error.code.startswith("unknown-") else "gpus"
         raise error.at(source.place((*path, key))) from error
+    return pool if text.storage is None else _with_storage(pool, text.storage)
+
+
+def _with_storage(pool: Pool, storage: float) -> Pool:
+    """The pool on another shared file system."""
+    rate = Bandwidth(value=storage, source="given by the user")
+    node = replace(pool.profile.node, shared_storage=rate)
+    return replace(pool, profile=replace(pool.profile, node=node))

@@ -1,0 +1,147 @@
+"""Dotted paths into a scenario's base: which exist, what stands there, and documents with a value replaced.
+
+`cluster.pools.0.gpus` counts list items from 0; one past the end adds an item. A text `4x` stands for
+four times what the base has there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.units import Dimension
+
+Keys = tuple[int | str, ...]
+ITEM = "0"
+"""Stands for every item of a list in `known`."""
+MAX_DEPTH = 8
+_TIMES = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s*$")
+DIMENSIONS: dict[str, Dimension] = {
+    "price": "usd/h", "nic": "byte/s", "storage": "byte/s", "mtbf": "s", "restart": "s", "checkpoint": "s",
+    "checkpoint_interval": "s", "time_limit": "s", "seconds_per_sample": "s", "seconds_per_turn": "s", "mean": "token",
+    "max": "token", "min": "token", "std": "token", "per_version": "1",
+}  # fmt: skip
+"""Last part of a path -> what is measured; all others are plain numbers."""
+
+
+def keys(path: str) -> Keys:
+    """`cluster.pools.0.gpus` as keys."""
+    return tuple(int(part) if part.isdecimal() else part for part in path.split("."))
+
+
+def dotted(path: Keys) -> str:
+    """Keys as people write them."""
+    return ".".join(map(str, path))
+
+
+def dimension(path: str) -> Dimension:
+    """What the number at a path measures."""
+    if path.endswith(("prompt_len.value", "response_len.value")):
+        return "token"
+    return DIMENSIONS.get(path.rsplit(".", 1)[-1], "1")
+
+
+# --- which paths there are --------------------------------------------------------------------------
+
+
+@cache
+def known(kind: Any) -> frozenset[str]:
+    """Every path below a type, list items as `0`."""
+    return frozenset(dotted(path) for path in _below(kind, 0))
+
+
+def _below(kind: Any, depth: int) -> Iterator[Keys]:
+    for name, inner in _children(kind):
+        yield (name,)
+        if depth < MAX_DEPTH:
+            yield from ((name, *rest) for rest in _below(inner, depth + 1))
+
+
+def _children(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Names one step below a type, through unions, annotations, lists and mappings."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        yield from ((f.name, hints[f.name]) for f in fields(kind))
+    elif origin is Annotated:
+        yield from _children(arguments[0])
+    elif origin is tuple:
+        yield ITEM, arguments[0]
+    elif origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        names = get_args(arguments[0]) if get_origin(arguments[0]) is Literal else ()
+        yield from ((name, arguments[1]) for name in names)
+    elif origin is not Literal:
+        for argument in arguments:
+            yield from _children(argument)
+
+
+def check_known(path: str, kind: Any, place: Place | None) -> None:
+    """Whether a path can exist below a type.
+
+    Raises:
+        RlhfsimError: it cannot, with the nearest ones that can.
+    """
+    pattern = dotted(tuple(ITEM if isinstance(key, int) else key for key in keys(path)))
+    if pattern in known(kind):
+        return
+    near = get_close_matches(pattern, sorted(known(kind)), n=3, cutoff=0.5)
+    remedy = f"did you mean {', '.join(near)}" if near else "paths begin with cluster, workload, request or run"  # fmt: skip
+    raise RlhfsimError("unknown-path", f"unknown path {path[:80]!r}", place=place, help=remedy)
+
+
+# --- reading and replacing --------------------------------------------------------------------------
+
+
+def value_at(data: Any, path: Keys) -> Any:
+    """What stands at a path of plain or typed data; None where nothing does."""
+    for key in path:
+        if isinstance(data, Mapping):
+            data = data.get(key)
+        elif isinstance(data, list | tuple) and isinstance(key, int):
+            data = data[key] if key < len(data) else None
+        else:
+            data = getattr(data, str(key), None)
+    return data
+
+
+def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
+    """The document with the value at a path, or without what is there where the value is None.
+
+    What lies on the way and is absent is made.
+
+    Raises:
+        RlhfsimError: a list item beyond the one after the last.
+    """
+    if not path:
+        return value
+    key, rest = path[0], path[1:]
+    if isinstance(data, list):
+        if not isinstance(key, int) or key > len(data):
+            raise RlhfsimError("no-such-item", f"there is no item {key!r} in a list of {len(data)}", place=place,
+                               help=f"items count from 0; {len(data)} adds one")  # fmt: skip
+        if value is None and not rest:
+            return [*data[:key], *data[key + 1 :]]
+        old = data[key] if key < len(data) else None
+        return [*data[:key], put(old, rest, value, place), *data[key + 1 :]]
+    if isinstance(key, int) and not data:
+        return put([], path, value, place)
+    if data is not None and not isinstance(data, Mapping):
+        raise RlhfsimError("unknown-path", f"{key!r} lies below {str(data)[:40]!r}, which is no mapping", place=place,
+                           help="replace the whole value, as in set: {workload.response_len: {kind: fixed, value: 2000}}")  # fmt: skip
+    below = dict(data or {})
+    if value is None and not rest:
+        below.pop(key, None)
+    else:
+        below[key] = put(below.get(key), rest, value, place)
+    return below
+
+
+def factor(value: Any) -> float | None:
+    """4.0 of `4x`; None of anything else."""
+    found = _TIMES.match(value) if isinstance(value, str) else None
+    return float(found[1]) if found else None
