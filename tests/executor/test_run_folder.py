@@ -59,6 +59,23 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
 
 
+def test_an_attempt_that_ended_before_its_first_step_can_be_made_again(
+    tmp_path: Path, plan: Plan
+) -> None:
+    for _ in range(2):
+        with occupy(tmp_path) as files:
+            write(files, plan)
+    files.metrics.write_text("{}\n")
+    with pytest.raises(RlhfsimError, match="holds something already"), occupy(tmp_path):
+        pass
+
+
+def test_the_plan_of_somebody_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine")
+    with pytest.raises(RlhfsimError, match="holds something already"), occupy(tmp_path):
+        pass
+
+
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     with occupy(tmp_path) as files:
         assert files.checkpoints.is_dir()
