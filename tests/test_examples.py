@@ -1,0 +1,64 @@
+"""The Dockerfile and the examples of a launch say only what exists; none of them can be run without GPUs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from rlhfsim.cli.main import cli
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = {p.name: p for p in (ROOT / "Dockerfile", *sorted((ROOT / "docs/examples").iterdir()))}
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every `rlhfsim COMMAND ...` (in the Dockerfile the image's name stands for it), joined over line ends."""
+    joined = re.sub(r"\\\n#?\s*", "", text)
+    found = re.findall(r"\brlhfsim ((?:design|launch)\b[^\n]*)", joined)
+    return [shlex.split(line, comments=True) for line in found]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_commands_are_understood(name: str) -> None:
+    found = commands(EXAMPLES[name].read_text())
+    assert any(words[0] == "launch" for words in found)
+    for words in found:
+        command = cli.get_command(click.Context(cli), words[0])
+        assert command is not None
+        arguments = [w for w in words[1:] if w != "${resume[@]}"]
+        command.make_parser(click.Context(command)).parse_args(arguments)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "skypilot.yaml"])
+def test_the_extras_exist(name: str) -> None:
+    wanted = re.findall(r"\[([a-z-]+)\]\W", EXAMPLES[name].read_text())
+    assert wanted
+    assert set(wanted) <= set(EXTRAS)
+
+
+def test_the_nodes_of_the_examples_hold_the_gpus_of_their_plan() -> None:
+    sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text())
+    kind, each = sky["resources"]["accelerators"].split(":")
+    slurm = EXAMPLES["slurm.sbatch"].read_text()
+    nodes = [int(re.findall(rf"--{key}=(\d+)", slurm)[0]) for key in ("nodes", "gpus-per-node")]
+    assert (kind, sky["num_nodes"] * int(each)) == ("H100", 16)
+    assert nodes[0] * nodes[1] == 16
+    for name in ("skypilot.yaml", "slurm.sbatch"):
+        assert "--gpus 16 --gpu h100" in EXAMPLES[name].read_text()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_the_scripts_parse() -> None:
+    sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text())
+    for script in (EXAMPLES["slurm.sbatch"].read_text(), sky["setup"], sky["run"]):
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr
