@@ -15,12 +15,15 @@ if TYPE_CHECKING:
     from rlhfsim.api import estimate as estimate
     from rlhfsim.api import estimate_file as estimate_file
     from rlhfsim.api import simulate_file as simulate_file
+    from rlhfsim.api import whatif as whatif
     from rlhfsim.errors import RlhfsimError as RlhfsimError
     from rlhfsim.export.runs import Simulation as Simulation
     from rlhfsim.export.runs import SimulationOptions as SimulationOptions
     from rlhfsim.plan import Plan as Plan
     from rlhfsim.plan import read_plan as read_plan
     from rlhfsim.plan import write_plan as write_plan
+    from rlhfsim.scenarios.result import WhatIf as WhatIf
+    from rlhfsim.scenarios.result import read_whatif as read_whatif
     from rlhfsim.search.request import Request as Request
     from rlhfsim.specs.placement import Placement as Placement
     from rlhfsim.specs.profiles import parse_cluster as parse_cluster
@@ -33,7 +36,8 @@ _HOMES = {
     "Placement": "specs.placement", "Plan": "plan", "Request": "search.request", "RlhfsimError": "errors",
     "Simulation": "export.runs", "SimulationOptions": "export.runs", "Trace": "trace", "Workload": "specs.workload",
     "design": "api", "estimate": "api", "estimate_file": "api", "parse_cluster": "specs.profiles", "read_plan": "plan",
-    "read_trace": "trace", "simulate_file": "api", "write_plan": "plan", "write_trace": "trace",
+    "read_trace": "trace", "read_whatif": "scenarios.result", "simulate_file": "api", "WhatIf": "scenarios.result",
+    "whatif": "api", "write_plan": "plan", "write_trace": "trace",
 }  # fmt: skip
 __all__ = list(_HOMES)  # names resolved lazily below
 

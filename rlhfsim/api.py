@@ -1,12 +1,12 @@
-"""The verbs of the command line as typed functions: `estimate`, `design`, `simulate_file`."""
+"""The verbs of the command line as typed functions: `estimate`, `design`, `simulate_file`, `whatif`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.export.figures import level
@@ -33,9 +33,10 @@ from rlhfsim.specs.scenario import check_placement, load_scenario
 from rlhfsim.specs.workload import Workload
 
 if TYPE_CHECKING:
+    from rlhfsim.scenarios.result import WhatIf
     from rlhfsim.simulation.simulated import Simulated
 
-__all__ = ["design", "estimate", "estimate_file", "estimate_request", "simulate_file"]
+__all__ = ["design", "estimate", "estimate_file", "estimate_request", "simulate_file", "whatif"]
 
 
 def estimate(
@@ -218,4 +219,37 @@ def _told(
         contention={k: v for k, v in sorted(lost.items(), key=lambda kv: -kv[1]) if v > 0},
         staleness=(sum(s.mean for s in stale) / len(stale), max(s.max for s in stale)) if stale else None,
         queue=level(trace, "queue_samples", base.warmup) if trace and stale else None,
+    )  # fmt: skip
+
+
+# --- what if ----------------------------------------------------------------------------------------
+
+
+def whatif(
+    scenario: str | Path | Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
+    jobs: int | None = None,
+    ray: str | None = None,
+    cache: str | Path | None = None,
+    progress: Callable[[int, int], object] | None = None,
+    command: str = "",
+) -> WhatIf:
+    """A scenario (YAML file, shipped name or mapping; docs/whatif.md), every point designed anew.
+
+    `settings` patches the base by dotted paths; `only` keeps points by name; `jobs` searches run at the
+    same time (default: one for each core), or on the Ray cluster at `ray` ("" starts one here); designs
+    are kept in the folder `cache` (None: nowhere); `progress` hears how many are done, and of how many.
+
+    Raises:
+        RlhfsimError: the first thing wrong in the scenario, with its line, before anything is searched.
+    """
+    from rlhfsim.scenarios.store import Store
+    from rlhfsim.scenarios.whatif import whatif as answer
+    from rlhfsim.scenarios.workers import local, on_ray
+
+    return answer(
+        scenario, settings=settings, only=only, runner=local(jobs) if ray is None else on_ray(ray or None),
+        store=None if cache is None else Store(Path(cache)), progress=progress, command=command,
     )  # fmt: skip

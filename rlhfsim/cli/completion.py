@@ -29,6 +29,13 @@ def systems(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     return [*_offered(system_names(), incomplete), CompletionItem(incomplete, type="file")]
 
 
+def scenarios(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Shipped what-if scenarios, and files."""
+    from rlhfsim.scenarios.document import scenario_names
+
+    return [*_offered(scenario_names(), incomplete), CompletionItem(incomplete, type="file")]
+
+
 def _offered(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
     if "/" in incomplete or incomplete.startswith((".", "~")):
         return [CompletionItem(incomplete, type="file")]

@@ -16,6 +16,7 @@ INTERNAL_ERROR = 70
 COMMANDS = {
     "design": "Choose architecture and layouts for a cluster and a model.",
     "size": "Find the fewest or cheapest GPUs that meet targets.",
+    "whatif": "Design again under changes: fewer GPUs, other prices, longer responses.",
     "estimate": "Price one plan: time by phase, memory, money, energy.",
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",
     "launch": "Run a plan as a real RLHF job on Ray, DeepSpeed and vLLM.",

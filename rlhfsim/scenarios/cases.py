@@ -189,7 +189,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 def worded(path: str, value: Any) -> str:
     """A value as people read it: `2.5 USD/h`, `32,768`, `h200`."""
     if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "default"}[value]
+        return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int | float):
         unit = dimension(path)
         return significant(value, 6) if unit in ("1", "token") else format(value, unit)

@@ -152,7 +152,7 @@ def _with_penalty(length: float, lag: float, run: RunText) -> tuple[float, list[
     if lag == 0:
         return length, []
     penalty = run.staleness_penalty
-    said = f"samples are up to {significant(lag)} versions old"
+    said = f"samples are up to {significant(lag)} version{'s' if lag != 1 else ''} old"
     if penalty is None:
         return length, [f"{said}; no penalty for that is assumed: {significant(length, 6)} steps may not suffice"]  # fmt: skip
     steps = length * (1 + penalty.per_version * lag)

@@ -1,0 +1,184 @@
+"""`rlhfsim whatif`: a scenario's questions, every point designed anew and compared with the base."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim import api
+from rlhfsim.cli import completion, view
+from rlhfsim.cli.inputs import json_option
+from rlhfsim.cli.params import COMMAND_LINE, Whole, bad_option
+from rlhfsim.cli.whatif_view import show
+from rlhfsim.scenarios.document import scenario_names
+from rlhfsim.scenarios.result import WhatIf
+from rlhfsim.scenarios.store import default_folder
+from rlhfsim.specs.loading import parse_yaml
+
+MAX_JOBS = 1024
+INTERRUPTED = 130
+LOCAL = "local"
+"""Value of a bare `--ray`."""
+EPILOG = """\b
+Examples:
+  rlhfsim whatif half-the-gpus
+  rlhfsim whatif responses-4x-longer --set workload.model=8b --set cluster.pools.0.gpus=16
+  rlhfsim whatif spot-prices --only 'spot*' --out whatif.json
+  rlhfsim whatif my-scenario.yaml --csv points.csv --jobs 8
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("scenario", required=False, shell_complete=completion.scenarios)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Change the base before anything else: cluster.pools.0.gpus=32; repeatable.",
+)
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="NAME",
+    help="Only points of this name (* matches), and the base; repeatable.",
+)
+@click.option(
+    "--jobs", type=Whole(1, MAX_JOBS), help="Searches at the same time; default: one for each core."
+)
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value=LOCAL,
+    metavar="[ADDRESS]",
+    help="Search on a Ray cluster; without an address one is started here and ended.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="FOLDER",
+    help="Where designs are kept; default: ~/.cache/rlhfsim/designs.",
+)
+@click.option("--no-cache", is_flag=True, help="Keep nothing and search everything.")
+@click.option(
+    "--csv",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the table of points as CSV.",
+)
+@click.option(
+    "--parquet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the table of points as Parquet.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the result as JSON, with every plan.",
+)
+@json_option
+@click.pass_context
+def whatif(ctx: click.Context, /, **given: Any) -> None:
+    """Design again under every change of a scenario: what would it cost, and which plan then wins?
+
+    SCENARIO is a YAML file or the name of a shipped one.
+    """
+    if given["scenario"] is None:
+        raise bad_option("no scenario is given", f"give a file, or one of: {', '.join(scenario_names())}")  # fmt: skip
+    if given["cache"] is not None and given["no_cache"]:
+        raise bad_option("--cache and --no-cache", "drop one of the two")
+    folder = None if given["no_cache"] else given["cache"] or default_folder()
+    state = _Done()
+    try:
+        answer = _answer(given, folder, state)
+    except KeyboardInterrupt:
+        click.echo(_interrupted(state, folder), err=True)
+        ctx.exit(INTERRUPTED)
+    for name in ("out", "csv", "parquet"):
+        if given[name] is not None:
+            _write(answer, given[name], name)
+    if given["as_json"]:
+        click.echo(json.dumps(answer.to_dict(), indent=1))
+    else:
+        show(view.console(), answer, folder, given["out"])
+    ctx.exit(0 if answer.base.plan is not None else 1)
+
+
+@dataclass(slots=True)
+class _Done:
+    """How far the searches are."""
+
+    done: int = 0
+    wanted: int = 0
+
+
+def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> WhatIf:
+    address = given["ray"]
+    with _progress(state) as tell:
+        return api.whatif(
+            given["scenario"], settings=_settings(given["settings"]), only=given["only"], jobs=given["jobs"],
+            ray=None if address is None else "" if address == LOCAL else address, cache=folder, progress=tell,
+            command=shlex.join(["rlhfsim", *sys.argv[1:]]),
+        )  # fmt: skip
+
+
+def _interrupted(state: _Done, folder: Path | None) -> str:
+    if folder is None:
+        return "interrupted; nothing is kept (--no-cache)"
+    return f"interrupted: {state.done} of {state.wanted} designs are kept in {folder}; the same command goes on from there"
+
+
+def _settings(texts: Sequence[str]) -> dict[str, Any]:
+    """`PATH=VALUE` as patches; the value is read as YAML.
+
+    Raises:
+        RlhfsimError: another form, or a path that stands twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        path, equals, value = text.partition("=")
+        if not (path.strip() and equals):
+            raise bad_option(f"--set {text[:60]!r} is not PATH=VALUE", "as in --set cluster.pools.0.gpus=32")  # fmt: skip
+        if path.strip() in found:
+            raise bad_option(f"--set {path.strip()[:60]} stands twice", "give it once")
+        found[path.strip()] = parse_yaml(value, COMMAND_LINE.file).data
+    return found
+
+
+def _write(answer: WhatIf, path: Path, kind: str) -> None:
+    """One file; the option, not the name, says its form."""
+    if kind != "out" and path.suffix != f".{kind}":
+        raise bad_option(f"--{kind} {path}: the name does not end in .{kind}", f"as in --{kind} points.{kind}")  # fmt: skip
+    if kind == "out" and path.suffix in (".csv", ".parquet"):
+        raise bad_option(f"--out {path} is not JSON", f"give --{path.suffix[1:]} {path}")
+    answer.write(path)
+
+
+@contextmanager
+def _progress(state: _Done) -> Iterator[Any]:
+    """A bar on standard error while designs are searched; silent where that is no terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    # without a thread of its own: searches are forked
+    with Progress(
+        *columns, console=view.console(stderr=True), transient=True, auto_refresh=False
+    ) as bar:
+        task = bar.add_task("designs", total=None)
+
+        def tell(done: int, wanted: int) -> None:
+            state.done, state.wanted = done, wanted
+            bar.update(task, completed=done, total=wanted)
+            bar.refresh()
+
+        yield tell

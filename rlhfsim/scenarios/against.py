@@ -1,0 +1,98 @@
+"""A point of a what-if against its base: what was changed, what is chosen otherwise, what comes out.
+
+The fields of a plan that `rlhfsim diff` shows one by one stand here in short: one line a seat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhfsim.plan import Plan
+from rlhfsim.scenarios.diff import LEAST, Change, Leaf, Moved, Value, changes
+from rlhfsim.scenarios.result import PointResult
+
+ROLES = ("actor", "critic", "reference", "reward")
+USD = "price of a step"
+
+
+def asked(point: PointResult) -> tuple[Change, ...]:
+    """What the point sets to another value than the base has."""
+    before = {path: _leaf(value) for path, value in point.before.items()}
+    after = {path: _leaf(value) for path, value in point.changes.items()}
+    return tuple(changes(before, after))
+
+
+def _leaf(value: Any) -> Leaf:
+    if isinstance(value, bool | str) or value is None:
+        return value
+    return float(value) if isinstance(value, int | float) else json.dumps(value)
+
+
+def chosen(base: Plan, plan: Plan) -> tuple[Change, ...]:
+    """What another plan is chosen to be."""
+    return tuple(changes(in_short(base), in_short(plan)))
+
+
+def in_short(plan: Plan) -> dict[str, Leaf]:
+    """A plan in a line for each decision."""
+    p, w = plan.placement, plan.workload
+    found: dict[str, Leaf] = {
+        "architecture": plan.architecture,
+        "role_placement": plan.role_placement,
+    }
+    found["pools"] = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
+    for role in ROLES:
+        seat = getattr(p, role)
+        if seat is not None:
+            found[role] = seat.layout.label + (
+                ", offloaded" if seat.residency == "offloaded" else ""
+            )
+            found[f"{role} micro-batch"] = str(seat.layout.micro_batch)
+    if p.rollout is not None:
+        found["rollout"] = p.rollout.layout.label
+    found["weights by"] = p.weight_path
+    found["staleness"] = p.schedule.staleness
+    found["streaming"] = p.schedule.streaming
+    switches = {
+        "LoRA": w.lora is not None,
+        "FP8 rollout": w.rollout_precision == "fp8",
+        "8-bit Adam": w.optimizer == "adam8bit",
+    }
+    return {**found, "switches": ", ".join(name for name, on in switches.items() if on) or "none"}
+
+
+def comes_out(base: PointResult, point: PointResult) -> tuple[Moved, ...]:
+    """Figures that differ by more than `LEAST`."""
+    one, other = figures(base), figures(point)
+    return tuple(_moved(one, other))
+
+
+def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[Moved]:
+    for name in dict.fromkeys([*one, *other]):
+        a, b = one.get(name), other.get(name)
+        if (
+            a is None
+            or b is None
+            or abs(b.value - a.value) > LEAST * max(abs(a.value), abs(b.value))
+        ):
+            yield Moved(name=name, before=a, after=b)
+
+
+def figures(point: PointResult) -> dict[str, Value]:
+    """Step, run, money and memory of a point by name."""
+    if point.plan is None:
+        return {}
+    p = point.plan.prediction
+    found = {"step": Value(value=p.step_s, unit="s", interval=(p.low_s, p.high_s))}
+    if p.usd_per_step is not None:
+        found[USD] = Value(value=p.usd_per_step, unit="usd")
+    if point.steps is not None and point.run_s is not None:
+        found["steps of the run"] = Value(value=point.steps, unit="1")
+        found["time of the run"] = Value(value=point.run_s, unit="s")
+    if point.run_usd is not None:
+        found["price of the run"] = Value(value=point.run_usd, unit="usd")
+    found["tokens per second and GPU"] = Value(value=p.tokens_per_s_per_gpu, unit="1")
+    found["peak GPU memory"] = Value(value=p.peak_memory_bytes, unit="byte")
+    return found
