@@ -58,6 +58,8 @@ THIRD_PARTY = {  # library -> the only places that may import it
     "pandas": {"rlhfsim.validation", "rlhfsim.calibration", "rlhfsim.scenarios"},
     "simpy": {"rlhfsim.simulation"},
     "plotly": {"rlhfsim.report"},
+    "jinja2": {"rlhfsim.report"},
+    "markupsafe": {"rlhfsim.report"},
     "scipy": {"rlhfsim.calibration", "rlhfsim.scenarios"},
     "pyarrow": {"rlhfsim.calibration", "rlhfsim.scenarios"},
     "tensorboardX": {"rlhfsim.calibration"},
