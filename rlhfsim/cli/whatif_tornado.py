@@ -29,7 +29,7 @@ def tornado_table(answer: WhatIf, width: int) -> Table:
     table.add_column("from - to", overflow="fold")
     base = next((ends[1] for ends in drawn if ends[1] is not None), None)
     title = "" if base is None else units.format(base, "usd" if by_money else "s")
-    table.add_column(f"{'USD' if by_money else 'time'} around {title}", ratio=1)
+    table.add_column(f"bars around {title}", ratio=1)
     table.add_column("time", justify="right", no_wrap=True)
     if width >= NARROW:
         table.add_column("USD", justify="right", no_wrap=True)

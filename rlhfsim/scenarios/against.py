@@ -1,6 +1,6 @@
 """A point of a what-if against its base: what was changed, what is chosen otherwise, what comes out.
 
-The fields of a plan that `rlhfsim diff` shows one by one stand here in short: one line a seat.
+Only what tells plans apart stands here; `rlhfsim diff` shows every field of two plans.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from rlhfsim.plan import Plan
 from rlhfsim.scenarios.diff import LEAST, Change, Leaf, Moved, Value, changes
 from rlhfsim.scenarios.result import PointResult
 
-ROLES = ("actor", "critic", "reference", "reward")
-USD = "price of a step"
-
 
 def asked(point: PointResult) -> tuple[Change, ...]:
     """What the point sets to another value than the base has."""
@@ -27,7 +24,9 @@ def asked(point: PointResult) -> tuple[Change, ...]:
 def _leaf(value: Any) -> Leaf:
     if isinstance(value, bool | str) or value is None:
         return value
-    return float(value) if isinstance(value, int | float) else json.dumps(value)
+    if isinstance(value, int | float):
+        return float(value)
+    return json.dumps(value) if value else "none"
 
 
 def chosen(base: Plan, plan: Plan) -> tuple[Change, ...]:
@@ -43,13 +42,7 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
         "role_placement": plan.role_placement,
     }
     found["pools"] = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
-    for role in ROLES:
-        seat = getattr(p, role)
-        if seat is not None:
-            found[role] = seat.layout.label + (
-                ", offloaded" if seat.residency == "offloaded" else ""
-            )
-            found[f"{role} micro-batch"] = str(seat.layout.micro_batch)
+    found["actor"] = p.actor.layout.label
     if p.rollout is not None:
         found["rollout"] = p.rollout.layout.label
     found["weights by"] = p.weight_path
@@ -81,18 +74,18 @@ def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[Mov
 
 
 def figures(point: PointResult) -> dict[str, Value]:
-    """Step, run, money and memory of a point by name."""
+    """Step, time and money of a point by name."""
     if point.plan is None:
         return {}
     p = point.plan.prediction
     found = {"step": Value(value=p.step_s, unit="s", interval=(p.low_s, p.high_s))}
-    if p.usd_per_step is not None:
-        found[USD] = Value(value=p.usd_per_step, unit="usd")
-    if point.steps is not None and point.run_s is not None:
+    if point.run_s is None:
+        if p.usd_per_step is not None:
+            found["price of a step"] = Value(value=p.usd_per_step, unit="usd")
+        return found
+    if point.steps is not None:
         found["steps of the run"] = Value(value=point.steps, unit="1")
-        found["time of the run"] = Value(value=point.run_s, unit="s")
+    found["time of the run"] = Value(value=point.run_s, unit="s")
     if point.run_usd is not None:
         found["price of the run"] = Value(value=point.run_usd, unit="usd")
-    found["tokens per second and GPU"] = Value(value=p.tokens_per_s_per_gpu, unit="1")
-    found["peak GPU memory"] = Value(value=p.peak_memory_bytes, unit="byte")
     return found

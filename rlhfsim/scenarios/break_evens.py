@@ -17,9 +17,9 @@ from rlhfsim.scenarios.runs import result, steps_of
 from rlhfsim.search.request import Request
 
 UNITS: dict[Of, units.Dimension] = {"step_time": "s", "time_of_run": "s", "cost_per_step": "usd", "cost_of_run": "usd"}  # fmt: skip
-WORDS: dict[units.Dimension, dict[State, str]] = {
-    "s": {"less": "takes less time than", "same": "takes as long as", "more": "takes longer than", "nothing": "fits no better than"},
-    "usd": {"less": "costs less than", "same": "costs as much as", "more": "costs more than", "nothing": "fits no better than"},
+WORDS: dict[units.Dimension, tuple[str, dict[State, str]]] = {
+    "s": ("takes", {"less": "less time than", "same": "as long as", "more": "longer than", "nothing": "no time beside (neither fits)"}),
+    "usd": ("costs", {"less": "less than", "same": "as much as", "more": "more than", "nothing": "nothing beside (neither fits)"}),
 }  # fmt: skip
 MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
 
@@ -84,7 +84,9 @@ class Duel:
         Raises:
             RlhfsimError: missing.
         """
-        for case in [self.a, *([self.b] if self.b else [])]:
+        for case in self._sides(self.xs[0]):
+            if case is None:
+                continue
             if self.text.of.endswith("_run") and steps_of(case) is None:
                 raise RlhfsimError("missing-steps", f"{self.text.of} needs the length of the run", place=self._place("of"), help="give base.run.steps, or a curve and a target")  # fmt: skip
             if self.unit == "usd" and any(
@@ -161,10 +163,16 @@ class Duel:
     def _phrase(self, how: State) -> str:
         if self.b is None:
             return MET[how]
-        return f"{WORDS[self.unit][how]} {self.text.against}"
+        verb, words = WORDS[self.unit]
+        return f"{verb} {words[how]} {self.text.against}"
+
+    def _briefly(self, how: State) -> str:
+        """The same once verb and object were said."""
+        words = self._phrase(how) if self.b is None else WORDS[self.unit][1][how]
+        return words.removesuffix(" than").removesuffix(" as")
 
     def _worded(self, tried: Sequence[Tried], found: Sequence[Crossing]) -> str:
-        """`spot costs less than base below 2.1 USD/h, costs more than base above`."""
+        """`spot costs less than base below 2.1 USD/h, more above 2.1 USD/h`."""
         parts = [(s, group) for s, group in stretches(tried)]
         subject = (
             self.text.point if self.b else f"target {units.format(self.target or 0.0, self.unit)}"
@@ -177,7 +185,9 @@ class Duel:
         bounds = [None, *(c.x for c in found), None]
         said = []
         for (low, high), (how, _) in zip(pairwise(bounds), parts, strict=False):
-            said.append(f"{self._phrase(how)} {self._range(low, high)}")
+            said.append(
+                f"{self._briefly(how) if said else self._phrase(how)} {self._range(low, high)}"
+            )
         many = f"{len(found)} crossings: " if len(found) > 1 else ""
         jump = "; at a jump, where another plan wins" if any(c.jump for c in found) else ""
         return f"{many}{subject} {', '.join(said)}{jump}"
@@ -186,7 +196,7 @@ class Duel:
         if low is None:
             return f"below {self._said(high or 0.0)}"
         return (
-            f"from {self._said(low)} on"
+            f"above {self._said(low)}"
             if high is None
             else f"from {self._said(low)} to {self._said(high)}"
         )

@@ -18,11 +18,13 @@ from rlhfsim.specs.clusters import cluster_from
 from rlhfsim.specs.hardware import Profile
 from rlhfsim.specs.loading import Source, convert
 from rlhfsim.specs.profiles import load_profile
-from rlhfsim.units import format, significant
+from rlhfsim.units import GB, format, significant
 
 BASE = "base"
 MAX_POINTS = 2000
 """Points of one scenario; more is a slip."""
+BITS = 8
+"""Of a byte."""
 COMMAND_LINE = Place(file="command line")
 
 
@@ -190,6 +192,8 @@ def worded(path: str, value: Any) -> str:
     """A value as people read it: `2.5 USD/h`, `32,768`, `h200`."""
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int | float) and path.endswith(".nic"):  # networks are known by their bits
+        return f"{significant(BITS * value / GB)} Gbit/s"
     if isinstance(value, int | float):
         unit = dimension(path)
         return significant(value, 6) if unit in ("1", "token") else format(value, unit)

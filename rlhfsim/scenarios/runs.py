@@ -20,7 +20,7 @@ from pathlib import Path
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.export.runs import FaultOptions, Goodput, SimulationOptions, goodput_of
 from rlhfsim.phases.iteration import Setting
-from rlhfsim.plan import content_hash
+from rlhfsim.plan import Plan, content_hash
 from rlhfsim.scenarios.cases import BASE, Case
 from rlhfsim.scenarios.designs import search_key
 from rlhfsim.scenarios.document import FaultsText, RunText
@@ -45,7 +45,7 @@ def result(case: Case, found: Found) -> PointResult:
     )  # fmt: skip
     if plan is None:
         return point
-    notes = [*_gap_note(found)]
+    notes = [*_gap_note(found), *_switch_notes(case, plan)]
     if length is not None:
         lag = plan.placement.schedule.staleness
         steps, penalty_notes = _with_penalty(length, lag, case.base.run)
@@ -76,6 +76,18 @@ def _price(case: Case, pool: int) -> float | None:
 def _gap_note(found: Found) -> Iterator[str]:
     if found.gap > 0:
         yield f"the search ended at its time limit: a plan could still be up to {significant(100 * found.gap, 2)} % shorter"
+
+
+def _switch_notes(case: Case, plan: Plan) -> Iterator[str]:
+    """Choices of the plan that change what is learnt, beyond those that the workload asks for."""
+    asked, made = case.request.workload, plan.workload
+    words = {
+        "LoRA": (asked.lora, made.lora), "an FP8 rollout": (asked.rollout_precision, made.rollout_precision),
+        "8-bit Adam": (asked.optimizer, made.optimizer), "log-probs of the rollout": (asked.old_logprobs, made.old_logprobs),
+    }  # fmt: skip
+    chosen = [name for name, (before, after) in words.items() if before != after]
+    if chosen:
+        yield f"{' and '.join(chosen)} may change what is learnt; nothing is assumed about that"
 
 
 # --- steps ------------------------------------------------------------------------------------------
@@ -173,11 +185,11 @@ def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
     except RlhfsimError as error:
         return None, [error.message]
     assert good is not None
-    often = (
-        f"a node fails every {format(faults.mtbf, 's')}, the job every {format(good.mtbf_s, 's')}"
-    )
+    often = f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
+    told = f"{format(faults.mtbf, 's')}, {format(faults.restart, 's')} to restart, {format(faults.checkpoint, 's')} a checkpoint"
     return good.simulated, [
-        f"goodput {significant(100 * good.simulated)} %: {often}; a checkpoint every {format(good.interval_s, 's')} ({faults.source})"
+        f"goodput {significant(100 * good.simulated)} %: {often}",
+        f"a node fails every {told} ({faults.source})",
     ]
 
 

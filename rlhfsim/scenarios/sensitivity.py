@@ -58,8 +58,8 @@ def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> Bar:
 def marked(points: Sequence[PointResult], cases: Sequence[Case]) -> tuple[PointResult, ...]:
     """The points, with those marked that no other one beats in time and money at once.
 
-    Only points that do the same work compete: equal workloads, or runs that end at a target, which is
-    the same for all. A point that competes with none is not marked.
+    Only points that do the same work compete: plans of equal workloads (with LoRA it is another one), or
+    runs that end at the same target. A point that competes with none is not marked.
     """
     front: set[int] = set()
     work: dict[object, list[int]] = {}
