@@ -48,13 +48,13 @@ def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableT
 
 def _asked(change: Change) -> Row:
     """What the user set stands without a mark."""
-    return "", change.path, _leaf(change.path, change.before), _leaf(change.path, change.after), ""
-
-
-def _leaf(path: str, leaf: Leaf) -> str:
-    if isinstance(leaf, str) and leaf.startswith(("{", "[")):
-        return leaf.strip("{}[]").replace('"', "")
-    return worded(path, leaf)
+    return (
+        "",
+        change.path,
+        worded(change.path, change.before),
+        worded(change.path, change.after),
+        "",
+    )
 
 
 def _answers(base: PointResult, point: PointResult) -> Iterator[Row]:

@@ -191,9 +191,9 @@ def _notes(answer: WhatIf) -> Iterator[str]:
 
 def _footer(answer: WhatIf, folder: Path | None, out: Path | None) -> str:
     p = answer.provenance
-    parts = [f"{p.searched:,} searched in {units.format(p.seconds, 's')}"]
+    parts = [f"designs: {p.searched:,} searched in {units.format(p.seconds, 's')}"]
     if p.from_cache:
-        parts.append(f"{p.from_cache:,} designs from an earlier run")
+        parts.append(f"{p.from_cache:,} from an earlier run")
     if folder is not None and p.searched:
         parts.append(f"kept in {folder}")
     if out is None:

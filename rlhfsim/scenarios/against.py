@@ -5,28 +5,31 @@ Only what tells plans apart stands here; `rlhfsim diff` shows every field of two
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.scenarios.diff import LEAST, Change, Leaf, Moved, Value, changes
+from rlhfsim.scenarios.diff import LEAST, Change, Leaf, Moved, Value, changes, leaves
 from rlhfsim.scenarios.result import PointResult
 
 
 def asked(point: PointResult) -> tuple[Change, ...]:
     """What the point sets to another value than the base has."""
-    before = {path: _leaf(value) for path, value in point.before.items()}
-    after = {path: _leaf(value) for path, value in point.changes.items()}
+    before, after = (
+        dict(leaf for path, value in said.items() for leaf in _leaves(path, value))
+        for said in (point.before, point.changes)
+    )
     return tuple(changes(before, after))
 
 
-def _leaf(value: Any) -> Leaf:
-    if isinstance(value, bool | str) or value is None:
-        return value
-    if isinstance(value, int | float):
-        return float(value)
-    return json.dumps(value) if value else "none"
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Leaf]]:
+    """A value, or the values inside a mapping, with their paths."""
+    if isinstance(value, list) and not value:
+        yield path, "none"
+    elif isinstance(value, Mapping | list):
+        yield from leaves(value, path)
+    else:
+        yield path, value
 
 
 def chosen(base: Plan, plan: Plan) -> tuple[Change, ...]:

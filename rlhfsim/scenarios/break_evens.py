@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
-from rlhfsim.scenarios.cases import BASE, Case, Cases, standing
+from rlhfsim.scenarios.cases import BASE, Case, Cases, standing, worded
 from rlhfsim.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.scenarios.designs import Designs
 from rlhfsim.scenarios.document import BreakEvenText, Of
@@ -21,6 +21,8 @@ WORDS: dict[units.Dimension, tuple[str, dict[State, str]]] = {
     "s": ("takes", {"less": "less time than", "same": "as long as", "more": "longer than", "nothing": "no time beside (neither fits)"}),
     "usd": ("costs", {"less": "less than", "same": "as much as", "more": "more than", "nothing": "nothing beside (neither fits)"}),
 }  # fmt: skip
+DIGITS = 4
+"""Of a crossing in words."""
 MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
 
 
@@ -157,8 +159,7 @@ class Duel:
         return f"{self.text.of} of {what}, over {self.text.vary}"
 
     def _said(self, x: float) -> str:
-        unit = dimension(self.text.vary)
-        return units.significant(x, 4) if unit in ("1", "token") else units.format(x, unit)
+        return worded(self.text.vary, float(f"{x:.{DIGITS}g}"))
 
     def _phrase(self, how: State) -> str:
         if self.b is None:
@@ -183,7 +184,7 @@ class Duel:
                 f"no crossing: {subject} {self._phrase(how)} over the whole range{_margin(group)}"
             )
         bounds = [None, *(c.x for c in found), None]
-        said = []
+        said: list[str] = []
         for (low, high), (how, _) in zip(pairwise(bounds), parts, strict=False):
             said.append(
                 f"{self._briefly(how) if said else self._phrase(how)} {self._range(low, high)}"

@@ -21,6 +21,8 @@ from rlhfsim.specs.profiles import load_profile
 from rlhfsim.units import GB, format, significant
 
 BASE = "base"
+GENERIC = frozenset({"value", "mean", "sigma", "max", "min", "std", "kind", "model"})
+"""Last parts of paths that say nothing without the part before."""
 MAX_POINTS = 2000
 """Points of one scenario; more is a slip."""
 BITS = 8
@@ -180,7 +182,8 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     found = {}
     for path in paths:
         parts = path.split(".")
-        for count in range(1, len(parts) + 1):
+        least = 2 if parts[-1] in GENERIC else 1
+        for count in range(least, len(parts) + 1):
             tail = ".".join(parts[-count:])
             if sum(other == tail or other.endswith(f".{tail}") for other in paths) == 1:
                 break
@@ -194,6 +197,8 @@ def worded(path: str, value: Any) -> str:
         return {True: "yes", False: "no", None: "-"}[value]
     if isinstance(value, int | float) and path.endswith(".nic"):  # networks are known by their bits
         return f"{significant(BITS * value / GB)} Gbit/s"
+    if isinstance(value, int | float) and path.endswith(".per_version"):
+        return f"{significant(100 * value)} %"
     if isinstance(value, int | float):
         unit = dimension(path)
         return significant(value, 6) if unit in ("1", "token") else format(value, unit)

@@ -64,10 +64,8 @@ def marked(points: Sequence[PointResult], cases: Sequence[Case]) -> tuple[PointR
     front: set[int] = set()
     work: dict[object, list[int]] = {}
     for i, (point, case) in enumerate(zip(points, cases, strict=True)):
-        if point.seconds is not None and point.usd is not None:
-            same = (
-                case.base.run.target if case.base.run.target is not None else case.request.workload
-            )
+        if point.plan is not None and point.seconds is not None and point.usd is not None:
+            same = point.plan.workload if case.base.run.target is None else case.base.run.target
             work.setdefault(same, []).append(i)
     for rivals in work.values():
         if len(rivals) > 1:

@@ -27,7 +27,7 @@ def test_a_grid_is_every_combination_in_order() -> None:
 
 def test_names_of_a_grid_tell_paths_with_the_same_end_apart() -> None:
     found = cases(grid={"workload.response_len.mean": [100], "workload.response_len.max": [3000], "workload.reward.rules.workers": [8]})  # fmt: skip
-    assert found.points[0].name == "mean 100, max 3,000, workers 8"
+    assert found.points[0].name == "response_len.mean 100, response_len.max 3,000, workers 8"
     both = cases(grid={"request.fix.actor.tp": [1], "request.fix.rollout.tp": [1]})
     assert both.points[0].name == "actor.tp 1, rollout.tp 1"
 

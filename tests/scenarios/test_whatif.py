@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_scenarios import SMALL, small
@@ -48,6 +49,21 @@ def test_the_front_holds_what_nothing_beats_in_time_and_money(planted: Planted) 
     ]  # fmt: skip
     found = whatif(small(points=points), runner=planted(by_gpus))
     assert [p.name for p in found.everything if p.on_front] == ["base", "four", "eight"]
+
+
+def test_a_plan_that_learns_otherwise_does_not_compete(planted: Planted) -> None:
+    """LoRA is as fast with half the price, and is another work."""
+    from rlhfsim.specs.workload import Lora
+
+    def with_lora(requests: Sequence[Request]) -> Any:
+        for i, found in planted(by_gpus)(requests):  # type: ignore[misc]
+            lora = "lora" in requests[i].allow
+            workload = replace(found.plan.workload, lora=Lora() if lora else None)
+            yield i, replace(found, plan=replace(found.plan, workload=workload))
+
+    points = [{"name": "lora", "set": {"request.allow": ["lora"], "cluster.pools.0.price": "0.5x"}}, {"name": "four", "set": {"cluster.pools.0.gpus": 4}}]  # fmt: skip
+    found = whatif(small(points=points), runner=with_lora)
+    assert [p.name for p in found.everything if p.on_front] == ["base", "four"]
 
 
 def test_runs_to_one_target_compete_whatever_their_work(planted: Planted, tmp_path: Path) -> None:

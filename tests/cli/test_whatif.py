@@ -1,0 +1,208 @@
+"""`rlhfsim whatif` as a user runs it: text, JSON, files, exit codes, interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from small_scenarios import small
+
+from rlhfsim.cli import main as entry
+from rlhfsim.cli.whatif import whatif
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.scenarios.document import (
+    Base,
+    BreakEvenText,
+    Document,
+    FaultsText,
+    PointText,
+    RequestText,
+    RunText,
+    scenario_names,
+)
+from rlhfsim.scenarios.result import (
+    Bar,
+    BreakEven,
+    PointResult,
+    Provenance,
+    Tried,
+    WhatIf,
+    read_whatif,
+)
+from rlhfsim.specs.clusters import PoolText
+
+DOCS = Path(__file__).parents[2] / "docs"
+MANY: dict[str, Any] = small(
+    question="What if it were larger?",
+    assumptions=["steps stay"],
+    points=[
+        {"name": "four GPUs", "set": {"cluster.pools.0.gpus": 4}},
+        {"name": "cheap", "set": {"cluster.pools.0.price": "0.5x"}},
+        {"name": "405B", "set": {"workload.model": "405b"}},
+        {"name": "one pool", "set": {"request.forbid": ["disaggregated"]}},
+    ],
+    break_even=[{"question": "Which price?", "vary": "cluster.pools.0.price", "between": [1, 6], "of": "cost_of_run", "point": "four GPUs", "against": "base", "vary_in": "point"}],
+    tornado={"vary": {"workload.samples": ["0.5x", "2x"], "cluster.pools.0.price": ["0.5x", "2x"]}},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def scenario(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The scenario in a folder, with a store beside it that fills once."""
+    path = tmp_path_factory.mktemp("whatif") / "many.yaml"
+    path.write_text(yaml.safe_dump(MANY, sort_keys=False))
+    return path
+
+
+def run(scenario: Path, *more: str, **env: str) -> Result:
+    words = [str(scenario), "--cache", str(scenario.parent / "kept"), "--jobs", "1", *more]
+    return CliRunner().invoke(whatif, words, env=env)
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_answer_is_no_wider_than_the_terminal_and_holds_every_part(scenario: Path, width: int) -> None:  # fmt: skip
+    result = run(scenario, COLUMNS=str(width))
+    assert result.exit_code == 0, result.output
+    assert max(map(len, result.output.splitlines())) <= width
+    for word in ("small", "What if it were larger?", "four GPUs", "nothing fits", "break-evens", "Which price?", "one input at a time",
+                 "assumed: steps stay", "price of h100_sxm: 3 USD/h", "given by the scenario", "--out whatif.json"):  # fmt: skip
+        assert word in result.output
+
+
+def test_changes_show_only_what_is_another_and_mark_another_architecture(scenario: Path) -> None:
+    text = run(scenario).output
+    cheap = text[text.index("~ cheap") :]
+    cheap = cheap[: cheap.index("\n\n")] if "\n\n" in cheap else cheap.split("405B")[0]
+    assert "cluster.pools.0.price" in cheap
+    assert "(-50.0 %)" in cheap
+    assert "actor" not in cheap
+    found = json.loads(run(scenario, "--json").output)
+    other = found["points"][3]["plan"]["architecture"] != found["base"]["plan"]["architecture"]
+    assert ("! one pool" in text) == other
+
+
+def test_json_files_and_text_hold_the_same(scenario: Path, tmp_path: Path) -> None:
+    out, table = tmp_path / "w.json", tmp_path / "w.csv"
+    result = run(scenario, "--json", "--out", str(out), "--csv", str(table))
+    assert result.exit_code == 0
+    data, kept = json.loads(result.output), read_whatif(out)
+    assert data["schema"] == "rlhfsim.whatif/1"
+    assert data["points"] == kept.to_dict()["points"]
+    assert len(table.read_text().splitlines()) == 6
+
+
+def test_a_second_run_searches_nothing(scenario: Path) -> None:
+    run(scenario)
+    data = json.loads(run(scenario, "--json").output)
+    assert data["provenance"]["searched"] == 0
+    assert data["provenance"]["from_cache"] > 0
+
+
+def test_settings_and_only(scenario: Path) -> None:
+    data = json.loads(run(scenario, "--json", "--only", "chea*", "--set", "run.steps=7", "--set", "cluster.pools.0.price=4 USD/h").output)  # fmt: skip
+    assert [p["name"] for p in data["points"]] == ["cheap"]
+    assert data["base"]["steps"] == 7
+    assert data["points"][0]["changes"] == {"cluster.pools.0.price": 2}
+
+
+def test_a_base_that_does_not_fit_ends_with_1(scenario: Path) -> None:
+    result = run(scenario, "--set", "workload.model=405b", "--only", "cheap")
+    assert result.exit_code == 1
+    assert "nothing fits" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set", "workload.modell=8b"], "unknown path 'workload.modell'"),
+        (["--set", "run.steps"], "is not PATH=VALUE"),
+        (["--set", "run.steps=1", "--set", "run.steps=2"], "stands twice"),
+        (["--set", "cluster.pools.0.price=4 GB"], "unknown unit"),
+        (["--only", "nobody"], "unknown point 'nobody'"),
+        (["--csv", "points.txt"], "does not end in .csv"),
+        (["--no-cache"], "drop one"),
+        (["--jobs", "0"], "out of range"),
+    ],
+)
+def test_bad_options_are_one_message(scenario: Path, words: list[str], message: str) -> None:
+    result = run(scenario, *words)
+    assert isinstance(result.exception, RlhfsimError)
+    assert message in str(result.exception)
+
+
+def test_without_a_scenario_the_shipped_ones_are_named() -> None:
+    result = CliRunner().invoke(whatif, [])
+    assert isinstance(result.exception, RlhfsimError)
+    assert "half-the-gpus" in str(result.exception)
+
+
+def test_bad_input_ends_with_2_and_names_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(small(points=[{"name": "p", "set": {"workload.promts": 1}}]), sort_keys=False))  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["rlhfsim", "whatif", str(path), "--no-cache"])
+    with pytest.raises(SystemExit) as caught:
+        entry.main()
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert f"{path}:" in told
+    assert "workload.promts: 1" in told
+    assert "did you mean workload.prompts" in told
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_run_goes_on_where_it_was(how: signal.Signals, code: int, tmp_path: Path) -> None:  # fmt: skip
+    path, kept = tmp_path / "long.yaml", tmp_path / "kept"
+    path.write_text(yaml.safe_dump(small(grid={"workload.seed": list(range(20))})))
+    words = [sys.executable, "-m", "rlhfsim.cli.main", "whatif", str(path), "--cache", str(kept), "--jobs", "2", "--json"]  # fmt: skip
+    first = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ})  # fmt: skip
+    while first.poll() is None and len(list(kept.glob("*.json"))) < 3:
+        pass
+    first.send_signal(how)
+    told = first.communicate()[1]
+    assert first.returncode == code, told
+    done = len(list(kept.glob("*.json")))
+    if how == signal.SIGINT:
+        assert f"{done} of 20 designs are kept in" in told
+    found = json.loads(run_again(words))["provenance"]
+    assert (found["from_cache"], found["searched"]) == (done, 20 - done)
+    assert 3 <= done < 20
+
+
+def run_again(words: list[str]) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+# --- the documents ----------------------------------------------------------------------------------
+
+
+def test_every_option_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    section = text[text.index("## `rlhfsim whatif`") :]
+    section = section[: section.index("\n## ", 5)]
+    for param in whatif.params:
+        if isinstance(param, click.Option):
+            assert param.opts[0] in section
+
+
+@pytest.mark.parametrize("kind", [Document, Base, PoolText, RequestText, RunText, FaultsText, PointText, BreakEvenText, WhatIf, PointResult, Bar, BreakEven, Tried, Provenance], ids=lambda k: str(k.__name__))  # fmt: skip
+def test_every_key_of_the_file_and_of_the_result_is_documented(kind: type) -> None:
+    import re
+    from dataclasses import fields
+
+    text = (DOCS / "whatif.md").read_text()
+    words = set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`([^`]*)`", text))))
+    assert {f.name for f in fields(kind)} - words == set()
+
+
+def test_every_shipped_scenario_is_named() -> None:
+    text = (DOCS / "whatif.md").read_text()
+    assert [name for name in scenario_names() if f"`{name}`" not in text] == []
