@@ -172,23 +172,44 @@ class Corners:
 
     # --- combinations of a pool ---------------------------------------------------------------------
 
-    def pool(self, frame: Frame, index: int, limit: float, *, thin: bool) -> PoolTable:
-        """The combinations of one pool of a frame that may beat `limit`; kept, since it only falls."""
+    def bound(
+        self, frame: Frame, index: int | None = None, numbers: Floats | None = None
+    ) -> Floats:
+        """What no plan of a frame goes below, with the fastest transfer between actor and rollout.
+
+        `numbers`: of combinations of pool `index`, in place of the least that it contributes.
+        """
+        family, sync = frame.family, np.array(self.least_sync(frame))
+        pools = []
+        for i, gpus in enumerate(frame.sizes):
+            if i == index and numbers is not None:
+                pools.append(Numbers.of(numbers))
+                continue
+            least = Numbers.of(self.least(family, i, gpus).numbers)
+            pools.append(least.delayed(sync) if family.joined and i == family.pool_of("actor") else least)  # fmt: skip
+        return objective_bound(family, self.request, pools, sync)
+
+    def pool(self, frame: Frame, index: int, limit: float) -> PoolTable:
+        """The combinations of one pool that may beat `limit` in this frame."""
+        corner = self._corner(frame, index, shares=self._shares_host(frame))
+        return pool_table(corner, lambda numbers: self.bound(frame, index, numbers), limit)
+
+    def beam(self, frame: Frame, index: int) -> PoolTable:
+        """Some combinations of one pool: a quick look, kept for like frames."""
         family, gpus = frame.family, frame.sizes[index]
         group, hardware = family.groups[index], family.hardware[index]
         ends = any(seat in group for seat in ENDS)
         shares = self._shares_host(frame)
-        name = (group, hardware, gpus, family.hardware[family.pool_of("actor") or 0], family.path if ends else None, family.pace, family.schedule.double_buffered, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1, thin)  # fmt: skip
+        name = (group, hardware, gpus, family.hardware[family.pool_of("actor") or 0], family.path if ends else None, family.pace, family.schedule.double_buffered, str(family.schedule) if family.schedule.staleness else None, family.joined and ends, shares, freeing(self.request, family), len(frame.sizes) == 1)  # fmt: skip
         if name not in self._pools:
             corner = self._corner(frame, index, shares=shares)
             least = self._outside(frame, index)
-            family_ = family
 
             def bound(numbers: Floats) -> Floats:
                 pools = [Numbers.of(numbers if i == index else row) for i, row in enumerate(least)]
-                return objective_bound(family_, self.request, pools, np.zeros(1))
+                return objective_bound(family, self.request, pools, np.zeros(1))
 
-            self._pools[name] = pool_table(corner, bound, limit, beam=BEAM if thin else None)
+            self._pools[name] = pool_table(corner, bound, inf, beam=BEAM)
         return self._pools[name]
 
     def _outside(self, frame: Frame, index: int) -> list[Floats]:

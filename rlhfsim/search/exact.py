@@ -37,6 +37,8 @@ RIVAL = 1.25
 """A kind of plan whose bound is further above the best plan is not looked at."""
 EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
+ABOVE = (1.003, 1.01, 1.03, 1.1, inf)
+"""Times its bound: how far a frame is looked at before more of it is."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -179,13 +181,13 @@ class Search:
                 break
             near = sorted(tried, key=lambda x: x[0])[: DIVES * DIVES]
             frames = [branch.frame(row) for _, branch, row in near]
-            for frame in sorted(frames, key=self._bound)[:DIVES]:
+            for frame in sorted(frames, key=lambda f: float(self.corners.bound(f)))[:DIVES]:
                 self._open_thinly(frame)
 
     def _open_thinly(self, frame: Frame) -> None:
-        pools = self._pools(frame, thin=True)
+        pools = self._pools(frame)
         if len(pools[-1]):
-            self._simulate(frame, pools, thin=True)
+            self._simulate(frame, pools)
 
     # --- proof ------------------------------------------------------------------------------------
 
@@ -207,46 +209,51 @@ class Search:
         return 0, 0.0
 
     def _open_exactly(self, branch: Branch, row: int) -> None:
-        """Every plan of a frame, counted; frames that stay closed are counted at the end."""
+        """Every plan of a frame, counted; frames that stay closed are counted at the end.
+
+        First those little above the bound of the frame, then more, until the best plan is no worse
+        than what was looked at: the better the plan to beat, the fewer combinations there are.
+        """
         frame, fitting = branch.frame(row), branch.fitting[row]
-        if self._bound(frame) > self.threshold:
+        least, before = float(self.corners.bound(frame)), self.counts.copy()
+        if least > self.threshold:
             return
         self._opened += fitting
+        for above in ABOVE if self.threshold < inf else (inf,):
+            self.counts = before.copy()
+            limit = min(self.threshold, least * above)
+            self._open_up_to(limit, frame, fitting)
+            if self.threshold <= limit:
+                return
+
+    def _open_up_to(self, limit: float, frame: Frame, fitting: int) -> None:
+        """The plans of a frame with a bound up to `limit`."""
         before = self.counts["simulated"] + self.counts["refused"]
-        pools = self._pools(frame, thin=False)
+        pools = self._pools(frame, limit)
         if not len(pools[-1]):
             self._count_empty(fitting, pools[-1])
             return
-        unfit = self._simulate(frame, pools, thin=False)
+        unfit = self._simulate(frame, pools, limit)
         judged_here = self.counts["simulated"] + self.counts["refused"] - before
         self._count(fitting, pools, unfit, judged_here)
 
-    def _bound(self, frame: Frame) -> float:
-        """With the fastest transfer between actor and rollout."""
-        least = [
-            Numbers.of(self.corners.least(frame.family, i, g).numbers)
-            for i, g in enumerate(frame.sizes)
-        ]
-        sync = np.array(self.corners.least_sync(frame))
-        if frame.family.joined:
-            least = [n.delayed(sync) if i == frame.family.pool_of("actor") else n for i, n in enumerate(least)]  # fmt: skip
-        return float(objective_bound(frame.family, self.request, least, sync))
-
-    def _pools(self, frame: Frame, *, thin: bool) -> list[PoolTable]:
-        """The combinations of each pool, up to the first that has none."""
+    def _pools(self, frame: Frame, limit: float | None = None) -> list[PoolTable]:
+        """The combinations of each pool, up to the first that has none; some of them without `limit`."""
         found: list[PoolTable] = []
         for i in range(len(frame.sizes)):
-            limit = inf if thin else self.threshold
-            found.append(self.corners.pool(frame, i, limit, thin=thin))
+            found.append(self.corners.beam(frame, i) if limit is None else self.corners.pool(frame, i, limit))  # fmt: skip
             if not len(found[-1]):
                 self._note_shortfall(frame, i, found[-1])
                 break
         return found
 
-    def _simulate(self, frame: Frame, pools: list[PoolTable], *, thin: bool) -> int:
-        """Judge the combinations of a frame, best bound first, while they may win; how many are unfit."""
-        limit = inf if thin else self.threshold
-        rows, bounds, unfit = self.corners.combined(frame, pools, limit)
+    def _simulate(self, frame: Frame, pools: list[PoolTable], limit: float | None = None) -> int:
+        """Judge combinations of a frame, best bound first, while they may win; how many are unfit.
+
+        Without `limit`, until one of them runs.
+        """
+        thin = limit is None
+        rows, bounds, unfit = self.corners.combined(frame, pools, inf if limit is None else limit)
         for choice, bound in zip(rows, bounds.tolist(), strict=True):
             if not thin and bound > self._leaf_threshold:
                 break

@@ -395,14 +395,14 @@ def _undominated(corner: Corner, rows: Ints, numbers: Floats) -> Ints:
     if corner.frees == "must":
         classes = classes * 2 + _freeing(corner, rows)
     if corner.pace == "pieces":
-        moved = [t.moved[rows[:, i]] for i, t in enumerate(corner.tables)]
-        _, classes = np.unique(np.stack([classes, *moved], axis=1), axis=0, return_inverse=True)
+        for i, table in enumerate(corner.tables):
+            classes = classes * 4 + table.moved[rows[:, i]]
         streamed = _streamed(corner, rows)
         late = (
             numbers[:, 1:2] - streamed[:, :1]
         )  # scoring of the whole batch, without the last unload
         columns = np.concatenate([columns, streamed, late], axis=1)
-    return undominated(columns, classes.reshape(-1), numbers[:, PEAK])
+    return undominated(columns, classes, numbers[:, PEAK])
 
 
 def _streamed(corner: Corner, rows: Ints) -> Floats:

@@ -34,14 +34,14 @@ def bounded_plans(case: Any, seed: int, *, only: Any = None) -> Iterator[tuple[F
     frames = [(b, i) for b in branches for i in np.flatnonzero(np.isfinite(b.bound)).tolist()]
     for branch, row in rng.sample(frames, min(FRAMES, len(frames))):
         frame = branch.frame(row)
-        pools = [search.corners.pool(frame, i, inf, thin=False) for i in range(len(frame.sizes))]
+        pools = [search.corners.pool(frame, i, inf) for i in range(len(frame.sizes))]
         if not all(map(len, pools)):
             continue
         choices, bounds, _ = search.corners.combined(frame, pools, inf)
         for k in rng.sample(range(len(choices)), min(PLANS, len(choices))):
             bound = float(bounds[k])
             assert branch.bound[row] <= bound * (1 + REL)
-            assert search._bound(frame) <= bound * (1 + REL)
+            assert search.corners.bound(frame) <= bound * (1 + REL)
             yield frame, search.corners.placement(frame, pools, choices[k]), bound
 
 
