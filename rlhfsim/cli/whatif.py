@@ -21,6 +21,7 @@ from rlhfsim.cli.whatif_view import show
 from rlhfsim.scenarios.document import scenario_names
 from rlhfsim.scenarios.result import WhatIf
 from rlhfsim.scenarios.store import default_folder
+from rlhfsim.scenarios.tables import SUFFIXES
 from rlhfsim.specs.loading import parse_yaml
 
 MAX_JOBS = 1024
@@ -97,6 +98,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         raise bad_option("no scenario is given", f"give a file, or one of: {', '.join(scenario_names())}")  # fmt: skip
     if given["cache"] is not None and given["no_cache"]:
         raise bad_option("--cache and --no-cache", "drop one of the two")
+    files = _files(given)
     folder = None if given["no_cache"] else given["cache"] or default_folder()
     state = _Done()
     try:
@@ -104,9 +106,8 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     except KeyboardInterrupt:
         click.echo(_interrupted(state, folder), err=True)
         ctx.exit(INTERRUPTED)
-    for name in ("out", "csv", "parquet"):
-        if given[name] is not None:
-            _write(answer, given[name], name)
+    for path in files:
+        answer.write(path)
     if given["as_json"]:
         click.echo(json.dumps(answer.to_dict(), indent=1))
     else:
@@ -155,13 +156,20 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _write(answer: WhatIf, path: Path, kind: str) -> None:
-    """One file; the option, not the name, says its form."""
-    if kind != "out" and path.suffix != f".{kind}":
-        raise bad_option(f"--{kind} {path}: the name does not end in .{kind}", f"as in --{kind} points.{kind}")  # fmt: skip
-    if kind == "out" and path.suffix in (".csv", ".parquet"):
-        raise bad_option(f"--out {path} is not JSON", f"give --{path.suffix[1:]} {path}")
-    answer.write(path)
+def _files(given: Mapping[str, Any]) -> list[Path]:
+    """What is to be written; the option says the form, and the name must agree.
+
+    Raises:
+        RlhfsimError: it does not.
+    """
+    for kind in ("csv", "parquet"):
+        path = given[kind]
+        if path is not None and path.suffix != f".{kind}":
+            raise bad_option(f"--{kind} {path}: the name does not end in .{kind}", f"as in --{kind} points.{kind}")  # fmt: skip
+    out = given["out"]
+    if out is not None and out.suffix in SUFFIXES:
+        raise bad_option(f"--out {out} would be JSON", f"give --{out.suffix[1:]} {out}")
+    return [given[kind] for kind in ("out", "csv", "parquet") if given[kind] is not None]
 
 
 @contextmanager

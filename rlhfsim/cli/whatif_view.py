@@ -32,7 +32,9 @@ def show(console: Console, answer: WhatIf, folder: Path | None, out: Path | None
         console.print(part)
     for line in _notes(answer):
         console.print(Padding(Text(line), (0, 0, 0, 2)))
-    console.print(Text(_footer(answer, folder, out), style="dim"))
+    console.print(Text(_footer(answer, folder), style="dim"))
+    if out is None:
+        console.print(Text("keep this result with --out whatif.json", style="dim"))
 
 
 def _parts(answer: WhatIf, width: int) -> Iterator[RenderableType]:
@@ -189,13 +191,11 @@ def _notes(answer: WhatIf) -> Iterator[str]:
     yield from answer.notes
 
 
-def _footer(answer: WhatIf, folder: Path | None, out: Path | None) -> str:
+def _footer(answer: WhatIf, folder: Path | None) -> str:
     p = answer.provenance
-    parts = [f"designs: {p.searched:,} searched in {units.format(p.seconds, 's')}"]
-    if p.from_cache:
-        parts.append(f"{p.from_cache:,} from an earlier run")
+    parts = [
+        f"designs: {p.searched:,} searched, {p.from_cache:,} from an earlier run; {units.format(p.seconds, 's')}"
+    ]
     if folder is not None and p.searched:
         parts.append(f"kept in {folder}")
-    if out is None:
-        parts.append("keep the result with --out whatif.json")
     return "; ".join(parts)

@@ -186,7 +186,7 @@ def run_again(words: list[str]) -> str:
 
 def test_every_option_is_documented() -> None:
     text = (DOCS / "cli.md").read_text()
-    section = text[text.index("## `rlhfsim whatif`") :]
+    section = text[text.index("## `rlhfsim whatif SCENARIO`") :]
     section = section[: section.index("\n## ", 5)]
     for param in whatif.params:
         if isinstance(param, click.Option):
