@@ -22,6 +22,7 @@ COMMANDS = {
     "launch": "Run a plan as a real RLHF job on Ray, DeepSpeed and vLLM.",
     "demo": "See it all on this machine: design, run, compare; three minutes.",
     "compare": "Set a run against its plan: phases, memory, where the gap comes from.",
+    "report": "Write a plan, a what-if or a run as one page that works offline.",
     "diff": "Show what changed between two plans, or a plan and a run.",
     "import-run": "Read a run of verl, OpenRLHF, NeMo-RL or TRL from its logs.",
     "calibrate": "Fit a profile to executed runs; writes a new profile.",

@@ -13,7 +13,7 @@ from rlhfsim.search.candidates import simulated
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware import Cluster, Profile
 from rlhfsim.specs.models import models_of
-from rlhfsim.specs.profiles import load_profile, make_pool, profile_hash
+from rlhfsim.specs.profiles import make_pool, profile_hash
 
 SAME = 0.01
 """Relative difference up to which a step that is priced again is the plan's own."""
@@ -45,7 +45,8 @@ class Basis:
 
 def basis(plan: Plan) -> Basis:
     """The plan with everything that the shipped profiles say about it; what is missing is a note."""
-    profiles = tuple(_profile(h.profile) for h in plan.hardware)
+    price = plan.choice.asked.price if plan.choice else None
+    profiles = tuple(profile_of(h.profile, price) for h in plan.hardware)
     notes = tuple(_stale(plan, profiles))
     cluster = cluster_of(plan, profiles)
     cost, why = (None, ()) if cluster is None else _priced(plan, cluster)
@@ -53,15 +54,15 @@ def basis(plan: Plan) -> Basis:
 
 
 def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | None:
-    """The cluster of a plan, at the price that was given; None where a profile is missing."""
-    price = plan.choice.asked.price if plan.choice else None
-    pools = [make_pool(p, h.gpus, gpus_per_node=h.gpus_per_node, price=price) for p, h in zip(profiles, plan.hardware, strict=True) if p]  # fmt: skip
+    """The cluster of a plan; None where a profile is missing."""
+    pools = [make_pool(p, h.gpus, gpus_per_node=h.gpus_per_node) for p, h in zip(profiles, plan.hardware, strict=True) if p]  # fmt: skip
     return Cluster(pools=tuple(pools), oversubscription=plan.oversubscription) if len(pools) == len(profiles) else None  # fmt: skip
 
 
-def _profile(name: str) -> Profile | None:
+def profile_of(name: str, price: float | None = None) -> Profile | None:
+    """A profile by name, at the price that was given; None where it is not found here."""
     try:
-        return load_profile(name)
+        return make_pool(name, 1, price=price).profile
     except RlhfsimError:
         return None
 
@@ -73,9 +74,7 @@ def _stale(plan: Plan, profiles: tuple[Profile | None, ...]) -> list[str]:
             found.append(
                 f"profile {planned.profile} is not on the machine that wrote this page: its values cannot be shown"
             )
-        elif profile_hash(profile) != planned.profile_hash and (
-            plan.choice is None or plan.choice.asked.price is None
-        ):
+        elif profile_hash(profile) != planned.profile_hash:
             found.append(
                 f"profile {planned.profile} is not the one the plan was made with (changed since, or a price was given)"
             )

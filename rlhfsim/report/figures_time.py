@@ -64,7 +64,7 @@ def bars(plan: Plan, phases: list[PredictedPhase], end: float) -> dict[str, obje
     label = words.capital(words.call(f.name))
     hover = f"<b>{plots.text(label)}</b> ({plots.text(f.name)})<br>{f.start_s:.4g} to {f.start_s + f.seconds:.4g} s: takes {f.seconds:.3g} s<br>P10-P90 {f.low_s:.3g} to {f.high_s:.3g} s<br>bound by {words.RESOURCES.get(f.bound_by, (f.bound_by, ''))[0]}<br>pool {plots.text(f.pool)}"  # fmt: skip
     return {
-        "type": "bar", "orientation": "h", "y": [row_of(plan, role_of(f.name))], "x": compact([f.seconds]), "base": compact([f.start_s]),
+        "type": "bar", "orientation": "h", "y": [plots.text(row_of(plan, role_of(f.name)))], "x": compact([f.seconds]), "base": compact([f.start_s]),
         "marker": theme.fill((theme.role(role_of(f.name))[0], "" if f.critical else "/"), faint=not f.critical), "hovertext": [hover], "hoverinfo": "text",
         "text": [plots.text(label) if f.seconds > LABELLED * end else ""], "textposition": "inside", "insidetextanchor": "middle",
         "textfont": {"color": theme.colour("bg"), "size": 12}, "constraintext": "inside", "textangle": 0, "cliponaxis": True,

@@ -168,6 +168,32 @@ def steps(times: Sequence[float], reward: Sequence[float]) -> str:
     )
 
 
+Point = tuple[str, float | None, float | None]
+"""Name, seconds and money (USD or GPU-hours) of a point; None: nothing fits, or no price."""
+
+
+def points(base: Point, others: Sequence[Point], unit: str) -> str:
+    """Which points beat the base: the fastest and the cheapest of them."""
+    name, time, cost = base
+    known = [(n, t, c) for n, t, c in others if t is not None and c is not None]
+    if time is None or cost is None or not known:
+        return f"{len(known)} of {len(others)} points can be held against {name}"
+    better = [p for p in known if p[1] < time * (1 - CLEAR) and p[2] < cost * (1 - CLEAR)]
+    if better:
+        best = min(better, key=lambda p: p[1] * p[2])
+        return f"{capital(best[0])} is both faster and cheaper: {_moved((0, best[1], best[2]), (0, time, cost), unit)}"
+    fastest, cheapest = min(known, key=lambda p: p[1]), min(known, key=lambda p: p[2])
+    parts = [f"{fastest[0]} is the fastest ({_moved((0, *fastest[1:]), (0, time, cost), unit)})"] if fastest[1] < time * (1 - CLEAR) else []  # fmt: skip
+    parts += [f"{cheapest[0]} the cheapest ({_moved((0, *cheapest[1:]), (0, time, cost), unit)})"] if cheapest[2] < cost * (1 - CLEAR) else []  # fmt: skip
+    return capital(", ".join(parts)) if parts else f"No point beats {name} in time or {unit}"
+
+
+def tornado(what: str, path: str, low: float | None, high: float | None) -> str:
+    """Which input moves most; changes in per cent, None where nothing fits."""
+    shown = [f"{x:+.1f} %" if x is not None else "nothing fits" for x in (low, high)]
+    return f"{capital(what)} depends most on {path}: {shown[0]} at its low value, {shown[1]} at its high value"
+
+
 def fits(peak: float, capacity: float, risk: float) -> str:
     """`It fits`, with the risk where there is one."""
     if peak > capacity:

@@ -15,7 +15,7 @@ from rlhfsim.report import (
     reproduce,
     words,
 )
-from rlhfsim.report.basis import Basis, basis
+from rlhfsim.report.basis import Basis, basis, profile_of
 from rlhfsim.report.content import Block, Listing, Mark, Page, Section, Table, Tile
 from rlhfsim.report.content import words as cell
 from rlhfsim.report.picture import picture
@@ -42,21 +42,11 @@ def plan_page(
 def heading(plan: Plan) -> str:
     """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB`."""
     actor = next(m for m in plan.models if m.role == "actor")
-    where = " and ".join(f"{h.gpus:,} x {_title(plan, i)}" for i, h in enumerate(plan.hardware))
+    titles = [found.title if (found := profile_of(h.profile)) else h.profile for h in plan.hardware]
+    where = " and ".join(
+        f"{h.gpus:,} x {title}" for h, title in zip(plan.hardware, titles, strict=True)
+    )
     return f"{plan.workload.algorithm.upper()} of {actor.name} on {where}"
-
-
-def _title(plan: Plan, index: int) -> str:
-    profile = basis_profile(plan, index)
-    return profile or plan.hardware[index].profile
-
-
-def basis_profile(plan: Plan, index: int) -> str | None:
-    """Title of a kind of GPU; None where its profile is not here."""
-    from rlhfsim.report.basis import _profile
-
-    found = _profile(plan.hardware[index].profile)
-    return found.title if found else None
 
 
 def subtitle(plan: Plan) -> str:

@@ -12,6 +12,7 @@ from rlhfsim.report import (
     assumed,
     figures_memory,
     figures_run,
+    figures_steps,
     figures_trust,
     findings,
     reproduce,
@@ -28,14 +29,14 @@ REWARD = "reward/mean"
 """Metric that is drawn beside the seconds of steps."""
 
 
-def run_page(answer: SideBySide, *, file: str, title: str | None = None) -> Page:
+def run_page(answer: SideBySide, *, commands: str, title: str | None = None) -> Page:
     """The page of one run against its plan."""
     run = answer.run
     return Page(
         title=title or f"{heading(answer.plan)}: a run against its prediction",
         subtitle=f"Run {run.name} on {run.device}: {run.steps} step{'s' * (run.steps != 1)} counted",
         verdict=verdict(answer), mark=mark(answer), sure=tuple(_sure(answer)), tiles=tuple(_tiles(answer)),
-        sections=tuple(_sections(answer, file)), version=answer.trace.rlhfsim_version,
+        sections=tuple(_sections(answer, commands)), version=answer.trace.rlhfsim_version,
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def rewards(answer: SideBySide) -> dict[int, float]:
     return found
 
 
-def _sections(answer: SideBySide, file: str) -> Iterator[Section]:
+def _sections(answer: SideBySide, commands: str) -> Iterator[Section]:
     known = basis(answer.plan)
     timed = answer.found.step.measured_s is not None
     if timed:
@@ -118,14 +119,14 @@ def _sections(answer: SideBySide, file: str) -> Iterator[Section]:
         yield Section(
             key="why",
             heading="Where the difference comes from",
-            blocks=(figures_run.gap(answer.gap),),
+            blocks=(figures_steps.gap(answer.gap),),
         )
     yield Section(key="bytes", heading="Memory and amounts", blocks=tuple(_memory(answer)))
     if timed:
         yield Section(
             key="over-time",
             heading="Step after step",
-            blocks=(figures_run.steps(answer, rewards(answer)),),
+            blocks=(figures_steps.steps(answer, rewards(answer)),),
         )
     yield Section(
         key="plan",
@@ -146,7 +147,7 @@ def _sections(answer: SideBySide, file: str) -> Iterator[Section]:
         key="reproduce",
         heading="Reproduce",
         blocks=(
-            Code(title="Commands", text=f"rlhfsim compare {file}\nrlhfsim report {file}"),
+            Code(title="Commands", text=commands),
             reproduce.hashes(answer.plan),
             _versions(answer),
         ),
@@ -171,7 +172,9 @@ def _phases(answer: SideBySide) -> Iterator[Block]:
 
 
 def _memory(answer: SideBySide) -> Iterator[Block]:
-    yield figures_run.memory(answer.memory) or Listing(title="The run recorded no memory", items=())
+    yield figures_steps.memory(answer.memory) or Listing(
+        title="The run recorded no memory", items=()
+    )
     rows = tuple(
         (cell(f"{a.name} ({a.unit})"), number(a.predicted, "-" if a.predicted is None else f"{a.predicted:,.6g}"), number(a.measured, "-" if a.measured is None else f"{a.measured:,.6g}"))
         for a in answer.found.amounts

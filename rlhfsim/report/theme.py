@@ -6,6 +6,7 @@ variables (`var(--actor)`); the page resolves them for light, dark and print.
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 LIGHT = {
@@ -88,11 +89,12 @@ def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any
 
 
 def rows(names: list[str], **more: Any) -> dict[str, Any]:
-    """A y axis of named rows, the first on top."""
+    """A y axis of named rows, the first on top; names are escaped as `plots.text` does."""
     return {
         "type": "category",
         "categoryorder": "array",
-        "categoryarray": names, "autorange": "reversed",
+        "categoryarray": [escape(n, quote=False) for n in names],
+        "autorange": "reversed",
         "showgrid": False,
         "title": {"text": ""},
         **more,

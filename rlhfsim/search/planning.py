@@ -31,6 +31,9 @@ from rlhfsim.specs.placement import Placement
 from rlhfsim.specs.profiles import profile_hash
 from rlhfsim.specs.workload import Workload
 
+GIVEN = "given"
+"""Date of a price that no list quotes (specs.profiles)."""
+
 
 def plan_of(
     candidate: Candidate,
@@ -105,8 +108,15 @@ def asked(request: Request) -> Asked:
         limits=tuple(Bound(seat=x.seat, field=x.field, relation=x.relation, value=x.value) for x in request.limits),
         architecture=request.architecture, weight_path=request.weight_path, max_gpus_per_role=request.max_gpus_per_role,
         time_limit=request.time_limit, max_staleness=request.max_staleness, max_oom=request.max_oom, max_memory=request.max_memory,
-        price=request.price,
+        price=_price(request),
     )  # fmt: skip
+
+
+def _price(request: Request) -> float | None:
+    """USD per GPU-hour where the user gave it, beside the request or as the profile's own."""
+    given = (p.profile.price for p in request.cluster.pools)
+    stated = [price.value for price in given if price is not None and price.date == GIVEN]
+    return request.price if request.price is not None else stated[0] if stated else None
 
 
 def asked_again(plan: Plan, cluster: Cluster) -> Request:

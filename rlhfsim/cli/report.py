@@ -1,0 +1,141 @@
+"""`rlhfsim report`: a plan, a what-if or a run as one page that works offline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim.calibration.observation import PLAN, TRACE
+from rlhfsim.calibration.side_by_side import read
+from rlhfsim.cli.inputs import json_option
+from rlhfsim.cli.params import Number, bad_option
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
+from rlhfsim.plan import read_plan
+from rlhfsim.report import sizes
+from rlhfsim.report.basis import basis
+from rlhfsim.report.content import Figure, Page
+from rlhfsim.report.page import write
+from rlhfsim.report.plan_page import plan_page
+from rlhfsim.report.run_page import run_page
+from rlhfsim.report.whatif_page import whatif_page
+from rlhfsim.scenarios.result import MAX_BYTES, read_whatif
+from rlhfsim.scenarios.result import SCHEMA as WHATIF_SCHEMA
+from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.units import DAY, format
+
+SCHEMA = "rlhfsim.report/1"
+EPILOG = """\b
+Examples:
+  rlhfsim report plan.json
+  rlhfsim report plan.json --no-sizes --title 'Proposal for the 70B run' --out proposal.html
+  rlhfsim report whatif.json
+  rlhfsim report runs/a
+  rlhfsim report plan.json --compare runs/a
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--compare", type=click.Path(path_type=Path, file_okay=False), metavar="RUN", help="The folder of a run: SOURCE is then the plan that it is held against.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the page is written; default: the name of SOURCE with .html, here.")  # fmt: skip
+@click.option("--title", help="Title of the page; default: what it is about.")
+@click.option("--no-sizes", is_flag=True, help="Do not search the best plans of other numbers of GPUs.")  # fmt: skip
+@click.option("--size-limit", type=Number(0.1, DAY, "s"), default=sizes.LIMIT_S, show_default=True, help="Longest search of one other number of GPUs, seconds.")  # fmt: skip
+@json_option
+def report(
+    source: Path, compare: Path | None, out: Path | None, as_json: bool, **given: Any
+) -> None:
+    """Write a plan, a what-if or a run as one page that works offline.
+
+    SOURCE is a plan.json, a what-if result (rlhfsim whatif --out) or the folder of a run.
+    """
+    page = _page(source, compare, given)
+    where = out or Path(f"{source.resolve().stem}.html")
+    write(where, page)
+    if as_json:
+        click.echo(json.dumps(as_data(page, where), indent=1))
+        return
+    click.echo(page.verdict)
+    click.echo(
+        f"{len(page.figures)} figures in {where} ({format(where.stat().st_size, 'byte')}); open it in a browser, it needs no network"
+    )
+
+
+def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
+    """The page that SOURCE asks for.
+
+    Raises:
+        RlhfsimError: SOURCE is none of the three, or --compare stands beside something else than a plan.
+    """
+    title = given["title"]
+    kind = None if source.is_dir() else _schema(source)
+    if compare is not None:
+        if kind != PLAN_SCHEMA:
+            raise bad_option(
+                "--compare stands beside a plan",
+                "as in rlhfsim report plan.json --compare runs/a; a run alone: rlhfsim report runs/a",
+            )
+        return run_page(
+            read(compare, source),
+            commands=f"rlhfsim compare {source.name} {compare.name}\nrlhfsim report {source.name} --compare {compare.name}",
+            title=title,
+        )
+    if kind is None:
+        _check_run(source)
+        name = source.resolve().name
+        return run_page(
+            read(source), commands=f"rlhfsim compare {name}\nrlhfsim report {name}", title=title
+        )
+    if kind == WHATIF_SCHEMA:
+        return whatif_page(read_whatif(source), file=source.name, title=title)
+    plan = read_plan(source)
+    with _searching(0 if given["no_sizes"] else len(sizes.counts(plan))) as done:
+        found = (
+            sizes.NONE
+            if given["no_sizes"]
+            else sizes.other_sizes(basis(plan), limit_s=given["size_limit"], done=done)
+        )
+    return plan_page(plan, file=source.name, title=title, sizes=found)
+
+
+def _schema(source: Path) -> str:
+    data = parse_json(read_text(source, MAX_BYTES), str(source)).data
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema not in (PLAN_SCHEMA, WHATIF_SCHEMA):
+        raise RlhfsimError("nothing-to-report", f"this is neither a plan nor a what-if: its schema is {str(schema)[:40]!r}", place=Place(file=str(source)),
+                           help="write one with: rlhfsim design --out plan.json, or rlhfsim whatif SCENARIO --out whatif.json; a run is a folder")  # fmt: skip
+    return str(schema)
+
+
+def _check_run(folder: Path) -> None:
+    if not (folder / TRACE).is_file() and (folder / PLAN).is_file():
+        raise RlhfsimError("not-a-run", f"there is a {PLAN} but no {TRACE} in this folder", place=Place(file=str(folder)),
+                           help=f"report the plan alone: rlhfsim report {folder / PLAN}")  # fmt: skip
+
+
+@contextmanager
+def _searching(count: int) -> Iterator[sizes.Step]:
+    """A progress bar on the error stream while other sizes are searched."""
+    if not count:
+        yield lambda: None
+        return
+    with click.progressbar(
+        length=count, label="best plans of other sizes", file=sys.stderr
+    ) as bar:
+        yield lambda: bar.update(1)
+
+
+def as_data(page: Page, where: Path) -> dict[str, Any]:
+    """The findings for machines; schema in docs/report.md."""
+    return {
+        "schema": SCHEMA, "out": str(where), "bytes": where.stat().st_size, "title": page.title, "subtitle": page.subtitle, "verdict": page.verdict,
+        "sure": list(page.sure), "tiles": [{"label": t.label, "value": t.value, "detail": t.detail} for t in page.tiles],
+        "sections": [{"heading": s.heading, "figures": [{"key": b.key, "finding": b.title, "alt": b.alt} for b in s.blocks if isinstance(b, Figure)]} for s in page.sections],
+    }  # fmt: skip
