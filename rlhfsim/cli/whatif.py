@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,10 +118,16 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
 
 @dataclass(slots=True)
 class _Done:
-    """How far the searches are."""
+    """How far the searches are, and whether Ctrl-C was pressed."""
 
     done: int = 0
     wanted: int = 0
+    interrupted: bool = False
+
+    def stop(self, signum: int, frame: object) -> None:
+        """On Ctrl-C. Python drops what is raised while a process forks, so it is remembered too."""
+        self.interrupted = True
+        raise KeyboardInterrupt
 
 
 def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> WhatIf:
@@ -178,6 +185,7 @@ def _progress(state: _Done) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    before = signal.signal(signal.SIGINT, state.stop)
     # without a thread of its own: searches are forked
     with Progress(
         *columns, console=view.console(stderr=True), transient=True, auto_refresh=False
@@ -186,7 +194,12 @@ def _progress(state: _Done) -> Iterator[Any]:
 
         def tell(done: int, wanted: int) -> None:
             state.done, state.wanted = done, wanted
+            if state.interrupted:
+                raise KeyboardInterrupt
             bar.update(task, completed=done, total=wanted)
             bar.refresh()
 
-        yield tell
+        try:
+            yield tell
+        finally:
+            signal.signal(signal.SIGINT, before)

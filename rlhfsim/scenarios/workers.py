@@ -64,7 +64,12 @@ def _started(request: Request) -> tuple[Connection, Any]:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(request, theirs), daemon=True)
-    process.start()
+    # Ctrl-C waits until the fork is over: Python drops what is raised inside it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     theirs.close()
     return ours, process
 
