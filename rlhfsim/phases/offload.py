@@ -11,6 +11,7 @@ takes seconds once, and NUMA placement.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from rlhfsim.costs.cost import Cost
@@ -37,7 +38,7 @@ from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.dataflow import Call
 from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement import Placement, Residency, RolloutSeat, Seat
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload import Lora, Workload
 
@@ -183,11 +184,21 @@ def moves(
     if isinstance(seat, RolloutSeat):
         return _around_rollout(device, model, seat, placement)
     learns = bool(device["blocking_moves"]) and call.role in TRAINED
-    role = held(
-        model, seat.layout, placement.backend, trained=call.kind == "train" or learns,
-        optimizer=workload.optimizer, lora=workload.lora if call.role == "actor" else None,
+    return _moves(
+        device, model, seat.layout, seat.residency, seat.offload_between, placement.backend,
+        call.kind == "train" or learns, workload.optimizer, workload.lora if call.role == "actor" else None,
     )  # fmt: skip
-    return _around_role(device, seat, role, pinned=placement.backend in PINNING)
+
+
+@lru_cache(maxsize=65536)
+def _moves(
+    device: Device, model: ModelSpec, layout: Layout, residency: Residency, between: bool,
+    backend: Backend, trained: bool, optimizer: Optimizer, lora: Lora | None,
+) -> tuple[Cost, Cost]:  # fmt: skip
+    """Of a role: lengths and batches do not matter, so that one answer serves many workloads."""
+    role = held(model, layout, backend, trained=trained, optimizer=optimizer, lora=lora)
+    seat = Seat(pool="any", layout=layout, residency=residency, offload_between=between)
+    return _around_role(device, seat, role, pinned=backend in PINNING)
 
 
 def _around_rollout(

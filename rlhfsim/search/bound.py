@@ -169,18 +169,28 @@ def _stale(
     """Pools run side by side for good; `a` of the rollout's pool is its bound per batch."""
     rollout = family.pool_of("rollout")
     assert rollout is not None
-    scored = np.maximum(_most([p.r for p in pools]), rules)
-    learners = [
-        np.maximum(scored + own, p.f) + p.x if _trains(group) else p.f
-        for group, p in zip(family.groups, pools, strict=True)
-        if "rollout" not in group
-    ]
     batches = family.pace == "batches"
-    learn, made = _most(learners), pools[rollout].a + (pools[rollout].f if batches else 0.0)
+    learn = _learner(family, rules, own, pools)
+    made = pools[rollout].a + (pools[rollout].f if batches else 0.0)
     if not family.schedule.overlapped_sync:
         return np.maximum(learn, made) + sync
     paired = (made + learn + sync) / 2 if batches else np.asarray(0.0)
     return _most([learn, made, sync, paired])
+
+
+def learner_seconds(family: Family, request: Request, pools: Sequence[Numbers]) -> Floats:
+    """What the learner's chain takes for one batch where the rollout runs beside it."""
+    own = controller_seconds(request, family)
+    return _learner(family, rules_seconds(request.workload), own, pools)
+
+
+def _learner(family: Family, rules: float, own: float, pools: Sequence[Numbers]) -> Floats:
+    scored = np.maximum(_most([p.r for p in pools]), rules)
+    return _most([
+        np.maximum(scored + own, p.f) + p.x if _trains(group) else p.f
+        for group, p in zip(family.groups, pools, strict=True)
+        if "rollout" not in group
+    ])  # fmt: skip
 
 
 def _joined(family: Family, ends: Sequence[Floats], sync: Floats, ready: Floats) -> Floats:

@@ -14,7 +14,7 @@ from rlhfsim.costs.devices import device_of
 from rlhfsim.phases.residency import sync_buffers, sync_group
 from rlhfsim.phases.timetable import STREAM_CHUNKS
 from rlhfsim.phases.weight_sync import sync
-from rlhfsim.search.bound import FIXED, Numbers, head_seconds, objective_bound
+from rlhfsim.search.bound import FIXED, Numbers, head_seconds, learner_seconds, objective_bound
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.fit import NO_SYNC, SyncBytes
 from rlhfsim.search.pools import ENDS, HOST, Corner, PoolTable, SyncSeconds, pool_table
@@ -156,9 +156,15 @@ class Corners:
         if ends is None:
             return 0.0
         actor, rollout = ends
-        rows = [np.unique(t.sync_class, return_index=True)[1] for t in ends]
+        name = (frame.family.path, frame.family.joined, actor.key, rollout.key)
+        if name not in self._sync:
+            self._sync[name] = self._fastest_path(frame.family, actor, rollout)
+        return self._sync[name]
+
+    def _fastest_path(self, family: Family, actor: SeatTable, rollout: SeatTable) -> float:
+        rows = [np.unique(t.sync_class, return_index=True)[1] for t in (actor, rollout)]
         one, two = np.repeat(rows[0], len(rows[1])), np.tile(rows[1], len(rows[0]))
-        return float(self.sync_seconds(frame.family, actor, rollout)(one, two).min(initial=inf))
+        return float(self.sync_seconds(family, actor, rollout)(one, two).min(initial=inf))
 
     def _ends(self, frame: Frame) -> tuple[SeatTable, SeatTable] | None:
         found = []
@@ -316,6 +322,13 @@ class Corners:
         flat = np.flatnonzero((possible & (bound < limit)).reshape(-1))
         order = flat[np.argsort(bound.reshape(-1)[flat], kind="stable")]
         return np.stack(np.unravel_index(order, bound.shape), axis=1), bound.reshape(-1)[order], infeasible  # fmt: skip
+
+    def beside(self, frame: Frame, pools: Sequence[PoolTable], choices: Ints) -> Floats:
+        """(n, 2) seconds of the learner's chain and of the weight sync, for rows of `combined`."""
+        numbers = [Numbers.of(p.numbers[choices[:, i]]) for i, p in enumerate(pools)]
+        shape = tuple(len(p) for p in pools)
+        sync = np.broadcast_to(self._between(frame, pools), shape)[tuple(choices.T)]
+        return np.stack([learner_seconds(frame.family, self.request, numbers), sync], axis=1)
 
     def _between(self, frame: Frame, pools: Sequence[PoolTable]) -> Floats:
         """Seconds of the sync between two pools, along their axes; 0 within one."""

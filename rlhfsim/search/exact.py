@@ -101,6 +101,8 @@ class Search:
         self.counts: Counter[str] = Counter()
         self.nearest: tuple[Frame, str, float] | None = None
         self._seen: dict[Placement, Candidate | None] = {}
+        self._met: dict[object, list[Floats]] = {}
+        """Learner and sync of simulated plans whose rollout never drains, by their rollout."""
         self._opened = 0
         self._deadline = time.monotonic() + (request.time_limit or inf)
 
@@ -219,7 +221,8 @@ class Search:
         if least > self.threshold:
             return
         self._opened += fitting
-        for above in ABOVE if self.threshold < inf else (inf,):
+        close = self.threshold < inf and frame.family.pace != "refilled"  # whose bound is far below
+        for above in ABOVE if close else (inf,):
             self.counts = before.copy()
             limit = min(self.threshold, least * above)
             self._open_up_to(limit, frame, fitting)
@@ -233,9 +236,9 @@ class Search:
         if not len(pools[-1]):
             self._count_empty(fitting, pools[-1])
             return
-        unfit = self._simulate(frame, pools, limit)
+        unfit, beaten = self._simulate(frame, pools, limit)
         judged_here = self.counts["simulated"] + self.counts["refused"] - before
-        self._count(fitting, pools, unfit, judged_here)
+        self._count(fitting, pools, unfit, beaten, judged_here)
 
     def _pools(self, frame: Frame, limit: float | None = None) -> list[PoolTable]:
         """The combinations of each pool, up to the first that has none; some of them without `limit`."""
@@ -247,22 +250,39 @@ class Search:
                 break
         return found
 
-    def _simulate(self, frame: Frame, pools: list[PoolTable], limit: float | None = None) -> int:
-        """Judge combinations of a frame, best bound first, while they may win; how many are unfit.
+    def _simulate(
+        self, frame: Frame, pools: list[PoolTable], limit: float | None = None
+    ) -> tuple[int, int]:
+        """Judge combinations of a frame, best bound first, while they may win; (unfit, beaten) ones.
 
         Without `limit`, until one of them runs.
         """
         thin = limit is None
         rows, bounds, unfit = self.corners.combined(frame, pools, inf if limit is None else limit)
-        for choice, bound in zip(rows, bounds.tolist(), strict=True):
+        beaten, refilled = 0, frame.family.pace == "refilled" and self.request.objective != "memory"
+        beside = self.corners.beside(frame, pools, rows) if refilled else np.zeros((len(rows), 0))
+        for choice, bound, own in zip(rows, bounds.tolist(), beside, strict=True):
             if not thin and bound > self._leaf_threshold:
                 break
             placement = self.corners.placement(frame, pools, choice)
             if not thin and self._too_slow(placement):
                 continue
-            if self._judge(placement, thin=thin) and thin:
-                break
-        return unfit
+            met = self._met.setdefault(self._rollout(placement), []) if refilled else []
+            if not thin and placement not in self._seen and any((x <= own).all() for x in met):
+                beaten += 1
+                continue
+            if self._judge(placement, thin=thin):
+                met.append(own)
+                if thin:
+                    break
+        return unfit, beaten
+
+    @staticmethod
+    def _rollout(placement: Placement) -> object:
+        """What a rollout's pace depends on besides the learner and the sync."""
+        assert placement.rollout is not None
+        home = placement.pool(placement.rollout.pool)
+        return placement.rollout, home.gpus, home.hardware, placement.schedule
 
     def _too_slow(self, placement: Placement) -> bool:
         """Whether the closed form of a streaming plan, a tighter bound, already rules it out."""
@@ -279,15 +299,17 @@ class Search:
 
     # --- counting ---------------------------------------------------------------------------------
 
-    def _count(self, fitting: int, pools: list[PoolTable], unfit: int, judged_here: int) -> None:
+    def _count(
+        self, fitting: int, pools: list[PoolTable], unfit: int, beaten: int, judged_here: int
+    ) -> None:
         """Plans of an opened frame: dominated seats, then pool by pool, then their combinations."""
         considered = prod(p.considered for p in pools)
         hopeful = prod(p.considered - p.bounded for p in pools)
         feasible = prod(p.considered - p.bounded - p.infeasible for p in pools)
         kept = prod(len(p) for p in pools)
-        self.counts["dominated"] += fitting - considered + feasible - kept
+        self.counts["dominated"] += fitting - considered + feasible - kept + beaten
         self.counts["infeasible"] += hopeful - feasible + unfit
-        self.counts["bounded"] += considered - hopeful + kept - unfit - judged_here
+        self.counts["bounded"] += considered - hopeful + kept - unfit - beaten - judged_here
 
     def _count_empty(self, fitting: int, pool: PoolTable) -> None:
         """Plans of a frame one of whose pools has no combination left: they go where it went."""

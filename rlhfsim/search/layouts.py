@@ -19,6 +19,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.backends import BACKENDS, BackendRules, violation
 from rlhfsim.specs.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.model import ModelSpec
+from rlhfsim.specs.workload import Workload
 
 MICRO_BATCHES = (1, 2, 4, 8)
 """Sequences per micro-batch."""
@@ -163,8 +164,12 @@ def splits_layers(model: ModelSpec, pp: int) -> bool:
 
 
 def _contexts(request: Request, rules: BackendRules) -> tuple[int, ...]:
-    longest = request.workload.prompt_len.maximum + request.workload.response_len.maximum
-    return (1, 2, 4, 8) if rules.context_parallel and longest >= LONG_CONTEXT else (1,)
+    return (1, 2, 4, 8) if rules.context_parallel and is_long(request.workload) else (1,)
+
+
+def is_long(workload: Workload) -> bool:
+    """Whether context parallelism is tried."""
+    return workload.prompt_len.maximum + workload.response_len.maximum >= LONG_CONTEXT
 
 
 def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
-from rlhfsim.costs.devices import Identity, domain_of
+from rlhfsim.costs.devices import Identity, device_of, domain_of
 from rlhfsim.costs.memory import stages
 from rlhfsim.phases.generation import Generation
 from rlhfsim.phases.iteration import Setting, forward_cost, generation_of, train_cost
@@ -26,7 +27,7 @@ from rlhfsim.search.fit import (
     role_sizes,
     role_states,
 )
-from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.layouts import is_long, role_layouts, rollout_layouts
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
 from rlhfsim.search.seats import (
@@ -57,7 +58,8 @@ class Pricer:
         self.request = request
         self.models = models
         self.calls = dataflow(request.workload)
-        self._tables = _kept_tables(request)
+        self._tables: dict[Key, SeatTable] = {}
+        self._kept = _Kept.of(request, models)
         self._forward: dict[tuple[object, ...], float] = {}
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], Setting] = {}
@@ -66,7 +68,10 @@ class Pricer:
     def table(self, key: Key) -> SeatTable:
         """The options of a seat that fit alone, fastest first."""
         if key not in self._tables:
-            self._tables[key] = self._rollout(key) if key.seat == "rollout" else self._role(key)
+            kept = self._kept.tables(key)
+            if key not in kept:
+                kept[key] = self._rollout(key) if key.seat == "rollout" else self._role(key)
+            self._tables[key] = kept[key]
         return self._tables[key]
 
     def again(
@@ -74,8 +79,7 @@ class Pricer:
     ) -> Pricer:
         """The prices that stay valid for another request: those of every seat but the changed ones."""
         other = Pricer(request, models)
-        known = {k: t for k, t in self._tables.items() if k.seat not in changed}
-        other._tables = known | other._tables
+        other._tables = {k: t for k, t in self._tables.items() if k.seat not in changed}
         return other
 
     def tables(self, seat: str) -> list[SeatTable]:
@@ -92,10 +96,13 @@ class Pricer:
 
     def prepare(self, keys: Iterable[Key]) -> None:
         """Price many seats, the seats of one pool size on one core."""
-        missing = sorted({k for k in keys if k not in self._tables}, key=_size)
+        wanted = {k for k in keys if k not in self._tables}
+        self._tables |= {k: t for k in wanted if (t := self._kept.tables(k).get(k)) is not None}
+        missing = sorted(wanted - self._tables.keys(), key=_size)
         batches = [list(batch) for _, batch in groupby(missing, key=lambda k: _size(k)[:2])]
         for tables in mapped(self._batch, sorted(batches, key=lambda b: -len(b))):
-            self._tables |= {table.key: table for table in tables}
+            for table in tables:
+                self._tables[table.key] = self._kept.tables(table.key)[table.key] = table
 
     def _batch(self, keys: list[Key]) -> list[SeatTable]:
         return [self.table(key) for key in keys]
@@ -119,28 +126,47 @@ class Pricer:
     # --- trained and scoring roles ----------------------------------------------------------------
 
     def _role(self, key: Key) -> SeatTable:
-        role, trained = key.seat, key.seat in TRAINED
-        pool, model = self.hardware(key), self.models.of(key.seat)
-        space = role_layouts(self.request, role, model, key.gpus, domain_of(pool), trained=trained)
-        legal, seats = 0, list[Seat]()
-        for shape in space.shapes:
+        if key not in self._kept.fits:
+            self._kept.fits[key] = self._fit(key)
+        fit = self._kept.fits[key]
+        return _sorted(SeatTable(
+            key=key, legal=fit.legal, refused=fit.refused, options=fit.seats, sizes=fit.sizes,
+            times=np.array([self._times(key, s) for s in fit.seats]).reshape(-1, 6), host=fit.host,
+            pieces=np.zeros((len(fit.seats), STREAM_CHUNKS)), refilled=np.zeros(len(fit.seats)),
+            sync_class=sync_classes(fit.seats),
+        ))  # fmt: skip
+
+    def _fit(self, key: Key) -> Fit:
+        """The options of a role that run when nobody else is there."""
+        options, pool = self._options(key), self.hardware(key)
+        seats = list[Seat]()
+        for shape in options.shapes:
             works = True  # until a micro-batch is too large: a larger one needs more
-            for layout in shape:
-                variants = [s for s in role_variants(self.request, role, layout) if allowed(self.request, role, s)]  # fmt: skip
-                legal += len(variants)
+            for variants in shape:
                 works = works and (not variants or self._works(key, variants[0]))
-                seats += variants if works else []
+                seats += variants if works else ()
         parts = [self._bytes(key, s) for s in seats]
         process = pool.profile["host_process_bytes"]
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
         sizes = np.array([[role_sizes(p) for p in each] for each in parts]).reshape(-1, VIEWS, 19)
         fit = self._fitting(key, sizes, host)
-        kept = [seats[i] for i in fit]
-        return _sorted(SeatTable(
-            key=key, legal=legal, refused=space.dropped, options=tuple(kept), sizes=sizes[fit],
-            times=np.array([self._times(key, s) for s in kept]).reshape(-1, 6), host=host[fit],
-            pieces=np.zeros((len(kept), STREAM_CHUNKS)), refilled=np.zeros(len(kept)), sync_class=sync_classes(kept),
-        ))  # fmt: skip
+        kept = tuple(seats[i] for i in fit)
+        return Fit(legal=options.legal, refused=options.refused, seats=kept, sizes=sizes[fit], host=host[fit])  # fmt: skip
+
+    def _options(self, key: Key) -> Options:
+        """Every option of a role in the space, those that do not fit included."""
+        if key not in self._kept.options:
+            role, domain = key.seat, domain_of(self.hardware(key))
+            space = role_layouts(self.request, role, self.models.of(role), key.gpus, domain, trained=role in TRAINED)  # fmt: skip
+            shapes = tuple(tuple(self._variants(role, layout) for layout in shape) for shape in space.shapes)  # fmt: skip
+            self._kept.options[key] = Options(
+                legal=sum(len(v) for shape in shapes for v in shape), refused=space.dropped, shapes=shapes
+            )  # fmt: skip
+        return self._kept.options[key]
+
+    def _variants(self, role: str, layout: Layout) -> tuple[Seat, ...]:
+        seats = role_variants(self.request, role, layout)
+        return tuple(s for s in seats if allowed(self.request, role, s))
 
     def _bytes(self, key: Key, seat: Seat) -> tuple[RoleBytes, RoleBytes]:
         """On the first and on the last pipeline stage."""
@@ -180,8 +206,8 @@ class Pricer:
 
     def _times(self, key: Key, seat: Seat) -> list[float]:
         """Load, run and unload of the forward call and of training."""
-        setting = self._setting(key)
-        device, model = setting.device(seat), self.models.of(key.seat)
+        setting, model = self._setting(key), self.models.of(key.seat)
+        device = device_of(self.hardware(key), self.request.cluster.oversubscription)
         moved = seat.residency != "resident" or seat.offload_between
         found = [0.0] * 6
         for call in self._calls(key.seat):
@@ -204,10 +230,10 @@ class Pricer:
 
     def _score(self, setting: Setting, key: Key, seat: Seat) -> float:
         """A forward pass is the same whatever the backward does."""
-        x = seat.layout
-        name = (key.seat, key.hardware, x.tp, x.pp, x.cp, x.dp, x.ep, x.zero, x.micro_batch, x.offload_params)  # fmt: skip
+        x, call = seat.layout, next(c for c in self._calls(key.seat) if c.kind != "train")
+        head = call.kind == "logprob"
+        name = (self.models.of(key.seat), head, key.hardware, x.tp, x.pp, x.cp, x.dp, x.ep, x.zero == 3, x.micro_batch, x.offload_params)  # fmt: skip
         if name not in self._forward:
-            call = next(c for c in self._calls(key.seat) if c.kind != "train")
             self._forward[name] = forward_cost(setting, call, seat).seconds
         return self._forward[name]
 
@@ -304,23 +330,80 @@ def _size(key: Key) -> tuple[int, int, str, bool, bool, bool]:
     return key.hardware, key.gpus, key.seat, key.beside_actor, key.adapters, key.double_buffered
 
 
-# --- tables of earlier searches ---------------------------------------------------------------------
-
-_KEPT: OrderedDict[object, dict[Key, SeatTable]] = OrderedDict()
-MOST_KEPT = 8
-"""Requests whose prices a process remembers."""
+# --- what earlier searches of this process priced ------------------------------------------------------
 
 
-def _kept_tables(request: Request) -> dict[Key, SeatTable]:
-    """The tables of an earlier search that asked the same of every seat; prices depend on nothing else."""
-    pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in request.cluster.pools)
-    fixed = tuple((seat, *sorted(fields.items())) for seat, fields in sorted(request.fix.items()))
-    name = (
-        pools, request.cluster.oversubscription, request.workload, request.backend, request.forbid, fixed,
-        request.limits, request.max_oom, request.max_memory, "async" in request.switches, request.max_staleness,
-    )  # fmt: skip
-    found = _KEPT.setdefault(name, {})
-    _KEPT.move_to_end(name)
-    while len(_KEPT) > MOST_KEPT:
-        _KEPT.popitem(last=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """The options of a role that the space has."""
+
+    legal: int
+    refused: Counter[str]
+    """Layouts outside the space, by reason."""
+    shapes: tuple[tuple[tuple[Seat, ...], ...], ...]
+    """Shape -> layout (rising micro-batch) -> what the seat does between its calls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fit:
+    """The options of a role that fit by themselves, before they are timed."""
+
+    legal: int
+    """Options of the space, those that do not fit included."""
+    refused: Counter[str]
+    """Layouts outside the space, by reason."""
+    seats: tuple[Seat, ...]
+    sizes: Floats
+    """(n, view, :) bytes by component (`fit.role_sizes`)."""
+    host: Floats
+    """(n,) bytes of host memory for each GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Kept:
+    """Tables of earlier searches that asked the same of a seat.
+
+    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the network, and roles not on how stale samples may be; no price of a
+    call depends on the price of a GPU, on the objective or on which architectures compete.
+    """
+
+    options: dict[Key, Options]
+    fits: dict[Key, Fit]
+    roles: dict[Key, SeatTable]
+    rollouts: dict[Key, SeatTable]
+
+    @classmethod
+    def of(cls, request: Request, models: Models) -> _Kept:
+        """What this process remembers of a request."""
+        work, cluster = request.workload, request.cluster
+        pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in cluster.pools)
+        fixed = tuple((seat, *sorted(fields.items())) for seat, fields in sorted(request.fix.items()))  # fmt: skip
+        asked = models, request.backend, request.forbid, fixed, request.limits
+        domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.pools)
+        layouts = asked, domains, work.num_sequences // work.mini_batches, is_long(work)
+        bytes_ = asked, pools, work, request.max_oom
+        times = bytes_, cluster.oversubscription
+        stale = times, "async" in request.switches, request.max_staleness
+        return cls(
+            options=_recalled(layouts),
+            fits=_recalled(bytes_),
+            roles=_recalled(times),
+            rollouts=_recalled(stale),
+        )
+
+    def tables(self, key: Key) -> dict[Key, SeatTable]:
+        """Where the table of a seat is kept."""
+        return self.rollouts if key.seat == "rollout" else self.roles
+
+
+_RECALLED: OrderedDict[object, dict[Key, Any]] = OrderedDict()
+MOST_KEPT = 32
+"""Of the four kinds together: those of eight requests."""
+
+
+def _recalled(name: object) -> dict[Key, Any]:
+    found = _RECALLED.setdefault(name, {})
+    _RECALLED.move_to_end(name)
+    while len(_RECALLED) > MOST_KEPT:
+        _RECALLED.popitem(last=False)
     return found
