@@ -67,6 +67,13 @@ def profile_of(name: str, price: float | None = None) -> Profile | None:
         return None
 
 
+def cores(plan: Plan) -> str:
+    """What stands for a GPU where there is none; empty where there are."""
+    found = [profile_of(h.profile) for h in plan.hardware]
+    cpu = any(p is not None and p.vendor == "cpu" for p in found)
+    return "; there is no GPU here: every GPU below is one core of a CPU" if cpu else ""
+
+
 def _stale(plan: Plan, profiles: tuple[Profile | None, ...]) -> list[str]:
     found = []
     for planned, profile in zip(plan.hardware, profiles, strict=True):

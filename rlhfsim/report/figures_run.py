@@ -18,6 +18,8 @@ from rlhfsim.trace import Span
 
 LABELLED = 0.08
 """Share of the axis from which a bar carries its name."""
+SMALL = 0.01
+"""Share of the step below which a phase says nothing about the prediction."""
 PREDICTED, MEASURED = ("blue", "/"), ("red", "")
 """Colours of the two sides wherever both are drawn."""
 
@@ -71,8 +73,10 @@ def timeline(answer: SideBySide) -> Figure:
         height=theme.by_rows(len(names), each=32, frame=110), x=f"seconds from the start of the step (measured: step {typical_step(answer)})", barmode="overlay",
         xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False}, yaxis=theme.rows(names), dragmode="pan",
     )  # fmt: skip
-    step = answer.found.step
-    title = f"A step takes {words.seconds(step.measured_s or 0.0)} where {words.seconds(step.predicted_s or 0.0)} were predicted: {findings.against(step.ratio or 1.0, inside(step))}"
+    title = findings.sides(
+        _totals([w for w in work if w.side == "predicted"]),
+        _totals([w for w in work if w.side == "measured"]),
+    )
     alt = (
         "Bars on a time axis, a predicted and a measured row for each role, from 0 to "
         + words.seconds(end)
@@ -87,6 +91,14 @@ def timeline(answer: SideBySide) -> Figure:
         table=_work_table(work),
         zoom=True,
     )
+
+
+def _totals(work: Sequence[Work]) -> dict[str, float]:
+    """Seconds by call."""
+    found: dict[str, float] = {}
+    for w in work:
+        found[w.name] = found.get(w.name, 0.0) + w.seconds
+    return found
 
 
 def _bars(side: str, work: Sequence[Work], end: float) -> dict[str, Any]:
@@ -159,7 +171,8 @@ def phases(answer: SideBySide) -> Figure | None:
         "measured / predicted",
         "steps",
     )
-    title = findings.phases({r.name: r.ratio for r in rows if r.ratio})
+    least = SMALL * (answer.found.step.predicted_s or 0.0)
+    title = findings.phases({r.name: r.ratio for r in rows if r.ratio and max(r.predicted_s or 0.0, r.measured_s or 0.0) > least})  # fmt: skip
     alt = "Pairs of bars, one a phase: " + "; ".join(
         f"{n} {r.predicted_s:.3g} s predicted, {r.measured_s:.3g} s measured"
         for n, r in zip(names, rows, strict=True)

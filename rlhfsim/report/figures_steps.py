@@ -111,6 +111,8 @@ def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
         data.append({"type": "scatter", "mode": "lines+markers", "name": "mean reward (right axis)", "x": list(reward), "y": compact(list(reward.values())), "yaxis": "y2", "line": {"color": theme.colour("green"), "dash": "dot"}, "marker": {"symbol": "diamond", "size": 8}, "hovertemplate": "step %{x}: reward %{y:.3g}<extra></extra>"})  # fmt: skip
         more["yaxis2"] = {
             "overlaying": "y",
+            "tickmode": "auto",
+            "rangemode": "tozero",
             "side": "right",
             "showgrid": False,
             "title": {"text": "mean reward", "font": {"size": 12}},

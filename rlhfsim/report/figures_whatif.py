@@ -1,4 +1,4 @@
-"""Figures of a what-if: time against money of its points, the tornado, break-even curves."""
+"""Figures of a what-if: time against money of its points, and the tornado."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from rlhfsim.report import findings, plots, theme, words
 from rlhfsim.report.content import Cell, Figure, Table, compact, number, rounded
 from rlhfsim.report.content import words as cell
 from rlhfsim.scenarios.cases import worded
-from rlhfsim.scenarios.result import Bar, BreakEven, PointResult, WhatIf
+from rlhfsim.scenarios.result import Bar, PointResult, WhatIf
 from rlhfsim.units import HOUR, Dimension, format, significant
-
-WIDE = 20.0
-"""Range of a break-even from which its axis is logarithmic."""
-TICKS = 7
-"""Labels on the axis of a break-even."""
 
 
 def money_of(point: PointResult) -> float | None:
@@ -233,66 +228,3 @@ def _tornado(
 
 def _pc(value: float | None) -> str:
     return "nothing fits" if value is None else f"{value:+.1f} %"
-
-
-# --- break-evens ------------------------------------------------------------------------------------
-
-
-def break_even(i: int, found: BreakEven) -> Figure:
-    """Both sides over the varied value, with every crossing marked."""
-    xs = [t.x for t in found.curve]
-    data = [
-        {"type": "scatter", "mode": "lines+markers", "name": name, "x": compact(xs), "y": compact(ys), "line": {"color": theme.colour(shade), "dash": dash}, "marker": {"symbol": symbol, "size": 9}, "connectgaps": False, "hovertext": [f"{format(x, found.unit)}: {_worth(y, found)}" for x, y in zip(xs, ys, strict=True)], "hoverinfo": "text+name"}
-        for name, ys, shade, dash, symbol in (("the point", [t.a for t in found.curve], "blue", "solid", "circle"), ("held against", [t.b for t in found.curve], "orange", "dash", "square"))
-    ]  # fmt: skip
-    log = found.low > 0 and found.high / found.low > WIDE
-    ticks = sorted({xs[round(k * (len(xs) - 1) / (TICKS - 1))] for k in range(TICKS)}) if xs else []
-    axis: dict[str, Any] = {
-        "tickvals": compact(ticks),
-        "ticktext": [format(x, found.unit) or "0" for x in ticks],
-        **({"type": "log"} if log else {}),
-    }
-    layout = theme.layout(
-        height=380,
-        x=found.path,
-        y=f"{found.of.replace('_', ' ')} ({found.of_unit})",
-        xaxis=axis,
-        yaxis={"rangemode": "tozero"},
-        shapes=[_crossing(x) for x in found.crossings],
-    )
-    rows = tuple(
-        (
-            number(t.x, format(t.x, found.unit)),
-            number(t.a, _worth(t.a, found)),
-            number(t.b, _worth(t.b, found)),
-        )
-        for t in found.curve
-    )
-    alt = f"Two curves over {found.path}, from {format(found.low, found.unit)} to {format(found.high, found.unit)}: {found.outcome}"
-    how = f"{found.question} Both sides are designed anew at every mark; a vertical line is where they cross."
-    return Figure(
-        key=f"break-even-{i}",
-        title=words.capital(found.outcome),
-        alt=alt,
-        how=how,
-        plot=plots.spec(data, layout),
-        table=Table(
-            caption=found.question, head=(found.path, "the point", "held against"), rows=rows
-        ),
-    )
-
-
-def _crossing(x: float) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "x0": rounded(x),
-        "x1": rounded(x),
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"dash": "dot", "width": 2, "color": theme.colour("text")},
-    }
-
-
-def _worth(value: float | None, found: BreakEven) -> str:
-    return "nothing fits" if value is None else format(value, found.of_unit)

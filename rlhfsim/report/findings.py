@@ -132,8 +132,18 @@ def against(ratio: float, inside: bool | None) -> str:
     return told + where
 
 
+def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
+    """Which call takes longest on either side; seconds by call of one step."""
+    told, seen = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
+    if told == seen:
+        return f"{capital(call(told))} is the longest call on both sides: {seconds(measured[seen])} measured, {seconds(predicted[told])} predicted"
+    return f"{capital(call(seen))} takes longest ({seconds(measured[seen])}); {call(told)} was predicted to ({seconds(predicted[told])})"
+
+
 def phases(ratios: Mapping[str, float]) -> str:
     """Which phase is furthest from its prediction."""
+    if not ratios:
+        return "No phase is long enough to say something about the prediction"
     within = sum(1 for r in ratios.values() if 0.8 <= r <= 1.25)
     worst = max(ratios, key=lambda p: max(ratios[p], 1 / ratios[p]))
     return f"{within} of {len(ratios)} phases lie within 25 % of the prediction; {call(worst)} is furthest ({significant(ratios[worst], 2)} times)"

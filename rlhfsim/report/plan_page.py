@@ -15,7 +15,7 @@ from rlhfsim.report import (
     reproduce,
     words,
 )
-from rlhfsim.report.basis import Basis, basis, profile_of
+from rlhfsim.report.basis import Basis, basis, cores, profile_of
 from rlhfsim.report.content import Block, Listing, Mark, Page, Section, Table, Tile
 from rlhfsim.report.content import words as cell
 from rlhfsim.report.picture import picture
@@ -55,7 +55,7 @@ def subtitle(plan: Plan) -> str:
     samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
     return (
         f"A plan predicted by rlhfsim: {w.prompts:,} prompts{samples} per step, prompts of {words.lengths(w.prompt_len)}, responses of "
-        f"{words.lengths(w.response_len)}; {plan.architecture} architecture, roles {plan.role_placement}, {BACKENDS[plan.placement.backend].title}"
+        f"{words.lengths(w.response_len)}; {plan.architecture} architecture, roles {plan.role_placement}, {BACKENDS[plan.placement.backend].title}{cores(plan)}"
     )
 
 

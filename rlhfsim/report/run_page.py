@@ -18,7 +18,7 @@ from rlhfsim.report import (
     reproduce,
     words,
 )
-from rlhfsim.report.basis import basis
+from rlhfsim.report.basis import basis, cores
 from rlhfsim.report.content import Block, Code, Listing, Mark, Page, Section, Table, Tile, number
 from rlhfsim.report.content import words as cell
 from rlhfsim.report.picture import picture
@@ -34,7 +34,7 @@ def run_page(answer: SideBySide, *, commands: str, title: str | None = None) -> 
     run = answer.run
     return Page(
         title=title or f"{heading(answer.plan)}: a run against its prediction",
-        subtitle=f"Run {run.name} on {run.device}: {run.steps} step{'s' * (run.steps != 1)} counted",
+        subtitle=f"Run {run.name} on {run.device}: {run.steps} step{'s' * (run.steps != 1)} counted{cores(answer.plan)}",
         verdict=verdict(answer), mark=mark(answer), sure=tuple(_sure(answer)), tiles=tuple(_tiles(answer)),
         sections=tuple(_sections(answer, commands)), version=answer.trace.rlhfsim_version,
     )  # fmt: skip
@@ -50,7 +50,7 @@ def verdict(answer: SideBySide) -> str:
     step = answer.found.step
     if step.measured_s is None or step.predicted_s is None:
         return "The run has no step that was timed, so only its phases can be compared."
-    told = f"A step took {words.seconds(step.measured_s)}, {findings.against(step.ratio or 1.0, figures_run.inside(step))} ({words.seconds(step.predicted_s)})"
+    told = f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were predicted: {findings.against(step.ratio or 1.0, figures_run.inside(step))}"
     return (
         f"{told}. {findings.gap(answer.gap.parts, answer.gap.predicted_s, answer.gap.measured_s)}."
         if answer.gap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from rlhfsim.report import figures_trust, figures_whatif, words
+from rlhfsim.report import figures_crossing, figures_trust, figures_whatif, words
 from rlhfsim.report.content import Block, Changed, Code, Listing, Mark, Page, Section, Table, Tile
 from rlhfsim.report.content import words as cell
 from rlhfsim.scenarios.against import asked, chosen, comes_out
@@ -98,7 +98,9 @@ def _sections(result: WhatIf, file: str) -> Iterator[Section]:
         yield Section(
             key="break-evens",
             heading="Break-evens",
-            blocks=tuple(figures_whatif.break_even(i, b) for i, b in enumerate(result.break_evens)),
+            blocks=tuple(
+                figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens)
+            ),
         )
     yield Section(
         key="changes",

@@ -52,7 +52,7 @@ COMPONENTS = {
 }  # fmt: skip
 
 _UNIT = re.compile(
-    r"(?<=\d) (?=(?:s|min|h|days|kB|MB|GB|TB|GPUs?|USD|kWh|kg|tokens|steps|million|billion|trillion|quadrillion|quintillion)\b|%)"
+    r"(?<=\d) (?=(?:s|ms|us|min|h|days|kB|MB|GB|TB|GPUs?|USD|kWh|kg|tokens|steps|million|billion|trillion|quadrillion|quintillion)\b|%)"
 )
 
 

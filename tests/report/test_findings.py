@@ -104,6 +104,19 @@ def test_the_phase_furthest_from_its_prediction_is_named_whichever_side() -> Non
     )
 
 
+def test_the_longest_call_of_both_sides_is_named() -> None:
+    predicted, measured = (
+        {"actor.train": 5.0, "actor.generate": 3.0},
+        {"actor.train": 4.0, "actor.generate": 1.0},
+    )
+    assert (
+        findings.sides(predicted, measured)
+        == "Training of the policy is the longest call on both sides: 4 s measured, 5 s predicted"
+    )
+    other = findings.sides({"actor.generate": 6.0, "actor.train": 1.0}, measured)
+    assert other == "Training of the policy takes longest (4 s); generation was predicted to (6 s)"
+
+
 def test_the_gap_names_causes_of_its_own_sign() -> None:
     told = findings.gap({"lengths": 3.0, "overhead": 1.0, "hbm": -1.0, "order": 0.0}, 10.0, 13.0)
     assert (
