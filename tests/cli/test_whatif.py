@@ -206,3 +206,17 @@ def test_every_key_of_the_file_and_of_the_result_is_documented(kind: type) -> No
 def test_every_shipped_scenario_is_named() -> None:
     text = (DOCS / "whatif.md").read_text()
     assert [name for name in scenario_names() if f"`{name}`" not in text] == []
+
+
+def test_the_example_of_the_document_is_a_scenario(tmp_path: Path) -> None:
+    import re
+
+    from rlhfsim.scenarios.whatif import asked
+
+    found = re.search(r"```yaml\n(.*?)```", (DOCS / "whatif.md").read_text(), re.S)
+    assert found is not None
+    path = tmp_path / "example.yaml"
+    path.write_text(found[1])
+    example = asked(path)
+    assert [p.name for p in example.points] == ["half", "samples 8", "samples 16"]
+    assert (len(example.duels), len(example.inputs)) == (1, 1)
