@@ -104,7 +104,7 @@ def flips(nearest: str | None, factor: float, winner: str) -> str:
     """The change that is nearest to turning the answer over."""
     if nearest is None:
         return "Nothing that was tried makes another kind of plan the best"
-    return f"The choice turns over first with {nearest}: at {significant(factor, 2)} times today's, {winner} wins"
+    return f"The choice turns over first with {nearest}: at {significant(factor, 3)} times today's, {winner} wins"
 
 
 def sensitivity(names: Sequence[str], shares: Sequence[float], half_s: float, step_s: float) -> str:

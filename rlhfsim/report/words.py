@@ -17,7 +17,7 @@ RESOURCES = {
     "storage": ("disks", "data is read or written"),
     "host": ("the host", "CPUs and host memory work"),
     "bubble": ("pipeline bubbles", "pipeline stages wait for each other"),
-    "tail": ("the longest responses", "GPUs wait for the longest responses"),
+    "tail": ("waiting for the longest responses", "GPUs wait for the longest responses"),
     "overhead": ("launches and framework", "launching work and the framework around it"),
 }
 """Resource -> word, what it means."""

@@ -1,0 +1,73 @@
+"""The committed samples of `rlhfsim report`; `python reports/samples.py [NAME ...]` writes them again.
+
+Plans are designed anew with the shipped profiles, the what-if is a shipped scenario, the run is that of
+`rlhfsim demo` in `reports/demo_run`. Same code, same bytes, where every search ends before its time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from rlhfsim.calibration.side_by_side import read
+from rlhfsim.report.basis import basis
+from rlhfsim.report.content import Page
+from rlhfsim.report.page import write
+from rlhfsim.report.plan_page import plan_page
+from rlhfsim.report.run_page import run_page
+from rlhfsim.report.sizes import other_sizes
+from rlhfsim.report.whatif_page import whatif_page
+from rlhfsim.scenarios.whatif import whatif
+from rlhfsim.search.design import design
+from rlhfsim.search.request import Request
+from rlhfsim.specs.backends import Backend
+from rlhfsim.specs.lengths import LogNormal
+from rlhfsim.specs.profiles import parse_cluster
+from rlhfsim.specs.workload import Reward, Rules, Workload
+
+HERE = Path(__file__).parent
+RUN = Path("reports/demo_run")
+"""Relative: paths stand in its plan as they were given, from the root of the repository."""
+SIZE_LIMIT_S = 600.0
+"""Longest search of one other size: none comes near it, so that samples do not depend on the machine."""
+
+
+def planned(gpus: int, workload: Workload, backend: Backend = "deepspeed") -> Page:
+    """The page of the best plan."""
+    plan = design(Request(cluster=parse_cluster(gpus), workload=workload, backend=backend)).told
+    assert plan is not None, "every sample fits"
+    return plan_page(plan, sizes=other_sizes(basis(plan), limit_s=SIZE_LIMIT_S))
+
+
+def reasoning() -> Workload:
+    """GRPO with verifiable rewards and long responses that vary."""
+    return Workload(
+        algorithm="grpo", model="deepseek-v3", prompts=512, samples=16, response_len=LogNormal(mean=4000, sigma=0.8, max=16384),
+        reward=Reward(rules=Rules(seconds_per_sample=0.005)),
+    )  # fmt: skip
+
+
+SAMPLES: dict[str, Callable[[], Page]] = {
+    "plan_7b_8": lambda: planned(8, Workload(model="7b")),
+    "plan_70b_64": lambda: planned(64, Workload(model="70b")),
+    "plan_405b_512": lambda: planned(512, Workload(model="405b")),
+    "plan_deepseek_v3_2048": lambda: planned(2048, reasoning(), "megatron"),
+    "whatif_h100_to_b200": lambda: whatif_page(whatif("h100-to-b200"), file="whatif.json"),
+    "run_demo": lambda: run_page(
+        read(RUN), commands=f"rlhfsim demo --out {RUN}\nrlhfsim report {RUN}"
+    ),
+}
+"""Name of the file -> its page."""
+
+
+def main(names: list[str]) -> None:
+    """Write the named samples, or all."""
+    os.chdir(HERE.parent)
+    for name in names or SAMPLES:
+        write(HERE / f"{name}.html", SAMPLES[name]())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
