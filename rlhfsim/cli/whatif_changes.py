@@ -66,12 +66,7 @@ def _answers(base: PointResult, point: PointResult) -> Iterator[Row]:
         return
     for change in chosen(base.plan, point.plan):
         mark = "!" if change.path in MAIN else _mark(change.before, change.after)
-        yield (
-            mark,
-            change.path.replace("_", " "),
-            *(_plain(x) for x in (change.before, change.after)),
-            "",
-        )
+        yield mark, change.path.replace("_", " "), _plain(change.before), _plain(change.after), ""
     moved = comes_out(base, point)
     for row in moved:
         yield (
