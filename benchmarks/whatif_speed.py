@@ -1,0 +1,132 @@
+"""How long a grid of what-if points takes: each designed anew by the exact search, on 2 cores, beside the limit.
+
+    python benchmarks/whatif_speed.py [--points 1000] [--allow async|none|both]
+
+Points are drawn without repetition from 2,304 questions about 64 GPUs and 70B: four GPUs, two backends, PPO
+and GRPO, three batches, eight response lengths (three long-tailed), three oversubscriptions, synchronous
+or async allowed. No two points ask the same. They are sorted so that neighbours share layouts, bytes and
+prices of roles, and dealt out in runs of neighbours; each worker is one process that forks nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from process import bind, pace
+
+import rlhfsim
+from rlhfsim.search.design import design
+from rlhfsim.search.parallel import serial
+from rlhfsim.specs.lengths import Fixed, Lengths, LogNormal
+
+LIMIT_S, LIMIT_POINTS, LIMIT_CORES = 300.0, 1000, 2
+GPUS = ("h100", "h200", "b200", "a100-80")
+BACKENDS = ("deepspeed", "megatron")
+ALGORITHMS = (("ppo", 1), ("grpo", 8))
+"""Algorithm and samples of a prompt."""
+SEQUENCES = (256, 512, 1024)
+RESPONSES: tuple[Lengths, ...] = (
+    *(Fixed(value=tokens) for tokens in (512, 1024, 2048, 4096, 8192)),
+    LogNormal(mean=500, sigma=0.8, max=2048),
+    LogNormal(mean=1000, sigma=1.0, max=4096),
+    LogNormal(mean=2000, sigma=0.8, max=8192),
+)
+ALLOWED: dict[str, tuple[frozenset[str], ...]] = {
+    "none": (frozenset(),), "async": (frozenset({"async"}),), "both": (frozenset(), frozenset({"async"})),
+}  # fmt: skip
+OVERSUBSCRIPTIONS = (1.0, 2.0, 4.0)
+NEIGHBOURS = 6
+"""Points that a worker takes at a time: those that differ in oversubscription and `allow` alone."""
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A question; the fields that share most come last."""
+
+    gpu: str
+    backend: str
+    algorithm: tuple[str, int]
+    sequences: int
+    response: Lengths
+    oversubscription: float
+    allow: frozenset[str]
+
+    @property
+    def kind(self) -> str:
+        """What decides how long it takes."""
+        lengths = "fixed lengths" if isinstance(self.response, Fixed) else "long-tailed"
+        return f"{'async allowed' if self.allow else 'synchronous'}, {lengths}"
+
+
+def main() -> None:
+    """Print what the grid took."""
+    parser = argparse.ArgumentParser(description="Speed of what-if grids")
+    parser.add_argument("--points", type=int, default=LIMIT_POINTS)
+    parser.add_argument("--allow", choices=sorted(ALLOWED), default="both")
+    asked = parser.parse_args()
+    cores, points = bind(LIMIT_CORES), grid(asked.points, asked.allow)
+    print(f"{cores} cores; {pace()}")
+    begin = time.perf_counter()
+    took = list(_all(points, cores))
+    wall = time.perf_counter() - begin
+    _print(points, took, wall, cores)
+
+
+def grid(count: int, allow: str) -> list[Point]:
+    """Different points, neighbours side by side."""
+    every = [
+        Point(*values)
+        for values in product(GPUS, BACKENDS, ALGORITHMS, SEQUENCES, RESPONSES, OVERSUBSCRIPTIONS, ALLOWED[allow])
+    ]  # fmt: skip
+    chosen = random.Random(SEED).sample(range(len(every)), min(count, len(every)))
+    return [every[i] for i in sorted(chosen)]
+
+
+def _all(points: list[Point], cores: int) -> Iterator[float]:
+    """CPU seconds of each point, in order; progress on stderr."""
+    with multiprocessing.get_context("fork").Pool(cores) as pool:
+        for done, seconds in enumerate(pool.imap(_seconds, points, chunksize=NEIGHBOURS), start=1):
+            if done % 10 == 0 or done == len(points):
+                print(f"\r{done:,} of {len(points):,} points", end="", file=sys.stderr, flush=True)
+            yield seconds
+    print(file=sys.stderr)
+
+
+def _seconds(point: Point) -> float:
+    """CPU seconds of one design."""
+    name, samples = point.algorithm
+    workload = rlhfsim.Workload(
+        model="70b", algorithm=name, prompts=point.sequences // samples, samples=samples, response_len=point.response,
+    )  # fmt: skip
+    cluster = rlhfsim.parse_cluster(64, point.gpu, oversubscription=point.oversubscription)
+    begin = time.process_time()
+    with serial():
+        design(
+            rlhfsim.Request(cluster=cluster, workload=workload, backend=point.backend, allow=point.allow),
+            explain=False,
+        )  # fmt: skip
+    return time.process_time() - begin
+
+
+def _print(points: list[Point], took: list[float], wall: float, cores: int) -> None:
+    print(f"{'points':<34}{'number':>8}{'mean s':>9}{'median s':>10}{'most s':>9}")
+    for kind in dict.fromkeys(["all", *sorted({p.kind for p in points})]):
+        some = sorted(s for p, s in zip(points, took, strict=True) if kind in ("all", p.kind))
+        print(f"{kind:<34}{len(some):>8,}{sum(some) / len(some):>9.2f}{some[len(some) // 2]:>10.2f}{some[-1]:>9.2f}")  # fmt: skip
+    each = wall * cores / len(points)
+    limit = LIMIT_S * LIMIT_CORES / LIMIT_POINTS
+    print(f"{len(set(points)):,} distinct points of {len(points):,} in {wall:.1f} s: {len(points) / wall:.2f} a second, {each:.2f} core-seconds each")  # fmt: skip
+    print(f"1,000 points on 2 cores at this pace: {each * LIMIT_POINTS / LIMIT_CORES:.0f} s; "
+          f"limit {LIMIT_S:.0f} s ({limit:.2f} core-seconds a point)  {'ok' if each <= limit else 'MISSED'}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
