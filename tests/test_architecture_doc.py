@@ -20,7 +20,7 @@ def listed(layer: str) -> set[str]:
     return {word.removeprefix(f"{layer}/") for row in words for word in row} - {""}
 
 
-@pytest.mark.parametrize("layer", ["simulation", "search", "export", "report"])
+@pytest.mark.parametrize("layer", ["simulation", "search", "scenarios", "export", "report"])
 def test_every_module_of_a_listed_layer_stands_in_the_table(layer: str) -> None:
     modules = {p.stem for p in (ROOT / "rlhfsim" / layer).glob("*.py")} - {"__init__"}
     assert listed(layer) == modules

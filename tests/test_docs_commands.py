@@ -45,9 +45,3 @@ def test_the_real_runs_of_the_tutorial(tmp_path: Path) -> None:
     run(blocks("tutorial.md", real=True), tmp_path)
     assert (tmp_path / "run.html").stat().st_size > 0
     assert (tmp_path / "mine.yaml").is_file()
-
-
-def test_the_pages_link_to_what_exists() -> None:
-    for page in (*PAGES, "how_the_model_works.md", "whatif.md", "report.md"):
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (DOCS / page).read_text()):
-            assert target.startswith("https://") or (DOCS / target).exists(), f"{page}: {target}"
