@@ -126,9 +126,7 @@ def _searching(count: int) -> Iterator[sizes.Step]:
     if not count:
         yield lambda: None
         return
-    with click.progressbar(
-        length=count, label="best plans of other sizes", file=sys.stderr
-    ) as bar:
+    with click.progressbar(length=count, label="best plans of other sizes", file=sys.stderr) as bar:
         yield lambda: bar.update(1)
 
 

@@ -159,7 +159,7 @@ def _unknowns(basis: Basis) -> Iterator[str]:
     if isinstance(plan.workload.response_len, Fixed) and plan.workload.generates:
         yield f"Every response is taken to have {words.lengths(plan.workload.response_len)}; real lengths vary, and a step then also waits for the longest."
     if plan.placement.schedule.staleness > 0:
-        yield "Samples are up to that many policy versions old; what that does to learning is not predicted."
+        yield f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does to learning is not predicted."
     yield "Failures, restarts and checkpoints are not in the step time (rlhfsim simulate --mtbf adds them), nor is learning: no reward or loss is predicted."
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():
         if not profile.curves:

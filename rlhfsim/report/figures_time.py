@@ -67,7 +67,7 @@ def bars(plan: Plan, phases: list[PredictedPhase], end: float) -> dict[str, obje
         "type": "bar", "orientation": "h", "y": [plots.text(row_of(plan, role_of(f.name)))], "x": compact([f.seconds]), "base": compact([f.start_s]),
         "marker": theme.fill((theme.role(role_of(f.name))[0], "" if f.critical else "/"), faint=not f.critical), "hovertext": [hover], "hoverinfo": "text",
         "text": [plots.text(label) if f.seconds > LABELLED * end else ""], "textposition": "inside", "insidetextanchor": "middle",
-        "textfont": {"color": theme.colour("bg"), "size": 12}, "constraintext": "inside", "textangle": 0, "cliponaxis": True,
+        "textfont": {"color": theme.colour("bg" if f.critical else "text"), "size": 12}, "constraintext": "inside", "textangle": 0, "cliponaxis": True,
     }  # fmt: skip
 
 

@@ -104,7 +104,12 @@ def _chosen(choice: Choice) -> Iterator[str]:
     if c.unexplored:
         yield f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans were not looked at, and one of them could be up to {c.gap:.1%} shorter."
     else:
-        yield f"Proven: none of {words.count(c.space)} possible plans {aim}."
+        stale = (
+            "; among asynchronous plans up to dominance by bounds, not by simulated steps"
+            if "async" in choice.asked.allow
+            else ""
+        )
+        yield f"Proven: none of {words.count(c.space)} possible plans {aim}{stale}."
     if choice.confidence is not None and choice.runners_up and choice.asked.objective != "memory":
         yield f"{words.percent(choice.confidence)} likely to be really faster than the next kind of plan ({choice.runners_up[0].label}), given the doubts that the two do not share."
 

@@ -25,7 +25,7 @@ CALLS = {
     "actor.generate": "generation", "actor.train": "training of the policy", "critic.train": "training of the critic",
     "reference.logprob": "reference log-probs", "actor.logprob": "policy log-probs", "critic.value": "critic values",
     "reward.score": "reward model", "rules.score": "reward rules", "actor.sync": "weight sync", "moves": "loads and unloads",
-    "waiting": "waiting", "controller": "controller",
+    "actor.generate.wait": "waiting for generation", "waiting": "waiting", "controller": "controller",
 }  # fmt: skip
 SEATS = {
     "rollout": "generates",
