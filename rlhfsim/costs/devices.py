@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import fields, replace
 from functools import lru_cache
 
 from rlhfsim.costs.curves import KernelCurves, peaks_of
 from rlhfsim.costs.device import Device
-from rlhfsim.specs.hardware import Pool, Profile
+from rlhfsim.specs.hardware import Cluster, Pool, Profile
 
 
 def device_of(pool: Pool, oversubscription: float = 1.0) -> Device:
@@ -21,6 +23,26 @@ def domain_of(pool: Pool) -> int:
     """GPUs of this pool that share one scale-up domain."""
     domain, node = pool.profile.scale_up.domain, pool.profile.node.gpus
     return min(domain, pool.gpus) if domain > node else min(domain, pool.gpus_per_node)
+
+
+_MET: deque[Profile] = deque(maxlen=64)
+
+
+def met(cluster: Cluster) -> Cluster:
+    """The cluster on profiles that were met before, so that what is cached for a profile holds.
+
+    A profile that is read twice is two equal objects. Rent does not count: no cost depends on it.
+    """
+    return replace(cluster, pools=tuple(replace(p, profile=_met(p.profile)) for p in cluster.pools))
+
+
+def _met(profile: Profile) -> Profile:
+    names = [f.name for f in fields(Profile) if f.name != "price"]
+    for known in _MET:
+        if known is profile or all(getattr(known, n) == getattr(profile, n) for n in names):
+            return known
+    _MET.append(profile)
+    return profile
 
 
 class Identity:

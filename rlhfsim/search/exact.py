@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.costs.devices import met
 from rlhfsim.phases.iteration import Setting, closed_form, program
 from rlhfsim.phases.residency import engine_in_plan
 from rlhfsim.search.bound import Numbers, objective_bound
@@ -93,9 +94,9 @@ class Search:
         `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the frames.
         """
         self._known, self._only, self._sizes = known, only, sizes
-        self.request, self.models = request, models
-        self.pricer = pricer or Pricer(request, models)
-        self.corners = Corners(request, models, self.pricer)
+        self.request, self.models = replace(request, cluster=met(request.cluster)), models
+        self.pricer = pricer or Pricer(self.request, models)
+        self.corners = Corners(self.request, models, self.pricer)
         self.best: Candidate | None = None
         self.kinds: dict[tuple[str, str], Candidate] = {}
         self.counts: Counter[str] = Counter()
