@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,16 @@ from rlhfsim.report.plan_page import plan_page
 from rlhfsim.report.run_page import run_page
 from rlhfsim.report.sizes import Sizes, other_sizes
 from rlhfsim.report.whatif_page import whatif_page
+from rlhfsim.scenarios.designs import Runner
 from rlhfsim.scenarios.result import WhatIf
+from rlhfsim.scenarios.store import Found
 from rlhfsim.scenarios.whatif import whatif
 from rlhfsim.search.design import design
 from rlhfsim.search.request import Request
-from rlhfsim.specs.lengths import Fixed
+from rlhfsim.specs.lengths import Fixed, stats
 from rlhfsim.specs.profiles import load_profile, parse_cluster
 from rlhfsim.specs.workload import Workload
+from rlhfsim.units import HOUR
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BASE: dict[str, Any] = {
@@ -52,7 +55,10 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="session")
 def sizes(plan: Plan) -> Sizes:
-    return other_sizes(basis(plan))
+    """Half and twice the GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhfsim.report.sizes.FACTORS", (0.5, 2.0))
+        return other_sizes(basis(plan))
 
 
 @pytest.fixture(scope="session")
@@ -67,14 +73,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SideBySide:
 
 
 @pytest.fixture(scope="session")
-def result() -> WhatIf:
-    """Two points, one of which does not fit, a tornado and a break-even."""
-    return whatif({
+def result(plan: Plan) -> WhatIf:
+    """Two points, one of which does not fit, a tornado and a break-even, on planted step times."""
+    return whatif(runner=planted(plan), given={
         "title": "Small", "question": "What changes?", "base": BASE, "assumptions": ["the batch stays the same"],
         "points": [{"name": "twice", "set": {"cluster.pools.0.gpus": 8}}, {"name": "too large", "set": {"workload.model": "405b"}}],
         "tornado": {"vary": {"cluster.pools.0.price": ["0.5x", "2x"], "workload.response_len.value": ["0.5x", "2x"]}},
             "break_even": [{"question": "At which price do eight cost as much?", "vary": "cluster.pools.0.price", "between": ["0.5 USD/h", "12 USD/h"], "of": "cost_of_run", "point": "twice", "against": "base", "vary_in": "point"}],
     })  # fmt: skip
+
+
+def planted(plan: Plan) -> Runner:
+    """A step takes a second and 40 GPU-seconds at 256 tokens; 405B does not fit."""
+
+    def run(requests: Sequence[Request]) -> Iterator[tuple[int, Found] | None]:
+        for i, request in enumerate(requests):
+            pool, work = request.cluster.pool, request.workload
+            if work.model == "405b":
+                yield i, Found(plan=None, shortage="too large")
+                continue
+            s = 1 + 40 / pool.gpus * stats(work.response_len).mean / 256
+            usd = pool.profile.price.value * pool.gpus * s / HOUR if pool.profile.price else None
+            told = replace(
+                plan.prediction, step_s=s, low_s=0.9 * s, high_s=1.2 * s, usd_per_step=usd
+            )
+            hardware = (replace(plan.hardware[0], gpus=pool.gpus),)
+            yield i, Found(plan=replace(plan, prediction=told, workload=work, hardware=hardware))
+
+    return run
 
 
 @pytest.fixture(scope="session")
