@@ -25,6 +25,7 @@ seconds, so it waits at least (S - L R f(eta B / R)) / (R f((eta + 1) B / R)).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -49,8 +50,14 @@ class Floor:
     """Response tokens of one batch."""
     work: float
     """Seconds of replica time that one batch needs at least (W)."""
-    rate: tuple[float, ...]
-    """Tokens per second at n = 0, 1, 2, ...: least concave majorant."""
+    engine: Engine
+    longest: float
+    """Most context of a sequence, tokens."""
+
+    @property
+    def rate(self) -> tuple[float, ...]:
+        """Tokens per second at n = 0, 1, 2, ...: least concave majorant."""
+        return _rates(self.engine, self.longest)
 
     def done(self, prefilled: float, tokens: float, attended: float) -> float:
         """Work done, seconds of replica time, from what replicas have counted."""
@@ -71,7 +78,7 @@ def floor_of(engine: Engine, lengths: Floats, groups: int) -> Floor:
     prefill = groups * engine.prefill
     return Floor(
         alpha=alpha, beta=beta, prefill=prefill, tokens=total,
-        work=prefill + total * (alpha + beta * at), rate=_rates(engine, longest),
+        work=prefill + total * (alpha + beta * at), engine=engine, longest=longest,
     )  # fmt: skip
 
 
@@ -102,6 +109,7 @@ def _line(engine: Engine, at: float, longest: float) -> tuple[float, float]:
     return float(y0 - beta * x0), beta
 
 
+@lru_cache(maxsize=256)
 def _rates(engine: Engine, longest: float) -> tuple[float, ...]:
     columns = _contexts(engine, longest)
     n = np.arange(1, engine.slots + 1, dtype=np.float64)
