@@ -94,10 +94,13 @@ def timeline(answer: SideBySide) -> Figure:
 
 
 def _totals(work: Sequence[Work]) -> dict[str, float]:
-    """Seconds by call."""
-    found: dict[str, float] = {}
+    """Seconds by call: of the GPU group that was busy longest with it, as observations count."""
+    busy: dict[tuple[str, str], float] = {}
     for w in work:
-        found[w.name] = found.get(w.name, 0.0) + w.seconds
+        busy[w.name, w.where] = busy.get((w.name, w.where), 0.0) + w.seconds
+    found: dict[str, float] = {}
+    for (name, _), seconds in busy.items():
+        found[name] = max(found.get(name, 0.0), seconds)
     return found
 
 

@@ -227,6 +227,17 @@ def test_both_sides_of_the_run_start_at_zero(run: SideBySide) -> None:
         assert min(w.start_s for w in work if w.side == side) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_call_of_two_groups_counts_once() -> None:
+    def work(where: str, seconds: float) -> figures_run.Work:
+        return figures_run.Work(
+            side="measured", name="actor.sync", where=where, start_s=0.0, seconds=seconds
+        )
+
+    assert figures_run._totals([work("train", 2.0), work("rollout", 3.0), work("train", 0.5)]) == {
+        "actor.sync": 3.0
+    }
+
+
 def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:
     assert any(t.value == "2 of 3" and "too large" in t.detail for t in pages["whatif"].tiles)
 
