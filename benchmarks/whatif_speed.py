@@ -24,12 +24,14 @@ from process import bind, pace
 import rlhfsim
 from rlhfsim.search.design import design
 from rlhfsim.search.parallel import serial
+from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.lengths import Fixed, Lengths, LogNormal
+from rlhfsim.specs.workload import Algorithm
 
 LIMIT_S, LIMIT_POINTS, LIMIT_CORES = 300.0, 1000, 2
 GPUS = ("h100", "h200", "b200", "a100-80")
-BACKENDS = ("deepspeed", "megatron")
-ALGORITHMS = (("ppo", 1), ("grpo", 8))
+BACKENDS: tuple[Backend, ...] = ("deepspeed", "megatron")
+ALGORITHMS: tuple[tuple[Algorithm, int], ...] = (("ppo", 1), ("grpo", 8))
 """Algorithm and samples of a prompt."""
 SEQUENCES = (256, 512, 1024)
 RESPONSES: tuple[Lengths, ...] = (
@@ -52,8 +54,8 @@ class Point:
     """A question; the fields that share most come last."""
 
     gpu: str
-    backend: str
-    algorithm: tuple[str, int]
+    backend: Backend
+    algorithm: tuple[Algorithm, int]
     sequences: int
     response: Lengths
     oversubscription: float
@@ -102,12 +104,11 @@ def _all(points: list[Point], cores: int) -> Iterator[float]:
 
 def _seconds(point: Point) -> float:
     """CPU seconds of one design."""
-    name, samples = point.algorithm
+    begin, (name, samples) = time.process_time(), point.algorithm
     workload = rlhfsim.Workload(
         model="70b", algorithm=name, prompts=point.sequences // samples, samples=samples, response_len=point.response,
     )  # fmt: skip
     cluster = rlhfsim.parse_cluster(64, point.gpu, oversubscription=point.oversubscription)
-    begin = time.process_time()
     with serial():
         design(
             rlhfsim.Request(cluster=cluster, workload=workload, backend=point.backend, allow=point.allow),
