@@ -71,8 +71,7 @@ def designed(model: str) -> Plan:
         reward=Reward(rules=Rules(seconds_per_sample=DIGITS_S, workers=cores)),
     )  # fmt: skip
     cluster = Cluster(pools=(make_pool(CORE, cores, gpus_per_node=cores),))
-    # what runs streams the scoring alone, so that phases of a streaming plan could not be compared
-    found = design(Request(workload=workload, cluster=cluster, forbid=frozenset({"streaming"})), explain=False)  # fmt: skip
+    found = design(Request(workload=workload, cluster=cluster), explain=False)
     if found.chosen is None:
         raise RlhfsimError("nothing-fits", "no plan fits this machine", help="rlhfsim design --gpu cpu-core --gpus N --model 8b shows why")  # fmt: skip
     return found.chosen

@@ -1,4 +1,6 @@
-"""What an RL framework adds to the calls that it makes: packed calls take longer, a controller works.
+"""What an RL framework adds to the calls that it makes, and what it can begin early.
+
+Packed calls take longer, a controller works; training may take samples as they arrive.
 
 Fitted on one published phase table (`rlhfsim.validation.rlhf_fit`). The third addition, time of the
 rollout worker per decode step, is part of `phases.generation`.
@@ -13,6 +15,8 @@ from dataclasses import replace
 from rlhfsim.costs.cost import Cost, part
 from rlhfsim.costs.device import Device
 from rlhfsim.phases.timetable import Step
+from rlhfsim.specs.backends import BACKENDS, Backend
+from rlhfsim.specs.workload import Workload
 
 CPU_POOL = "cpu"
 """Where rule rewards and the controller run."""
@@ -64,3 +68,12 @@ def _with_moves(steps: list[Step], needs: tuple[str, ...]) -> tuple[str, ...]:
     """Calls come back to the controller when their role has left memory again, if it does."""
     names = {s.name for s in steps}
     return tuple(f"{n}.unload" if f"{n}.unload" in names else n for n in needs)
+
+
+def trains_pieces(workload: Workload, backend: Backend) -> bool:
+    """Whether training can begin on the samples that are there while others still generate.
+
+    The gradients of one optimizer step add up in any order; a second step waits for the whole batch.
+    """
+    one_step = workload.epochs * workload.mini_batches == 1
+    return one_step and BACKENDS[backend].trains_pieces

@@ -23,7 +23,13 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.phases import offload
 from rlhfsim.phases.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.phases.forward import forward
-from rlhfsim.phases.framework import CPU_POOL, controller, packed_call, with_controller
+from rlhfsim.phases.framework import (
+    CPU_POOL,
+    controller,
+    packed_call,
+    trains_pieces,
+    with_controller,
+)
 from rlhfsim.phases.generation import Generation, Requests, generate
 from rlhfsim.phases.packing import Packs, fill
 from rlhfsim.phases.steady_state import steady_state
@@ -418,8 +424,7 @@ def _around(setting: Setting, call: Call, seat: Seat | RolloutSeat, cost: Cost) 
     if before.parts:
         steps.append(Step(name=f"{name}.load", pools=pools, cost=before, needs=needs))
         needs = (steps[-1].name,)
-    # gradients of one optimizer step add up in any order; later ones wait for the whole batch
-    whole = call.kind == "train" and setting.workload.epochs * setting.workload.mini_batches > 1
+    whole = call.kind == "train" and not trains_pieces(setting.workload, setting.placement.backend)
     streams = not (before.parts or after.parts or whole or call.kind == "generate")
     steps.append(Step(name=name, pools=pools, cost=cost, needs=needs, streams=streams))
     if after.parts:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.costs.devices import device_of
-from rlhfsim.phases.framework import controller
+from rlhfsim.phases.framework import controller, trains_pieces
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Family
 from rlhfsim.specs.workload import Workload
@@ -113,7 +113,7 @@ def step_bound(family: Family, request: Request, pools: Sequence[Numbers], sync:
     if family.schedule.staleness > 0:
         return _stale(family, rules, own, pools, sync)
     if family.schedule.streaming:
-        return _streaming(family, work, own, pools, sync)
+        return _streaming(family, request, own, pools, sync)
     a = _most([p.a for p in pools])
     scored = a + np.maximum(_most([p.r for p in pools]), rules)
     ends = [
@@ -124,13 +124,14 @@ def step_bound(family: Family, request: Request, pools: Sequence[Numbers], sync:
 
 
 def _streaming(
-    family: Family, workload: Workload, own: float, pools: Sequence[Numbers], sync: Floats
+    family: Family, request: Request, own: float, pools: Sequence[Numbers], sync: Floats
 ) -> Floats:
     """Rules and controller are a pool of their own; a piece passes them one after the other."""
     rollout = family.pool_of("rollout")
     assert rollout is not None
+    workload = request.workload
     pieces, head = pools[rollout].pieces, head_seconds(workload)
-    streams = workload.epochs * workload.mini_batches == 1
+    streams = trains_pieces(workload, request.backend)
     count, whole = len(pieces), pieces[-1]
     ruled = _passed(pieces, head)
     scores = [np.maximum(p.r - head, 0.0) for p in pools]

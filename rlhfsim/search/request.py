@@ -30,7 +30,7 @@ FORBIDDABLE: dict[str, str] = {
     "split": "roles in two groups",
     "standalone": "a pool for each role",
     "colocated": "all roles in one pool",
-    "streaming": "finished samples are scored and trained while others still generate",
+    "streaming": "finished samples are scored while others still generate, and trained where the backend can",
     "offload": "anything moved to host memory between or during phases",
     "recompute": "activations computed again in the backward pass",
     **{

@@ -33,6 +33,8 @@ class BackendRules:
     virtual_stages: bool
     interleaves_recompute: bool
     """Selective recompute is available (else none or full)."""
+    trains_pieces: bool
+    """Training may begin on samples that are finished while others still generate."""
     gradient_bytes: float
     """Bytes per gradient element as stored for the optimizer step."""
     reduce_bytes: float
@@ -45,23 +47,24 @@ BACKENDS: dict[Backend, BackendRules] = {
         title="DeepSpeed", launchable=True, tensor_parallel=True, pipeline_parallel=True,
         context_parallel=False, expert_parallel=False, zero_stages=(0, 1, 2, 3), zero_stages_tp=(0, 1, 2),
         zero_stages_pp=(0, 1), tp_with_pp="yes", sequence_parallel=False, virtual_stages=False,
-        interleaves_recompute=False, gradient_bytes=2, reduce_bytes=2,
+        interleaves_recompute=False, trains_pieces=False, gradient_bytes=2, reduce_bytes=2,
         source="DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 for 2-byte gradients; "
                "tp x pp: shards of executor/engines/pipeline_shards.py inside DeepSpeed's stages, weights after two steps within "
-               "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP itself does not)",
+               "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP itself does not); "
+               "the executor scores pieces of a streamed batch and trains on the whole",
     ),
     "fsdp2": BackendRules(
         title="PyTorch FSDP2", launchable=False, tensor_parallel=True, pipeline_parallel=False,
         context_parallel=True, expert_parallel=False, zero_stages=(0, 2, 3), zero_stages_tp=(3,),
         zero_stages_pp=(), tp_with_pp="no", sequence_parallel=True, virtual_stages=False,
-        interleaves_recompute=True, gradient_bytes=4, reduce_bytes=4,
+        interleaves_recompute=True, trains_pieces=True, gradient_bytes=4, reduce_bytes=4,
         source="PyTorch fully_shard with FP32 reduce, the setting of verl and torchtitan",
     ),
     "megatron": BackendRules(
         title="Megatron-Core", launchable=False, tensor_parallel=True, pipeline_parallel=True,
         context_parallel=True, expert_parallel=True, zero_stages=(0, 1), zero_stages_tp=(0, 1),
         zero_stages_pp=(0, 1), tp_with_pp="yes", sequence_parallel=True, virtual_stages=True,
-        interleaves_recompute=True, gradient_bytes=4, reduce_bytes=4,
+        interleaves_recompute=True, trains_pieces=True, gradient_bytes=4, reduce_bytes=4,
         source="Megatron-Core: distributed optimizer, FP32 main gradients, sequence parallelism with TP",
     ),
 }  # fmt: skip

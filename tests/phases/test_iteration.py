@@ -181,7 +181,7 @@ def test_asynchronous_training_that_is_slower_decides(monkeypatch: pytest.Monkey
 
 def test_streaming_hides_all_but_the_last_piece_when_training_keeps_up() -> None:
     pools = {"rollout": "r", "actor": "t", "reference": "t"}
-    found = priced(GRPO, placed(pools, Schedule(streaming=True)))
+    found = priced(GRPO, placed(pools, Schedule(streaming=True), backend="megatron"))
     # each of 8 pieces arrives 7.5 s after the one before and takes (3 + 4 + 20) / 8 = 3.4 s
     # the last: rules 1 s beside reference and logprob 0.875 s, then 2.5 s of training
     assert found.seconds == pytest.approx(60 + max(8, 3 + 4) / 8 + 20 / 8 + 5)
@@ -190,7 +190,7 @@ def test_streaming_hides_all_but_the_last_piece_when_training_keeps_up() -> None
 def test_streaming_never_does_more_work_than_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SECONDS, "actor.train", 200.0)
     pools = {"rollout": "r", "actor": "t", "reference": "t"}
-    found = priced(GRPO, placed(pools, Schedule(streaming=True)))
+    found = priced(GRPO, placed(pools, Schedule(streaming=True), backend="megatron"))
     # the training pool is busy from the first piece (7.5 s, its first forward and rules) on
     first = 60 / 8 + 3 / 8 + 4 / 8 + 1 / 8
     assert found.seconds == pytest.approx(first + 200 + 7 * (3 + 4) / 8 + 5)
@@ -199,7 +199,13 @@ def test_streaming_never_does_more_work_than_time_passes(monkeypatch: pytest.Mon
 def test_streaming_leaves_training_of_several_mini_batches_at_the_end() -> None:
     pools = {"rollout": "r", "actor": "t", "reference": "t"}
     workload = replace(GRPO, mini_batches=4)
-    found = priced(workload, placed(pools, Schedule(streaming=True)))
+    found = priced(workload, placed(pools, Schedule(streaming=True), backend="megatron"))
+    assert found.seconds == pytest.approx(60 + 8 / 8 + 20 + 5)
+
+
+def test_streaming_leaves_training_at_the_end_where_the_backend_waits_for_the_whole_batch() -> None:
+    pools = {"rollout": "r", "actor": "t", "reference": "t"}
+    found = priced(GRPO, placed(pools, Schedule(streaming=True), backend="deepspeed"))
     assert found.seconds == pytest.approx(60 + 8 / 8 + 20 + 5)
 
 

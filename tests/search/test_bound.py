@@ -158,6 +158,10 @@ def test_streamed_samples_are_scored_while_others_generate(plain: Any) -> None:
     streams = family(("actor", "reference"), ("rollout",), streaming=True)
     pieces = np.arange(1.0, 9.0)  # a piece a second
     made = Numbers.of(np.concatenate([[8.0, 0, 0, 0, 0, 0], pieces]))
+    # DeepSpeed: 0.25 s to score the last piece, then training
+    waits = replace(plain, backend="deepspeed")
+    assert step(streams, waits, numbers(r=2, f=2, x=4), made) == pytest.approx(8 + 0.25 + 4)
+    plain = replace(plain, backend="megatron")
     # scoring and training of a piece take 0.25 + 0.5 s: the last piece decides
     assert step(streams, plain, numbers(r=2, f=2, x=4), made) == pytest.approx(8 + 0.75)
     # 1 + 2 s a piece: from the first piece on there is work without a gap
