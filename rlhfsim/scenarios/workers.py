@@ -1,16 +1,18 @@
 """Searches side by side: on the cores of this machine, or on a Ray cluster.
 
-Locally each search is a forked process of its own, so that it starts with everything already read,
-returns its memory when it ends, and can be ended at once. A search that has a process of its own forks
-none; where only one runs, it uses every core itself.
+Locally searches run in forked processes, which start with everything already read and can be ended at
+once. Each takes runs of neighbours, because like questions share bytes and prices (docs/search.md), and
+forks none; where only one question is asked, its search uses every core itself.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -22,6 +24,10 @@ from rlhfsim.search.request import Request
 
 TICK = 0.5
 """Seconds after which a caller that waits hears that nothing has come yet."""
+RUN = 6
+"""Most neighbours that a process takes at a time."""
+RUNS_EACH = 4
+"""Runs that each process gets at least where there are questions enough, so that all end at about the same time."""
 Step = tuple[int, Found] | None
 
 
@@ -39,72 +45,94 @@ def local(jobs: int | None = None) -> Runner:
 
 
 def _forked(requests: Sequence[Request], most: int) -> Iterator[Step]:
-    waiting = deque(enumerate(requests))
-    running: dict[Connection, tuple[int, Any]] = {}
+    run = max(1, min(RUN, len(requests) // (most * RUNS_EACH)))
+    waiting = deque(range(start, min(start + run, len(requests))) for start in range(0, len(requests), run))  # fmt: skip
+    busy: dict[Connection, Worker] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < most:
-                index, request = waiting.popleft()
-                ours, process = _started(request)
-                running[ours] = index, process
-            ready = wait(list(running), timeout=TICK)
+        while waiting and len(busy) < most:
+            worker = Worker(requests)
+            busy[worker.pipe] = worker
+            worker.give(waiting.popleft())
+        while busy:
+            ready = wait(list(busy), timeout=TICK)
             if not ready:
                 yield None
-            for ours in [one for one in running if one in ready]:
-                index, process = running.pop(ours)
-                yield index, _received(ours, process)
+            for worker in [w for pipe, w in busy.items() if pipe in ready]:
+                yield worker.found()
+                if worker.left:
+                    continue
+                if waiting:
+                    worker.give(waiting.popleft())
+                else:
+                    busy.pop(worker.pipe).end()
     finally:
-        for ours, (_, process) in running.items():
-            process.terminate()
-            process.join()
-            ours.close()
+        for worker in busy.values():
+            worker.end()
 
 
-def _started(request: Request) -> tuple[Connection, Any]:
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(request, theirs), daemon=True)
-    # Ctrl-C waits until the fork is over: Python drops what is raised inside it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    theirs.close()
-    return ours, process
+class Worker:
+    """A forked process that searches questions by their number."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        """It inherits the questions."""
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_work, args=(requests, theirs), daemon=True)
+        self.left = 0
+        # Ctrl-C waits until the fork is over: Python drops what is raised inside it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def give(self, run: range) -> None:
+        """Questions to search, one after the other."""
+        self.left = len(run)
+        self.pipe.send(run)
+
+    def found(self) -> tuple[int, Found]:
+        """The next design, once the pipe is ready.
+
+        Raises:
+            RlhfsimError: the process was ended from outside.
+            Exception: that of the search, whatever it is.
+        """
+        try:
+            index, result = self.pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self.process.join()
+            raise RlhfsimError("search-was-ended", f"the process of a search was ended from outside (exit code {self.process.exitcode})",
+                               help="is memory short? try --jobs 1; finished designs are kept") from error  # fmt: skip
+        if isinstance(result, Exception):
+            raise result
+        self.left -= 1
+        return index, result
+
+    def end(self) -> None:
+        """At once."""
+        self.process.terminate()
+        self.process.join()
+        self.pipe.close()
 
 
-def _work(request: Request, out: Connection) -> None:
-    """In the process: one search; Ctrl-C is left to the parent, which ends this process."""
+def _work(requests: Sequence[Request], pipe: Connection) -> None:
+    """In the process; Ctrl-C is left to the parent, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    with serial(), suppress(EOFError, OSError):  # until the parent is gone
+        while True:
+            for index in pipe.recv():
+                pipe.send((index, _result(requests[index])))
+                gc.collect()  # the command line has switched the collector off
+
+
+def _result(request: Request) -> Found | Exception:
     try:
-        with serial():
-            result: Found | Exception = search(request)
+        return search(request)
     except Exception as error:
-        result = error
-    out.send(result)
-
-
-def _received(ours: Connection, process: Any) -> Found:
-    """What a process found.
-
-    Raises:
-        RlhfsimError: it was ended from outside.
-        Exception: its own, whatever it is.
-    """
-    try:
-        result = ours.recv()
-    except EOFError as error:
-        process.join()
-        raise RlhfsimError("search-was-ended", f"the process of a search was ended from outside (exit code {process.exitcode})",
-                           help="is memory short? try --jobs 1; finished designs are kept") from error  # fmt: skip
-    finally:
-        ours.close()
-    process.join()
-    if isinstance(result, Exception):
-        raise result
-    assert isinstance(result, Found)
-    return result
+        return error
 
 
 # --- Ray --------------------------------------------------------------------------------------------
