@@ -1,11 +1,12 @@
 """How long a grid of what-if points takes: each designed anew by the exact search, on 2 cores, beside the limit.
 
-    python benchmarks/whatif_speed.py [--points 1000] [--allow async|none|both]
+    python benchmarks/whatif_speed.py [--points 1000] [--measured N] [--allow async|none|both]
 
 Points are drawn without repetition from 2,304 questions about 64 GPUs and 70B: four GPUs, two backends, PPO
 and GRPO, three batches, eight response lengths (three long-tailed), three oversubscriptions, synchronous
 or async allowed. No two points ask the same. They are sorted so that neighbours share layouts, bytes and
 prices of roles, and dealt out in runs of neighbours; each worker is one process that forks nothing.
+`--measured` takes about N of the points, in whole runs from all over the grid, where time is short.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ ALLOWED: dict[str, tuple[frozenset[str], ...]] = {
     "none": (frozenset(),), "async": (frozenset({"async"}),), "both": (frozenset(), frozenset({"async"})),
 }  # fmt: skip
 OVERSUBSCRIPTIONS = (1.0, 2.0, 4.0)
-NEIGHBOURS = 6
-"""Points that a worker takes at a time: those that differ in oversubscription and `allow` alone."""
+NEIGHBOURS = 10
+"""Points that a worker takes at a time."""
 SEED = 7
 
 
@@ -73,8 +74,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Speed of what-if grids")
     parser.add_argument("--points", type=int, default=LIMIT_POINTS)
     parser.add_argument("--allow", choices=sorted(ALLOWED), default="both")
+    parser.add_argument("--measured", type=int, help="about so many of them alone")
     asked = parser.parse_args()
     cores, points = bind(LIMIT_CORES), grid(asked.points, asked.allow)
+    points = spread(points, asked.measured or len(points))
     print(f"{cores} cores; {pace()}")
     begin = time.perf_counter()
     took = list(_all(points, cores))
@@ -90,6 +93,13 @@ def grid(count: int, allow: str) -> list[Point]:
     ]  # fmt: skip
     chosen = random.Random(SEED).sample(range(len(every)), min(count, len(every)))
     return [every[i] for i in sorted(chosen)]
+
+
+def spread(points: list[Point], count: int) -> list[Point]:
+    """About `count` points in runs of neighbours, evenly spaced."""
+    runs = [points[i : i + NEIGHBOURS] for i in range(0, len(points), NEIGHBOURS)]
+    every = max(1, round(len(points) / count))
+    return [point for run in runs[every // 2 :: every] for point in run]
 
 
 def _all(points: list[Point], cores: int) -> Iterator[float]:

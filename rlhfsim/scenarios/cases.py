@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -65,10 +65,19 @@ class Located(Source):
                 return place
         return self.source.place((BASE, *inside))
 
-    def with_patch(self, where: Keys, value: Any, place: Place) -> Located:
-        """One value replaced."""
-        data = put(self.data[BASE], where, value, place)
+    def with_patch(self, where: Keys, value: Any, place: Place, base: Base) -> Located:
+        """One value replaced; where the document is silent, beside the defaults of `base`."""
+        data = put(_spelled_out(self.data[BASE], where, base), where, value, place)
         return Located(self.source, data, (*self.patches, (where, place)))
+
+
+def _spelled_out(data: Any, where: Keys, base: Base) -> Any:
+    """The document with the first part of a path that it leaves to a default written out."""
+    for end in range(1, len(where)):
+        default = value_at(base, where[:end])
+        if value_at(data, where[:end]) is None and is_dataclass(default):
+            return put(data, where[:end], asdict(default))  # type: ignore[arg-type]  # an instance
+    return data
 
 
 def _trodden(data: Any, path: Keys) -> Keys:
@@ -101,7 +110,9 @@ class Cases:
             check_known(path, Base, COMMAND_LINE)
             said = _resolved(path, value, self.base, COMMAND_LINE)
             self.base = self._case(
-                BASE, {}, self.base.located.with_patch(keys(path), said, COMMAND_LINE)
+                BASE,
+                {},
+                self.base.located.with_patch(keys(path), said, COMMAND_LINE, self.base.base),
             )
 
     def _case(self, name: str, given: Mapping[str, Any], located: Located) -> Case:
@@ -131,7 +142,7 @@ class Cases:
         for path, value in given.items():
             check_known(path, Base, where[path])
             number = _resolved(path, value, under, where[path])
-            located = located.with_patch(keys(path), number, where[path])
+            located = located.with_patch(keys(path), number, where[path], under.base)
         return self._case(name, {**under.changes, **given}, located)
 
     def points(self) -> tuple[Case, ...]:

@@ -11,6 +11,8 @@ from small_scenarios import SMALL, small
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.scenarios.whatif import Asked, asked
+from rlhfsim.specs.lengths import Fixed
+from rlhfsim.specs.workload import Reward
 
 
 def cases(**more: Any) -> Asked:
@@ -142,3 +144,12 @@ def test_an_unknown_name_offers_the_shipped_ones() -> None:
     with pytest.raises(RlhfsimError, match="unknown scenario 'half-the-gpu'") as caught:
         asked("half-the-gpu")
     assert "half-the-gpus" in str(caught.value)
+
+
+def test_a_patch_below_a_default_keeps_the_rest_of_the_default() -> None:
+    base = {"cluster": {"pools": [{"gpu": "h100", "gpus": 2}]}, "workload": {"model": "1b"}}
+    [point] = asked({"title": "t", "base": base, "points": [{"name": "p", "set": {"workload.response_len.value": 512}}]}).points  # fmt: skip
+    assert point.request.workload.response_len == Fixed(value=512)
+    assert dict(point.before) == {"workload.response_len.value": 1024}
+    [point] = asked({"title": "t", "base": base, "points": [{"name": "p", "set": {"workload.reward.overlapped": False}}]}).points  # fmt: skip
+    assert point.request.workload.reward == Reward(model="same", overlapped=False)
