@@ -184,6 +184,12 @@ def role_bytes(
     )
 
 
+def rested(part: RoleBytes, seat: Seat, *, backend: Backend, trained: bool) -> RoleBytes:
+    """The bytes of a layout as `role_bytes` gives them, where something else happens between its calls."""
+    kept = _kept(part.states, seat, backend, trained)
+    return part._replace(kept=kept, recreated=seat.residency == "recreated")
+
+
 @lru_cache(maxsize=65536)
 def _calls(
     model: ModelSpec, layout: Layout, backend: Backend, trained: bool, stage: Stage,

@@ -16,7 +16,14 @@ from rlhfsim.phases.generation import Generation
 from rlhfsim.phases.iteration import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.phases.ledger import no_start
 from rlhfsim.phases.offload import moves
-from rlhfsim.phases.timeline import EngineBytes, RoleBytes, batch_of, engine_bytes, role_bytes
+from rlhfsim.phases.timeline import (
+    EngineBytes,
+    RoleBytes,
+    batch_of,
+    engine_bytes,
+    rested,
+    role_bytes,
+)
 from rlhfsim.phases.timetable import STREAM_CHUNKS
 from rlhfsim.search.fit import (
     NO_SYNC,
@@ -131,7 +138,7 @@ class Pricer:
         fit = self._kept.fits[key]
         return _sorted(SeatTable(
             key=key, legal=fit.legal, refused=fit.refused, options=fit.seats, sizes=fit.sizes,
-            times=np.array([self._times(key, s) for s in fit.seats]).reshape(-1, 6), host=fit.host,
+            times=self._times(key, fit.seats), host=fit.host,
             pieces=np.zeros((len(fit.seats), STREAM_CHUNKS)), refilled=np.zeros(len(fit.seats)),
             sync_class=sync_classes(fit.seats),
         ))  # fmt: skip
@@ -139,13 +146,16 @@ class Pricer:
     def _fit(self, key: Key) -> Fit:
         """The options of a role that run when nobody else is there."""
         options, pool = self._options(key), self.hardware(key)
-        seats = list[Seat]()
+        seats, parts = list[Seat](), list[tuple[RoleBytes, RoleBytes]]()
         for shape in options.shapes:
-            works = True  # until a micro-batch is too large: a larger one needs more
-            for variants in shape:
-                works = works and (not variants or self._works(key, variants[0]))
-                seats += variants if works else ()
-        parts = [self._bytes(key, s) for s in seats]
+            for variants in filter(None, shape):
+                first, last = self._bytes(key, variants[0])
+                if not self._works(key, first, last):
+                    break  # a larger micro-batch needs more
+                seats += variants
+                parts += [
+                    (self._rested(key, first, s), self._rested(key, last, s)) for s in variants
+                ]
         process = pool.profile["host_process_bytes"]
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
         sizes = np.array([[role_sizes(p) for p in each] for each in parts]).reshape(-1, VIEWS, 19)
@@ -185,12 +195,15 @@ class Pricer:
         ]  # fmt: skip
         return views[0], views[-1]
 
-    def _works(self, key: Key, seat: Seat) -> bool:
+    def _rested(self, key: Key, part: RoleBytes, seat: Seat) -> RoleBytes:
+        return rested(part, seat, backend=self.request.backend, trained=key.seat in TRAINED)
+
+    def _works(self, key: Key, *parts: RoleBytes) -> bool:
         """Whether a layout's training fits, whatever happens to the seat between its calls."""
         if key.seat not in TRAINED:
             return True
         usable = self.hardware(key).profile.usable_memory.value
-        return max(part.training for part in self._bytes(key, seat)) <= usable
+        return max(part.training for part in parts) <= usable
 
     def _fitting(self, key: Key, sizes: Floats, host: Floats) -> Ints:
         """Options that run when nobody else is there."""
@@ -204,34 +217,29 @@ class Pricer:
         each = min(key.gpus, pool.gpus_per_node)
         return np.flatnonzero(fits & (host * each <= pool.profile.node.host_memory.value))
 
-    def _times(self, key: Key, seat: Seat) -> list[float]:
-        """Load, run and unload of the forward call and of training."""
+    def _times(self, key: Key, seats: Sequence[Seat]) -> Floats:
+        """(n, 6) load, run and unload of the forward call and of training."""
         setting, model = self._setting(key), self.models.of(key.seat)
         device = device_of(self.hardware(key), self.request.cluster.oversubscription)
-        moved = seat.residency != "resident" or seat.offload_between
-        found = [0.0] * 6
+        found = np.zeros((len(seats), 6))
         for call in self._calls(key.seat):
-            at = 3 if call.kind == "train" else 0
-            if moved:
-                before, after = moves(device, model, seat, call, self.request.workload, setting.placement)  # fmt: skip
-                found[at], found[at + 2] = before.seconds, after.seconds
-            found[at + 1] = (
-                self._train(setting, key, seat)
-                if call.kind == "train"
-                else self._score(setting, key, seat)
-            )
+            at, priced = (3, self._train) if call.kind == "train" else (0, self._score)
+            layout, seconds = None, 0.0
+            for row, seat in zip(found, seats, strict=True):
+                if seat.layout is not layout:  # those of one layout stand together
+                    layout, seconds = seat.layout, priced(setting, key, call, seat)
+                row[at + 1] = seconds
+                if seat.residency != "resident" or seat.offload_between:
+                    before, after = moves(device, model, seat, call, self.request.workload, setting.placement)  # fmt: skip
+                    row[at], row[at + 2] = before.seconds, after.seconds
         return found
 
-    def _train(self, setting: Setting, key: Key, seat: Seat) -> float:
-        name = (key.seat, key.hardware, seat.layout)
-        if name not in self._forward:
-            self._forward[name] = train_cost(setting, key.seat, seat).seconds
-        return self._forward[name]
+    def _train(self, setting: Setting, key: Key, call: Call, seat: Seat) -> float:
+        return train_cost(setting, call.role, seat).seconds
 
-    def _score(self, setting: Setting, key: Key, seat: Seat) -> float:
+    def _score(self, setting: Setting, key: Key, call: Call, seat: Seat) -> float:
         """A forward pass is the same whatever the backward does."""
-        x, call = seat.layout, next(c for c in self._calls(key.seat) if c.kind != "train")
-        head = call.kind == "logprob"
+        x, head = seat.layout, call.kind == "logprob"
         name = (self.models.of(key.seat), head, key.hardware, x.tp, x.pp, x.cp, x.dp, x.ep, x.zero == 3, x.micro_batch, x.offload_params)  # fmt: skip
         if name not in self._forward:
             self._forward[name] = forward_cost(setting, call, seat).seconds
