@@ -77,7 +77,9 @@ class Worker:
         """It inherits the questions."""
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(requests, theirs), daemon=True)
+        self.process = context.Process(
+            target=_work, args=(requests, self.pipe, theirs), daemon=True
+        )
         self.left = 0
         # Ctrl-C waits until the fork is over: Python drops what is raised inside it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -117,11 +119,16 @@ class Worker:
         self.pipe.close()
 
 
-def _work(requests: Sequence[Request], pipe: Connection) -> None:
-    """In the process; Ctrl-C is left to the parent, which ends this process."""
+def _work(requests: Sequence[Request], parents: Connection, pipe: Connection) -> None:
+    """In the process, until the parent is gone; Ctrl-C is left to it, and it ends this process.
+
+    The parent's end of the pipe was inherited: left open here, it would never be closed. Ends of workers that
+    were started before close as their heirs end, the last one first.
+    """
+    parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    with serial(), suppress(EOFError, OSError):  # until the parent is gone
+    with serial(), suppress(EOFError, OSError):  # what the pipe says when the parent is gone
         while True:
             for index in pipe.recv():
                 pipe.send((index, _result(requests[index])))
