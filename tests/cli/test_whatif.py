@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -165,9 +166,9 @@ def test_an_interrupted_run_goes_on_where_it_was(how: signal.Signals, code: int,
     words = [sys.executable, "-m", "rlhfsim.cli.main", "whatif", str(path), "--cache", str(kept), "--jobs", "2", "--json"]  # fmt: skip
     first = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ})  # fmt: skip
     while first.poll() is None and len(list(kept.glob("*.json"))) < 3:
-        pass
+        time.sleep(0.01)
     first.send_signal(how)
-    told = first.communicate()[1]
+    told = first.communicate(timeout=60)[1]  # a process that stayed behind would hold the pipe
     assert first.returncode == code, told
     done = len(list(kept.glob("*.json")))
     if how == signal.SIGINT:
