@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhfsim.report import plots, theme, words
-from rlhfsim.report.content import Figure, Table, compact, number, rounded
+from rlhfsim.report.content import Figure, Table, compact, number
 from rlhfsim.scenarios.result import BreakEven
 from rlhfsim.units import format
 
@@ -38,7 +38,7 @@ def break_even(i: int, found: BreakEven) -> Figure:
         y=f"{found.of.replace('_', ' ')} ({found.of_unit})",
         xaxis=axis,
         yaxis={"rangemode": "tozero"},
-        shapes=[_crossing(x) for x in found.crossings],
+        shapes=[theme.upright(x, "text", "dot") for x in found.crossings],
     )
     rows = tuple(
         (
@@ -70,18 +70,6 @@ def _ticks(xs: Sequence[float], *, log: bool) -> list[float]:
         if not kept or place - at[kept[-1]] >= (at[-1] - at[0]) / TICKS:
             kept.append(i)
     return [xs[i] for i in kept]
-
-
-def _crossing(x: float) -> dict[str, Any]:
-    return {
-        "type": "line",
-        "x0": rounded(x),
-        "x1": rounded(x),
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"dash": "dot", "width": 2, "color": theme.colour("text")},
-    }
 
 
 def _worth(value: float | None, found: BreakEven) -> str:

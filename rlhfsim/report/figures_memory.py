@@ -61,7 +61,7 @@ def _pool(basis: Basis, pool: str) -> Figure:
     several = len(basis.plan.placement.pools) > 1
     layout = theme.layout(
         height=theme.by_rows(len(names), each=26, frame=140), x="GB on the fullest GPU", barmode="stack", yaxis=theme.rows(names),
-        xaxis={"range": [0, rounded(max(capacity, held(found[peak])) / GB * 1.12)]}, shapes=[_limit(capacity)],
+        xaxis={"range": [0, rounded(max(capacity, held(found[peak])) / GB * 1.12)]}, shapes=[theme.upright(capacity / GB, "bad", "dash")],
         annotations=[_mark(names[peak], held(found[peak]) / GB, "peak"), _label(capacity)],
     )  # fmt: skip
     entries = found[peak][1]
@@ -96,19 +96,6 @@ def _bars(found: list[State], names: list[str]) -> Iterator[dict[str, object]]:
             "x": compact([grouped(entries)[group] / GB for _, entries in found]), "marker": theme.fill(pair),
             "hovertemplate": "%{y}: %{x:.3s} GB<extra>%{fullData.name}</extra>",
         }  # fmt: skip
-
-
-def _limit(capacity: float) -> dict[str, object]:
-    x = rounded(capacity / GB)
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"dash": "dash", "width": 2, "color": theme.colour("bad")},
-    }
 
 
 def _mark(name: str, x: float, text: str) -> dict[str, object]:

@@ -42,7 +42,7 @@ def timeline(plan: Plan) -> Figure:
     layout = theme.layout(
         height=theme.by_rows(len(names), each=44, frame=70), x="seconds from the start of the step", legend=False, barmode="overlay",
         xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False}, yaxis=theme.rows(names), dragmode="pan",
-        shapes=[_end(p.step_s)],
+        shapes=[theme.upright(p.step_s, "text", "dash")],
     )  # fmt: skip
     title = findings.timeline(shares(plan), bound, p.step_s) + findings.overlap(sum(f.seconds for f in p.phases if not f.critical and f.start_s < p.step_s) + p.step_s, p.step_s)  # fmt: skip
     alt = "Bars on a time axis, one row a role: " + "; ".join(f"{words.call(f.name)} from {f.start_s:.3g} to {f.start_s + f.seconds:.3g} s" for f in p.phases if not words.is_move(f.name))  # fmt: skip
@@ -69,19 +69,6 @@ def bars(plan: Plan, phases: list[PredictedPhase], end: float) -> dict[str, obje
         "text": [plots.text(label) if f.seconds > LABELLED * end else ""], "textposition": "inside", "insidetextanchor": "middle",
         "textfont": {"color": theme.colour("bg" if f.critical else "text"), "size": 12}, "constraintext": "inside", "textangle": 0, "cliponaxis": True,
     }  # fmt: skip
-
-
-def _end(step_s: float) -> dict[str, object]:
-    x = rounded(step_s)
-    return {
-        "type": "line",
-        "x0": x,
-        "x1": x,
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"dash": "dash", "width": 2, "color": theme.colour("text")},
-    }
 
 
 def phase_table(plan: Plan) -> Table:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from rlhfsim.report.content import rounded
+
 LIGHT = {
     "bg": "#ffffff", "panel": "#f6f7f9", "text": "#1b1f24", "muted": "#57606a", "line": "#d0d7de", "grid": "#e6e9ed",
     "good": "#00714f", "warn": "#8a5a00", "bad": "#b3261e", "link": "#005fa8",
@@ -104,3 +106,11 @@ def rows(names: list[str], **more: Any) -> dict[str, Any]:
 def by_rows(count: int, *, each: int = 30, frame: int = 110) -> int:
     """Height of a figure with so many rows, pixels."""
     return frame + each * max(count, 2)
+
+
+def upright(x: float, name: str, dash: str) -> dict[str, Any]:
+    """A line across the whole height of a figure at `x`, in the colour of that name."""
+    return {
+        "type": "line", "x0": rounded(x), "x1": rounded(x), "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"dash": dash, "width": 2, "color": colour(name)},
+    }  # fmt: skip
