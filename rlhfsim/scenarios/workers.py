@@ -8,22 +8,15 @@ forks none; where only one question is asked, its search uses every core itself.
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import signal
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.scenarios.designs import Runner, model_hash, search
 from rlhfsim.scenarios.store import Found
-from rlhfsim.search.parallel import cores, serial
+from rlhfsim.search.parallel import TICK, cores, forked, may_fork, serial
 from rlhfsim.search.request import Request
 
-TICK = 0.5
-"""Seconds after which a caller that waits hears that nothing has come yet."""
 RUN = 6
 """Most neighbours that a process takes at a time."""
 RUNS_EACH = 4
@@ -36,110 +29,20 @@ def local(jobs: int | None = None) -> Runner:
     most = jobs or cores()
 
     def run(requests: Sequence[Request]) -> Iterator[Step]:
-        able = "fork" in multiprocessing.get_all_start_methods()
-        if min(most, len(requests)) < 2 or not able:
+        if min(most, len(requests)) < 2 or not may_fork():
             return ((i, search(request)) for i, request in enumerate(requests))
-        return _forked(requests, most)
+        neighbours = max(1, min(RUN, len(requests) // (most * RUNS_EACH)))
+        return forked(_collected, requests, most, run=neighbours)
 
     return run
 
 
-def _forked(requests: Sequence[Request], most: int) -> Iterator[Step]:
-    run = max(1, min(RUN, len(requests) // (most * RUNS_EACH)))
-    waiting = deque(range(start, min(start + run, len(requests))) for start in range(0, len(requests), run))  # fmt: skip
-    busy: dict[Connection, Worker] = {}
-    try:
-        while waiting and len(busy) < most:
-            worker = Worker(requests)
-            busy[worker.pipe] = worker
-            worker.give(waiting.popleft())
-        while busy:
-            ready = wait(list(busy), timeout=TICK)
-            if not ready:
-                yield None
-            for worker in [w for pipe, w in busy.items() if pipe in ready]:
-                yield worker.found()
-                if worker.left:
-                    continue
-                if waiting:
-                    worker.give(waiting.popleft())
-                else:
-                    busy.pop(worker.pipe).end()
-    finally:
-        for worker in busy.values():
-            worker.end()
-
-
-class Worker:
-    """A forked process that searches questions by their number."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        """It inherits the questions."""
-        context = multiprocessing.get_context("fork")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_work, args=(requests, self.pipe, theirs), daemon=True
-        )
-        self.left = 0
-        # Ctrl-C waits until the fork is over: Python drops what is raised inside it
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
-
-    def give(self, run: range) -> None:
-        """Questions to search, one after the other."""
-        self.left = len(run)
-        self.pipe.send(run)
-
-    def found(self) -> tuple[int, Found]:
-        """The next design, once the pipe is ready.
-
-        Raises:
-            RlhfsimError: the process was ended from outside.
-            Exception: that of the search, whatever it is.
-        """
-        try:
-            index, result = self.pipe.recv()
-        except (EOFError, ConnectionResetError) as error:
-            self.process.join()
-            raise RlhfsimError("search-was-ended", f"the process of a search was ended from outside (exit code {self.process.exitcode})",
-                               help="is memory short? try --jobs 1; finished designs are kept") from error  # fmt: skip
-        if isinstance(result, Exception):
-            raise result
-        self.left -= 1
-        return index, result
-
-    def end(self) -> None:
-        """At once."""
-        self.process.terminate()
-        self.process.join()
-        self.pipe.close()
-
-
-def _work(requests: Sequence[Request], parents: Connection, pipe: Connection) -> None:
-    """In the process, until the parent is gone; Ctrl-C is left to it, and it ends this process.
-
-    The parent's end of the pipe was inherited: left open here, it would never be closed. Ends of workers that
-    were started before close as their heirs end, the last one first.
-    """
-    parents.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.freeze()
-    with serial(), suppress(EOFError, OSError):  # what the pipe says when the parent is gone
-        while True:
-            for index in pipe.recv():
-                pipe.send((index, _result(requests[index])))
-                gc.collect()  # the command line has switched the collector off
-
-
-def _result(request: Request) -> Found | Exception:
+def _collected(request: Request) -> Found:
+    """A search, and its garbage: the command line has switched the collector off."""
     try:
         return search(request)
-    except Exception as error:
-        return error
+    finally:
+        gc.collect()
 
 
 # --- Ray --------------------------------------------------------------------------------------------

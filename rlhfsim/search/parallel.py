@@ -1,62 +1,116 @@
-"""The same function over several inputs, on every core where processes can be forked.
+"""The same function over several inputs in forked processes, where processes can be forked safely.
 
-A forked worker inherits imports and caches, so only indices go out and results come back. Order and
-results do not depend on the number of cores.
+A forked process inherits imports, caches and the inputs, so only numbers go out and results come back.
+Order and results do not depend on the number of cores.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import signal
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rlhfsim.errors import RlhfsimError
 
 T = TypeVar("T")
 R = TypeVar("R")
 MAX_WORKERS = 8
+TICK = 0.5
+"""Seconds after which a caller that waits hears that nothing has come yet."""
+THREADS = Path("/proc/self/task")
 
 
 @dataclass(slots=True)
-class _Inherited:
-    """What a forked worker finds in place: the work, and that it is a worker."""
-
-    function: Callable[[Any], Any] | None = None
-    items: Sequence[Any] = ()
+class _Here:
     alone: bool = False
     """Nothing is forked, see `serial`."""
 
 
-_INHERITED = _Inherited()
+_HERE = _Here()
 
 
 def mapped(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """`[function(x) for x in items]`; serial inside a worker, on one core, or without fork."""
+    """`[function(x) for x in items]`; serial inside a worker, on one core, or where forks are unsafe."""
     workers = min(MAX_WORKERS, cores(), len(items))
-    if (
-        workers < 2
-        or _INHERITED.function is not None
-        or _INHERITED.alone
-        or "fork" not in multiprocessing.get_all_start_methods()
-    ):
+    if workers < 2 or not may_fork():
         return [function(x) for x in items]
-    _INHERITED.function, _INHERITED.items = function, items
+    found = dict(filter(None, forked(function, items, workers)))
+    return [found[i] for i in range(len(items))]
+
+
+def forked(
+    function: Callable[[T], R], items: Sequence[T], workers: int, *, run: int = 1
+) -> Iterator[tuple[int, R] | None]:
+    """Results with their indices as they come, in processes that take `run` neighbours at a time; None where none
+    has come for a while. Whoever stops listening ends the processes.
+
+    Raises:
+        RlhfsimError: a process was ended from outside.
+        Exception: what the function raised.
+    """
+    starts = range(0, len(items), run)
+    waiting = deque(range(start, min(start + run, len(items))) for start in starts)
+    busy: dict[Connection, _Worker[T, R]] = {}
     try:
-        with multiprocessing.get_context("fork").Pool(workers) as pool:
-            return pool.map(_run, range(len(items)), chunksize=1)
+        while waiting and len(busy) < workers:
+            worker = _Worker(function, items)
+            busy[worker.pipe] = worker
+            worker.give(waiting.popleft())
+        while busy:
+            ready = wait(list(busy), timeout=TICK)
+            if not ready:
+                yield None
+            for worker in [w for pipe, w in busy.items() if pipe in ready]:
+                yield worker.found()
+                if worker.left:
+                    continue
+                if waiting:
+                    worker.give(waiting.popleft())
+                else:
+                    busy.pop(worker.pipe).end()
     finally:
-        _INHERITED.function, _INHERITED.items = None, ()
+        for worker in busy.values():
+            worker.end()
+
+
+def may_fork() -> bool:
+    """Whether a fork is safe: a copy of one thread keeps for ever the locks that others held at that moment.
+
+    The threads of Ray, which stay when it is shut down, and of gRPC have names of their own. Those of BLAS libraries
+    are named like the process and survive a fork, and Python itself leaves its locks in order.
+    """
+    if _HERE.alone or not THREADS.is_dir() or "fork" not in multiprocessing.get_all_start_methods():
+        return False
+    pythons = {str(thread.native_id) for thread in threading.enumerate()}
+    names = {_name(thread) for thread in THREADS.iterdir() if thread.name not in pythons}
+    return names <= {_name(THREADS.parent), ""}
+
+
+def _name(task: Path) -> str:
+    """As the kernel knows it; empty once the thread has ended."""
+    try:
+        return (task / "comm").read_text()
+    except OSError:
+        return ""
 
 
 @contextmanager
 def serial() -> Iterator[None]:
-    """Nothing is forked meanwhile: for processes that must not be, such as the driver of a Ray job."""
-    before, _INHERITED.alone = _INHERITED.alone, True
+    """Nothing is forked meanwhile: for processes that are one of several, or must not be forked."""
+    before, _HERE.alone = _HERE.alone, True
     try:
         yield
     finally:
-        _INHERITED.alone = before
+        _HERE.alone = before
 
 
 def cores() -> int:
@@ -64,6 +118,69 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run(index: int) -> Any:
-    assert _INHERITED.function is not None
-    return _INHERITED.function(_INHERITED.items[index])
+class _Worker(Generic[T, R]):
+    """A forked process that takes items by their number."""
+
+    def __init__(self, function: Callable[[T], R], items: Sequence[T]) -> None:
+        """It inherits both."""
+        context = multiprocessing.get_context("fork")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(
+            target=_work, args=(function, items, self.pipe, theirs), daemon=True
+        )
+        self.left = 0
+        # Ctrl-C waits until the fork is over: Python drops what is raised inside it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+
+    def give(self, run: range) -> None:
+        """Items to take, one after the other."""
+        self.left = len(run)
+        self.pipe.send(run)
+
+    def found(self) -> tuple[int, R]:
+        """The next result, once the pipe is ready."""
+        try:
+            index, result = self.pipe.recv()
+        except (EOFError, ConnectionResetError) as error:
+            self.process.join()
+            raise RlhfsimError("search-was-ended", f"the process of a search was ended from outside (exit code {self.process.exitcode})",
+                               help="is memory short? one core needs least (whatif --jobs 1, or taskset -c 0); finished designs of a what-if are kept") from error  # fmt: skip
+        if isinstance(result, Exception):
+            raise result
+        self.left -= 1
+        return index, result
+
+    def end(self) -> None:
+        """At once, whatever handlers of signals it inherited."""
+        self.process.kill()
+        self.process.join()
+        self.pipe.close()
+
+
+def _work(
+    function: Callable[[T], R], items: Sequence[T], parents: Connection, pipe: Connection
+) -> None:
+    """In the process, until the parent is gone; Ctrl-C is left to it, and it ends this process.
+
+    The parent's end of the pipe was inherited: left open here, it would never be closed. Ends of workers that
+    were started before close as their heirs end, the last one first.
+    """
+    parents.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()  # what was inherited is never finalised here
+    with serial(), suppress(EOFError, OSError):  # what the pipe says when the parent is gone
+        while True:
+            for index in pipe.recv():
+                pipe.send((index, _result(function, items[index])))
+
+
+def _result(function: Callable[[T], R], item: T) -> Any:
+    try:
+        return function(item)
+    except Exception as error:
+        return error

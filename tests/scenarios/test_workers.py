@@ -18,6 +18,12 @@ from rlhfsim.search.request import Request
 SCENARIO = small(grid={"workload.samples": [2, 4, 8]})
 
 
+@pytest.fixture
+def forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes whatever the threads of other tests."""
+    monkeypatch.setattr(workers, "may_fork", lambda: True)
+
+
 def requests() -> list[Request]:
     return [case.request for case in asked(SCENARIO).everything]
 
@@ -28,6 +34,7 @@ def test_processes_find_what_one_finds() -> None:
     assert several.everything == one.everything
 
 
+@pytest.mark.usefixtures("forks")
 def test_an_error_in_a_process_is_the_error_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(request: Request) -> Found:
         raise RlhfsimError("planted", "this fails", help="it must")
@@ -37,6 +44,7 @@ def test_an_error_in_a_process_is_the_error_of_the_search(monkeypatch: pytest.Mo
         list(local(2)(requests()))
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def dies(request: Request) -> Found:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -47,6 +55,7 @@ def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         list(local(2)(requests()))
 
 
+@pytest.mark.usefixtures("forks")
 def test_whoever_stops_listening_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleeps(request: Request) -> Found:
         signal.pause()
