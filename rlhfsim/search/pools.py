@@ -260,13 +260,30 @@ def _blocks(
         bound = goal.bound(_numbers(corner, both.times + times))
         hopeful = bound <= goal.limit
         goal.fate.bounded += goal.weight * int(len(both) - hopeful.sum())
-        both = both.only(hopeful)
-        both.bytes = part.bytes[one[hopeful]] + seat.bytes[two[hopeful]]
-        fits = _fits(corner, both, both.bytes + held, both.times[:, HOST_TIME] + times[HOST_TIME], goal.fate)  # fmt: skip
-        if not rest:
-            fits &= _labelled(corner, both.rows[:, np.argsort(order)])
-        goal.fate.infeasible += goal.weight * int(len(both) - fits.sum())
-        yield both.only(fits), bound[hopeful][fits]
+        found, missing = 0, np.inf
+        for some in _in_turn(np.flatnonzero(hopeful), bound, goal.beam):
+            block = both.only(some)
+            block.bytes = part.bytes[one[some]] + seat.bytes[two[some]]
+            fits, short = _fits(corner, block, block.bytes + held, block.times[:, HOST_TIME] + times[HOST_TIME])  # fmt: skip
+            if not rest:
+                fits &= _labelled(corner, block.rows[:, np.argsort(order)])
+            goal.fate.infeasible += goal.weight * int(len(block) - fits.sum())
+            found, missing = found + int(fits.sum()), min(missing, short)
+            yield block.only(fits), bound[some][fits]
+            if goal.beam is not None and found >= goal.beam:
+                break
+        if missing > -np.inf:  # not one has room
+            goal.fate.shortfall = min(goal.fate.shortfall, missing)
+
+
+def _in_turn(rows: Ints, bound: Floats, beam: int | None) -> Iterator[Ints]:
+    """All rows at once; with a beam a few at a time, the best first, since few of them go on."""
+    if beam is None or len(rows) <= 2 * beam:
+        yield rows
+        return
+    order = rows[np.argsort(bound[rows], kind="stable")]
+    for start in range(0, len(order), 2 * beam):
+        yield order[start : start + 2 * beam]
 
 
 def _seat(corner: Corner, index: int) -> Part:
@@ -316,16 +333,16 @@ def _numbers(corner: Corner, times: Floats) -> Floats:
     return np.concatenate([np.stack(fixed, axis=1), times[:, len(TIMES) :]], axis=1)
 
 
-def _fits(corner: Corner, part: Part, held: Floats, host: Floats, fate: Fate) -> Bools:
-    """Which parts may still fit at every moment, with the leanest seats to come."""
+def _fits(corner: Corner, part: Part, held: Floats, host: Floats) -> tuple[Bools, float]:
+    """Which parts may still fit at every moment, with the leanest seats to come; and the least bytes that are
+    missing on a GPU where none has room, -inf where one has."""
     profile = corner.hardware.profile
-    usable = profile.usable_memory.value
+    usable, most = profile.usable_memory.value, held[..., 0].max(axis=(1, 2))
     fits = fitting(held, usable, corner.max_oom).all(axis=1)
-    if len(part) and not fits.any():
-        fate.shortfall = min(fate.shortfall, float(held[..., 0].max(axis=(1, 2)).min()) - usable)
-    fits &= held[..., 0].max(axis=(1, 2)) <= corner.max_memory
+    missing = -np.inf if fits.any() else float(most.min(initial=np.inf)) - usable
+    fits &= most <= corner.max_memory
     fits &= host <= profile.node.host_memory.value
-    return np.asarray(fits & np.isfinite(part.times[:, TRAIN_TIME]))
+    return np.asarray(fits & np.isfinite(part.times[:, TRAIN_TIME])), missing
 
 
 def _freeing(corner: Corner, rows: Ints) -> Bools:
