@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.costs.devices import device_of
 from rlhfsim.phases.residency import sync_buffers, sync_group
 from rlhfsim.phases.timetable import STREAM_CHUNKS
-from rlhfsim.phases.weight_sync import sync
 from rlhfsim.search.bound import FIXED, Numbers, head_seconds, learner_seconds, objective_bound
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.fit import NO_SYNC, SyncBytes
-from rlhfsim.search.pools import ENDS, HOST, Corner, PoolTable, SyncSeconds, pool_table
+from rlhfsim.search.paths import Paths
+from rlhfsim.search.pools import ENDS, HOST, Corner, PoolTable, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.seats import Key, SeatTable
@@ -54,7 +53,7 @@ class Corners:
         self._least: dict[tuple[object, ...], Least] = {}
         self._pools: dict[tuple[object, ...], PoolTable] = {}
         self._lean: dict[tuple[object, ...], SeatTable] = {}
-        self._sync: dict[tuple[object, ...], float] = {}
+        self.paths = Paths(request, models, pricer.paths)
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -120,51 +119,12 @@ class Corners:
 
     # --- the weight path ----------------------------------------------------------------------------
 
-    def sync_seconds(self, family: Family, actor: SeatTable, rollout: SeatTable) -> SyncSeconds:
-        """The weight path between rows of two tables, priced once for each pair of classes."""
-
-        columns = int(rollout.sync_class.max(initial=-1)) + 1
-        first = [dict(zip(*np.unique(t.sync_class, return_index=True), strict=True)) for t in (actor, rollout)]  # fmt: skip
-
-        def seconds(one: Ints, two: Ints) -> Floats:
-            pairs = actor.sync_class[one] * columns + rollout.sync_class[two]
-            known = np.bincount(pairs, minlength=1).astype(np.float64)
-            for pair in np.flatnonzero(known):
-                i, j = (int(rows[number]) for rows, number in zip(first, divmod(pair, columns), strict=True))  # fmt: skip
-                known[pair] = self._path(family, actor, i, rollout, j)
-            return np.asarray(known[pairs])
-
-        return seconds
-
-    def _path(self, family: Family, actor: SeatTable, i: int, rollout: SeatTable, j: int) -> float:
-        """Seconds of the family's path for two options; inf where it cannot join them."""
-        x, y = actor.options[i].layout, rollout.options[j].layout
-        name = (family.path, family.joined, actor.key, int(actor.sync_class[i]), rollout.key, int(rollout.sync_class[j]))  # fmt: skip
-        if name not in self._sync:
-            cluster = self.request.cluster
-            ends = [device_of(cluster.pools[t.key.hardware], cluster.oversubscription) for t in (actor, rollout)]  # fmt: skip
-            priced = sync(
-                family.path, self.models.actor, x, y, source=ends[0], target=ends[1],
-                backend=self.request.backend, same_pool=family.joined, lora=self.request.workload.lora,
-            )  # fmt: skip
-            self._sync[name] = priced.cost.seconds if priced.available else inf
-        return self._sync[name]
-
     def least_sync(self, frame: Frame) -> float:
         """The fastest transfer between any two options of actor and rollout; 0 without a rollout."""
         ends = self._ends(frame)
         if ends is None:
             return 0.0
-        actor, rollout = ends
-        name = (frame.family.path, frame.family.joined, actor.key, rollout.key)
-        if name not in self._sync:
-            self._sync[name] = self._fastest_path(frame.family, actor, rollout)
-        return self._sync[name]
-
-    def _fastest_path(self, family: Family, actor: SeatTable, rollout: SeatTable) -> float:
-        rows = [np.unique(t.sync_class, return_index=True)[1] for t in (actor, rollout)]
-        one, two = np.repeat(rows[0], len(rows[1])), np.tile(rows[1], len(rows[0]))
-        return float(self.sync_seconds(family, actor, rollout)(one, two).min(initial=inf))
+        return self.paths.least(frame.family, *ends)
 
     def _ends(self, frame: Frame) -> tuple[SeatTable, SeatTable] | None:
         found = []
@@ -260,7 +220,7 @@ class Corners:
         tables = tuple(self._lean_table(k, sync_bytes, with_actor="actor" in group, alone=len(group) == 1, by_label=freeing(self.request, family) == "must", by_move=family.pace == "pieces") for k in keys)  # fmt: skip
         joined = "actor" in group and "rollout" in group
         between = (
-            self.sync_seconds(family, tables[group.index("actor")], tables[group.index("rollout")])
+            self.paths.between(family, tables[group.index("actor")], tables[group.index("rollout")])
             if joined
             else None
         )
@@ -342,7 +302,7 @@ class Corners:
             tables.append(pools[index].tables[place])
             rows.append(pools[index].rows[:, place])
         one, two = np.repeat(rows[0], len(rows[1])), np.tile(rows[1], len(rows[0]))
-        seconds = self.sync_seconds(family, tables[0], tables[1])(one, two)
+        seconds = self.paths.between(family, tables[0], tables[1])(one, two)
         table = seconds.reshape(len(rows[0]), len(rows[1]))
         if actor > rollout:
             table = table.T

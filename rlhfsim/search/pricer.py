@@ -94,6 +94,11 @@ class Pricer:
         return [table for key, table in self._tables.items() if key.seat == seat]
 
     @property
+    def paths(self) -> dict[Any, Any]:
+        """What is known of weight paths, see `search.paths`."""
+        return self._kept.paths
+
+    @property
     def refused(self) -> Counter[str]:
         """Layouts outside the space by reason, over all seats and pool sizes."""
         total: Counter[str] = Counter()
@@ -379,6 +384,7 @@ class _Kept:
     fits: dict[Key, Fit]
     roles: dict[Key, SeatTable]
     rollouts: dict[Key, SeatTable]
+    paths: dict[Any, Any]
 
     @classmethod
     def of(cls, request: Request, models: Models) -> _Kept:
@@ -391,12 +397,14 @@ class _Kept:
         layouts = asked, domains, work.num_sequences // work.mini_batches, is_long(work)
         bytes_ = asked, pools, work, request.max_oom
         times = bytes_, cluster.oversubscription
+        synced = models.actor, request.backend, work.lora, pools, cluster.oversubscription
         stale = times, "async" in request.switches, request.max_staleness
         return cls(
             options=_recalled(layouts),
             fits=_recalled(bytes_),
             roles=_recalled(times),
             rollouts=_recalled(stale),
+            paths=_recalled(synced),
         )
 
     def tables(self, key: Key) -> dict[Key, SeatTable]:
@@ -404,12 +412,12 @@ class _Kept:
         return self.rollouts if key.seat == "rollout" else self.roles
 
 
-_RECALLED: OrderedDict[object, dict[Key, Any]] = OrderedDict()
-MOST_KEPT = 32
-"""Of the four kinds together: those of eight requests."""
+_RECALLED: OrderedDict[object, dict[Any, Any]] = OrderedDict()
+MOST_KEPT = 40
+"""Of the five kinds together: those of eight requests."""
 
 
-def _recalled(name: object) -> dict[Key, Any]:
+def _recalled(name: object) -> dict[Any, Any]:
     found = _RECALLED.setdefault(name, {})
     _RECALLED.move_to_end(name)
     while len(_RECALLED) > MOST_KEPT:
