@@ -122,7 +122,7 @@ def _seconds(point: Point) -> float:
     with serial():
         design(
             rlhfsim.Request(cluster=cluster, workload=workload, backend=point.backend, allow=point.allow),
-            explain=False,
+            explain=False, rivals=False,  # as `rlhfsim whatif` asks
         )  # fmt: skip
     return time.process_time() - begin
 

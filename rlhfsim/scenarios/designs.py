@@ -92,7 +92,7 @@ def _observed(lengths: AnyLengths) -> str:
 def search(request: Request) -> Found:
     """The best plan of a request, or what is missing."""
     begin = time.perf_counter()
-    answer = design(request, explain=False)
+    answer = design(request, explain=False, rivals=False)
     return Found(
         plan=answer.chosen, shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
         gap=answer.certificate.gap, seconds=time.perf_counter() - begin,

@@ -79,16 +79,18 @@ def design(
     *,
     explain: bool = True,
     left_out: bool = False,
+    rivals: bool = True,
     instead: Sequence[Alternative] = (),
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
-    `left_out`: also what each choice would bring that does not compete; it takes as long again.
+    `left_out`: also what each choice would bring that does not compete; it takes as long again. Without `rivals`
+    only those runners-up are named that were met on the way, and the search is shorter.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
-    found = list(_searched(request))
+    found = list(_searched(request, rivals=rivals))
     certificate = found[0][1].certificate
     for _, more in found[1:]:
         certificate = certificate.plus(more.certificate)
@@ -115,11 +117,13 @@ def design(
     )  # fmt: skip
 
 
-def _searched(request: Request) -> Iterator[tuple[Workload, Found]]:
+def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, Found]]:
     """A search for each variant of the workload; a later one must beat the earlier ones."""
     known = inf
     for workload in variants(request):
-        search = Search(replace(request, workload=workload), models_of(workload), known=known)
+        search = Search(
+            replace(request, workload=workload), models_of(workload), known=known, rivals=rivals
+        )
         found = search.run()
         known = min(known, search.limit)
         yield workload, found

@@ -88,11 +88,14 @@ class Search:
         known: float = inf,
         only: Callable[[Family], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
+        rivals: bool = True,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
-        `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the frames.
+        `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the frames; `rivals`: good
+        plans of other kinds are wanted too, the best one or not.
         """
+        self._reach = RIVAL if rivals else 1.0
         self._known, self._only, self._sizes = known, only, sizes
         self.request, self.models = replace(request, cluster=met(request.cluster)), models
         self.pricer = pricer or Pricer(self.request, models)
@@ -180,7 +183,7 @@ class Search:
             found = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
             kinds.setdefault(kind, []).extend(found)
         for tried in sorted(kinds.values(), key=lambda t: min((x[0] for x in t), default=inf)):
-            if min((x[0] for x in tried), default=inf) > RIVAL * self.limit:
+            if min((x[0] for x in tried), default=inf) > self._reach * self.limit:
                 break
             near = sorted(tried, key=lambda x: x[0])[: DIVES * DIVES]
             frames = [branch.frame(row) for _, branch, row in near]
