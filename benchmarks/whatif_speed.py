@@ -5,26 +5,23 @@
 Points are drawn without repetition from 2,304 questions about 64 GPUs and 70B: four GPUs, two backends, PPO
 and GRPO, three batches, eight response lengths (three long-tailed), three oversubscriptions, synchronous
 or async allowed. No two points ask the same. They are sorted so that neighbours share layouts, bytes and
-prices of roles, and dealt out in runs of neighbours; each worker is one process that forks nothing.
+prices of roles, and go through the processes of `rlhfsim whatif`, which take runs of neighbours.
 `--measured` takes about N of the points, in whole runs from all over the grid, where time is short.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import random
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
 from process import bind, pace
 
 import rlhfsim
-from rlhfsim.search.design import design
-from rlhfsim.search.parallel import serial
+from rlhfsim.scenarios.workers import local
 from rlhfsim.specs.backends import Backend
 from rlhfsim.specs.lengths import Fixed, Lengths, LogNormal
 from rlhfsim.specs.workload import Algorithm
@@ -45,8 +42,8 @@ ALLOWED: dict[str, tuple[frozenset[str], ...]] = {
     "none": (frozenset(),), "async": (frozenset({"async"}),), "both": (frozenset(), frozenset({"async"})),
 }  # fmt: skip
 OVERSUBSCRIPTIONS = (1.0, 2.0, 4.0)
-NEIGHBOURS = 10
-"""Points that a worker takes at a time."""
+NEIGHBOURS = 12
+"""Points of a run where `--measured` takes runs."""
 SEED = 7
 
 
@@ -80,9 +77,9 @@ def main() -> None:
     points = spread(points, asked.measured or len(points))
     print(f"{cores} cores; {pace()}")
     begin = time.perf_counter()
-    took = list(_all(points, cores))
+    found = _all(points, cores)
     wall = time.perf_counter() - begin
-    _print(points, took, wall, cores)
+    _print(points, [found[i] for i in range(len(points))], wall, cores)
 
 
 def grid(count: int, allow: str) -> list[Point]:
@@ -102,29 +99,27 @@ def spread(points: list[Point], count: int) -> list[Point]:
     return [point for run in runs[every // 2 :: every] for point in run]
 
 
-def _all(points: list[Point], cores: int) -> Iterator[float]:
-    """CPU seconds of each point, in order; progress on stderr."""
-    with multiprocessing.get_context("fork").Pool(cores) as pool:
-        for done, seconds in enumerate(pool.imap(_seconds, points, chunksize=NEIGHBOURS), start=1):
-            if done % 10 == 0 or done == len(points):
-                print(f"\r{done:,} of {len(points):,} points", end="", file=sys.stderr, flush=True)
-            yield seconds
+def _all(points: list[Point], cores: int) -> dict[int, float]:
+    """Seconds of each point as `rlhfsim whatif` searches them; progress on stderr."""
+    took: dict[int, float] = {}
+    for done in local(cores)([request(p) for p in points]):
+        if done is not None:
+            took[done[0]] = done[1].seconds
+            print(f"\r{len(took):,} of {len(points):,} points", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    return took
 
 
-def _seconds(point: Point) -> float:
-    """CPU seconds of one design."""
-    begin, (name, samples) = time.process_time(), point.algorithm
+def request(point: Point) -> rlhfsim.Request:
+    """The question of a point."""
+    name, samples = point.algorithm
     workload = rlhfsim.Workload(
         model="70b", algorithm=name, prompts=point.sequences // samples, samples=samples, response_len=point.response,
     )  # fmt: skip
     cluster = rlhfsim.parse_cluster(64, point.gpu, oversubscription=point.oversubscription)
-    with serial():
-        design(
-            rlhfsim.Request(cluster=cluster, workload=workload, backend=point.backend, allow=point.allow),
-            explain=False, rivals=False,  # as `rlhfsim whatif` asks
-        )  # fmt: skip
-    return time.process_time() - begin
+    return rlhfsim.Request(
+        cluster=cluster, workload=workload, backend=point.backend, allow=point.allow
+    )
 
 
 def _print(points: list[Point], took: list[float], wall: float, cores: int) -> None:

@@ -38,7 +38,7 @@ RIVAL = 1.25
 """A kind of plan whose bound is further above the best plan is not looked at."""
 EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
-ABOVE = (1.003, 1.01, 1.03, 1.1, inf)
+ABOVE = (1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1, inf)
 """Times its bound: how far a frame is looked at before more of it is."""
 
 
@@ -107,6 +107,7 @@ class Search:
         self._seen: dict[Placement, Candidate | None] = {}
         self._met: dict[object, list[Floats]] = {}
         """Learner and sync of simulated plans whose rollout never drains, by their rollout."""
+        self._bounds: dict[tuple[object, ...], tuple[Floats, list[int], list[int]]] = {}
         self._opened = 0
         self._deadline = time.monotonic() + (request.time_limit or inf)
 
@@ -158,7 +159,15 @@ class Search:
     # --- bounds of frames -----------------------------------------------------------------------
 
     def _branch(self, family: Family, sizes: Ints) -> Branch:
-        """Bounds from the fastest options of every seat, for all sizes at once."""
+        """Bounds from the fastest options of every seat, for all sizes at once; a path adds nothing to them yet."""
+        name = family.groups, family.hardware, family.schedule, family.path == "lora"
+        if name not in self._bounds:
+            self._bounds[name] = self._bounded(family, sizes)
+        bound, legal, fitting = self._bounds[name]
+        return Branch(family=family, sizes=sizes, bound=bound, legal=legal, fitting=fitting)
+
+    def _bounded(self, family: Family, sizes: Ints) -> tuple[Floats, list[int], list[int]]:
+        """Bound, plans, and those whose seats fit by themselves, of each frame."""
         legal, fitting = [1] * len(sizes), [1] * len(sizes)
         pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
         for i in range(len(family.groups)):
@@ -170,7 +179,7 @@ class Search:
             legal = [n * least[k].legal for n, k in zip(legal, at, strict=True)]
             fitting = [n * least[k].fitting for n, k in zip(fitting, at, strict=True)]
         bound = objective_bound(family, self.request, pools, np.zeros(len(sizes)))
-        return Branch(family=family, sizes=sizes, bound=np.where(fits, bound, inf), legal=legal, fitting=fitting)  # fmt: skip
+        return np.where(fits, bound, inf), legal, fitting
 
     # --- a first good plan ----------------------------------------------------------------------
 

@@ -172,6 +172,7 @@ def _work(
     """
     parents.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.disable()
     gc.freeze()  # what was inherited is never finalised here
     with serial(), suppress(EOFError, OSError):  # what the pipe says when the parent is gone
         while True:
