@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from rlhfsim.costs.layers import layer_expert_params, layer_params
@@ -77,6 +78,11 @@ class States(NamedTuple):
     def total(self) -> float:
         """GPU bytes."""
         return self.weights + self.gradients + self.optimizer
+
+
+CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_params")
+"""Fields of a layout that decide states and buffers; the others decide activations."""
+cut = attrgetter(*CUT)
 
 
 def stages(layout: Layout) -> tuple[Stage, ...]:

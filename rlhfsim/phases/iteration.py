@@ -128,6 +128,15 @@ def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> 
 
     With `drawn` response lengths their moments count, not those of the distribution.
     """
+    return _sequences(workload, drawn) if drawn else _undrawn(workload)
+
+
+@lru_cache(maxsize=1024)
+def _undrawn(workload: Workload) -> Sequences:
+    return _sequences(workload, None)
+
+
+def _sequences(workload: Workload, drawn: tuple[float, ...] | None) -> Sequences:
     prompt, response = stats(workload.prompt_len), stats(workload.response_len)
     mean_response, square = response.mean, response.mean_square
     longest = workload.response_len.maximum
@@ -324,30 +333,31 @@ def rules_cost(workload: Workload) -> Cost:
 
 def train_cost(setting: Setting, role: str, seat: Seat) -> Cost:
     """All epochs of one trained role."""
-    workload = setting.workload
+    workload, device = setting.workload, setting.device(seat)
     cost = train(
-        setting.device(seat), setting.models.of(role), seat.layout, sequences_of(workload, setting.drawn), backend=setting.placement.backend,
+        device, setting.models.of(role), seat.layout, sequences_of(workload, setting.drawn), backend=setting.placement.backend,
         optimizer_steps=workload.mini_batches, optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None, value_head=role == "critic",
         precision=setting.train_precision,
         pack_len=_pack_len(setting, training=True),
     )  # fmt: skip
-    return _called(setting, seat, cost).scaled(workload.epochs)
+    return _called(setting, device, cost).scaled(workload.epochs)
 
 
 def forward_cost(setting: Setting, call: Call, seat: Seat) -> Cost:
     """One scoring forward over the whole batch."""
     assert call.kind in ("logprob", "value", "score"), call.name
+    device = setting.device(seat)
     cost = forward(
-        setting.device(seat), setting.models.of(call.role), seat.layout, sequences_of(setting.workload, setting.drawn),
+        device, setting.models.of(call.role), seat.layout, sequences_of(setting.workload, setting.drawn),
         backend=setting.placement.backend, head=call.kind, precision=setting.train_precision,
         pack_len=_pack_len(setting, training=False),
     )  # fmt: skip
-    return _called(setting, seat, cost)
+    return _called(setting, device, cost)
 
 
-def _called(setting: Setting, seat: Seat, cost: Cost) -> Cost:
-    return packed_call(setting.device(seat), cost) if setting.workload.packing else cost
+def _called(setting: Setting, device: Device, cost: Cost) -> Cost:
+    return packed_call(device, cost) if setting.workload.packing else cost
 
 
 def _pack_len(setting: Setting, *, training: bool) -> float | None:

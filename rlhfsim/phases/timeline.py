@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from rlhfsim.costs import activations, kv_cache, memory
@@ -202,7 +201,7 @@ def _calls(
     allocator reserves for each byte of tensors that come and go.
     """
     here = _standing(
-        model, _cut(layout), backend, trained, stage, optimizer, lora, shares_weights,
+        model, memory.cut(layout), backend, trained, stage, optimizer, lora, shares_weights,
         stack.gradient_bytes, stack.moment_bytes,
     )  # fmt: skip
     tokens = batch.tokens(layout.micro_batch)
@@ -229,11 +228,6 @@ class _Standing(NamedTuple):
     communicators: int
 
 
-_CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_params")
-"""Fields of a layout that decide states and buffers; the others decide activations."""
-_cut = attrgetter(*_CUT)
-
-
 @lru_cache(maxsize=65536)
 def _standing(
     model: ModelSpec, cut: tuple[object, ...], backend: Backend, trained: bool, stage: Stage,
@@ -241,7 +235,7 @@ def _standing(
     gradient_bytes: float | None, moment_bytes: float | None,
 ) -> _Standing:  # fmt: skip
     """States and buffers of a role under every layout with these fields."""
-    layout = Layout(**dict(zip(_CUT, cut, strict=True)))  # type: ignore[arg-type]  # read from one
+    layout = Layout(**dict(zip(memory.CUT, cut, strict=True)))  # type: ignore[arg-type]  # read from one
     part = memory.shard(model, layout, backend, stage)
     trainable = part
     if trained and lora is not None:

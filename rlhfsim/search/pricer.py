@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from rlhfsim.costs.devices import Identity, device_of, domain_of
-from rlhfsim.costs.memory import stages
+from rlhfsim.costs.devices import device_of, domain_of
+from rlhfsim.costs.memory import cut, stages
 from rlhfsim.phases.generation import Generation
 from rlhfsim.phases.iteration import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.phases.ledger import no_start
@@ -34,7 +34,8 @@ from rlhfsim.search.fit import (
     role_sizes,
     role_states,
 )
-from rlhfsim.search.layouts import is_long, role_layouts, rollout_layouts
+from rlhfsim.search.kept import Fit, Kept, Options
+from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
 from rlhfsim.search.seats import (
@@ -52,7 +53,7 @@ from rlhfsim.search.seats import (
 from rlhfsim.simulation.stale import refilled_bound
 from rlhfsim.specs.dataflow import Call, dataflow
 from rlhfsim.specs.hardware import Pool
-from rlhfsim.specs.layout import Layout, RolloutLayout
+from rlhfsim.specs.layout import Layout
 from rlhfsim.specs.models import Models
 from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
 
@@ -66,7 +67,7 @@ class Pricer:
         self.models = models
         self.calls = dataflow(request.workload)
         self._tables: dict[Key, SeatTable] = {}
-        self._kept = _Kept.of(request, models)
+        self._kept = Kept.of(request, models)
         self._forward: dict[tuple[object, ...], float] = {}
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], Setting] = {}
@@ -231,14 +232,18 @@ class Pricer:
         found = np.zeros((len(seats), 6))
         for call in self._calls(key.seat):
             at, priced = (3, self._train) if call.kind == "train" else (0, self._score)
+            known = self._kept.moves.setdefault((model, key.seat, call.kind == "train", key.hardware), {})  # fmt: skip
             layout, seconds = None, 0.0
             for row, seat in zip(found, seats, strict=True):
                 if seat.layout is not layout:  # those of one layout stand together
                     layout, seconds = seat.layout, priced(setting, key, call, seat)
                 row[at + 1] = seconds
                 if seat.residency != "resident" or seat.offload_between:
-                    before, after = moves(device, model, seat, call, self.request.workload, setting.placement)  # fmt: skip
-                    row[at], row[at + 2] = before.seconds, after.seconds
+                    name = seat.residency, seat.offload_between, cut(seat.layout)
+                    if name not in known:
+                        costs = moves(device, model, seat, call, self.request.workload, setting.placement)  # fmt: skip
+                        known[name] = costs[0].seconds, costs[1].seconds
+                    row[at], row[at + 2] = known[name]
         return found
 
     def _train(self, setting: Setting, key: Key, call: Call, seat: Seat) -> float:
@@ -294,14 +299,13 @@ class Pricer:
         self, key: Key, seat: RolloutSeat, engine: EngineBytes
     ) -> tuple[list[float], list[float]]:
         """Wake, generation and sleep; and when pieces of the batch are generated."""
-        setting = self._with(key, seat)
-        before, after = moves(
-            setting.device(seat), self.models.actor, seat, self.calls[0], self.request.workload, setting.placement,
-        )  # fmt: skip
-        made = self._generation(setting, key, seat.layout, engine.kv_tokens)
-        shares = len(made.finish) // STREAM_CHUNKS
-        pieces = [before.seconds + t for t in made.finish[shares - 1 :: shares]]
-        return [before.seconds, made.seconds, after.seconds, 0.0, 0.0, 0.0], pieces
+        setting = self._setting(key)
+        device = device_of(self.hardware(key), self.request.cluster.oversubscription)
+        before, after = moves(device, self.models.actor, seat, self.calls[0], self.request.workload, setting.placement)  # fmt: skip
+        made = self._generation(key, seat, engine.kv_tokens)
+        shares, woken = len(made.finish) // STREAM_CHUNKS, before.seconds
+        pieces = [woken + t for t in made.finish[shares - 1 :: shares]]
+        return [woken, made.seconds, after.seconds, 0.0, 0.0, 0.0], pieces
 
     def _refilled(self, key: Key, seat: RolloutSeat, engine: EngineBytes) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
@@ -323,14 +327,13 @@ class Pricer:
             setting, placement=replace(setting.placement, rollout=seat, schedule=schedule)
         )
 
-    def _generation(
-        self, setting: Setting, key: Key, layout: RolloutLayout, kv_tokens: float
-    ) -> Generation:
+    def _generation(self, key: Key, seat: RolloutSeat, kv_tokens: float) -> Generation:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
+        layout = seat.layout
         name = (key.hardware, key.gpus, (layout.tp, layout.pp, layout.ep, key.double_buffered))
         known = self._rollouts.get(name)
         if known is None or known.waves > 1 or kv_tokens < known.kv_tokens:
-            known = generation_of(setting, kv_tokens)
+            known = generation_of(self._with(key, seat), kv_tokens)
             assert known is not None
             self._rollouts[name] = known
         return known
@@ -343,85 +346,3 @@ def _sorted(table: SeatTable) -> SeatTable:
 
 def _size(key: Key) -> tuple[int, int, str, bool, bool, bool]:
     return key.hardware, key.gpus, key.seat, key.beside_actor, key.adapters, key.double_buffered
-
-
-# --- what earlier searches of this process priced ------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
-    """The options of a role that the space has."""
-
-    legal: int
-    refused: Counter[str]
-    """Layouts outside the space, by reason."""
-    shapes: tuple[tuple[tuple[Seat, ...], ...], ...]
-    """Shape -> layout (rising micro-batch) -> what the seat does between its calls."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fit:
-    """The options of a role that fit by themselves, before they are timed."""
-
-    legal: int
-    """Options of the space, those that do not fit included."""
-    refused: Counter[str]
-    """Layouts outside the space, by reason."""
-    seats: tuple[Seat, ...]
-    sizes: Floats
-    """(n, view, :) bytes by component (`fit.role_sizes`)."""
-    host: Floats
-    """(n,) bytes of host memory for each GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Kept:
-    """Tables of earlier searches that asked the same of a seat.
-
-    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the network, and roles not on how stale samples may be; no price of a
-    call depends on the price of a GPU, on the objective or on which architectures compete.
-    """
-
-    options: dict[Key, Options]
-    fits: dict[Key, Fit]
-    roles: dict[Key, SeatTable]
-    rollouts: dict[Key, SeatTable]
-    paths: dict[Any, Any]
-
-    @classmethod
-    def of(cls, request: Request, models: Models) -> _Kept:
-        """What this process remembers of a request."""
-        work, cluster = request.workload, request.cluster
-        pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in cluster.pools)
-        fixed = tuple((seat, *sorted(fields.items())) for seat, fields in sorted(request.fix.items()))  # fmt: skip
-        asked = models, request.backend, request.forbid, fixed, request.limits
-        domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.pools)
-        layouts = asked, domains, work.num_sequences // work.mini_batches, is_long(work)
-        bytes_ = asked, pools, work, request.max_oom
-        times = bytes_, cluster.oversubscription
-        synced = models.actor, request.backend, work.lora, pools, cluster.oversubscription
-        stale = times, "async" in request.switches, request.max_staleness
-        return cls(
-            options=_recalled(layouts),
-            fits=_recalled(bytes_),
-            roles=_recalled(times),
-            rollouts=_recalled(stale),
-            paths=_recalled(synced),
-        )
-
-    def tables(self, key: Key) -> dict[Key, SeatTable]:
-        """Where the table of a seat is kept."""
-        return self.rollouts if key.seat == "rollout" else self.roles
-
-
-_RECALLED: OrderedDict[object, dict[Any, Any]] = OrderedDict()
-MOST_KEPT = 40
-"""Of the five kinds together: those of eight requests."""
-
-
-def _recalled(name: object) -> dict[Any, Any]:
-    found = _RECALLED.setdefault(name, {})
-    _RECALLED.move_to_end(name)
-    while len(_RECALLED) > MOST_KEPT:
-        _RECALLED.popitem(last=False)
-    return found
