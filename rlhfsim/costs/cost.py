@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 Resource = Literal[
@@ -41,13 +42,13 @@ def part(
     return Part(resource, seconds, rests_on, spread)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """Time of one call: a sum of exposed parts."""
 
     parts: tuple[Part, ...] = ()
 
-    @property
+    @cached_property
     def seconds(self) -> float:
         """Sum over the parts."""
         return math.fsum([p.seconds for p in self.parts])

@@ -155,11 +155,24 @@ def _sequences(workload: Workload, drawn: tuple[float, ...] | None) -> Sequences
     )
 
 
-def program(setting: Setting, kv_tokens: float | None = None) -> Program:
-    """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica."""
-    generation = generation_of(setting, kv_tokens)
-    calls = dataflow(setting.workload)
-    steps = [step for call in calls for step in _steps(setting, call, generation)]
+Known = dict[tuple[object, ...], list[Step]]
+"""Steps of calls, by the call and the seats that decide them."""
+
+
+def program(
+    setting: Setting, kv_tokens: float | None = None, known: Known | None = None
+) -> Program:
+    """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica.
+
+    `known`: steps of plans with the same pools, workload, backend and weight path; those of this plan are added.
+    """
+    generation, known = generation_of(setting, kv_tokens), {} if known is None else known
+    steps: list[Step] = []
+    for call in dataflow(setting.workload):
+        name = _decided_by(setting.placement, call, kv_tokens)
+        if name not in known:
+            known[name] = _steps(setting, call, generation)
+        steps += known[name]
     if setting.workload.generates:
         blocking = bool(setting.device(setting.placement.actor)["blocking_moves"])
         steps = with_controller(steps, controller_cost(setting), blocking=blocking)
@@ -168,10 +181,32 @@ def program(setting: Setting, kv_tokens: float | None = None) -> Program:
         steps=tuple(steps),
         generation=generation,
         refilled=refilled_cost(setting, kv_tokens) if stale else None,
-        tokens=sequences_of(replace(setting.workload, packing=True), setting.drawn).tokens,
+        tokens=_tokens(setting.workload)
+        if setting.drawn is None
+        else _packed(setting.workload, setting.drawn),
         gpus=sum(pool.gpus for pool in setting.placement.pools),
         turns=turns_of(setting, kv_tokens),
     )
+
+
+def _decided_by(placement: Placement, call: Call, kv_tokens: float | None) -> tuple[object, ...]:
+    if call.role == "rules":
+        return (call.name,)
+    if call.kind == "sync":
+        return call.name, placement.actor, placement.rollout
+    if call.kind == "generate":
+        return call.name, placement.rollout, kv_tokens
+    return call.name, getattr(placement, call.role)
+
+
+@lru_cache(maxsize=1024)
+def _tokens(workload: Workload) -> float:
+    return _packed(workload, None)
+
+
+def _packed(workload: Workload, drawn: tuple[float, ...] | None) -> float:
+    """Tokens of a step without padding."""
+    return sequences_of(replace(workload, packing=True), drawn).tokens
 
 
 def iteration(

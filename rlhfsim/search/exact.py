@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.costs.devices import met
-from rlhfsim.phases.iteration import Setting, closed_form, program
+from rlhfsim.phases.iteration import Known, Setting, closed_form, program
 from rlhfsim.phases.residency import engine_in_plan
 from rlhfsim.search.bound import Numbers, objective_bound
 from rlhfsim.search.candidates import Candidate, judged
@@ -273,12 +273,13 @@ class Search:
         thin = limit is None
         rows, bounds, unfit = self.corners.combined(frame, pools, inf if limit is None else limit)
         beaten, refilled = 0, frame.family.pace == "refilled" and self.request.objective != "memory"
+        known: Known = {}
         beside = self.corners.beside(frame, pools, rows) if refilled else np.zeros((len(rows), 0))
         for choice, bound, own in zip(rows, bounds.tolist(), beside, strict=True):
             if not thin and bound > self._leaf_threshold:
                 break
             placement = self.corners.placement(frame, pools, choice)
-            if not thin and self._too_slow(placement):
+            if not thin and self._too_slow(placement, known):
                 continue
             met = self._met.setdefault(self._rollout(placement), []) if refilled else []
             if not thin and placement not in self._seen and any((x <= own).all() for x in met):
@@ -297,8 +298,11 @@ class Search:
         home = placement.pool(placement.rollout.pool)
         return placement.rollout, home.gpus, home.hardware, placement.schedule
 
-    def _too_slow(self, placement: Placement) -> bool:
-        """Whether the closed form of a streaming plan, a tighter bound, already rules it out."""
+    def _too_slow(self, placement: Placement, known: Known) -> bool:
+        """Whether the closed form of a streaming plan, a tighter bound, already rules it out.
+
+        `known`: steps of other plans of its frame.
+        """
         seat = placement.rollout
         if not placement.schedule.streaming or seat is None or self.request.objective == "memory":
             return False
@@ -307,7 +311,7 @@ class Search:
         setting = Setting(
             models=self.models, placement=placement, workload=self.request.workload, cluster=self.request.cluster,
         )  # fmt: skip
-        form = closed_form(program(setting, kv_tokens), placement.schedule)
+        form = closed_form(program(setting, kv_tokens, known), placement.schedule)
         return form.seconds > self._leaf_threshold
 
     # --- counting ---------------------------------------------------------------------------------
