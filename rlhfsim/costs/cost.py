@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, NamedTuple
 
 Resource = Literal[
@@ -42,13 +41,13 @@ def part(
     return Part(resource, seconds, rests_on, spread)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """Time of one call: a sum of exposed parts."""
 
     parts: tuple[Part, ...] = ()
 
-    @cached_property
+    @property
     def seconds(self) -> float:
         """Sum over the parts."""
         return math.fsum([p.seconds for p in self.parts])

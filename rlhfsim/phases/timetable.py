@@ -64,15 +64,17 @@ def timetable(
     free: dict[str, int] = {}
     index: dict[str, int] = {}
     phases: list[Phase] = []
+    over: list[float] = []
     for step in steps:
         waits = [index[n] for n in step.needs if n in index]
         waits += [free[p] for p in step.pools if p in free]
-        after = max(waits, key=lambda i: phases[i].end, default=None)
-        start = phases[after].end if after is not None else 0.0
+        after = max(waits, key=over.__getitem__, default=None)
+        start = over[after] if after is not None else 0.0
         cost = step.cost
-        if step.name in ends and cost.seconds > 0:
-            cost = cost.scaled(max(0.0, ends[step.name] - start) / cost.seconds)
+        if step.name in ends and (seconds := cost.seconds) > 0:
+            cost = cost.scaled(max(0.0, ends[step.name] - start) / seconds)
         phases.append(Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after))
+        over.append(phases[-1].end)
         index[step.name] = len(phases) - 1
         for pool in step.pools:
             free[pool] = len(phases) - 1
@@ -90,12 +92,13 @@ def streamed_ends(steps: list[Step], finish: tuple[float, ...]) -> dict[str, flo
     begin = _generation_start(steps)
     free: dict[str, float] = {}
     done: dict[str, float] = {}
+    each = {step.name: step.cost.seconds / STREAM_CHUNKS for step in streamed}
     for piece in range(1, STREAM_CHUNKS + 1):
         arrived = begin + finish[-(-piece * len(finish) // STREAM_CHUNKS) - 1]
         for step in streamed:
             inputs = [done[n] for n in step.needs if n in done]
             start = max(arrived, *inputs, *(free.get(p, 0.0) for p in step.pools))
-            done[step.name] = start + step.cost.seconds / STREAM_CHUNKS
+            done[step.name] = start + each[step.name]
             free |= dict.fromkeys(step.pools, done[step.name])
     return done
 
@@ -129,7 +132,8 @@ def _generation_start(steps: list[Step]) -> float:
 
 def chain(phases: list[Phase]) -> tuple[int, ...]:
     """The phases from the start of the step to its end, each the one that the next waited for."""
-    found = [max(range(len(phases)), key=lambda i: phases[i].end)] if phases else []
+    ends = [phase.end for phase in phases]
+    found = [ends.index(max(ends))] if phases else []
     while found and (before := phases[found[-1]].after) is not None:
         found.append(before)
     return tuple(reversed(found))
