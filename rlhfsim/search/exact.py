@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 
@@ -38,8 +38,8 @@ RIVAL = 1.25
 """A kind of plan whose bound is further above the best plan is not looked at."""
 EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
-ABOVE = (1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1, inf)
-"""Times its bound: how far a frame is looked at before more of it is."""
+ABOVE = ((1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1), (1.15, 1.2), (inf,))
+"""Times its bound: how far a frame is looked at before more of it is; by rounds through all frames."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -211,36 +211,42 @@ class Search:
         bound = np.concatenate([b.bound for b in branches]) if branches else np.empty(0)
         owner = np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(branches)]) if branches else np.empty(0, np.int64)  # fmt: skip
         row = np.concatenate([np.arange(len(b.bound)) for b in branches]) if branches else owner
-        order = np.argsort(bound, kind="stable")
-        for place, index in enumerate(order.tolist()):
-            branch, at = branches[owner[index]], int(row[index])
-            if bound[index] > self.threshold or bound[index] == inf:
-                break
-            if time.monotonic() > self._deadline:
-                rest = order[place:][bound[order[place:]] <= self.threshold].tolist()
-                left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
-                return left, 1 - bound[index] / self.limit if self.best else 1.0
-            self._open_exactly(branch, at)
+        order = np.argsort(bound, kind="stable").tolist()
+        for rungs in ABOVE:
+            later: list[int] = []
+            for place, index in enumerate(order):
+                branch, at = branches[owner[index]], int(row[index])
+                if bound[index] > self.threshold or bound[index] == inf:
+                    break
+                if time.monotonic() > self._deadline:
+                    rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
+                    left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
+                    return left, 1 - bound[rest[0]] / self.limit if self.best else 1.0
+                if not self._open_exactly(branch, at, rungs):
+                    later.append(index)
+            order = later
         return 0, 0.0
 
-    def _open_exactly(self, branch: Branch, row: int) -> None:
-        """Every plan of a frame, counted; frames that stay closed are counted at the end.
+    def _open_exactly(self, branch: Branch, row: int, rungs: Sequence[float]) -> bool:
+        """Every plan of a frame, counted, and True; frames that stay closed are counted at the end.
 
         First those little above the bound of the frame, then more, until the best plan is no worse
-        than what was looked at: the better the plan to beat, the fewer combinations there are.
+        than what was looked at: the better the plan to beat, the fewer combinations there are. Where the last
+        of `rungs` is not enough, nothing is counted, and the frame waits for what others bring.
         """
         frame, fitting = branch.frame(row), branch.fitting[row]
         least, before = float(self.corners.bound(frame)), self.counts.copy()
         if least > self.threshold:
-            return
-        self._opened += fitting
+            return True
         close = self.threshold < inf and frame.family.pace != "refilled"  # whose bound is far below
-        for above in ABOVE if close else (inf,):
-            self.counts = before.copy()
+        for above in rungs if close else (inf,):
             limit = min(self.threshold, least * above)
             self._open_up_to(limit, frame, fitting)
             if self.threshold <= limit:
-                return
+                self._opened += fitting
+                return True
+            self.counts = before.copy()
+        return False
 
     def _open_up_to(self, limit: float, frame: Frame, fitting: int) -> None:
         """The plans of a frame with a bound up to `limit`."""
