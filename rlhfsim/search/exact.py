@@ -95,7 +95,7 @@ class Search:
         `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the frames; `rivals`: good
         plans of other kinds are wanted too, the best one or not.
         """
-        self._reach = RIVAL if rivals else 1.0
+        self._reach, self._dives = (RIVAL, DIVES) if rivals else (1.0, 1)
         self._known, self._only, self._sizes = known, only, sizes
         self.request, self.models = replace(request, cluster=met(request.cluster)), models
         self.pricer = pricer or Pricer(self.request, models)
@@ -188,15 +188,15 @@ class Search:
         kinds: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
         for branch in branches:
             kind = branch.family.labels, branch.family.role_placement
-            rows = np.argsort(branch.bound, kind="stable")[:DIVES].tolist()
+            rows = np.argsort(branch.bound, kind="stable")[: self._dives].tolist()
             found = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
             kinds.setdefault(kind, []).extend(found)
         for tried in sorted(kinds.values(), key=lambda t: min((x[0] for x in t), default=inf)):
             if min((x[0] for x in tried), default=inf) > self._reach * self.limit:
                 break
-            near = sorted(tried, key=lambda x: x[0])[: DIVES * DIVES]
+            near = sorted(tried, key=lambda x: x[0])[: DIVES * self._dives]
             frames = [branch.frame(row) for _, branch, row in near]
-            for frame in sorted(frames, key=lambda f: float(self.corners.bound(f)))[:DIVES]:
+            for frame in sorted(frames, key=lambda f: float(self.corners.bound(f)))[: self._dives]:
                 self._open_thinly(frame)
 
     def _open_thinly(self, frame: Frame) -> None:
