@@ -92,7 +92,8 @@ def _observed(lengths: AnyLengths) -> str:
 def search(request: Request) -> Found:
     """The best plan of a request, or what is missing."""
     begin = time.perf_counter()
-    answer = design(request, explain=False, rivals=False)
+    # plans that wait for the same learner tie: the dive decides between them, so it is that of `rlhfsim design`
+    answer = design(request, explain=False, rivals="async" in request.switches)
     return Found(
         plan=answer.chosen, shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
         gap=answer.certificate.gap, seconds=time.perf_counter() - begin,
