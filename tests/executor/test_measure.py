@@ -88,7 +88,8 @@ def test_what_fails_is_named_with_its_reason_and_the_others_go_on(fakes: Path) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_neither_file_nor_process(fakes: Path, number: signal.Signals) -> None:
     script = (
-        "import sys\nfrom rlhfsim.cli import profile, main\nfrom executor.measure.probes import Probe\n"
+        "import signal, sys\nfrom rlhfsim.cli import profile, main\nfrom executor.measure.probes import Probe\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in what a script starts with `&`
         "profile.chosen = lambda only: [Probe(name='good', title='', package='planted'), Probe(name='endless', title='', package='planted')]\n"
         "sys.argv = ['rlhfsim', 'profile', 'measure']\nmain.main()\n"
     )  # fmt: skip
