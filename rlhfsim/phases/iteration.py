@@ -123,20 +123,12 @@ class Program:
     """How the rollout alternates with its environment; its time is part of `generation`."""
 
 
+@lru_cache(maxsize=64)
 def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> Sequences:
     """All sequences of one epoch, prompt and response joined; the two lengths are independent.
 
     With `drawn` response lengths their moments count, not those of the distribution.
     """
-    return _sequences(workload, drawn) if drawn else _undrawn(workload)
-
-
-@lru_cache(maxsize=1024)
-def _undrawn(workload: Workload) -> Sequences:
-    return _sequences(workload, None)
-
-
-def _sequences(workload: Workload, drawn: tuple[float, ...] | None) -> Sequences:
     prompt, response = stats(workload.prompt_len), stats(workload.response_len)
     mean_response, square = response.mean, response.mean_square
     longest = workload.response_len.maximum
@@ -181,9 +173,7 @@ def program(
         steps=tuple(steps),
         generation=generation,
         refilled=refilled_cost(setting, kv_tokens) if stale else None,
-        tokens=_tokens(setting.workload)
-        if setting.drawn is None
-        else _packed(setting.workload, setting.drawn),
+        tokens=sequences_of(_unpadded(setting.workload), setting.drawn).tokens,
         gpus=sum(pool.gpus for pool in setting.placement.pools),
         turns=turns_of(setting, kv_tokens),
     )
@@ -199,14 +189,9 @@ def _decided_by(placement: Placement, call: Call, kv_tokens: float | None) -> tu
     return call.name, getattr(placement, call.role)
 
 
-@lru_cache(maxsize=1024)
-def _tokens(workload: Workload) -> float:
-    return _packed(workload, None)
-
-
-def _packed(workload: Workload, drawn: tuple[float, ...] | None) -> float:
-    """Tokens of a step without padding."""
-    return sequences_of(replace(workload, packing=True), drawn).tokens
+@lru_cache(maxsize=64)
+def _unpadded(workload: Workload) -> Workload:
+    return replace(workload, packing=True)
 
 
 def iteration(
