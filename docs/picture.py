@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 import rlhfsim
-from rlhfsim.cli.design_view import show_choice
+from rlhfsim.present.terminal.design import show_choice
 
 PICTURE = Path(__file__).parent / "img" / "design.svg"
 COMMAND = "rlhfsim design --gpus 64 --model 70b"

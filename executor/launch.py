@@ -14,12 +14,11 @@ from pathlib import Path
 
 from executor import refusals
 from executor.coordination import checkpoints, cluster, run_folder
-from executor.coordination.crew import Rules
 from executor.coordination.tracing import coordination_overhead
-from executor.engines.ds_config import ds_config
-from executor.engines.shared_memory import sweep
-from executor.lives import Lives, weights_folder
+from executor.coordination.worker_groups import Rules
+from executor.engines.deepspeed.config import ds_config
 from executor.resolve import Job, engine_specs, rollout_spec
+from executor.restart_loop import Lives, weights_folder
 from executor.rewards.rules import Scorer
 from executor.run import Ended, Listener, Watch
 from executor.samples import Sample
@@ -27,6 +26,7 @@ from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
 from executor.tasks.sources import open_source
 from executor.tasks.text import ByteText, Text
+from executor.weight_transfer.shared_memory import sweep
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import load

@@ -8,8 +8,8 @@ from pathlib import Path
 from executor.algorithms import recipes
 from executor.resolve import Job, has_weights, model_config
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.backends import BACKENDS, violation
-from rlhfsim.specs.placement import Seat
+from rlhfsim.specs.placement.backends import BACKENDS, violation
+from rlhfsim.specs.placement.placement import Seat
 
 TOKENIZER = "tokenizer.json"
 

@@ -13,7 +13,7 @@ from executor.settings import Precision, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.specs.placement import Seat, WeightPath
+from rlhfsim.specs.placement.placement import Seat, WeightPath
 
 TRAINED = ("actor", "critic")
 HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}  # fmt: skip

@@ -15,13 +15,13 @@ from executor.algorithms.iteration import Learned, Loop
 from executor.algorithms.position import Position
 from executor.coordination import checkpoints, metrics
 from executor.coordination.cluster import Reservation
-from executor.coordination.crew import Crew, Rules
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.experience import Experience, settings_of
 from executor.coordination.failures import PartFailed
 from executor.coordination.recorder import Recorder
 from executor.coordination.run_folder import RunFiles, settings_hash
 from executor.coordination.tracking import Trackers, open_trackers
+from executor.coordination.worker_groups import Crew, Rules
 from executor.resolve import Job
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from executor.algorithms.iteration import Loop
-from executor.coordination.crew import Crew
+from executor.coordination.worker_groups import Crew
 from executor.samples import Sample
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.dataflow import Call
+from rlhfsim.specs.workload.dataflow import Call
 
 PROMPTS = 2
 """Prompts of the check; their samples must fill every data-parallel rank."""

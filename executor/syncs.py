@@ -11,8 +11,8 @@ from pathlib import Path
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
-from executor.coordination.crew import Crew
 from executor.coordination.recorder import Recorder
+from executor.coordination.worker_groups import Crew
 from executor.launch import prepare
 from executor.resolve import Job, environment
 from executor.samples import Sample
@@ -20,7 +20,7 @@ from executor.selfcheck import agreement
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement import WeightPath
+from rlhfsim.specs.placement.placement import WeightPath
 
 PATHS: tuple[WeightPath, ...] = ("broadcast", "ipc", "host", "disk", "lora")
 PROBES = 8

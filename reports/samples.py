@@ -11,21 +11,21 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from rlhfsim.calibration.side_by_side import read
-from rlhfsim.report.basis import basis
-from rlhfsim.report.content import Page
-from rlhfsim.report.page import write
-from rlhfsim.report.plan_page import plan_page
-from rlhfsim.report.run_page import run_page
-from rlhfsim.report.sizes import other_sizes
-from rlhfsim.report.whatif_page import whatif_page
-from rlhfsim.scenarios.whatif import whatif
-from rlhfsim.search.design import design
+from rlhfsim.calibration.comparison.side_by_side import read
+from rlhfsim.present.basis import basis
+from rlhfsim.present.html.content import Page
+from rlhfsim.present.html.page import write
+from rlhfsim.present.pages.plan import plan_page
+from rlhfsim.present.pages.run import run_page
+from rlhfsim.present.pages.whatif import whatif_page
+from rlhfsim.present.sizes import other_sizes
 from rlhfsim.search.request import Request
-from rlhfsim.specs.backends import Backend
-from rlhfsim.specs.lengths import LogNormal
-from rlhfsim.specs.profiles import parse_cluster
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.workload.lengths import LogNormal
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.scenarios.answer import whatif
 
 HERE = Path(__file__).parent
 RUN = Path("reports/demo_run")

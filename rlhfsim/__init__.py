@@ -17,26 +17,26 @@ if TYPE_CHECKING:
     from rlhfsim.api import simulate_file as simulate_file
     from rlhfsim.api import whatif as whatif
     from rlhfsim.errors import RlhfsimError as RlhfsimError
-    from rlhfsim.export.runs import Simulation as Simulation
-    from rlhfsim.export.runs import SimulationOptions as SimulationOptions
     from rlhfsim.plan import Plan as Plan
     from rlhfsim.plan import read_plan as read_plan
     from rlhfsim.plan import write_plan as write_plan
-    from rlhfsim.scenarios.result import WhatIf as WhatIf
-    from rlhfsim.scenarios.result import read_whatif as read_whatif
     from rlhfsim.search.request import Request as Request
-    from rlhfsim.specs.placement import Placement as Placement
-    from rlhfsim.specs.profiles import parse_cluster as parse_cluster
-    from rlhfsim.specs.workload import Workload as Workload
+    from rlhfsim.simulation.summary import Simulation as Simulation
+    from rlhfsim.simulation.summary import SimulationOptions as SimulationOptions
+    from rlhfsim.specs.hardware.profiles import parse_cluster as parse_cluster
+    from rlhfsim.specs.placement.placement import Placement as Placement
+    from rlhfsim.specs.workload.workload import Workload as Workload
     from rlhfsim.trace import Trace as Trace
     from rlhfsim.trace import read_trace as read_trace
     from rlhfsim.trace import write_trace as write_trace
+    from rlhfsim.what_if.scenarios.result import WhatIf as WhatIf
+    from rlhfsim.what_if.scenarios.result import read_whatif as read_whatif
 
 _HOMES = {
-    "Placement": "specs.placement", "Plan": "plan", "Request": "search.request", "RlhfsimError": "errors",
-    "Simulation": "export.runs", "SimulationOptions": "export.runs", "Trace": "trace", "Workload": "specs.workload",
-    "design": "api", "estimate": "api", "estimate_file": "api", "parse_cluster": "specs.profiles", "read_plan": "plan",
-    "read_trace": "trace", "read_whatif": "scenarios.result", "simulate_file": "api", "WhatIf": "scenarios.result",
+    "Placement": "specs.placement.placement", "Plan": "plan", "Request": "search.request", "RlhfsimError": "errors",
+    "Simulation": "simulation.summary", "SimulationOptions": "simulation.summary", "Trace": "trace", "Workload": "specs.workload.workload",
+    "design": "api", "estimate": "api", "estimate_file": "api", "parse_cluster": "specs.hardware.profiles", "read_plan": "plan",
+    "read_trace": "trace", "read_whatif": "what_if.scenarios.result", "simulate_file": "api", "WhatIf": "what_if.scenarios.result",
     "whatif": "api", "write_plan": "plan", "write_trace": "trace",
 }  # fmt: skip
 __all__ = list(_HOMES)  # names resolved lazily below

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.export.figures import level
-from rlhfsim.export.runs import (
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.search.request import Request
+from rlhfsim.simulation.pool_figures import level
+from rlhfsim.simulation.summary import (
     Simulation,
     SimulationOptions,
     goodput_of,
@@ -18,71 +20,19 @@ from rlhfsim.export.runs import (
     pool_runs,
     randomness,
 )
-from rlhfsim.phases.iteration import Iteration, Setting, iteration
-from rlhfsim.phases.ledger import Ledger, ledger
-from rlhfsim.plan import Plan, read_plan
-from rlhfsim.search.candidates import Candidate, timed
-from rlhfsim.search.design import design
-from rlhfsim.search.planning import plan_of
-from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import Placement
-from rlhfsim.specs.profiles import load_profile, make_pool, profile_hash
-from rlhfsim.specs.scenario import check_placement, load_scenario
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import load_profile, make_pool, profile_hash
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.scenario import load_scenario
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.estimate import PricedPlacement, estimate, planned, priced_placement
 
 if TYPE_CHECKING:
-    from rlhfsim.scenarios.result import WhatIf
-    from rlhfsim.simulation.simulated import Simulated
+    from rlhfsim.simulation.result import Simulated
+    from rlhfsim.what_if.scenarios.result import WhatIf
 
 __all__ = ["design", "estimate", "estimate_file", "estimate_request", "simulate_file", "whatif"]
-
-
-def estimate(
-    placement: Placement, workload: Workload, cluster: Cluster, *, price: float | None = None
-) -> Plan:
-    """The plan of one given placement: time by phase, memory, money and energy.
-
-    A placement that does not fit is priced all the same; its prediction says so
-    (`peak_memory_bytes` above `capacity_bytes`, `probability_out_of_memory`).
-
-    Raises:
-        RlhfsimError: a placement that cannot exist (missing seats, TP that does not divide heads, ...).
-    """
-    priced = _priced(placement, workload, cluster)
-    return _plan(priced, timed(priced.setting, priced.kv_tokens), price)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Priced:
-    """One placement with its closed form and its ledger."""
-
-    setting: Setting
-    iteration: Iteration
-    memory: Ledger
-
-    @property
-    def kv_tokens(self) -> float | None:
-        """KV capacity of a replica; None where there is none to speak of."""
-        tokens = self.memory.kv_tokens
-        return tokens if tokens and tokens > 0 else None
-
-
-def _priced(placement: Placement, workload: Workload, cluster: Cluster) -> _Priced:
-    models = models_of(workload)
-    check_placement(placement, workload, models, cluster)
-    memory = ledger(models, placement, workload, cluster)
-    kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
-    priced = iteration(models, placement, workload, cluster, kv_tokens=kv_tokens)
-    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
-    return _Priced(setting=setting, iteration=priced, memory=memory)
-
-
-def _plan(priced: _Priced, timed: Iteration, price: float | None) -> Plan:
-    s = priced.setting
-    candidate = Candidate(placement=s.placement, iteration=timed, ledger=priced.memory)
-    return plan_of(candidate, s.workload, s.models, s.cluster, price)
 
 
 def estimate_file(path: str | Path, *, price: float | None = None) -> Plan:
@@ -156,11 +106,11 @@ def simulate_file(
         RlhfsimError: the first thing wrong in the file, with its line.
     """
     asked = options or SimulationOptions()
-    priced = _priced(*_read(path))
+    priced = priced_placement(*_read(path))
     placement = priced.setting.placement
     ahead = math.ceil(placement.schedule.staleness) + RUN_AHEAD if placement.schedule.staleness else 0  # fmt: skip
     warmup = max(ahead, asked.warmup)
-    plan = _plan(priced, priced.iteration, price)
+    plan = planned(priced, priced.iteration, price)
     base = Simulation(estimate=plan, plan=plan, seed=asked.seed, warmup=warmup, randomness=randomness(asked, priced.setting.workload))  # fmt: skip
     reason = _rejection(priced)
     if reason is not None:
@@ -174,7 +124,7 @@ def simulate_file(
     return _told(base, priced, runs, asked, price)
 
 
-def _rejection(priced: _Priced) -> str | None:
+def _rejection(priced: PricedPlacement) -> str | None:
     """What does not fit, with the instant where the memory book finds one."""
     from rlhfsim.simulation.run import simulate
 
@@ -190,7 +140,7 @@ def _rejection(priced: _Priced) -> str | None:
     return reason
 
 
-def _run(priced: _Priced, asked: SimulationOptions, warmup: int, seed: int, *, record: bool) -> Simulated:  # fmt: skip
+def _run(priced: PricedPlacement, asked: SimulationOptions, warmup: int, seed: int, *, record: bool) -> Simulated:  # fmt: skip
     from rlhfsim.simulation.run import simulate
 
     return simulate(
@@ -200,7 +150,7 @@ def _run(priced: _Priced, asked: SimulationOptions, warmup: int, seed: int, *, r
 
 
 def _told(
-    base: Simulation, priced: _Priced, runs: Sequence[Simulated], asked: SimulationOptions, price: float | None
+    base: Simulation, priced: PricedPlacement, runs: Sequence[Simulated], asked: SimulationOptions, price: float | None
 ) -> Simulation:  # fmt: skip
     first = runs[0]
     trace = replace(first.trace, plan_hash=base.plan.input_hash) if first.trace else None
@@ -211,7 +161,7 @@ def _told(
     stale = [run.staleness for run in runs if run.staleness]
     return replace(
         base,
-        plan=_plan(priced, first.iteration, price),
+        plan=planned(priced, first.iteration, price),
         runs=tuple(run.step_seconds for run in runs),
         means=tuple(run.seconds for run in runs),
         trace=trace,
@@ -245,9 +195,9 @@ def whatif(
     Raises:
         RlhfsimError: the first thing wrong in the scenario, with its line, before anything is searched.
     """
-    from rlhfsim.scenarios.store import Store
-    from rlhfsim.scenarios.whatif import whatif as answer
-    from rlhfsim.scenarios.workers import local, on_ray
+    from rlhfsim.what_if.scenarios.answer import whatif as answer
+    from rlhfsim.what_if.scenarios.cache import Store
+    from rlhfsim.what_if.scenarios.workers import local, on_ray
 
     return answer(
         scenario, settings=settings, only=only, runner=local(jobs) if ray is None else on_ray(ray or None),

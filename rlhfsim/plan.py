@@ -18,8 +18,8 @@ from pydantic import TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
-from rlhfsim.specs.placement import Architecture, Placement, RolePlacementLabel
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
+from rlhfsim.specs.workload.workload import Workload
 
 SCHEMA: Literal["rlhfsim.plan/1"] = "rlhfsim.plan/1"
 

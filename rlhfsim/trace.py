@@ -20,6 +20,8 @@ from rlhfsim.plan import write_atomically
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 
 SCHEMA: Literal["rlhfsim.trace/1"] = "rlhfsim.trace/1"
+COVERS, JOINT = "covers", "+"
+"""Attribute of a span whose timer covers several phases of the plan, and what joins their names."""
 MAX_BYTES = 256 * 2**20
 """Larger traces are refused before they are parsed."""
 ALL = "all"

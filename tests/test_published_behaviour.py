@@ -16,23 +16,23 @@ import pytest
 from click.testing import CliRunner
 
 from rlhfsim.cli.design import design
-from rlhfsim.costs.devices import device_of
-from rlhfsim.phases.generation import Requests, generate
-from rlhfsim.phases.iteration import Setting
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import read_plan
-from rlhfsim.search.exact import Search
+from rlhfsim.rollout.generation import Requests, generate
+from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.request import Request
+from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate
-from rlhfsim.simulation.simulated import Simulated
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
-from rlhfsim.specs.presets import resolve_model
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.step.iteration import Setting
 
 DOC = Path(__file__).parent.parent / "docs" / "published_behaviour.md"
 KINDS = ("colocated", "split", "standalone")

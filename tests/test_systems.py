@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.api import estimate_file
-from rlhfsim.phases.iteration import Setting, iteration, program
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.simulation.asynchronous.run import stale_bound
 from rlhfsim.simulation.run import simulate
-from rlhfsim.simulation.stale import stale_bound
-from rlhfsim.specs.dataflow import dataflow
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import Schedule
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.specs.scenario import load_scenario, system_names
+from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.step.iteration import Setting, iteration, program
 
 SYSTEMS = {  # name -> architecture, role placement, weight path
     "verl": ("hybrid", "colocated", "ipc"),

@@ -15,19 +15,19 @@ from typing import Literal
 import pytest
 
 from rlhfsim.api import estimate
-from rlhfsim.costs.devices import device_of
-from rlhfsim.phases.generation import Requests, generate
+from rlhfsim.kernels.devices import device_of
 from rlhfsim.plan import Plan
-from rlhfsim.search.design import Design, design
+from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.lengths import Fixed, LogNormal
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
-from rlhfsim.specs.presets import resolve_model
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Algorithm, Reward, Rules, Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Algorithm, Reward, Rules, Workload
 from rlhfsim.units import GB, significant
+from rlhfsim.what_if.design import Design, design
 
 DOC = Path(__file__).parent.parent / "docs" / "worked_figures.md"
 TOLERANCE = 0.12

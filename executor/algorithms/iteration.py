@@ -1,6 +1,6 @@
 """The iteration loops, over a machinery that runs calls: synchronous, streamed and asynchronous.
 
-They follow the dataflow of `rlhfsim.specs.dataflow`, the same that the simulator prices: which call needs
+They follow the dataflow of `rlhfsim.specs.workload.dataflow`, the same that the simulator prices: which call needs
 which is said there alone. Nothing here knows Ray or an engine.
 """
 
@@ -20,8 +20,8 @@ from executor.algorithms.preferences import kl_baseline, mismatched
 from executor.engines.protocols import LossSpec, Transfer
 from executor.samples import Completion, Request, Sample
 from executor.settings import Settings
-from rlhfsim.specs.dataflow import Call, dataflow
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.dataflow import Call, dataflow
+from rlhfsim.specs.workload.workload import Workload
 
 SCORING = ("logprob", "value", "score")
 Metrics = Mapping[str, float]

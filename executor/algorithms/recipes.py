@@ -10,7 +10,7 @@ from executor.algorithms.kl import Estimator
 from executor.engines.protocols import LossSpec
 from executor.settings import Algorithm, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.workload import Workload
 
 LossName = Literal["policy", "value", "dpo", "kto", "sft"]
 

@@ -27,7 +27,7 @@ from typing import Any
 from executor.coordination.manifest import MANIFEST, problems, sync, write_manifest, write_synced
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement import Seat
+from rlhfsim.specs.placement.placement import Seat
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"

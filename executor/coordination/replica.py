@@ -84,7 +84,7 @@ class Replica:
 
             self._engine = FakeRollout(self._me.fake_seconds)
             return
-        from executor.engines.vllm import VllmEngine
+        from executor.engines.vllm.engine import VllmEngine
 
         self._engine = VllmEngine(spec)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor.resolve import Job
-from rlhfsim.specs.placement import Seat
+from rlhfsim.specs.placement.placement import Seat
 
 OPTIMIZER = "optimizer"
 """Only the optimizer states leave; weights stay."""

@@ -16,9 +16,9 @@ from uuid import uuid4
 import ray
 
 from executor.coordination.failures import PartFailed
-from executor.coordination.groups import WorkerGroup
 from executor.coordination.rollout import RolloutPool
 from executor.coordination.worker import Reply, Tags
+from executor.coordination.worker_group import WorkerGroup
 from executor.engines.protocols import ChannelSpec, Transfer
 from executor.resolve import TRANSPORTS, Job
 

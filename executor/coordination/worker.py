@@ -153,7 +153,7 @@ class Worker:
     def open_channel(self, channel: ChannelSpec) -> None:
         """Rank 0: make the sending end and its key-value store."""
         if self._me.rank == 0 and self._me.fake_seconds is None:
-            from executor.engines.transport import Sender
+            from executor.weight_transfer.channel import Sender
 
             self._senders[channel.name] = Sender(channel)
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.engines import heads
 from executor.engines.protocols import EngineSpec
+from executor.engines.transformers import heads
 from executor.engines.weights import Bucket
 from rlhfsim.errors import RlhfsimError
 

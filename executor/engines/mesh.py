@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 
 
 class Coordinates(NamedTuple):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from executor.samples import Completion, Floats, Request, Sample
 from executor.settings import Optimizer, Precision
-from rlhfsim.specs.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
 if TYPE_CHECKING:
     import torch

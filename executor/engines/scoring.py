@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.engines.heads import Model
 from executor.engines.packing import MicroBatch, Select, filler, micro_batches
 from executor.engines.protocols import EngineSpec, Head
+from executor.engines.transformers.heads import Model
 from executor.samples import Floats, Sample
 
 logger = logging.getLogger(__name__)

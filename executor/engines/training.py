@@ -43,7 +43,7 @@ def stop() -> None:
     """Leave the process group; engines must be closed before."""
     import torch.distributed
 
-    from executor.engines import groups
+    from executor.engines.deepspeed import process_groups as groups
 
     groups.forget()
     if torch.distributed.is_initialized():
@@ -58,17 +58,17 @@ def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
     """
     layout = spec.layout
     if layout.pp > 1:
-        from executor.engines.pipeline import PipelineEngine
+        from executor.engines.pipeline.engine import PipelineEngine
 
         return PipelineEngine(spec)
     if spec.optimizer is not None:
-        from executor.engines.deepspeed import DeepSpeedEngine
+        from executor.engines.deepspeed.engine import DeepSpeedEngine
 
         return DeepSpeedEngine(spec)
     if layout.zero == 3 or layout.tp > 1:
-        from executor.engines.deepspeed import DeepSpeedScorer
+        from executor.engines.deepspeed.engine import DeepSpeedScorer
 
         return DeepSpeedScorer(spec)
-    from executor.engines.transformers import TransformersEngine
+    from executor.engines.transformers.engine import TransformersEngine
 
     return TransformersEngine(spec)

@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from executor.rewards import cage, wire
+from executor.rewards import isolation as cage
+from executor.rewards import protocol as wire
 from rlhfsim.errors import RlhfsimError
 
 _log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ Mode = Literal["bubblewrap", "namespaces", "kernel"]
 MODES: tuple[Mode, ...] = ("bubblewrap", "namespaces", "kernel")
 """Strongest first."""
 
-_BOOT = "import sys; sys.path.insert(0, {root!r}); import executor.rewards.zygote as z; sys.path.pop(0); z.main(sys.argv[1])"
+_BOOT = "import sys; sys.path.insert(0, {root!r}); import executor.rewards.fork_server as z; sys.path.pop(0); z.main(sys.argv[1])"
 _INSIDE = "/sandbox"  # where bubblewrap shows the worker's own code
 _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000_000
 _START_S = 30.0

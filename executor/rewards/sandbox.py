@@ -1,6 +1,6 @@
 """Untrusted Python code, confined and limited: network, files, processes, memory, CPU and wall time, output.
 
-Each worker is a small interpreter (executor/rewards/zygote.py) inside bubblewrap where it is installed, else
+Each worker is a small interpreter (executor/rewards/fork_server.py) inside bubblewrap where it is installed, else
 inside namespaces of its own, else under landlock and seccomp alone; every execution is a fresh fork of it that
 can be killed with all its descendants. `strength` says in words what is in force. Where neither namespaces nor
 landlock with seccomp can be had, nothing runs.

@@ -11,7 +11,7 @@ from executor.settings import Sampling
 from executor.tasks.prompts import Problem, Source
 from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.workload import Workload
 
 SCAN = 256
 """Prompts that are looked at before a run to know how long they get."""

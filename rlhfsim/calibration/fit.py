@@ -18,13 +18,13 @@ from scipy.stats import t as student
 from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, identify, settled
 from rlhfsim.calibration.interval import stretched
-from rlhfsim.calibration.map_fit import Fit, Model, fit
 from rlhfsim.calibration.observation import Observation
+from rlhfsim.calibration.posterior import Fit, Model, fit
 from rlhfsim.calibration.predict import REST, STEP, case_of, check_profile
 from rlhfsim.calibration.priors import Prior, bounds, priors
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
 
 ROUNDS = 5

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.map_fit import UNKNOWN_MISMATCH, Fit, Model
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Fit, Model
 from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]

@@ -22,7 +22,7 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.trace import Span, Trace, read_trace
+from rlhfsim.trace import COVERS, JOINT, Span, Trace, read_trace
 
 PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
 """Files of a run folder; the first two must be there."""
@@ -30,8 +30,6 @@ WAIT = "wait"
 """Kind of a span in which nobody works."""
 GENERATE = "generate"
 """Kind of the spans of the rollout engine."""
-COVERS, JOINT = "covers", "+"
-"""Attribute of a span whose timer covers several phases of the plan, and what joins their names."""
 FAILED = "failed"
 """Attribute of a span whose work raised an error."""
 CPU_POOL = "cpu"

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares
 
-from rlhfsim.calibration.map_fit import UNKNOWN_MISMATCH, Floats
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Floats
 from rlhfsim.calibration.priors import MAX_DOUBT, Z90
-from rlhfsim.costs.cost import Cost, Part
+from rlhfsim.kernels.cost import Cost, Part
 
 MOST_Z = 6.0
 """Bound of every z: a surprise of one in a billion."""

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.costs.devices import device_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Iteration, Program, Setting, closed_form, program
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware import AT_LEAST_ONE, Cluster, Pool, Profile
-from rlhfsim.specs.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.profiles import load_profile
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, Pool, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.iteration import Iteration, Program, Setting, closed_form, program
 
 STEP = "step"
 """Name under which the whole step stands beside its phases."""

@@ -4,7 +4,7 @@
     z = 1.2816, the 90th percentile of a normal distribution
 
 A coefficient whose value is 0 has no logarithm, and one without an interval is no question: neither is
-fitted. An interval that ends at the value is a bound. Other bounds are the valid range of its kind (`specs.hardware`), else a factor of `REACH` either way.
+fitted. An interval that ends at the value is a bound. Other bounds are the valid range of its kind (`specs.hardware.hardware`), else a factor of `REACH` either way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlhfsim.specs.hardware import AT_LEAST_ONE, AT_MOST_ONE, MAX_EFFICIENCY, SHARES, Profile
+from rlhfsim.specs.hardware.hardware import (
+    AT_LEAST_ONE,
+    AT_MOST_ONE,
+    MAX_EFFICIENCY,
+    SHARES,
+    Profile,
+)
 from rlhfsim.specs.quantities import Coefficient
 
 Z90 = 1.2815515655446004

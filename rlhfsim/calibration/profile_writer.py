@@ -21,10 +21,9 @@ from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.phases.region import point
-from rlhfsim.specs.calibration import Point, Provenance
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profiles import (
+from rlhfsim.specs.hardware.calibrated import Point, Provenance
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import (
     aliases,
     find_profile,
     load_profile,
@@ -33,6 +32,7 @@ from rlhfsim.specs.profiles import (
     profile_yaml,
 )
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.region import point
 
 ENGINES = ("vllm", "deepspeed", "torch", "transformers", "ray", "megatron-core", "verl", "openrlhf", "nemo-rl", "trl", "rlhfsim")  # fmt: skip
 """Libraries whose version decides times."""

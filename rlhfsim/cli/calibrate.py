@@ -14,10 +14,11 @@ from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.fit import calibrate as fit
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.calibration.profile_writer import check_new, error_pair, provenance, write_profile
-from rlhfsim.cli import calibrate_view, view
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import bad_option
-from rlhfsim.specs.profiles import load_profile, profile_hash
+from rlhfsim.present.terminal import calibrate as calibrate_view
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.specs.hardware.profiles import load_profile, profile_hash
 from rlhfsim.specs.quantities import Coefficient
 
 SCHEMA = "rlhfsim.calibrate/1"

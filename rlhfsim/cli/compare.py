@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
-from rlhfsim.calibration.side_by_side import SideBySide, read
-from rlhfsim.cli import compare_view, view
+from rlhfsim.calibration.comparison.side_by_side import SideBySide, read
 from rlhfsim.cli.inputs import json_option
 from rlhfsim.cli.params import bad_option
-from rlhfsim.export.chrome import side_by_side, write_chrome
+from rlhfsim.present.chrome_trace import side_by_side, write_chrome
+from rlhfsim.present.terminal import compare as compare_view
+from rlhfsim.present.terminal import plan as view
 
 SCHEMA = "rlhfsim.compare/1"
 EPILOG = """\b

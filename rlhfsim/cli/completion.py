@@ -10,14 +10,14 @@ from click.shell_completion import CompletionItem
 
 def gpus(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Hardware profiles and their short names, or YAML files."""
-    from rlhfsim.specs.profile_files import aliases, profile_names
+    from rlhfsim.specs.hardware.profile_files import aliases, profile_names
 
     return _offered((*(name.replace("_", "-") for name in profile_names()), *aliases()), incomplete)
 
 
 def models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Model presets and short names, or config.json files."""
-    from rlhfsim.specs.presets import aliases, preset_names
+    from rlhfsim.specs.model.presets import aliases, preset_names
 
     return _offered((*preset_names(), *aliases()), incomplete)
 
@@ -31,7 +31,7 @@ def systems(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 def scenarios(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Shipped what-if scenarios, and files."""
-    from rlhfsim.scenarios.document import scenario_names
+    from rlhfsim.what_if.scenarios.document import scenario_names
 
     return [*_offered(scenario_names(), incomplete), CompletionItem(incomplete, type="file")]
 

@@ -23,7 +23,13 @@ from rlhfsim.search.request import (
 )
 from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
 from rlhfsim.search.space import families, seats_of, splits
-from rlhfsim.search.whynot import (
+from rlhfsim.specs.hardware.hardware import MAX_GPUS
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.layout import Offload, Recompute
+from rlhfsim.specs.placement.placement import Architecture, Residency, WeightPath
+from rlhfsim.units import DAY
+from rlhfsim.what_if.why_not import (
     DEGREES,
     FORBID_PREFIX,
     ROLE_DEGREES,
@@ -31,12 +37,6 @@ from rlhfsim.search.whynot import (
     Alternative,
     alternative,
 )
-from rlhfsim.specs.backends import BACKENDS
-from rlhfsim.specs.hardware import MAX_GPUS
-from rlhfsim.specs.layout import Offload, Recompute
-from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Architecture, Residency, WeightPath
-from rlhfsim.units import DAY
 
 F = TypeVar("F", bound=Callable[..., Any])
 CHOICES = {**FORBIDDABLE, **SWITCHES}

@@ -9,17 +9,17 @@ from tempfile import mkdtemp
 import click
 
 from rlhfsim.api import design
-from rlhfsim.cli import view
 from rlhfsim.cli.inputs import json_option
 from rlhfsim.cli.launch import CORE, make_tiny, need_stack, run, tiny_folder
 from rlhfsim.cli.params import Whole
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.present.terminal import plan as view
 from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.lengths import Fixed
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
 MAX_CORES = 4
 """Slots of the demo: more would only start more processes."""

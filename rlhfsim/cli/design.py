@@ -17,7 +17,6 @@ from rlhfsim.cli.constraints import (
     constraint_options,
     requirements,
 )
-from rlhfsim.cli.design_view import Extras, design_dict, show
 from rlhfsim.cli.inputs import (
     backend_option,
     build_cluster,
@@ -28,15 +27,16 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import OneOf, bad_option
-from rlhfsim.cli.recalibrated import recalibrated
-from rlhfsim.cli.view import console
 from rlhfsim.plan import write_plan
-from rlhfsim.search.design import Design, variants
+from rlhfsim.present.terminal.design import Extras, design_dict, show
+from rlhfsim.present.terminal.plan import console
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, narrowed, verdicts
-from rlhfsim.search.whynot import Alternative
-from rlhfsim.specs.models import models_of
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.what_if.design import Design, variants
+from rlhfsim.what_if.recalibrated import recalibrated
+from rlhfsim.what_if.why_not import Alternative
 
 EPILOG = """\b
 Examples:

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli import diff_view, view
 from rlhfsim.cli.inputs import json_option
-from rlhfsim.scenarios.diff import Difference, Moved, Side, read_side
-from rlhfsim.scenarios.diff import diff as between
+from rlhfsim.present.terminal import diff as diff_view
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.what_if.differences import Difference, Moved, Side, read_side
+from rlhfsim.what_if.differences import diff as between
 
 SCHEMA = "rlhfsim.diff/1"
 EPILOG = """\b

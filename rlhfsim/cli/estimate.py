@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from rlhfsim.cli import view
 from rlhfsim.cli.planned import Planned, plan_options, planned
 from rlhfsim.plan import write_plan
+from rlhfsim.present.terminal import plan as view
 
 SCHEMA = "rlhfsim.estimate/1"
 EPILOG = """\b

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.words import NARROW, WIDTH, console, labelled, new_table
-from rlhfsim.specs.calibration import Provenance
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profiles import aliases, load_profile, profile_hash, profile_names
+from rlhfsim.present.terminal.words import NARROW, WIDTH, console, labelled, new_table
+from rlhfsim.specs.hardware.calibrated import Provenance
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import aliases, load_profile, profile_hash, profile_names
 from rlhfsim.specs.quantities import Coefficient
 
 SCHEMA = "rlhfsim.gpus/1"

@@ -15,27 +15,28 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.api import estimate
-from rlhfsim.calibration.importers.run import (
+from rlhfsim.cli import completion
+from rlhfsim.cli.inputs import json_option, on_command_line
+from rlhfsim.cli.params import Number, OneOf, bad_option
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.logs.imported import (
     FRAMEWORKS,
     Choices,
     Imported,
 )
-from rlhfsim.calibration.importers.run import (
+from rlhfsim.frameworks.logs.imported import (
     import_run as read_logs,
 )
-from rlhfsim.calibration.importers.spans import (
+from rlhfsim.frameworks.logs.run_folder import (
     environment,
     metrics_of,
     provenance,
     step_seconds,
     trace_of,
 )
-from rlhfsim.cli import completion, view
-from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.params import Number, OneOf, bad_option
-from rlhfsim.cli.words import decimals, fixed, labelled, new_table
-from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, write_atomically, write_plan
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table
 from rlhfsim.trace import Trace, write_trace
 
 SCHEMA = "rlhfsim.import/1"

@@ -14,13 +14,13 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.options import parse_pairs
 from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Whole, bad_option
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.backends import BACKENDS
-from rlhfsim.specs.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
-from rlhfsim.specs.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
+from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.profiles import parse_cluster
-from rlhfsim.specs.workload import Algorithm, Rules, Workload
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
+from rlhfsim.specs.workload.workload import Algorithm, Rules, Workload
 
 __all__ = [
     "COMMAND_LINE", "backend_option", "build_cluster", "build_workload", "cluster_options", "input_options",

@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlhfsim.api import cluster_of, estimate, estimate_file
-from rlhfsim.cli import completion, launch_view, view
+from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import Whole, bad_option
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.cli.remedies import remedy
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.specs.hardware import Cluster
+from rlhfsim.present.terminal import launch as launch_view
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
 from rlhfsim.specs.loading import convert, load, parse_yaml
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.scaling import scaled_placement, scaled_workload
+from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: t
     for line in launch_view.after(plan, report):
         screen.print(line)
     if not options.dry_run:
-        from rlhfsim.export.chrome import chrome_path, write_chrome
+        from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 
         write_chrome(chrome_path(outcome.files.trace), read_trace(outcome.files.trace))
     return None

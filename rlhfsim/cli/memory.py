@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rlhfsim.cli import view
 from rlhfsim.cli.estimate import verdict
 from rlhfsim.cli.planned import Planned, plan_options, planned
-from rlhfsim.cli.words import component_text, new_table, profile_of, size
 from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.words import component_text, new_table, profile_of, size
 from rlhfsim.units import GB
 
 SCHEMA = "rlhfsim.memory/1"

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.words import NARROW, console, labelled, new_table
-from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.presets import aliases, preset, preset_name, preset_names, resolve_model
+from rlhfsim.present.terminal.words import NARROW, console, labelled, new_table
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import aliases, preset, preset_name, preset_names, resolve_model
 
 SCHEMA = "rlhfsim.models/1"
 EPILOG = """\b

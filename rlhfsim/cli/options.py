@@ -6,9 +6,9 @@ import json
 from typing import Any, TypeVar
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.specs.backends import Backend, violation
-from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.loading import convert, parse_json
+from rlhfsim.specs.placement.backends import Backend, violation
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
 T = TypeVar("T")
 COMMAND_LINE = Place(file="command line")

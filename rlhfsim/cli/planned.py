@@ -25,15 +25,13 @@ from rlhfsim.cli.params import Number, OneOf, Several, bad_option
 from rlhfsim.cli.remedies import remedy
 from rlhfsim.cli.seats import check_layouts, fixed_layouts, ranks, seat_options
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.ledger import ledger
-from rlhfsim.phases.region import warnings
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.search.remedy import nearest_change
 from rlhfsim.search.request import SWITCHES, Request
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.models import Models, models_of
-from rlhfsim.specs.placement import (
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import (
     Architecture,
     GpuSet,
     Placement,
@@ -43,6 +41,8 @@ from rlhfsim.specs.placement import (
     WeightPath,
 )
 from rlhfsim.specs.scenario import system_names
+from rlhfsim.step.region import warnings
+from rlhfsim.what_if.nothing_fits import nearest_change
 
 F = TypeVar("F", bound=Callable[..., Any])
 FREE_WITH_FILE = ("file", "price", "as_json", "out")

@@ -12,10 +12,11 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli import profile_view, view
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.launch import need_stack
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal import profile as profile_view
 
 SCHEMA = "rlhfsim.profile-measure/1"
 DEFAULT = Path("hardware_profiles/local.yaml")
@@ -47,8 +48,8 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
     A few minutes, alone on the machine. Interrupted, it leaves neither a file nor a process.
     """
     need_stack(NEEDS)
-    from executor.measure.run import measure as run
-    from rlhfsim.calibration.measured_profile import measured_profile, write
+    from executor.microbench.run import measure as run
+    from rlhfsim.calibration.micro_benchmarks.profile import measured_profile, write
 
     screen = view.console(stderr=as_json)
     with on_command_line():
@@ -79,7 +80,7 @@ def chosen(only: str | None) -> list[Any]:
     Raises:
         RlhfsimError: an unknown name.
     """
-    from executor.measure.probes import BY_NAME, PROBES
+    from executor.microbench.probes import BY_NAME, PROBES
 
     if only is None:
         return list(PROBES)

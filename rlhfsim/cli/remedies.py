@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
 
-from rlhfsim.phases.ledger import Ledger, ledger
-from rlhfsim.specs.backends import violation
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.models import Models, models_of
-from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
-from rlhfsim.specs.workload import Workload
+from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.placement.backends import violation
+from rlhfsim.specs.placement.placement import Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.workload import Workload
 
 Edit = tuple[str, Callable[[Placement], Placement]]
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)

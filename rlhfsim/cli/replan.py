@@ -17,19 +17,19 @@ from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.observation import Observation, observe
 from rlhfsim.calibration.predict import cluster_with, with_lengths
 from rlhfsim.calibration.profile_writer import provenance, write_profile
-from rlhfsim.cli.recalibrated import plan_text
-from rlhfsim.cli.words import percent
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Iteration, iteration
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.present.terminal.recalibrated import plan_text
+from rlhfsim.present.terminal.words import percent
 from rlhfsim.search.explain import probability_better
 from rlhfsim.search.parallel import serial
 from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware import Cluster, Profile
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.profiles import load_profile
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.iteration import Iteration, iteration
 from rlhfsim.trace import Trace
 
 SEARCH_S = 10.0

@@ -11,26 +11,26 @@ from typing import Any
 
 import click
 
+from rlhfsim.calibration.comparison.side_by_side import read
 from rlhfsim.calibration.observation import PLAN, TRACE
-from rlhfsim.calibration.side_by_side import read
 from rlhfsim.cli.inputs import json_option
 from rlhfsim.cli.params import Number, bad_option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.plan import read_plan
-from rlhfsim.report import sizes
-from rlhfsim.report.basis import basis
-from rlhfsim.report.content import Figure, Page
-from rlhfsim.report.page import write
-from rlhfsim.report.plan_page import plan_page
-from rlhfsim.report.run_page import run_page
-from rlhfsim.report.whatif_page import whatif_page
-from rlhfsim.scenarios.result import MAX_BYTES, read_whatif
-from rlhfsim.scenarios.result import SCHEMA as WHATIF_SCHEMA
+from rlhfsim.present import sizes
+from rlhfsim.present.basis import basis
+from rlhfsim.present.html.content import Figure, Page
+from rlhfsim.present.html.page import write
+from rlhfsim.present.pages.plan import plan_page
+from rlhfsim.present.pages.run import run_page
+from rlhfsim.present.pages.whatif import whatif_page
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.units import DAY, format
+from rlhfsim.what_if.scenarios.result import MAX_BYTES, read_whatif
+from rlhfsim.what_if.scenarios.result import SCHEMA as WHATIF_SCHEMA
 
-SCHEMA = "rlhfsim.report/1"
+SCHEMA = "rlhfsim.present.html/1"
 EPILOG = """\b
 Examples:
   rlhfsim report plan.json

@@ -11,15 +11,15 @@ import click
 from rlhfsim.cli.inputs import on_command_line
 from rlhfsim.cli.options import parse_pairs
 from rlhfsim.cli.params import COMMAND_LINE, OneOf, Whole, bad_option
-from rlhfsim.costs.devices import domain_of
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.layouts import splits_layers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import families, splits
-from rlhfsim.specs.backends import violation
-from rlhfsim.specs.layout import Layout, Recompute
-from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.models import Models
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import violation
+from rlhfsim.specs.placement.layout import Layout, Recompute
 
 F = TypeVar("F", bound=Callable[..., Any])
 Fields = dict[str, int | str]

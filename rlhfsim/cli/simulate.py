@@ -16,14 +16,15 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
-from rlhfsim.cli import simulate_view, view
 from rlhfsim.cli.inputs import MAX_PRICE, json_option, on_command_line
 from rlhfsim.cli.params import Number, ParamType, Whole, bad_option
 from rlhfsim.cli.planned import NOT_FOUND, profile_notes
 from rlhfsim.cli.remedies import remedy
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.export.chrome import chrome_path, write_chrome
-from rlhfsim.export.runs import FaultOptions, Simulation, SimulationOptions
+from rlhfsim.present.chrome_trace import chrome_path, write_chrome
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal import simulate as simulate_view
+from rlhfsim.simulation.summary import FaultOptions, Simulation, SimulationOptions
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
 

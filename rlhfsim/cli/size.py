@@ -18,17 +18,17 @@ from rlhfsim.cli.inputs import (
     workload_options,
 )
 from rlhfsim.cli.params import Number, OneOf, Whole, bad_option
-from rlhfsim.cli.size_view import front_dict, show, show_front, size_dict
-from rlhfsim.cli.view import console
 from rlhfsim.plan import write_plan
+from rlhfsim.present.terminal.plan import console
+from rlhfsim.present.terminal.size import front_dict, show, show_front, size_dict
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
-from rlhfsim.search.sizing import fronts, resized
-from rlhfsim.search.sizing import size as search_size
 from rlhfsim.search.space import seats_of
-from rlhfsim.specs.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Profile
-from rlhfsim.specs.models import Models, models_of
-from rlhfsim.specs.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Profile
+from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.what_if.sizing import fronts, resized
+from rlhfsim.what_if.sizing import size as search_size
 
 EPILOG = """\b
 Examples:

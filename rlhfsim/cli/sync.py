@@ -17,16 +17,16 @@ from rlhfsim import units
 from rlhfsim.cli import completion
 from rlhfsim.cli.options import layout_option, rollout_layout_option
 from rlhfsim.cli.params import bad_option
-from rlhfsim.costs.devices import device_of
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.phases.weight_sync import SyncCost, every_path
-from rlhfsim.specs.backends import BACKENDS, Backend
-from rlhfsim.specs.hardware import Pool, Profile
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.presets import resolve_model
-from rlhfsim.specs.profiles import load_profile
-from rlhfsim.specs.workload import Lora
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.specs.hardware.hardware import Pool, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.weight_sync.weight_sync import SyncCost, every_path
 
 SCHEMA = "rlhfsim.sync/1"
 WIDTH = 100

@@ -12,16 +12,16 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.api import estimate
-from rlhfsim.cli import view
 from rlhfsim.cli.launch import CORE, need_stack
-from rlhfsim.cli.words import new_table
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.lengths import Fixed
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Lora, Reward, Rules, Workload
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.words import new_table
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 
 SCHEMA = "rlhfsim.sync_run/1"
 TITLES = {

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.plan import write_atomically
-from rlhfsim.validation import kinds as registry
 from rlhfsim.validation import rows as measured
 from rlhfsim.validation import scoreboard
+from rlhfsim.validation import tables as registry
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard_text import (
     KIND_COLUMNS,

@@ -15,15 +15,16 @@ from typing import Any
 import click
 
 from rlhfsim import api
-from rlhfsim.cli import completion, view
+from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import json_option
 from rlhfsim.cli.params import COMMAND_LINE, Whole, bad_option
-from rlhfsim.cli.whatif_view import show
-from rlhfsim.scenarios.document import scenario_names
-from rlhfsim.scenarios.result import WhatIf
-from rlhfsim.scenarios.store import default_folder
-from rlhfsim.scenarios.tables import SUFFIXES
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.whatif import show
 from rlhfsim.specs.loading import parse_yaml
+from rlhfsim.what_if.scenarios.cache import default_folder
+from rlhfsim.what_if.scenarios.document import scenario_names
+from rlhfsim.what_if.scenarios.result import WhatIf
+from rlhfsim.what_if.scenarios.tables import SUFFIXES
 
 MAX_JOBS = 1024
 INTERRUPTED = 130

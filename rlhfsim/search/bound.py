@@ -14,7 +14,7 @@ In a synchronous step without shared links the first form is an equality: the si
 same number. Streamed training may overlap scoring, so there a pool only has its own work,
 end_p >= max(a, R_p + X_p). With staleness the learner needs its own chain for every step, and the
 rollout its work: T >= max(scored' + X_p + S', T_rollout), where scored' starts at 0 and S' is what
-the schedule exposes (`simulation.stale` proves T_rollout).
+the schedule exposes (`simulation.asynchronous.run` proves T_rollout).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.costs.devices import device_of
-from rlhfsim.phases.framework import controller, trains_pieces
+from rlhfsim.kernels.devices import device_of
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Family
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.framework_overhead import controller, trains_pieces
 
 Floats = NDArray[np.float64]
 FIXED = 6

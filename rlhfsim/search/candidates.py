@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlhfsim.phases.iteration import Iteration, Setting
-from rlhfsim.phases.ledger import Ledger, ledger
+from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.run import simulate
-from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Placement
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.step.iteration import Iteration, Setting
 from rlhfsim.units import format
 
 STEPS, WARMUP = 6, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.search.seats import SeatTable
+from rlhfsim.search.options import SeatTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-from rlhfsim.costs.cost import Cost
-from rlhfsim.phases.iteration import Iteration
-from rlhfsim.phases.uncertainty import Z90
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.memory.risk import Z90
 from rlhfsim.plan import Plan
+from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import format
 
 CLEAR = 0.01

@@ -2,7 +2,7 @@
 
 Every entry of the ledger belongs to one seat in one state, so bytes, mean and variance of a pool at
 a moment are sums over its seats. This module writes the states of many options as arrays of
-(bytes, mean, variance); `phases.ledger` adds the same entries one plan at a time, and a test holds
+(bytes, mean, variance); `memory.ledger` adds the same entries one plan at a time, and a test holds
 the two together.
 
 Moments that can be the fullest: the start, generation, each call and the sync. Loading and unloading
@@ -18,11 +18,11 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.costs.devices import Identity
-from rlhfsim.phases.residency import entry
-from rlhfsim.phases.timeline import Component, EngineBytes, RoleBytes
-from rlhfsim.phases.uncertainty import Item, moments, risky
-from rlhfsim.specs.hardware import Profile
+from rlhfsim.kernels.devices import Identity
+from rlhfsim.memory.residency import entry
+from rlhfsim.memory.risk import Item, moments, risky
+from rlhfsim.memory.role_bytes import Component, EngineBytes, RoleBytes
+from rlhfsim.specs.hardware.hardware import Profile
 
 Floats = NDArray[np.float64]
 COMPONENTS: tuple[Component, ...] = (

@@ -16,10 +16,10 @@ from itertools import product
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.request import Request
-from rlhfsim.specs.backends import BACKENDS, BackendRules, violation
-from rlhfsim.specs.layout import Layout, Offload, Recompute, RolloutLayout
-from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import BACKENDS, BackendRules, violation
+from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
+from rlhfsim.specs.workload.workload import Workload
 
 MICRO_BATCHES = (1, 2, 4, 8)
 """Sequences per micro-batch."""
@@ -158,7 +158,7 @@ def _pipelines(model: ModelSpec, gpus: int) -> tuple[int, ...]:
 def splits_layers(model: ModelSpec, pp: int) -> bool:
     """Whether `pp` stages are usual: equal ones, or a power of two with shorter first and last stages.
 
-    Engines cut 61 or 126 layers unevenly (`phases.pipeline.split`).
+    Engines cut 61 or 126 layers unevenly (`training.pipeline.split`).
     """
     return pp <= model.num_layers and (model.num_layers % pp == 0 or pp & (pp - 1) == 0)
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rlhfsim.plan import Plan
+from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate, most_bytes
-from rlhfsim.search.exact import Search
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.specs.models import Models, models_of
+from rlhfsim.specs.model.roles import Models, models_of
 
 SHRINK = 0.9
 """Share of the last plan's bytes that the next one may use."""

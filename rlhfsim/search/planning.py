@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
-from rlhfsim.phases.prediction import prediction
-from rlhfsim.phases.region import widened
 from rlhfsim.plan import (
     Asked,
     Bound,
-    BreakEven,
     Plan,
     PlannedHardware,
     PlannedModel,
@@ -23,13 +19,14 @@ from rlhfsim.plan import (
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import kind, shares
-from rlhfsim.search.flips import Flip
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Placement
-from rlhfsim.specs.profiles import profile_hash
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import profile_hash
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.prediction import prediction
+from rlhfsim.step.region import widened
 
 GIVEN = "given"
 """Date of a price that no list quotes (specs.profiles)."""
@@ -151,16 +148,6 @@ def runner_up(plan: Plan) -> RunnerUp:
 def searched(certificate: Certificate) -> Searched:
     """The counts of a certificate."""
     return Searched(**asdict(certificate))
-
-
-def break_evens(found: Sequence[Flip]) -> tuple[BreakEven, ...]:
-    """What would flip the choice."""
-    return tuple(
-        BreakEven(
-            change=f.change, factor=f.factor, now=f.now, unit=f.unit, winner=f.winner, step_s=f.seconds, chosen_step_s=f.chosen_seconds,
-        )
-        for f in found
-    )  # fmt: skip
 
 
 def _version() -> str:

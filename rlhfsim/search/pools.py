@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from rlhfsim.search.bound import FIXED
 from rlhfsim.search.dominance import undominated
 from rlhfsim.search.fit import SyncBytes, fitting
-from rlhfsim.search.seats import SCORE, TRAIN, SeatTable
+from rlhfsim.search.options import SCORE, TRAIN, SeatTable
 from rlhfsim.search.space import Group, Pace
-from rlhfsim.specs.dataflow import Call
-from rlhfsim.specs.hardware import Pool
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.workload.dataflow import Call
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

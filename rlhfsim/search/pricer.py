@@ -10,13 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.costs.devices import device_of, domain_of
-from rlhfsim.costs.memory import cut, stages
-from rlhfsim.phases.generation import Generation
-from rlhfsim.phases.iteration import Setting, forward_cost, generation_of, train_cost
-from rlhfsim.phases.ledger import no_start
-from rlhfsim.phases.offload import moves
-from rlhfsim.phases.timeline import (
+from rlhfsim.kernels.devices import device_of, domain_of
+from rlhfsim.memory.ledger import no_start
+from rlhfsim.memory.role_bytes import (
     EngineBytes,
     RoleBytes,
     batch_of,
@@ -24,7 +20,9 @@ from rlhfsim.phases.timeline import (
     rested,
     role_bytes,
 )
-from rlhfsim.phases.timetable import STREAM_CHUNKS
+from rlhfsim.memory.states import cut, stages
+from rlhfsim.rollout.generation import Generation
+from rlhfsim.search.cache import Fit, Kept, Options
 from rlhfsim.search.fit import (
     NO_SYNC,
     VIEWS,
@@ -34,11 +32,8 @@ from rlhfsim.search.fit import (
     role_sizes,
     role_states,
 )
-from rlhfsim.search.kept import Fit, Kept, Options
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
-from rlhfsim.search.parallel import mapped
-from rlhfsim.search.request import Request
-from rlhfsim.search.seats import (
+from rlhfsim.search.options import (
     ALONE,
     TRAINED,
     Floats,
@@ -50,12 +45,17 @@ from rlhfsim.search.seats import (
     rollout_variants,
     sync_classes,
 )
-from rlhfsim.simulation.stale import refilled_bound
-from rlhfsim.specs.dataflow import Call, dataflow
-from rlhfsim.specs.hardware import Pool
-from rlhfsim.specs.layout import Layout
-from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.search.parallel import mapped
+from rlhfsim.search.request import Request
+from rlhfsim.simulation.asynchronous.run import refilled_bound
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.workload.dataflow import Call, dataflow
+from rlhfsim.step.iteration import Setting, forward_cost, generation_of, train_cost
+from rlhfsim.step.timetable import STREAM_CHUNKS
+from rlhfsim.weight_sync.offload import moves
 
 
 class Pricer:
@@ -96,7 +96,7 @@ class Pricer:
 
     @property
     def paths(self) -> dict[Any, Any]:
-        """What is known of weight paths, see `search.paths`."""
+        """What is known of weight paths, see `search.weight_paths`."""
         return self._kept.paths
 
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.backends import Backend
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.placement import WeightPath
-from rlhfsim.specs.workload import Lora, Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.placement import WeightPath
+from rlhfsim.specs.workload.workload import Lora, Workload
 
 Objective = Literal["time", "tokens", "cost", "energy", "memory"]
 """tokens, cost and energy are time: the cluster is rented whole and works through the same tokens."""

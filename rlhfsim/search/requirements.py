@@ -10,9 +10,9 @@ from typing import Literal, cast
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.phases.prediction import joules_per_step, usd_per_step
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
+from rlhfsim.step.prediction import joules_per_step, usd_per_step
 
 Relation = Literal["<", "<=", ">", ">="]
 QUANTITIES: dict[str, tuple[units.Dimension, str]] = {

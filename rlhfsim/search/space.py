@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.stale import one_step_off
-from rlhfsim.specs.backends import BACKENDS
-from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import GpuSet, Schedule, WeightPath, role_placement
+from rlhfsim.simulation.asynchronous.run import one_step_off
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.placement import GpuSet, Schedule, WeightPath, role_placement
 
 Ints = NDArray[np.int64]
 Group = tuple[str, ...]

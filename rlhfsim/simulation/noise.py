@@ -18,14 +18,14 @@ from zlib import crc32
 
 import numpy as np
 
-from rlhfsim.costs.cost import Cost, total
-from rlhfsim.costs.step import Floats
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Program, Setting, program, requests_of
-from rlhfsim.phases.rollout_schedule import Requests, expected_lengths
-from rlhfsim.phases.timetable import Step
-from rlhfsim.specs.lengths import draw
+from rlhfsim.kernels.cost import Cost, total
+from rlhfsim.rollout.engine_step import Floats
+from rlhfsim.rollout.schedule import Requests, expected_lengths
 from rlhfsim.specs.loading import checked
+from rlhfsim.specs.workload.lengths import draw
+from rlhfsim.step.iteration import Program, Setting, program, requests_of
+from rlhfsim.step.timetable import Step
 
 GPU_RESOURCES = frozenset({"compute", "hbm", "overhead", "bubble", "tail"})
 """What a slow rank stretches; links keep their rate."""

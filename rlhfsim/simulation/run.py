@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Iteration, Program, Setting, program
-from rlhfsim.simulation.book import Book
-from rlhfsim.simulation.simulated import Simulated, Staleness
-from rlhfsim.simulation.sync import run_steps
-from rlhfsim.simulation.world import World
-from rlhfsim.specs.placement import Schedule
+from rlhfsim.simulation.memory_timeline import Book
+from rlhfsim.simulation.result import Simulated, Staleness
+from rlhfsim.simulation.simulator import World
+from rlhfsim.simulation.synchronous import run_steps
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.step.iteration import Iteration, Program, Setting, program
 
 if TYPE_CHECKING:
     from rlhfsim.simulation.noise import Noise
@@ -98,7 +98,7 @@ def simulate(
             help="simulate 1 step or more after 0 or more of warm-up",
         )  # fmt: skip
     if setting.placement.schedule.staleness > 0:
-        from rlhfsim.simulation import stale
+        from rlhfsim.simulation.asynchronous import run as stale
 
         return stale.simulate(
             setting, kv_tokens, steps=steps, warmup=warmup, seed=seed, noise=noise, record=record,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.backends import violation
-from rlhfsim.specs.clusters import cluster_from
-from rlhfsim.specs.dataflow import dataflow
-from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.hardware.clusters import cluster_from
+from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
-from rlhfsim.specs.models import Models
-from rlhfsim.specs.placement import Placement, Seat
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import violation
+from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.specs.workload.workload import Workload
 
 KEYS = ("title", "source", "cluster", "workload", "placement")
 

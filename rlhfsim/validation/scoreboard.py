@@ -15,8 +15,8 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.resources import shipped
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.validation import kinds as registry
 from rlhfsim.validation import statistics, transfer
+from rlhfsim.validation import tables as registry
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.targets import results

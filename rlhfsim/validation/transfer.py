@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import permutations
 
 from rlhfsim.calibration.one_run import Timed, seconds, settled
-from rlhfsim.costs.cost import Cost
+from rlhfsim.kernels.cost import Cost
 from rlhfsim.validation.outcome import Outcome
 
 KIND = "rlhf.calibrated"

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.planted import Flaws, drawn, planted_run, planted_trace
 from rlhfsim.api import estimate
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.planted import Flaws, drawn, planted_run, planted_trace
 from rlhfsim.calibration.predict import case_of
 from rlhfsim.calibration.priors import Prior, priors
 from rlhfsim.plan import Plan, write_plan
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.lengths import Fixed
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
-from rlhfsim.specs.profiles import load_profile, parse_cluster
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.trace import write_trace
 
 GPU = "h100_sxm"

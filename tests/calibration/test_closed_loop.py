@@ -1,4 +1,4 @@
-"""The pure parts of benchmarks/closed_loop.py: the split, the figures and the tables; no real runs."""
+"""The pure parts of lab/benchmarks/closed_loop.py: the split, the figures and the tables; no real runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "lab" / "benchmarks"))
 
 from closed_loop_report import (
     Row,

@@ -11,20 +11,20 @@ import pytest
 from click.testing import CliRunner
 
 from rlhfsim.api import estimate, simulate_file
-from rlhfsim.calibration.compare import compare, row, rows
-from rlhfsim.calibration.footprint import footprint
-from rlhfsim.calibration.gap import CAUSES, gap
+from rlhfsim.calibration.comparison.gap import CAUSES, gap
+from rlhfsim.calibration.comparison.memory import footprint
+from rlhfsim.calibration.comparison.phases import compare, row, rows
 from rlhfsim.calibration.observation import Observation, observe
 from rlhfsim.cli.compare import compare as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.export.chrome import chrome_trace, side_by_side
-from rlhfsim.export.runs import SimulationOptions
 from rlhfsim.plan import Plan, write_plan
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.lengths import Fixed
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
-from rlhfsim.specs.profiles import parse_cluster
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.present.chrome_trace import chrome_trace, side_by_side
+from rlhfsim.simulation.summary import SimulationOptions
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.trace import Counter, Span, Trace, write_trace
 
 STEPS = 4

@@ -22,13 +22,13 @@ import pytest
 from planted_plans import GPU, beliefs, planted_runs, six_plans, truth
 from scipy.stats import beta
 
+from lab.planted import Flaws
 from rlhfsim.calibration.fit import calibrate
-from rlhfsim.calibration.planted import Flaws
 from rlhfsim.calibration.predict import Case
 from rlhfsim.calibration.priors import Prior
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile
 
 STATED = 0.8
 SEEDS = 102

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_plans import GPU, beliefs, plan, planted_runs, six_plans, truth
 
+from lab.planted import Flaws, planted_run
 from rlhfsim.calibration.evidence import evidence
 from rlhfsim.calibration.fit import Calibration, calibrate, groups, off
 from rlhfsim.calibration.identify import NARROWER
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.planted import Flaws, planted_run
 from rlhfsim.calibration.predict import REST, STEP, case_of
 from rlhfsim.calibration.priors import Z90, prior
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
 
 QUIET = Flaws(noise=0.002)

@@ -12,7 +12,7 @@ import pytest
 
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import objective, profile, stretched
-from rlhfsim.calibration.map_fit import Fit
+from rlhfsim.calibration.posterior import Fit
 from rlhfsim.calibration.priors import Z90, Prior
 
 SIGMA = 0.05

@@ -8,18 +8,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlhfsim.calibration.measured_fit import (
+from rlhfsim.calibration.micro_benchmarks.fit import (
     Fitted,
     decode_kernels,
     nonnegative,
     prefill_kernels,
     train_kernels,
 )
-from rlhfsim.calibration.measured_profile import base_of, measured_profile, write
-from rlhfsim.costs.curves import KernelCurves
+from rlhfsim.calibration.micro_benchmarks.profile import base_of, measured_profile, write
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.measured import FEW_WIDENING, WIDENING, Machine, Measured, Session, summarise
-from rlhfsim.specs.profiles import load_profile, profile_from_text
+from rlhfsim.kernels.curves import KernelCurves
+from rlhfsim.specs.hardware.measured import (
+    FEW_WIDENING,
+    WIDENING,
+    Machine,
+    Measured,
+    Session,
+    summarise,
+)
+from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text
 from rlhfsim.units import GB, GIB
 
 CORE = Machine(

@@ -14,7 +14,7 @@ from planted_plans import GPU, plan, planted_runs
 from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.profile_writer import check_new, profile_text, write_profile
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.profiles import load_profile, profile_from_text, profile_hash
+from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text, profile_hash
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,12 @@ from planted_plans import GPU, plan
 from scipy.optimize import minimize
 
 from rlhfsim.api import estimate
-from rlhfsim.phases.region import outside, point, warnings, widened
 from rlhfsim.plan import Plan
-from rlhfsim.specs.calibration import Point, Provenance, distance
-from rlhfsim.specs.hardware import Cluster, Profile
-from rlhfsim.specs.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.profiles import load_profile, make_pool
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.region import outside, point, warnings, widened
 
 coordinate = st.floats(-5, 5)
 points = st.tuples(*[coordinate] * 5)

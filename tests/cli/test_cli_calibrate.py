@@ -18,7 +18,7 @@ from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.profiles import load_profile
 
 DOCS = Path(__file__).parents[2] / "docs"
 WORLD = {"controller_time": 3.0, "rl_call_overhead": 0.7, "rollout_step_overhead": 5e-3}

@@ -14,10 +14,10 @@ from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.gpus import gpus
 from rlhfsim.cli.memory import memory
 from rlhfsim.cli.models import models
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
 from rlhfsim.specs.scenario import system_names
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLAN_TYPES = [

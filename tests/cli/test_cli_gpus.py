@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from rlhfsim.cli.gpus import gpus
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.profiles import profile_names
+from rlhfsim.specs.hardware.profiles import profile_names
 
 
 def run(*arguments: str, columns: int = 100) -> str:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from rlhfsim.cli.models import count, models
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.presets import preset_names
+from rlhfsim.specs.model.presets import preset_names
 
 
 def run(*arguments: str, columns: int = 100) -> str:

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from rlhfsim.cli.profile import profile
-from rlhfsim.specs.measured import Machine, Missing, Session, summarise
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.measured import Machine, Missing, Session, summarise
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB, GIB
 
 pytest.importorskip("torch")
@@ -34,7 +34,7 @@ SESSION = Session(
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory where measuring takes no time."""
-    from executor.measure import run
+    from executor.microbench import run
 
     def measure(probes: Sequence[Any], listener: Any, *, quick: bool = False) -> Session:
         for number, probe in enumerate(probes, start=1):

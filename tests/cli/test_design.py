@@ -10,13 +10,13 @@ from click.testing import CliRunner, Result
 
 import rlhfsim
 from rlhfsim.cli import main as entry
-from rlhfsim.cli.choices_view import front_dict
 from rlhfsim.cli.design import design
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
+from rlhfsim.present.terminal.choices import front_dict
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Request
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.workload import Workload
 
 SMALL = [
     "--gpus",

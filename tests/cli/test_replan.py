@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from planted_plans import GPU, plan
 
+from lab.planted import planted_trace
 from rlhfsim.api import design, estimate
-from rlhfsim.calibration.planted import planted_trace
 from rlhfsim.cli.replan import Replan, profile_line
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
-from rlhfsim.specs.profiles import load_profile, parse_cluster
+from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.trace import Trace
 
 

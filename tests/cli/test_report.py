@@ -40,7 +40,7 @@ def test_a_searched_plan_becomes_one_page_with_its_verdict(plan: Path, tmp_path:
 def test_json_has_every_finding(plan: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
     data = json.loads(asked(plan, "--no-sizes", "--out", out, "--title", "Ours", "--json").stdout)
-    assert data["schema"] == "rlhfsim.report/1"
+    assert data["schema"] == "rlhfsim.present.html/1"
     assert data["title"] == "Ours"
     assert data["bytes"] == out.stat().st_size
     found = {

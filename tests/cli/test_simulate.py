@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 from rlhfsim import units
 from rlhfsim.api import estimate_file, simulate_file
 from rlhfsim.cli.simulate import progress, simulate
-from rlhfsim.cli.simulate_view import link_text, merged, spark
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
+from rlhfsim.present.terminal.simulate import link_text, merged, spark
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import busy_share, read_trace
 

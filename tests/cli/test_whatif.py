@@ -20,7 +20,8 @@ from small_scenarios import small
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.whatif import whatif
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.scenarios.document import (
+from rlhfsim.specs.hardware.clusters import PoolText
+from rlhfsim.what_if.scenarios.document import (
     Base,
     BreakEvenText,
     Document,
@@ -30,7 +31,7 @@ from rlhfsim.scenarios.document import (
     RunText,
     scenario_names,
 )
-from rlhfsim.scenarios.result import (
+from rlhfsim.what_if.scenarios.result import (
     Bar,
     BreakEven,
     PointResult,
@@ -39,7 +40,6 @@ from rlhfsim.scenarios.result import (
     WhatIf,
     read_whatif,
 )
-from rlhfsim.specs.clusters import PoolText
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANY: dict[str, Any] = small(
@@ -212,7 +212,7 @@ def test_every_shipped_scenario_is_named() -> None:
 def test_the_example_of_the_document_is_a_scenario(tmp_path: Path) -> None:
     import re
 
-    from rlhfsim.scenarios.whatif import asked
+    from rlhfsim.what_if.scenarios.answer import asked
 
     found = re.search(r"```yaml\n(.*?)```", (DOCS / "whatif.md").read_text(), re.S)
     assert found is not None

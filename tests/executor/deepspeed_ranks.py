@@ -20,12 +20,13 @@ import torch
 import torch.distributed as dist
 
 from executor.algorithms import losses
-from executor.engines import heads, packing, training
+from executor.engines import packing, training
 from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
+from executor.engines.transformers import heads
 from executor.samples import Sample
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 
 RANK, PORT, PART, FOLDER = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 WORLD = 2

@@ -13,7 +13,7 @@ from executor.engines.mesh import coordinates
 from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
 from executor.samples import Sample
 from executor.settings import Optimizer
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 
 WORLD = 4
 TEMPERATURE = 0.9
@@ -78,7 +78,7 @@ def mini_batch(mine: list[Sample], everyone: list[Sample]) -> MiniBatch:
 
 def run_case(rank: int, folder: Path, name: str) -> dict[str, Any]:
     """Everything that the tests look at, from one rank."""
-    from executor.engines.pipeline import PipelineEngine
+    from executor.engines.pipeline.engine import PipelineEngine
 
     model, layout, extra = CASES[name]
     everyone = make_samples()
@@ -102,7 +102,7 @@ def run_case(rank: int, folder: Path, name: str) -> dict[str, Any]:
 
 def scored(folder: Path) -> list[list[float]]:
     """Scores of an engine without optimizer, before and after its weights were away."""
-    from executor.engines.pipeline import PipelineEngine
+    from executor.engines.pipeline.engine import PipelineEngine
 
     engine = PipelineEngine(replace(REWARD, model=str(folder / REWARD.model)))
     before = engine.scores(make_samples())

@@ -9,11 +9,11 @@ from executor.launch import Options, Outcome, launch
 from executor.settings import Limits, Optimizer, RewardRule, Settings, Tracking
 from rlhfsim.api import estimate
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware import Cluster
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
 from rlhfsim.specs.loading import Source, convert, parse_yaml
-from rlhfsim.specs.placement import Placement
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.workload import Workload
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {"weight_path": "host"},

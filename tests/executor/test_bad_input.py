@@ -12,9 +12,9 @@ import pytest
 import runs
 
 from executor.coordination import cluster
-from executor.engines.shared_memory import SHARED, prefix
 from executor.launch import Options, launch
 from executor.settings import Data
+from executor.weight_transfer.shared_memory import SHARED, prefix
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, write_plan
 

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from executor.engines.ds_config import ds_config
+from executor.engines.deepspeed.config import ds_config
+from executor.engines.learning_rate import learning_rate
 from executor.engines.optimizers import adam
 from executor.engines.protocols import EngineSpec
-from executor.engines.schedules import learning_rate
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 
 
 def test_the_configuration_is_plain_json() -> None:

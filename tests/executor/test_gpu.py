@@ -15,8 +15,8 @@ import torch
 from executor.algorithms import losses
 from executor.engines.protocols import ChannelSpec, LossSpec
 from executor.engines.states import Storages
-from executor.engines.transport import Receiver, Sender, to_host
 from executor.samples import Sample
+from executor.weight_transfer.channel import Receiver, Sender, to_host
 
 pytestmark = pytest.mark.gpu
 

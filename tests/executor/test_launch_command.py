@@ -10,11 +10,11 @@ import pytest
 import runs
 
 from executor.settings import Settings
-from rlhfsim.calibration.compare import rows, warm
+from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.calibration.observation import phase_seconds
-from rlhfsim.cli import launch_view
 from rlhfsim.cli.launch import scaled, settings_of
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import Span, Trace
 

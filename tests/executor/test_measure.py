@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from executor.measure.machine import cpu_peak
-from executor.measure.probes import BY_NAME, PROBES, Probe
-from executor.measure.run import measure
+from executor.microbench.machine import cpu_peak
+from executor.microbench.probes import BY_NAME, PROBES, Probe
+from executor.microbench.run import measure
 from rlhfsim.cli.profile import free
 from rlhfsim.cli.profile import measure as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.measured import Measured, Missing
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.measured import Measured, Missing
+from rlhfsim.specs.hardware.profiles import load_profile
 
 FAKES = {
     "good": "return [summarise('good', [1.0, 2.0, 3.0], 's', 'planted')]",
@@ -52,7 +52,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "lib" / "planted"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    head = "import os, time\nfrom executor.measure.setup import unavailable\nfrom rlhfsim.specs.measured import summarise\n"  # fmt: skip
+    head = "import os, time\nfrom executor.microbench.setup import unavailable\nfrom rlhfsim.specs.hardware.measured import summarise\n"  # fmt: skip
     for name, body in FAKES.items():
         (package / f"{name}.py").write_text(f"{head}\n\ndef measure(setup):\n    {body}\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{ROOT}")
@@ -88,7 +88,7 @@ def test_what_fails_is_named_with_its_reason_and_the_others_go_on(fakes: Path) -
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_neither_file_nor_process(fakes: Path, number: signal.Signals) -> None:
     script = (
-        "import signal, sys\nfrom rlhfsim.cli import profile, main\nfrom executor.measure.probes import Probe\n"
+        "import signal, sys\nfrom rlhfsim.cli import profile, main\nfrom executor.microbench.probes import Probe\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in what a script starts with `&`
         "profile.chosen = lambda only: [Probe(name='good', title='', package='planted'), Probe(name='endless', title='', package='planted')]\n"
         "sys.argv = ['rlhfsim', 'profile', 'measure']\nmain.main()\n"

@@ -4,7 +4,7 @@ import pytest
 
 from executor.engines.mesh import Coordinates, coordinates, leaders, rank_at, sharers, world_size
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 
 
 def test_shards_are_neighbours_and_stages_are_far_apart() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from executor.algorithms import losses
-from executor.engines import heads
 from executor.engines.packing import filler, micro_batch, micro_batches
 from executor.engines.protocols import LossSpec
+from executor.engines.transformers import heads
 from executor.samples import Sample
 
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -17,7 +17,7 @@ from executor.engines.protocols import EngineSpec
 from executor.samples import Sample
 from executor.tasks import tiny
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 from tests.executor.pipeline_ranks import (
     CASES,
     LEARN,
@@ -196,8 +196,8 @@ def test_a_checkpoint_holds_a_model_that_transformers_loads(found: list[Any], fo
 def test_what_a_pipeline_cannot_do_is_refused_by_name(
     folder: Path, layout: Layout, extra: dict[str, Any], code: str
 ) -> None:
-    from executor.engines.pipeline_build import check
-    from executor.engines.pipeline_layers import decoder
+    from executor.engines.pipeline.build import check
+    from executor.engines.pipeline.layers import decoder
 
     model = str(folder / "llama")
     spec = EngineSpec(role="actor", model=model, layout=layout, **extra)
@@ -206,8 +206,8 @@ def test_what_a_pipeline_cannot_do_is_refused_by_name(
 
 
 def test_shards_that_do_not_divide_heads_are_refused_by_name(folder: Path) -> None:
-    from executor.engines.pipeline_layers import decoder
-    from executor.engines.pipeline_shards import shard
+    from executor.engines.pipeline.layers import decoder
+    from executor.engines.pipeline.shards import shard
 
     layer = decoder(str(folder / "llama"), torch.float32).layers[0]
     with pytest.raises(RlhfsimError, match="tp-does-not-divide"):
@@ -215,7 +215,7 @@ def test_shards_that_do_not_divide_heads_are_refused_by_name(folder: Path) -> No
 
 
 def test_packed_sequences_do_not_see_each_other() -> None:
-    from executor.engines.pipeline_layers import block_diagonal
+    from executor.engines.pipeline.layers import block_diagonal
 
     seen = block_diagonal(torch.tensor([[0, 1, 0, 1]]))[0, 0]
     assert seen.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]

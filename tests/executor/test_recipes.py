@@ -9,8 +9,8 @@ import pytest
 from executor.algorithms.recipes import RECIPES, actor_loss, check, critic_loss, kl_terms
 from executor.settings import Algorithm, Sampling, Settings
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs import workload as workloads
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload import workload as workloads
+from rlhfsim.specs.workload.workload import Workload
 
 GRPO = Workload(algorithm="grpo", prompts=8, samples=4)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.rewards import cage
+from executor.rewards import isolation as cage
 from executor.rewards.sandbox import Outcome, Program, Sandbox, strength
 from rlhfsim.errors import RlhfsimError
 

@@ -17,7 +17,7 @@ from executor.tasks.prompts import Generated, Problem
 from executor.tasks.sources import check_lengths, open_source
 from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.presets import resolve_model
+from rlhfsim.specs.model.presets import resolve_model
 
 TASKS = [("arithmetic", 1), ("arithmetic", 3), ("comparison", 2), ("comparison", 4), ("logic", 1), ("logic", 3), ("logic", 6)]  # fmt: skip
 

@@ -18,7 +18,7 @@ from executor.coordination.tracing import (
     merge,
     offset,
 )
-from rlhfsim.export.chrome import events
+from rlhfsim.present.chrome_trace import events
 from rlhfsim.trace import Span, Trace, peak, read_trace, write_trace
 
 

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec, Transfer
-from executor.engines.shared_memory import SHARED, sweep
-from executor.engines.transport import Receiver, Sender, to_host
+from executor.weight_transfer.channel import Receiver, Sender, to_host
+from executor.weight_transfer.shared_memory import SHARED, sweep
 from rlhfsim.errors import RlhfsimError
 
 TRANSPORTS = ("broadcast", "ipc", "host", "disk")
@@ -258,7 +258,7 @@ def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_rem
     script = (
         "import sys, time, torch\n"
         "from executor.engines.protocols import ChannelSpec\n"
-        "from executor.engines.transport import Sender\n"
+        "from executor.weight_transfer.channel import Sender\n"
         f"sender = Sender({spec!r})\n"
         "def buckets():\n"
         "    for i in range(100):\n"

@@ -10,8 +10,8 @@ from planted_weights import some_weights
 from safetensors.torch import save_file
 from torch import Tensor
 
-from executor.engines.transport_merge import merged
-from executor.engines.transport_packing import Bucket, Digest, pack, unpack
+from executor.weight_transfer.merge import merged
+from executor.weight_transfer.packing import Bucket, Digest, pack, unpack
 from rlhfsim.errors import RlhfsimError
 
 

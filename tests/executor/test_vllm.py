@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from executor.engines.protocols import RolloutSpec
-from executor.engines.vllm import VllmEngine, environment
+from executor.engines.vllm.engine import VllmEngine, environment
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import RolloutLayout
+from rlhfsim.specs.placement.layout import RolloutLayout
 
 HERE = Path(__file__).resolve().parent
 EXACT = 1e-5
@@ -156,7 +156,7 @@ def rollout(**changes: Any) -> RolloutSpec:
 
 
 def test_what_a_cpu_cannot_run_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.engines.vllm_start.current_device", lambda: "cpu")
+    monkeypatch.setattr("executor.engines.vllm.start.current_device", lambda: "cpu")
     with pytest.raises(RlhfsimError) as caught:
         VllmEngine(rollout(quantised=True))
     assert caught.value.code == "rollout-quantised-cpu"
@@ -175,7 +175,7 @@ def test_environment_keeps_compilation_on_gpus_only() -> None:
 def test_unknown_versions_of_vllm_are_refused_with_both_names(
     monkeypatch: pytest.MonkeyPatch, found: str, known: bool
 ) -> None:
-    from executor.engines import vllm_api
+    from executor.engines.vllm import api as vllm_api
 
     monkeypatch.setattr(vllm_api, "_installed", lambda: found)
     if known:

@@ -30,10 +30,10 @@ from vllm_rig import (
     weights_of,
 )
 
-from executor.engines.transport import Sender
-from executor.engines.vllm import VllmEngine
+from executor.engines.vllm.engine import VllmEngine
 from executor.samples import Completion, Request
 from executor.tasks import tiny
+from executor.weight_transfer.channel import Sender
 from rlhfsim.errors import RlhfsimError
 
 TRANSPORTS = ("broadcast", "ipc", "host", "disk")

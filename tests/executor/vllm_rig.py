@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from executor.engines.protocols import ChannelSpec, RolloutSpec, Transfer
-from executor.engines.transport import Sender
-from executor.engines.vllm import VllmEngine
+from executor.engines.vllm.engine import VllmEngine
 from executor.samples import Completion, Request
-from rlhfsim.specs.layout import RolloutLayout
+from executor.weight_transfer.channel import Sender
+from rlhfsim.specs.placement.layout import RolloutLayout
 
 MAX_LEN = 256
 

@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from rlhfsim.costs.devices import domain_of
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.kernels.devices import domain_of
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
+from rlhfsim.search.options import allowed, role_variants, rollout_variants
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.search.seats import allowed, role_variants, rollout_variants
 from rlhfsim.search.space import Family, Frame, families, splits
-from rlhfsim.specs.backends import Backend
-from rlhfsim.specs.hardware import Cluster, Pool, Profile
-from rlhfsim.specs.lengths import Fixed, LogNormal
-from rlhfsim.specs.models import Models, models_of
-from rlhfsim.specs.placement import Placement, RolloutSeat, Seat
-from rlhfsim.specs.profiles import load_profile
+from rlhfsim.specs.hardware.hardware import Cluster, Pool, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.placement import Placement, RolloutSeat, Seat
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.specs.workload import Environment, Lora, Reward, Rules, Workload
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Rules, Workload
 
 AnySeat = Seat | RolloutSeat
 MODELS = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b", "pythia-1b")

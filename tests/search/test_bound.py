@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhfsim.phases.iteration import Setting, closed_form, program
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.bound import Numbers, objective_bound, step_bound
+from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import simulated
-from rlhfsim.search.exact import Search
 from rlhfsim.search.space import Family, Frame
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.placement import Placement, Schedule
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.iteration import Setting, closed_form, program
 
 REL = 1e-9
 FRAMES, PLANS = 6, 2

@@ -10,11 +10,11 @@ import pytest
 
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.plan import Plan, read_plan, write_plan
-from rlhfsim.search.design import Design, design
 from rlhfsim.search.planning import asked_again
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.profiles import parse_cluster
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.design import Design, design
 
 LIMIT = Limit(seat="actor", field="tp", relation="<=", value=2)
 

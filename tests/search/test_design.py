@@ -10,11 +10,11 @@ import pytest
 import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.search.design import Design
 from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.lengths import LogNormal
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.workload.lengths import LogNormal
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import Design
 
 GRPO = Workload(algorithm="grpo", model="qwen3-4b", prompts=64, samples=8, reward=Reward(rules=Rules()),
                 response_len=LogNormal(mean=800, max=4096))  # fmt: skip

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhfsim.costs.memory import stages
-from rlhfsim.phases.ledger import Ledger, ledger
-from rlhfsim.phases.residency import engine_in_plan, role_in_plan, sync_buffers, sync_group
-from rlhfsim.phases.uncertainty import Item, moments, probability_above, risky
+from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.memory.residency import engine_in_plan, role_in_plan, sync_buffers, sync_group
+from rlhfsim.memory.risk import Item, moments, probability_above, risky
+from rlhfsim.memory.states import stages
 from rlhfsim.search.fit import (
     NO_SYNC,
     SyncBytes,
@@ -25,8 +25,8 @@ from rlhfsim.search.fit import (
 )
 from rlhfsim.search.pools import _moments
 from rlhfsim.search.space import SEATS
-from rlhfsim.specs.dataflow import dataflow
-from rlhfsim.specs.placement import Placement, Seat
+from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.specs.workload.dataflow import dataflow
 
 PLANS = 8
 """Of each question."""

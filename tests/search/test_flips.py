@@ -8,14 +8,14 @@ from math import inf
 import pytest
 
 import rlhfsim
-from rlhfsim.search import flips as module
+from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate
-from rlhfsim.search.exact import Search
-from rlhfsim.search.flips import CLEAR, Change, Flip, flips, label, scaled, spread, with_memory
 from rlhfsim.search.request import Request
-from rlhfsim.specs.lengths import Fixed, LogNormal
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if import flips as module
+from rlhfsim.what_if.flips import CLEAR, Change, Flip, flips, label, scaled, spread, with_memory
 
 REQUEST = Request(cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=256))  # fmt: skip
 MODELS = models_of(REQUEST.workload)

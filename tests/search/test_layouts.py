@@ -6,10 +6,10 @@ import pytest
 
 from rlhfsim.search.layouts import role_layouts, rollout_layouts, splits_layers
 from rlhfsim.search.request import Request
-from rlhfsim.specs.backends import BACKENDS, Backend, violation
-from rlhfsim.specs.presets import resolve_model
-from rlhfsim.specs.profiles import parse_cluster
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
+from rlhfsim.specs.workload.workload import Workload
 
 MODEL = resolve_model("8b")
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlhfsim
-from rlhfsim.search.design import design
 from rlhfsim.search.pareto import Point, front, undominated
 from rlhfsim.search.request import Request
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import design
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
 SMALL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=GRPO, allow=frozenset({"async"}))  # fmt: skip

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhfsim.phases.timetable import STREAM_CHUNKS
 from rlhfsim.search.bound import FIXED
 from rlhfsim.search.dominance import lean, undominated
 from rlhfsim.search.fit import NO_SYNC, fitting
+from rlhfsim.search.options import Key, SeatTable
 from rlhfsim.search.pools import Corner, PoolTable, pool_table
-from rlhfsim.search.seats import Key, SeatTable
-from rlhfsim.specs.dataflow import dataflow
-from rlhfsim.specs.hardware import Pool
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement import RolloutSeat, Seat
-from rlhfsim.specs.profiles import load_profile
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.timetable import STREAM_CHUNKS
 
 PROFILE = load_profile("h100")
 USABLE = PROFILE.usable_memory.value

@@ -11,7 +11,6 @@ import pytest
 import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.search.design import design
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import (
     QUANTITIES,
@@ -21,7 +20,8 @@ from rlhfsim.search.requirements import (
     requirement,
     verdicts,
 )
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import design
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
 SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)

@@ -8,14 +8,14 @@ from functools import cache
 import pytest
 
 import rlhfsim
-from rlhfsim.search.design import design
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import requirement
-from rlhfsim.search.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
-from rlhfsim.specs.lengths import LogNormal
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.profiles import load_profile
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.lengths import LogNormal
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
 SMALL = Request(cluster=rlhfsim.parse_cluster(1, "h100"), workload=GRPO)
@@ -113,7 +113,7 @@ def test_no_plan_is_faster_than_the_floor(
 ) -> None:
     if changes.get("algorithm") == "dpo" and allow:
         return
-    from rlhfsim.specs.workload import Lora
+    from rlhfsim.specs.workload.workload import Lora
 
     given = {k: Lora(rank=32) if k == "lora" else v for k, v in changes.items()}
     work = replace(GRPO, **given)  # type: ignore[arg-type]

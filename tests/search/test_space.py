@@ -20,11 +20,11 @@ from rlhfsim.search.space import (
     splits,
     unit,
 )
-from rlhfsim.specs.hardware import Cluster, Pool
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import Schedule
-from rlhfsim.specs.profiles import load_profile
-from rlhfsim.specs.workload import Environment, Lora, Workload
+from rlhfsim.specs.hardware.hardware import Cluster, Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.specs.workload.workload import Environment, Lora, Workload
 
 H100, H20 = load_profile("h100"), load_profile("h20")
 PPO = Workload(model="qwen2.5-0.5b", critic="same", prompts=32)
@@ -208,7 +208,7 @@ def test_the_families_of_ppo_are_counted_by_hand() -> None:
 
 
 def test_plans_of_a_search_are_the_product_of_the_options_of_every_seat(questions: Any) -> None:
-    from rlhfsim.search.exact import Search
+    from rlhfsim.search.branch_and_bound import Search
 
     for seed in range(1400, 1410):
         case = questions.drawn(seed, most=10**9)

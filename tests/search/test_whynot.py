@@ -9,12 +9,12 @@ import pytest
 
 import rlhfsim
 from rlhfsim.plan import Plan
-from rlhfsim.search.design import Design, design
 from rlhfsim.search.explain import shares, terms
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.search.whynot import Alternative, WhyNot, alternative
-from rlhfsim.specs.placement import RolloutSeat
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.placement.placement import RolloutSeat
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.design import Design, design
+from rlhfsim.what_if.why_not import Alternative, WhyNot, alternative
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
 SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)

@@ -7,19 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlhfsim.costs.cost import Cost, part
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Setting, requests_of
-from rlhfsim.phases.rollout_schedule import expected_lengths
-from rlhfsim.phases.timetable import Step
+from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.rollout.schedule import expected_lengths
 from rlhfsim.simulation.noise import Draws, Noise, stretched
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.lengths import LogNormal
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Seat
-from rlhfsim.specs.profiles import make_pool
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.lengths import LogNormal
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.step.iteration import Setting, requests_of
+from rlhfsim.step.timetable import Step
 
 WORKLOAD = Workload(
     algorithm="grpo", model="qwen3-0.6b", prompts=64, samples=4, reward=Reward(rules=Rules()),

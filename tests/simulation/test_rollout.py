@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfsim.costs.devices import device_of
-from rlhfsim.costs.step import on
-from rlhfsim.phases.drain import StepTable, one_wave, tabulate
-from rlhfsim.phases.generation import Requests, generate, step_table
-from rlhfsim.simulation.rollout import Replica
-from rlhfsim.simulation.rollout_engine import Engine, StepClock, engine_of
-from rlhfsim.simulation.rollout_pool import RolloutPool
-from rlhfsim.specs.layout import RolloutLayout
-from rlhfsim.specs.lengths import Fixed
-from rlhfsim.specs.presets import resolve_model
-from rlhfsim.specs.profiles import make_pool
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.rollout.continuous_batching import StepTable, one_wave, tabulate
+from rlhfsim.rollout.engine_step import on
+from rlhfsim.rollout.generation import Requests, generate, step_table
+from rlhfsim.simulation.asynchronous.engine import Engine, StepClock, engine_of
+from rlhfsim.simulation.asynchronous.replica import Replica
+from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.workload.lengths import Fixed
 
 DEVICE = device_of(make_pool("h100", 8), 1.0)
 MODEL = resolve_model("qwen3-0.6b")

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.phases.iteration import Setting, closed_form, iteration, program
-from rlhfsim.phases.ledger import ledger
+from rlhfsim.memory.ledger import ledger
 from rlhfsim.simulation.run import Simulated, replicate, simulate
-from rlhfsim.specs.layout import Layout
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import Placement, Seat
-from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Placement, Seat
 from rlhfsim.specs.scenario import load_scenario, system_names
-from rlhfsim.specs.workload import Environment, Workload
+from rlhfsim.specs.workload.workload import Environment, Workload
+from rlhfsim.step.iteration import Setting, closed_form, iteration, program
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
 

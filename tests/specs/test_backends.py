@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.specs.backends import BACKENDS, Backend, violation
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
+from rlhfsim.specs.placement.layout import Layout
 
 ZERO = (0, 1, 2, 3)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.specs.dataflow import dataflow
-from rlhfsim.specs.workload import Reward, Rules, Workload
+from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
 GEN = ("actor.generate",)
 RULES, BOTH = Reward(rules=Rules()), Reward(model="same", rules=Rules())

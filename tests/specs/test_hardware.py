@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.clusters import load_cluster
-from rlhfsim.specs.hardware import Profile
-from rlhfsim.specs.profile_files import find_profile, profile_files
-from rlhfsim.specs.profiles import (
+from rlhfsim.specs.hardware.clusters import load_cluster
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profile_files import find_profile, profile_files
+from rlhfsim.specs.hardware.profiles import (
     aliases,
     common_coefficients,
     load_profile,
@@ -478,7 +478,7 @@ def test_a_wrong_cluster_file_is_told_with_its_line(tmp_path, text, code, line):
 
 
 def test_profiles_are_found_from_any_directory(tmp_path):
-    code = "from rlhfsim.specs.profiles import load_profile; assert load_profile('h100').name == 'h100_sxm'"
+    code = "from rlhfsim.specs.hardware.profiles import load_profile; assert load_profile('h100').name == 'h100_sxm'"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
         cwd=tmp_path, capture_output=True, text=True,

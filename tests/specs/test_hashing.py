@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
-from rlhfsim.specs.layout import Layout
+from rlhfsim.specs.placement.layout import Layout
 
 
 def test_equal_layouts_have_one_hash_and_changed_ones_compute_their_own() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.layout import Layout, RolloutLayout
 from rlhfsim.specs.loading import convert, parse_yaml
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
 
 def test_a_layout_fills_tp_pp_cp_dp() -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.lengths import (
+from rlhfsim.specs.loading import convert, parse_yaml
+from rlhfsim.specs.workload.lengths import (
     AnyLengths,
     Empirical,
     Fixed,
@@ -20,7 +21,6 @@ from rlhfsim.specs.lengths import (
     draw,
     stats,
 )
-from rlhfsim.specs.loading import convert, parse_yaml
 
 FAMILY = [
     Fixed(value=700),

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.model import Attention, ModelSpec, Moe
-from rlhfsim.specs.presets import preset, preset_names
+from rlhfsim.specs.model.model import Attention, ModelSpec, Moe
+from rlhfsim.specs.model.presets import preset, preset_names
 
 TINY = ModelSpec(
     name="tiny",

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import parse_json
-from rlhfsim.specs.model import ModelSpec
-from rlhfsim.specs.model_config import load_config, read_config
-from rlhfsim.specs.model_families import FAMILIES, REFUSED
-from rlhfsim.specs.presets import _data, preset, resolve_model
+from rlhfsim.specs.model.config import load_config, read_config
+from rlhfsim.specs.model.families import FAMILIES, REFUSED
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import _data, preset, resolve_model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.presets import aliases, preset, preset_name, preset_names, resolve_model
+from rlhfsim.specs.model.presets import aliases, preset, preset_name, preset_names, resolve_model
 from rlhfsim.units import BILLION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,7 @@ def test_the_documentation_lists_every_preset_and_alias():
 
 
 def test_presets_ship_inside_the_package():
-    data = json.loads(files("rlhfsim.specs").joinpath("model_presets.json").read_text())
+    data = json.loads(files("rlhfsim.specs.model").joinpath("presets.json").read_text())
     assert len(data["presets"]) == len(preset_names())
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware import Cluster
-from rlhfsim.specs.layout import Layout, RolloutLayout
-from rlhfsim.specs.models import models_of
-from rlhfsim.specs.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
-from rlhfsim.specs.profiles import make_pool
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
 from rlhfsim.specs.scenario import check_placement
-from rlhfsim.specs.workload import Lora, Workload
+from rlhfsim.specs.workload.workload import Lora, Workload
 
 GRPO = Workload(algorithm="grpo", model="qwen3-8b", kl=False)  # reward model, no reference
 PPO = Workload(algorithm="ppo", model="qwen3-8b")

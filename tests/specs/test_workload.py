@@ -6,7 +6,7 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import convert, parse_yaml
-from rlhfsim.specs.workload import Workload
+from rlhfsim.specs.workload.workload import Workload
 
 
 def read(text: str) -> Workload:

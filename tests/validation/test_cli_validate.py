@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from rlhfsim.cli.validate import validate
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.validation import kinds
+from rlhfsim.validation import tables as kinds
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlhfsim.calibration.decode_points import (
+from rlhfsim.validation.cases.decode import (
     conflicts,
     impossible,
     load,
@@ -15,8 +15,14 @@ from rlhfsim.calibration.decode_points import (
     predicted,
     utilisation,
 )
-from rlhfsim.calibration.silicon import Serving, corrected, installed, servings, skip_reason
-from rlhfsim.validation import decode, inference
+from rlhfsim.validation.cases.decode_points import (
+    Serving,
+    corrected,
+    installed,
+    servings,
+    skip_reason,
+)
+from rlhfsim.validation.kinds import decode, inference
 from rlhfsim.validation.rows import shipped
 
 needs_rows = pytest.mark.skipif(installed() is None, reason="development package not installed")

@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from rlhfsim.validation import memory
+from rlhfsim.validation.kinds import memory
 from rlhfsim.validation.rows import shipped
 
 OUTCOMES = memory.outcomes(shipped("memory"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.validation import oom
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.oom_cases import Unreadable, case
-from rlhfsim.validation.oom_pools import pools
+from rlhfsim.validation.cases.oom import Unreadable, case
+from rlhfsim.validation.cases.oom_pools import pools
+from rlhfsim.validation.kinds import oom
 from rlhfsim.validation.rows import shipped
 from rlhfsim.validation.statistics import verdicts
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfsim.phases.iteration import Iteration
-from rlhfsim.specs.lengths import Fixed, stats
+from rlhfsim.specs.workload.lengths import Fixed, stats
+from rlhfsim.step.iteration import Iteration
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.rlhf import job_of, priced, step_seconds
-from rlhfsim.validation.rlhf_cases import (
+from rlhfsim.validation.cases.rlhf import (
     Skip,
     case,
     cut_log_normal,
     reason_incomplete,
     staleness_of,
 )
+from rlhfsim.validation.kinds.rlhf import job_of, priced, step_seconds
 from rlhfsim.validation.rows import Row, parse_csv, shipped
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.validation import kinds, scoreboard
+from rlhfsim.validation import scoreboard
+from rlhfsim.validation import tables as kinds
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import parse_csv
 from rlhfsim.validation.scoreboard_text import markdown

@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlhfsim.calibration.training_fit import Free, posterior, written
-from rlhfsim.costs.flop import training_flop
+from lab.fits.posterior import Free, posterior, written
+from rlhfsim.kernels.flop import training_flop
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
+from rlhfsim.validation.cases.training import Skip, job, measured, recomputed
+from rlhfsim.validation.kinds.training import outcomes, part_of
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row, shipped
-from rlhfsim.validation.training import outcomes, part_of
-from rlhfsim.validation.training_rows import Skip, job, measured, recomputed
 
 ROWS = shipped("training")
 OUTCOMES = outcomes(ROWS)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rlhfsim.calibration.one_run import Timed
-from rlhfsim.costs.cost import Cost, part
+from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.scoreboard import board
 from rlhfsim.validation.scoreboard_text import markdown

@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
+from rlhfsim.validation.kinds.weight_sync import FITTED, KIND, OTHER, outcomes
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row, shipped
-from rlhfsim.validation.weight_sync import FITTED, KIND, OTHER, outcomes
 
 
 @cache

@@ -1,0 +1,110 @@
+"""The driver's handle on a worker group: the ranks that serve the roles of one set of GPUs and one layout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from executor.coordination.cluster import Place, Reservation
+from executor.coordination.failures import collect
+from executor.coordination.worker import Identity, Reply, Worker
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Seat
+
+Shape = tuple[int, int, int]
+"""tp, pp, dp."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpec:
+    """Roles that share processes: same GPUs, same tensor, pipeline and data parallelism."""
+
+    name: str
+    """Its roles, as in `actor+reference`."""
+    pool: str
+    roles: tuple[str, ...]
+    places: tuple[Place, ...]
+    """Of each rank."""
+    layout: Layout
+    """Of the first role; only tp, pp and dp are shared by all."""
+
+    @property
+    def shape(self) -> Shape:
+        """Parallel degrees."""
+        return (self.layout.tp, self.layout.pp, self.layout.dp)
+
+
+def group_specs(plan: Plan, served_by: Mapping[str, str]) -> tuple[GroupSpec, ...]:
+    """The worker groups of a plan; roles in `served_by` run on another role's engine."""
+    gpus = {s.seat: tuple(zip(s.nodes, s.gpus, strict=True)) for s in plan.gpu_map}
+    found: dict[Any, list[str]] = {}
+    for role, seat in plan.placement.seats.items():
+        if isinstance(seat, Seat) and role not in served_by:
+            key = (gpus[role], seat.layout.tp, seat.layout.pp, seat.layout.dp)
+            found.setdefault(key, []).append(role)
+    return tuple(_spec(plan, roles, key[0]) for key, roles in found.items())
+
+
+def _spec(plan: Plan, roles: list[str], places: tuple[Place, ...]) -> GroupSpec:
+    seat = plan.placement.seats[roles[0]]
+    assert isinstance(seat, Seat)
+    return GroupSpec(name="+".join(roles), pool=seat.pool, roles=tuple(roles), places=places, layout=seat.layout)  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerGroup:
+    """Living ranks. A call goes to all of them at once, so that collectives meet in one order."""
+
+    spec: GroupSpec
+    actors: list[Any]
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while a call is handed to the ranks: two threads never interleave."""
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the ranks, for people."""
+        return [f"{self.spec.name} rank {i}" for i in range(len(self.actors))]
+
+    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Reply]:  # fmt: skip
+        """Replies of all ranks; `each` gives every rank an own first argument.
+
+        Raises:
+            PartFailed: a rank died, raised or was too slow.
+        """
+        with self.lock:
+            refs = [
+                getattr(actor, method).remote(*((each[i],) if each is not None else ()), *args)
+                for i, actor in enumerate(self.actors)
+            ]
+        return collect(refs, self.parts, f"{self.spec.name} {method}", limit_s)
+
+
+def spawn(
+    spec: GroupSpec, reservation: Reservation, share: float, environment: Mapping[str, str],
+    fake_seconds: Mapping[str, float] | None,
+) -> WorkerGroup:  # fmt: skip
+    """Start the processes of a group; `join` makes them a group."""
+    actor_class = ray.remote(Worker)
+    actors = [
+        actor_class.options(
+            name=None, max_restarts=0, runtime_env={"env_vars": _rank_environment(environment, rank, len(spec.places))},
+            **reservation.options(place, share),
+        ).remote(Identity(group=spec.name, pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds))
+        for rank, place in enumerate(spec.places)
+    ]  # fmt: skip
+    return WorkerGroup(spec=spec, actors=actors)
+
+
+def _rank_environment(environment: Mapping[str, str], rank: int, world: int) -> dict[str, str]:
+    return {**environment, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}  # fmt: skip
+
+
+def join(group: WorkerGroup, limit_s: float) -> None:
+    """Rendezvous of all ranks at rank 0."""
+    [(host, port)] = collect([group.actors[0].address.remote()], group.parts[:1], "start of the process", limit_s)  # fmt: skip
+    group.call("start", host, port, limit_s, limit_s=limit_s)

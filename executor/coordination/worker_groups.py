@@ -1,0 +1,382 @@
+"""Every process of a run and the calls of the dataflow on them: what the iteration loops drive.
+
+A call takes its pool for itself, moves its role in where the plan keeps it out of memory, works on all
+ranks, and moves it out again. Calls in different pools run side by side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from executor.algorithms import recipes
+from executor.coordination import rollout, weights
+from executor.coordination import worker_group as groups
+from executor.coordination.batching import balanced, optimizer_steps
+from executor.coordination.cluster import Reservation
+from executor.coordination.failures import PartFailed, collect
+from executor.coordination.recorder import Recorder
+from executor.coordination.residency import Move, Residency
+from executor.coordination.rollout import RolloutPool
+from executor.coordination.tracing import SAME_CLOCK, ClockOffset, offset
+from executor.coordination.watch import Watch
+from executor.coordination.worker import Reply, Tags
+from executor.coordination.worker_group import WorkerGroup
+from executor.engines import mesh
+from executor.engines.protocols import LossSpec, Transfer
+from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
+from executor.samples import Completion, Request, Sample
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.workload.dataflow import Call
+
+Rules = Callable[[Sequence[Sample]], list[float]]
+"""Rule rewards, one a sample."""
+CPU_POOL = "cpu"
+"""Where rules run: the host's processors, as the simulator calls them."""
+METHODS = {"logprob": "logprobs", "value": "values", "score": "scores"}
+PROCESSES = "processes.json"
+"""In the scratch folder: part -> process id."""
+CLOCK_S = 30.0
+"""Most that one look at another process's clock takes."""
+TENANTS = 8
+"""Most processes that share one slot: each takes that share of it."""
+
+
+class Crew:
+    """Living processes of one plan."""
+
+    def __init__(
+        self, job: Job, reservation: Reservation, scratch: Path, recorder: Recorder, rules: Rules
+    ) -> None:
+        self.job = job
+        self._rules = rules
+        self.recorder = recorder
+        self.version = 0
+        """Weight version of the policy; the rollout's after the latest sync."""
+        self._reservation = reservation
+        self._scratch = scratch
+        self._environment = environment(job)
+        self._served = served_by(job.plan)
+        self._limits = job.settings.limits
+        self._pools = {pool.name: threading.RLock() for pool in job.plan.placement.pools}
+        self._offsets: dict[str, ClockOffset] = {}
+        self._nodes: dict[str, str] = {}
+        self._groups: dict[str, WorkerGroup] = {}
+        self._residency = Residency(job, scratch, self._move)
+        self._asleep = False
+        """The rollout engines gave their memory back."""
+        self.rollout: RolloutPool | None = None
+        self.route: weights.Route | None = None
+        self.watch = Watch(self._actors, self.stop)
+        self._stopped = False
+
+    # --- start and end ----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Processes, engines, weight channel; groups and replicas come up side by side.
+
+        Raises:
+            PartFailed: one did not come up.
+        """
+        specs = groups.group_specs(self.job.plan, self._served)
+        made = [
+            groups.spawn(s, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds)
+            for s in specs
+        ]  # fmt: skip
+        self._groups = {role: group for group in made for role in group.spec.roles}
+        tasks: list[Callable[[], None]] = [partial(self._start_group, group) for group in made]
+        if self.job.plan.workload.generates:
+            tasks.append(self._start_rollout)
+        self.watch.start()
+        _together(tasks, self.stop)
+        if self.rollout is not None:
+            self.route = weights.Route(self.job, self._groups["actor"], self._scratch)
+            self.route.open(self.rollout)
+        self._note_processes()
+
+    def _actors(self) -> dict[str, Any]:
+        """Every living process by part name."""
+        rollout = self.rollout
+        found = {part: actor for group in self._groups.values() for part, actor in zip(group.parts, group.actors, strict=True)}  # fmt: skip
+        if rollout is not None and not rollout.ending:
+            found |= dict(zip(rollout.parts, rollout.actors, strict=True))
+        return {} if self._stopped else found
+
+    def _note_processes(self) -> None:
+        """Which process is which part: for people who look for one."""
+        actors = self._actors()
+        found = collect([a.whereabouts.remote() for a in actors.values()], list(actors), "start", self._limits.call_s)  # fmt: skip
+        pids = {part: pid for part, (pid, _) in zip(actors, found, strict=True)}
+        self.watch.homes |= {part: node for part, (_, node) in zip(actors, found, strict=True)}
+        (self._scratch / PROCESSES).write_text(json.dumps(pids, indent=1))
+
+    @property
+    def trainer(self) -> WorkerGroup:
+        """The group that trains the policy."""
+        return self._groups["actor"]
+
+    def reroute(self, route: weights.Route) -> None:
+        """Send weights along another path from now on."""
+        if self.route is not None:
+            self.route.close()
+        assert self.rollout is not None
+        self.route = route
+        self.route.open(self.rollout)
+
+    def _start_group(self, group: WorkerGroup) -> None:
+        groups.join(group, self._limits.start_s)
+        for spec in engine_specs(self.job).values():
+            if spec.role in group.spec.roles:
+                self._record(group, group.call("build", spec, limit_s=self._limits.start_s))
+                self._residency.rest(spec.role, step=0)
+        driver = ray.util.get_node_ip_address()
+        for part, actor in zip(group.parts, group.actors, strict=True):
+            [(host, _)] = collect([actor.address.remote()], [part], "address", self._limits.call_s)
+            self._nodes[part] = host
+            if host != driver:
+                self._offsets[part] = offset(partial(_clock_of, actor))
+
+    def _start_rollout(self, model: str | None = None) -> None:
+        spec = rollout_spec(self.job)
+        spec = replace(spec, model=model or spec.model, version=self.version)
+        self.rollout = rollout.spawn(
+            self.job.plan, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds, self._record_rollout,
+        )  # fmt: skip
+        if self._stopped:
+            self.rollout.kill()
+        self.rollout.build(spec, self._limits.start_s)
+
+    def stop(self) -> None:
+        """End every process at once, so that whoever waits for one of them hears it: ranks that hang in a
+        collective with a dead one never return.
+        """
+        self._stopped = True
+        with contextlib.suppress(Exception):
+            for group in self._groups.values():
+                for actor in group.actors:
+                    ray.kill(actor)
+            if self.rollout is not None:
+                self.rollout.kill()
+
+    def cause(self, error: Exception) -> Exception:
+        """Why an error came: a dead part where there is one, else the error itself."""
+        if isinstance(error, RayError):
+            error = PartFailed("Ray", "raised", f"{type(error).__name__}: {error}".splitlines()[0])
+        part, call = (error.part, error.call) if isinstance(error, PartFailed) else ("", "")
+        dead = self.watch.blame(part)
+        if dead is None or error is dead:
+            return error
+        found = PartFailed(dead.part, dead.cause, dead.detail, call)
+        found.__cause__ = error
+        return found
+
+    def close(self) -> None:
+        """End every process, in order if none has failed."""
+        self.watch.stop()
+        if not self._stopped:
+            with contextlib.suppress(Exception):
+                if self.rollout is not None:
+                    self.rollout.close()
+                actors = [a for group in self._groups.values() for a in group.actors]
+                ray.wait([a.close.remote() for a in actors], num_returns=len(actors), timeout=10)
+        self.stop()
+        if self.route is not None:
+            self.route.clean()
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[Request], step: int) -> list[Completion]:
+        """Responses in the order of their requests."""
+        seat = self.job.plan.placement.rollout
+        assert seat is not None
+        with self._pools[seat.pool]:
+            self._wake(seat, step)
+            assert self.rollout is not None
+            done = self.rollout.generate(requests, step, self._limits.call_s)
+            self._sleep(seat, step)
+        return done
+
+    def _wake(self, seat: RolloutSeat, step: int) -> None:
+        tags = Tags(name="actor.generate.load", kind="load", step=step, version=self.version)
+        if self.rollout is None:
+            assert self.route is not None
+            with self.recorder.tracer.span(tags.name, "actor", tags.kind, seat.pool, step=step):
+                self._start_rollout(self.route.folder_of(self.version))
+        elif self._asleep:
+            self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
+        self._asleep = False
+
+    def _sleep(self, seat: RolloutSeat, step: int) -> None:
+        tags = Tags(name="actor.generate.unload", kind="unload", step=step, version=self.version)
+        assert self.rollout is not None
+        if seat.residency == "recreated":
+            with self.recorder.tracer.span(tags.name, "actor", tags.kind, seat.pool, step=step):
+                self.rollout.close()
+                self.rollout = None
+        elif seat.sleep:
+            self.rollout.tagged("sleep", seat.sleep, tags=tags, limit_s=self._limits.call_s)
+            self._asleep = True
+
+    def submit(self, requests: Sequence[Request], step: int) -> None:
+        """Queue requests of a rollout that goes on by itself."""
+        assert self.rollout is not None
+        self.rollout.submit(requests, step, self._limits.call_s)
+
+    def poll(self, limit_s: float) -> list[Completion]:
+        """Completions of submitted requests; waits up to `limit_s` for the first."""
+        assert self.rollout is not None
+        return self.rollout.poll(limit_s)
+
+    def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
+        """Results of one scoring call, in the order of the samples."""
+        if call.role == "rules":
+            with self.recorder.tracer.span(call.name, call.role, call.kind, CPU_POOL, step=step):
+                return self._rules(samples)
+        role = self._served.get(call.role, call.role)
+        group = self._groups[role]
+        method = "reference_logprobs" if call.role in self._served else METHODS[call.kind]
+        tags = Tags(name=call.name, kind=call.kind, step=step, version=self.version)
+        layout = self._layout(role)
+        shares = balanced(samples, layout.dp)
+        with self._pools[group.spec.pool], self._residency.present(role, call.name, step):
+            replies = self._shared(group, "forward", shares, samples, role, method, tags)
+        results: list[Any] = [None] * len(samples)
+        for share, rank in zip(shares, mesh.leaders(layout), strict=True):
+            for index, value in zip(share, replies[rank].value, strict=True):
+                results[index] = value
+        return results
+
+    def _shared(self, group: WorkerGroup, method: str, shares: list[list[int]], samples: Sequence[Sample],
+                role: str, what: str, tags: Tags) -> list[Reply]:  # fmt: skip
+        """A call in which data-parallel replicas get different samples; each share is stored once."""
+        refs = [ray.put([samples[i] for i in share]) for share in shares]
+        layout = self._layout(role)
+        mine = [refs[mesh.coordinates(r, layout).dp] for r in range(len(group.actors))]
+        with group.lock:
+            calls = [
+                actor.forward.remote(role, what, mine[i], tags)
+                for i, actor in enumerate(group.actors)
+            ]
+        replies = collect(calls, group.parts, tags.name, self._limits.call_s)
+        self._record(group, replies)
+        return replies
+
+    def train(self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int) -> list[dict[str, float]]:  # fmt: skip
+        """Optimizer steps of one iteration; their metrics."""
+        group, workload, layout = self._groups[role], self.job.plan.workload, self._layout(role)
+        plan = optimizer_steps(
+            samples, ranks=layout.dp, mini_batches=workload.mini_batches, epochs=workload.epochs,
+            seed=(self.job.settings.seed, step + 1), pairs=recipes.recipe(workload.algorithm).actor == "dpo",
+        )  # fmt: skip
+        tags = Tags(name=f"{role}.train", kind="train", step=step, version=self.version)
+        refs = [ray.put(batches) for batches in plan]
+        mine = [refs[mesh.coordinates(r, layout).dp] for r in range(len(group.actors))]
+        with (
+            self._pools[group.spec.pool],
+            self._residency.present(role, tags.name, step, states=True),
+        ):
+            with group.lock:
+                calls = [
+                    a.train.remote(role, mine[i], loss, tags) for i, a in enumerate(group.actors)
+                ]
+            replies = collect(calls, group.parts, tags.name, self._limits.call_s)
+            self._record(group, replies)
+        metrics: list[dict[str, float]] = replies[0].value
+        return metrics
+
+    def sync(self, step: int) -> Transfer:
+        """New weights to every replica; version + 1. Both ends must report one checksum."""
+        placement = self.job.plan.placement
+        assert placement.rollout is not None
+        assert self.route is not None
+        self.version += 1
+        pools = sorted({placement.actor.pool, placement.rollout.pool})
+        overlapped = placement.schedule.staleness > 0
+        with contextlib.ExitStack() as held:
+            for pool in pools if not overlapped else [placement.actor.pool]:
+                held.enter_context(self._pools[pool])
+            with self._residency.present("actor", "actor.sync", step):
+                self._prepare_rollout(placement.rollout, step)
+                return self.route.send(self.rollout, self.version, step, self._record)
+
+    def _prepare_rollout(self, seat: RolloutSeat, step: int) -> None:
+        """For a sync: a sleeping engine wakes; one that is created again for every rollout goes, and reads files."""
+        if self.rollout is not None and seat.residency == "recreated":
+            self._sleep(seat, step)
+        elif self.rollout is not None and self._asleep:
+            tags = Tags(name="actor.sync.load", kind="load", step=step, version=self.version)
+            self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
+            self._asleep = False
+
+    # --- checkpoints and records ------------------------------------------------------------------
+
+    @property
+    def most_ranks(self) -> int:
+        """Data-parallel ranks of the widest role."""
+        return max(self._layout(role).dp for role in self._groups)
+
+    def _layout(self, role: str) -> Layout:
+        seat = self.job.plan.placement.seats[role]
+        assert isinstance(seat, Seat)
+        return seat.layout
+
+    def save(self, folder: Path) -> None:
+        """Every trained role's state, a folder each."""
+        self._each_trained("save", folder)
+
+    def restore(self, folder: Path) -> None:
+        """Undo `save`."""
+        self._each_trained("restore", folder)
+
+    def _each_trained(self, method: str, folder: Path) -> None:
+        for role in ("actor", "critic"):
+            if role in self._groups:
+                (folder / role).mkdir(parents=True, exist_ok=True)
+                group = self._groups[role]
+                with (
+                    self._pools[group.spec.pool],
+                    self._residency.present(role, f"{role}.{method}", 0, states=True),
+                ):
+                    self._record(group, group.call(method, role, str(folder / role), limit_s=self._limits.call_s))  # fmt: skip
+
+    def _move(self, move: Move, step: int) -> None:
+        """One role in or out, on every rank."""
+        group = self._groups[move.role]
+        tags = Tags(name=move.name, kind=move.method, step=step, version=self.version)
+        places = (move.folder,) if move.method == "unload" else ()
+        self._record(group, group.call(move.method, move.role, move.how, *places, tags, limit_s=self._limits.call_s))  # fmt: skip
+
+    def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
+        for part, reply in zip(group.parts, replies, strict=True):
+            self.recorder.add(reply, self._offsets.get(part, SAME_CLOCK), part, self._nodes.get(part, ""))  # fmt: skip
+
+    def _record_rollout(self, reply: Reply) -> None:
+        self.recorder.add(reply)
+
+
+def _clock_of(actor: Any) -> float:
+    """Seconds of the clock of an actor's process."""
+    return float(ray.get(actor.now.remote(), timeout=CLOCK_S))
+
+
+def _together(tasks: Sequence[Any], stop: Callable[[], None]) -> None:
+    """Run side by side; after the first error `stop` ends what the others wait for."""
+    with ThreadPoolExecutor(max_workers=max(1, len(tasks))) as pool:
+        try:
+            done, _ = wait([pool.submit(task) for task in tasks], return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BaseException:
+            stop()
+            raise

@@ -1,0 +1,98 @@
+"""DeepSpeed's configuration from a layout: a pure function, so that it can be shown beside a run and tested."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executor.settings import Optimizer, Precision
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.placement.backends import violation
+from rlhfsim.specs.placement.layout import Layout
+
+BUCKET_ELEMENTS = 50_000_000
+"""Elements that are reduced or gathered together: large enough for full network speed, and memory that
+DeepSpeed allocates whatever the size of the model."""
+PERSISTENT_ELEMENTS = 10_000
+"""ZeRO-3 keeps parameters up to this size gathered (norms): gathering them would be all latency."""
+
+
+def ds_config(
+    layout: Layout, optimizer: Optimizer | None, precision: Precision, *, cuda: bool = False
+) -> dict[str, Any]:
+    """The configuration that `deepspeed.initialize` gets; without `optimizer` for ZeRO-3 inference.
+
+    Gradient accumulation is 1 in it: the engine sets the accumulation boundary itself, because ranks and
+    steps have different numbers of micro-batches.
+
+    Raises:
+        RlhfsimError: a layout that DeepSpeed does not run.
+    """
+    _check(layout)
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": _clipping(layout, optimizer, precision),
+        "bf16": {"enabled": precision == "bf16"},
+        "zero_optimization": _zero(layout, optimizer, cuda),
+        "zero_allow_untested_optimizer": True,
+        # torch's AdamW is a documented choice here where no compiler can build DeepSpeed's
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+    if precision == "bf16" and optimizer is not None:
+        # a step with a gradient that is not finite is skipped and reported, as in fp32
+        config["bf16"]["check_grad_overflow"] = True
+    if layout.tp > 1:
+        config["tensor_parallel"] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
+    return config
+
+
+def clips_itself(layout: Layout, precision: Precision) -> bool:
+    """Whether the engine must clip: DeepSpeed's plain fp32 path does it without telling the norm."""
+    return layout.zero == 0 and precision == "fp32"
+
+
+def _check(layout: Layout) -> None:
+    reason = violation("deepspeed", layout)
+    if reason is not None:
+        raise RlhfsimError(
+            "deepspeed-layout", reason, help="see the rules in rlhfsim/specs/placement/backends.py"
+        )
+    if "nvme" in (layout.offload_optimizer, layout.offload_params):
+        raise RlhfsimError("deepspeed-nvme", "the executor does not offload to NVMe", help="use offload_optimizer: cpu")  # fmt: skip
+    if layout.offload_params != "none" and layout.zero != 3:
+        raise RlhfsimError("deepspeed-offload-params", f"parameters are offloaded by ZeRO-3 only, the layout has ZeRO-{layout.zero}",
+                           help="set zero: 3 or offload_params: none")  # fmt: skip
+    if layout.offload_optimizer != "none" and layout.zero == 0:
+        raise RlhfsimError("deepspeed-offload-optimizer", "optimizer states are offloaded by ZeRO 1-3 only",
+                           help="set zero: 1 or offload_optimizer: none")  # fmt: skip
+
+
+def _clipping(layout: Layout, optimizer: Optimizer | None, precision: Precision) -> float:
+    if optimizer is None or clips_itself(layout, precision):
+        return 0.0
+    return optimizer.max_grad_norm
+
+
+def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool) -> dict[str, Any]:
+    """The section on ZeRO; communication overlaps with compute only where there are streams."""
+    # without optimizer there is nothing that stages 1 and 2 could shard, and DeepSpeed refuses them
+    stage = layout.zero if optimizer is not None or layout.zero == 3 else 0
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": cuda and stage >= 2,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "allgather_bucket_size": BUCKET_ELEMENTS,
+    }
+    if layout.zero == 3:
+        zero |= {
+            "stage3_prefetch_bucket_size": BUCKET_ELEMENTS if cuda else 0,
+            "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+        }
+    if layout.offload_optimizer == "cpu" and optimizer is not None:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": cuda}
+    if layout.offload_params == "cpu":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": cuda}
+    return zero

@@ -1,0 +1,213 @@
+"""How a pipeline is put together: DeepSpeed's PipelineModule over the layers, its weights read, its engine."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from executor.engines.deepspeed.config import ds_config
+from executor.engines.mesh import coordinates
+from executor.engines.optimizers import adam
+from executor.engines.pipeline.layers import (
+    EMBEDDING,
+    HEADS,
+    Block,
+    Decoder,
+    Embedding,
+    HeadMatrix,
+    Norm,
+    Weight,
+)
+from executor.engines.pipeline.shards import attach
+from executor.engines.pipeline.weights import read
+from executor.engines.protocols import EngineSpec
+from executor.engines.transformers.heads import ScalarHead, TokenHead
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.placement.backends import violation
+
+_TIED = "embedding"
+_GROUPS = (
+    "mpu",
+    "mesh_device",
+    "_TENSOR_MODEL_PARALLEL_GROUP",
+    "_MODEL_PARALLEL_GROUP",
+    "_DATA_PARALLEL_GROUP",
+)
+
+
+def check(spec: EngineSpec, model: Decoder) -> None:
+    """Refuse by name what the pipeline engine does not do.
+
+    Raises:
+        RlhfsimError: LoRA, what DeepSpeed does not run with a pipeline (ZeRO 2 and 3, virtual stages, selective
+            recompute), more stages than layers.
+    """
+    layout, layers = spec.layout, len(model.layers)
+    broken = violation("deepspeed", layout)
+    refused = (
+        (spec.lora_rank is not None, "pipeline-lora", "LoRA does not run with pipeline parallelism", "use pp: 1"),
+        (broken is not None, "deepspeed-layout", str(broken), "see the rules in rlhfsim/specs/placement/backends.py"),
+        (layout.pp > layers, "pipeline-too-deep", f"{layout.pp} stages for {layers} decoder layers", f"use pp <= {layers}"),
+    )  # fmt: skip
+    for wrong, code, message, remedy in refused:
+        if wrong:
+            raise RlhfsimError(code, message, help=remedy)
+
+
+def stages(
+    spec: EngineSpec, model: Decoder, rank: int, loss: Callable[[Tensor, Tensor], Tensor]
+) -> Any:
+    """The PipelineModule with this rank's stage, its weights not read yet; a collective over all ranks.
+
+    Stages hold about equal numbers of parameters. Micro-batches may differ in shape (dynamic_shape), so that
+    each is as long as its own longest row and no longer.
+    """
+    from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+    layout = spec.layout
+    options = {"tp": layout.tp, "tp_rank": coordinates(rank, layout).tp, "recompute": layout.recompute == "full", "packed": spec.packing}  # fmt: skip
+    tied = model.tied and spec.head == "causal"
+    embedding = (Embedding, model.config, model.dtype)
+    layers = [TiedLayerSpec(_TIED, *embedding) if tied else LayerSpec(*embedding)]
+    layers += [LayerSpec(Block, model, index, **options) for index in range(len(model.layers))]
+    layers += [LayerSpec(Norm, model)]
+    layers += [TiedLayerSpec(_TIED, *embedding, forward_fn=_unchanged) if tied else LayerSpec(HeadMatrix, spec.head, model.config, model.dtype)]  # fmt: skip
+    # DeepSpeed prints its partition, and broadcasts tied weights as if they had a gradient
+    with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+        module = PipelineModule(
+            layers=layers,
+            topology=PipeModelDataParallelTopology(
+                num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp
+            ),
+            loss_fn=loss,
+            partition_method="parameters",
+            dynamic_shape=True,
+        )
+    _join(module, tp=layout.tp, tp_rank=options["tp_rank"])
+    return module
+
+
+def _unchanged(_: nn.Module, inputs: tuple[Tensor, Tensor]) -> Tensor:
+    """What HeadMatrix does."""
+    return inputs[0]
+
+
+def _join(module: Any, *, tp: int, tp_rank: int) -> None:
+    """Give shards their group, and mark the parameters whose gradient norm this rank must count.
+
+    DeepSpeed sums squared norms over the ranks of a replica: in fp32 without ZeRO of rank 0 and of marked
+    parameters only (stages after the first would not count), else of shard 0 and of marked ones. So all that
+    is cut is marked, what every shard holds whole on shard 0 alone, a tied matrix in its first stage alone.
+    """
+    for weight in own_weights(module):
+        replica = getattr(weight.parameter, "ds_pipe_replicated", False)
+        counted = not replica and (weight.cut is not None or tp_rank == 0)
+        weight.parameter.tensor_model_parallel = counted  # type: ignore[attr-defined]
+    if tp > 1:
+        for block in (layer for layer in module.modules() if isinstance(layer, Block)):
+            attach(block.layer, module.mpu().get_slice_parallel_group())
+
+
+def own_weights(module: Any) -> list[Weight]:
+    """Weights of this rank's stage, layer by layer."""
+    kinds = (Embedding, Block, Norm, HeadMatrix)
+    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+    return [weight for layer in layers for weight in layer.weights()]
+
+
+def fill(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> None:
+    """Read this stage's weights; a scalar head that the checkpoint lacks is drawn as heads.py does."""
+    fresh = HEADS[spec.head] if spec.head != "causal" else None
+    for weight in read(spec.model, weights, fresh):
+        columns = weight.parameter.shape[1]
+        spread = getattr(model.config, "initializer_range", None) or 1 / math.sqrt(columns)
+        generator = torch.Generator().manual_seed(spec.seed)
+        with torch.no_grad():
+            weight.parameter.copy_(torch.randn(weight.parameter.shape, generator=generator) * spread)  # fmt: skip
+
+
+def reader(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> TokenHead | ScalarHead:
+    """What turns hidden states into results, around the head's matrix of the last stage."""
+    tied = model.tied and spec.head == "causal"
+    name = EMBEDDING if tied else HEADS[spec.head]
+    matrix = next(weight.parameter for weight in weights if weight.name == name)
+    if spec.head != "causal":
+        head = ScalarHead(matrix.shape[1], matrix.dtype)
+        head.weight = matrix
+        return head
+    linear = nn.Linear(matrix.shape[1], matrix.shape[0], bias=False, device="meta")
+    linear.weight = matrix
+    return TokenHead(linear, model.config, spec.temperature)
+
+
+def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], None]) -> Any:
+    """DeepSpeed's engine over the module; a collective over all ranks.
+
+    At the end of a step `apply` gets the optimizer's update to call.
+    """
+    import deepspeed
+    from deepspeed.runtime.pipe.schedule import OptimizerStep
+
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with owned(module.mpu()):
+        started: Any = deepspeed.initialize(
+            model=module, optimizer=adam(spec, trained), config=_config(spec), dist_init_required=False
+        )[0]  # fmt: skip
+    update = started._INSTRUCTION_MAP[OptimizerStep]
+
+    def step(running: Any, **arguments: Any) -> None:
+        apply(lambda: update(running, **arguments))
+
+    started._INSTRUCTION_MAP = {**started._INSTRUCTION_MAP, OptimizerStep: step}
+    return started
+
+
+def _config(spec: EngineSpec) -> dict[str, Any]:
+    """DeepSpeed's configuration; the number of micro-batches is set again before every step.
+
+    Shards are ours, so it must not know of tensor parallelism; stages exchange whole activations, because
+    DeepSpeed remembers how it cut the first ones and shapes change.
+    """
+    layout = replace(spec.layout, tp=1)
+    config = ds_config(layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
+    return config | {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
+
+
+@contextlib.contextmanager
+def owned(grid: Any) -> Iterator[None]:
+    """Inside, DeepSpeed's module variables belong to the pipeline of `grid` (None: one that is being built).
+
+    They are one set a process, but roles that share a process have pipelines and layouts of their own.
+    """
+    from deepspeed.runtime.pipe import p2p
+    from deepspeed.utils import groups
+
+    before = {name: getattr(groups, name) for name in _GROUPS}
+    for name in _GROUPS:
+        setattr(groups, name, grid if name == "mpu" else None)
+    if grid is not None:
+        p2p.init_process_groups(grid)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(groups, name, value)
+
+
+def leave(module: Any) -> None:
+    """Destroy the process groups of a pipeline: with NCCL each holds device memory. A collective."""
+    grid = module.mpu()
+    tied = [comm["group"] for comm in module.tied_comms.values()]
+    own = (grid.ds_model_proc_group, grid.dp_proc_group, grid.pp_proc_group, grid.slice_proc_group)
+    dist.barrier()
+    for group in (*tied, *own, module.world_group):
+        dist.destroy_process_group(group)

@@ -1,0 +1,161 @@
+"""Weights of a pipeline: read stage by stage from a checkpoint, sent whole to rank 0 bucket by bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from executor.engines.pipeline.layers import Weight
+from executor.engines.pipeline.shards import gathered
+from executor.engines.transformers.heads import HEAD_NAMES
+from rlhfsim.errors import RlhfsimError
+
+
+def read(folder: str, weights: Sequence[Weight], optional: str | None = None) -> list[Weight]:
+    """Fill `weights` from the safetensors of `folder`, each with its own part only; those that it lacks.
+
+    A scalar head may have any of its usual names. Only the one called `optional` may be missing.
+
+    Raises:
+        RlhfsimError: a tensor that the checkpoint does not have.
+    """
+    from safetensors import safe_open
+
+    files = _files(Path(folder))
+    stored = {weight.name: _stored(weight.name, files) for weight in weights}
+    lost = next((name for name, found in stored.items() if not found and name != optional), None)
+    if lost is not None:
+        raise RlhfsimError("checkpoint-lacks-tensor", f"the checkpoint {folder} has no tensor {lost!r}",
+                           help="give a folder with the weights of a causal model in safetensors files")  # fmt: skip
+    for weight in weights:
+        if (name := stored[weight.name]) is not None:
+            with safe_open(files[name], framework="pt") as tensors, torch.no_grad():
+                weight.parameter.copy_(_part(tensors.get_slice(name), weight))
+    return [weight for weight in weights if stored[weight.name] is None]
+
+
+def _stored(name: str, files: Mapping[str, Path]) -> str | None:
+    """Its name in the checkpoint: backbones are stored with or without their prefix."""
+    names = HEAD_NAMES if name in HEAD_NAMES else (name, name.removeprefix("model."))
+    return next((found for found in names if found in files), None)
+
+
+def _part(view: Any, weight: Weight) -> Tensor:
+    """This rank's part of a tensor, read without the rest."""
+    if weight.cut is None:
+        return cast(Tensor, view[:]).reshape(weight.parameter.shape)
+    size = view.get_shape()[weight.cut.dim] // weight.cut.parts
+    mine = slice(weight.cut.rank * size, (weight.cut.rank + 1) * size)
+    return cast(Tensor, view[mine] if weight.cut.dim == 0 else view[:, mine])
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """File of each tensor."""
+    from safetensors import safe_open
+
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        names = json.loads(index.read_text())["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    single = folder / "model.safetensors"
+    if not single.exists():
+        raise RlhfsimError("checkpoint-without-safetensors", f"{folder} has no model.safetensors",
+                           help="save the model with save_pretrained")  # fmt: skip
+    with safe_open(single, framework="pt") as tensors:
+        return dict.fromkeys(tensors.keys(), single)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A whole tensor of the model, known to every rank."""
+
+    name: str
+    shape: tuple[int, ...]
+    owner: int
+    """Rank that sends it to rank 0: first replica and shard of its stage."""
+
+
+def catalogue(mine: Sequence[Weight], owner: int) -> list[Entry]:
+    """Tensors of all stages in order, each once; a collective over the default group.
+
+    `mine`: this rank's weights, [] on ranks that own none (other replicas and shards).
+    """
+    own = [Entry(name=w.name, shape=_whole(w), owner=owner) for w in mine]
+    everyone: list[list[Entry]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, own)
+    named: dict[str, Entry] = {}
+    for entry in (entry for stage in everyone for entry in stage):
+        named.setdefault(entry.name, entry)  # a tied matrix lives in two stages
+    return list(named.values())
+
+
+def _whole(weight: Weight) -> tuple[int, ...]:
+    shape = list(weight.parameter.shape)
+    if weight.cut is not None:
+        shape[weight.cut.dim] *= weight.cut.parts
+    return tuple(shape)
+
+
+def split(entries: Sequence[Entry], element_size: int, bucket_bytes: int) -> list[list[Entry]]:
+    """Entries in order, in buckets of at most `bucket_bytes` (a larger tensor has one of its own)."""
+    buckets: list[list[Entry]] = []
+    free = 0
+    for entry in entries:
+        size = element_size * torch.Size(entry.shape).numel()
+        if not buckets or size > free:
+            buckets.append([])
+            free = bucket_bytes
+        buckets[-1].append(entry)
+        free -= size
+    return buckets
+
+
+def to_rank_0(
+    buckets: Sequence[Sequence[Entry]],
+    weights: Sequence[Weight],
+    *,
+    rank: int,
+    owner: int,
+    group: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Iterator[list[tuple[str, Tensor]]]:
+    """Bucket after bucket: whole tensors on rank 0, empty lists elsewhere; a collective over all ranks.
+
+    `weights`: what this rank can give, [] in replicas after the first; `owner`: the rank that sends for its stage;
+    `group`: ranks over which its tensors are cut.
+    """
+    held = {weight.name: weight for weight in weights}
+    for bucket in buckets:
+        received = []
+        for entry in bucket:
+            whole = None
+            if entry.owner == owner and entry.name in held:
+                whole = gathered(held[entry.name].parameter, held[entry.name].cut, group)
+            whole = _passed(whole, entry, rank, dtype, device)
+            if whole is not None:
+                received.append((entry.name, whole))
+        yield received
+
+
+def _passed(
+    whole: Tensor | None, entry: Entry, rank: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """The tensor on rank 0, sent by its owner; None elsewhere."""
+    if entry.owner == rank == 0:
+        return whole
+    if rank == entry.owner:
+        assert whole is not None
+        dist.send(whole, dst=0)
+    if rank == 0:
+        whole = torch.empty(entry.shape, dtype=dtype, device=device)
+        dist.recv(whole, src=entry.owner)
+        return whole
+    return None

@@ -1,0 +1,34 @@
+"""Scoring engine for a model that fits one process: transformers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from executor.engines.protocols import EngineSpec
+from executor.engines.scoring import Scorer, trim
+from executor.engines.states import Movable, module_tensors
+from executor.engines.transformers import heads
+
+
+class TransformersEngine(Movable, Scorer):
+    """Every rank holds the whole model and scores its own samples; no collective at all."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        model = heads.load(
+            spec.model, spec.head, spec.precision, temperature=spec.temperature, seed=spec.seed
+        )
+        model.requires_grad_(False).eval()
+        super().__init__(spec, model, model)
+        model.to(self.device)
+
+    def _movable(self, *, weights: bool) -> Iterable[Tensor]:
+        """Weights are all there is."""
+        return module_tensors(self.model) if weights else ()
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._forget()
+        del self.model, self.module
+        trim()

@@ -1,0 +1,116 @@
+"""Low-rank adapters on every linear layer of the backbone, through peft.
+
+    W' = W + scale * B A        W (out, in), A (rank, in), B (out, rank), scale = alpha / rank
+
+Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. The frozen base with its adapters off is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from executor.engines.transformers.heads import Model, checkpoint_name
+from executor.engines.weights import Bucket, gathered, grouped
+
+ALPHA_OVER_RANK = 2.0
+"""Scale of every adapter."""
+_ADAPTER = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """The matrices of one adapted weight."""
+
+    a: nn.Parameter
+    """(rank, in)"""
+    b: nn.Parameter
+    """(out, rank)"""
+
+
+def attach(model: Model, rank: int, seed: int) -> None:
+    """Freeze the backbone and put adapters on its linear layers; A is drawn from `seed`, B is zero.
+
+    The head of a critic goes on learning.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    names = [name for name, module in model.backbone.named_modules() if type(module) is nn.Linear]
+    config = LoraConfig(r=rank, lora_alpha=round(ALPHA_OVER_RANK * rank), target_modules=names)
+    dtype = next(model.backbone.parameters()).dtype
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model.backbone, adapter_name=_ADAPTER)
+    for name, parameter in model.backbone.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if ".lora_" in name:
+            parameter.data = parameter.data.to(dtype)
+    if model.head_name != "score":
+        model.head.requires_grad_(False)
+
+
+@contextmanager
+def without(model: Model) -> Iterator[None]:
+    """Inside, the adapters do nothing: the model is the base."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    for layer in layers:
+        # peft's enable_adapters() would also switch requires_grad, which ZeRO read when it was built
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def split(model: Model) -> tuple[dict[str, nn.Parameter], dict[str, Adapter]]:
+    """Base parameters by Hugging Face name, and the adapters of those that have one."""
+    base: dict[str, nn.Parameter] = {}
+    sides: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        plain = checkpoint_name(model, name)
+        if ".lora_" in plain:
+            weight, _, side = plain.rpartition(".lora_")
+            sides.setdefault(f"{weight}.weight", {})[side[0].lower()] = parameter
+        else:
+            base[plain.replace(".base_layer.", ".")] = parameter
+    return base, {name: Adapter(**pair) for name, pair in sides.items()}
+
+
+def merged(model: Model, bucket_bytes: int, *, first: bool) -> Iterator[Bucket]:
+    """Buckets of full weights with their adapters merged; a collective."""
+    base, adapters = split(model)
+    for names in grouped(base, bucket_bytes):
+        pairs = [adapters[name] for name in names if name in adapters]
+        parameters = [base[name] for name in names] + [p for pair in pairs for p in (pair.a, pair.b)]  # fmt: skip
+        with gathered(parameters), torch.no_grad():
+            yield [(name, _merged(base[name], adapters.get(name))) for name in names] if first else []  # fmt: skip
+
+
+def matrices(model: Model, *, first: bool) -> Bucket:
+    """`<weight>.lora_A` and `<weight>.lora_B` of every adapter; a collective."""
+    _, adapters = split(model)
+    parameters = [p for pair in adapters.values() for p in (pair.a, pair.b)]
+    with gathered(parameters), torch.no_grad():
+        return list(_named(adapters)) if first else []
+
+
+def _named(adapters: Mapping[str, Adapter]) -> Iterator[tuple[str, Tensor]]:
+    for name, pair in adapters.items():
+        yield f"{name}.lora_A", pair.a.detach().clone()
+        yield f"{name}.lora_B", pair.b.detach().clone()
+
+
+def _merged(weight: nn.Parameter, adapter: Adapter | None) -> Tensor:
+    if adapter is None:
+        return weight.detach().contiguous()
+    change = adapter.b.detach().float() @ adapter.a.detach().float()
+    full: Any = weight.detach().float() + ALPHA_OVER_RANK * change
+    return cast(Tensor, full.to(weight.dtype))

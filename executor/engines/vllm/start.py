@@ -1,0 +1,125 @@
+"""How a vLLM engine is started: its environment, what is refused, its arguments."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from executor.engines.protocols import RolloutSpec
+from rlhfsim.errors import RlhfsimError
+
+log = logging.getLogger(__name__)
+
+Device = Literal["cpu", "cuda"]
+WORKER = "executor.engines.vllm.worker.WeightReceiver"
+
+
+def environment(device: Device | None = None) -> dict[str, str]:
+    """Environment variables of the engine's process, to be set before vllm is imported.
+
+    `device` None: whatever this process sees.
+    """
+    always = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # one sampler on all platforms, see vllm_api.use_full_logprobs
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if (device or current_device()) == "cuda":
+        return always
+    return always | {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # cores are shared with other actors
+        "TORCHDYNAMO_DISABLE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def stop_tokens(model: str) -> list[int]:
+    """End-of-sequence tokens by config, generation config and tokenizer, whichever exist."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    found: list[Any] = [getattr(AutoConfig.from_pretrained(model), "eos_token_id", None)]
+    for load, name in ((GenerationConfig, "eos_token_id"), (AutoTokenizer, "eos_token_id")):
+        try:
+            found.append(getattr(load.from_pretrained(model), name, None))
+        except (OSError, ValueError):
+            continue  # the folder has none
+    flat = [token for entry in found for token in (entry if isinstance(entry, list) else [entry])]
+    return sorted({int(token) for token in flat if token is not None})
+
+
+def current_device() -> Device:
+    """What this process sees."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def refuse(spec: RolloutSpec, device: Device) -> None:
+    """Say no to what cannot be run, by name."""
+    if spec.quantised and device == "cpu":
+        raise RlhfsimError(
+            "rollout-quantised-cpu",
+            "FP8 rollout weights need a GPU; this process sees none",
+            help="set the rollout layout's precision to bf16",
+        )
+    if spec.layout.attention_dp > 1:
+        raise RlhfsimError(
+            "rollout-attention-dp",
+            f"attention data parallelism {spec.layout.attention_dp} inside one replica is not launched",
+            help="use layout.dp replicas",
+        )
+
+
+def apply(variables: Mapping[str, str]) -> None:
+    """Set what is not set; vllm reads some of it while it is imported."""
+    late = [key for key in variables if key not in os.environ]
+    if late and "vllm" in sys.modules:
+        log.warning("vllm is already imported; set too late: %s", ", ".join(late))
+    for key in late:
+        os.environ[key] = variables[key]
+
+
+def start(spec: RolloutSpec, device: Device) -> Any:
+    """The `vllm.LLM` of one replica; `kv_bytes` are those of each of its workers."""
+    from vllm import LLM
+
+    layout = spec.layout
+    ranks = layout.tp * layout.pp
+    # vLLM 0.32 rewinds the random generator of a seeded request after each chunk of its prefill but the last,
+    # which CPU generators cannot do: whole prompts there, so a batch must hold the longest
+    chunked = device == "cuda"
+    batched = max(
+        layout.max_batched_tokens, spec.max_num_seqs, 0 if chunked else spec.max_model_len
+    )
+    return LLM(
+        model=spec.model,
+        skip_tokenizer_init=True,
+        dtype="float32" if spec.precision == "fp32" else "bfloat16",
+        quantization="fp8" if spec.quantised else None,
+        kv_cache_dtype="fp8" if layout.kv_precision == "fp8" and device == "cuda" else "auto",
+        tensor_parallel_size=layout.tp,
+        pipeline_parallel_size=layout.pp,
+        enable_expert_parallel=layout.ep > 1,
+        distributed_executor_backend="uni" if ranks == 1 else "mp",
+        max_model_len=spec.max_model_len,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=batched,
+        kv_cache_memory_bytes=spec.kv_bytes,
+        enforce_eager=device == "cpu" or not layout.cuda_graphs,
+        enable_sleep_mode=device == "cuda",
+        enable_prefix_caching=False,  # cached KV would outlive the weights that made it
+        enable_chunked_prefill=chunked,
+        async_scheduling=False,  # a step must sample with the weights it was called under
+        logprobs_mode="processed_logprobs",
+        max_logprobs=1,
+        seed=spec.seed,
+        worker_extension_cls=WORKER,
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+    )

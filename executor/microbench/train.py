@@ -1,0 +1,36 @@
+"""Forward and backward of tiny models of two depths: what one layer costs when there is hardly anything to compute."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from executor.microbench.setup import Setup, samples
+from executor.tasks import tiny
+from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, Measured, summarise
+
+LAYERS = (2, 6)
+SEQUENCES, LENGTH = 2, 16
+
+
+def measure(setup: Setup) -> list[Measured]:
+    """`train_pass`, seconds of forward and backward, by (layers, tokens, length)."""
+    return [_pass(setup, layers) for layers in LAYERS]
+
+
+def _pass(setup: Setup, layers: int) -> Measured:
+    from transformers import AutoModelForCausalLM
+
+    folder = tiny.build(setup.scratch / f"model{layers}", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS)  # fmt: skip
+    dtype = torch.bfloat16 if setup.device == "cuda" else torch.float32
+    model: Any = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype)
+    model.to(setup.device).train()
+    ids = torch.randint(4, 60, (SEQUENCES, LENGTH), device=setup.device)
+
+    def step() -> None:
+        model(input_ids=ids).logits.float().mean().backward()
+
+    taken = samples(step, setup.repeats(20, 8), setup.device)
+    at = (float(layers), float(SEQUENCES * LENGTH), float(LENGTH))
+    return summarise("train_pass", taken, "s", f"transformers, forward and backward of {SEQUENCES * LENGTH} tokens, width {HIDDEN}, eager", at=at)  # fmt: skip

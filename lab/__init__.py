@@ -1,0 +1,1 @@
+"""What developers run: benchmarks and fits; not in the wheel."""

@@ -1,0 +1,63 @@
+"""Whole-process time and memory of the commands that must be quick, beside their limits.
+
+    python lab/benchmarks/design_speed.py [--runs 5]
+
+Prints the median wall and CPU seconds and the largest memory. The search has a benchmark of its own
+(search_speed.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from dataclasses import dataclass
+
+from process import MB, Spent, bind, pace, run
+
+CLI = ["-m", "rlhfsim.cli.main"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command and its limits."""
+
+    title: str
+    arguments: str
+    wall_limit_s: float
+    memory_limit_mb: float | None = None
+
+
+CASES = (
+    Case("design 64 GPUs 70B", "design --gpus 64 --model 70b --out {out}", 3.0, 400),
+    Case("design 1,024 GPUs 405B", "design --gpus 1024 --model 405b --out {out}", 10.0, 1000),
+    Case("estimate verl", "estimate verl", 1.5),
+    Case("simulate verl, 20 steps", "simulate verl", 3.0),
+    Case("--help", "--help", 0.4),
+)
+
+
+def main() -> None:
+    """Print one row for each case."""
+    parser = argparse.ArgumentParser(description="Time and memory of the quick commands")
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    print(f"{bind()} cores; {pace()}")
+    print(f"{'command':<26}{'wall s':>9}{'CPU s':>9}{'MB':>7}   limit")
+    with tempfile.TemporaryDirectory() as folder:
+        for case in CASES:
+            command = CLI + case.arguments.format(out=f"{folder}/plan.json").split()
+            run(command)  # warms the file cache
+            _print(case, [run(command) for _ in range(runs)])
+
+
+def _print(case: Case, spent: list[Spent]) -> None:
+    wall, cpu = (statistics.median(getattr(s, name) for s in spent) for name in ("wall_s", "cpu_s"))
+    memory, most = max(s.memory_bytes for s in spent) / MB, case.memory_limit_mb
+    limit = f"{case.wall_limit_s:g} s" + (f", {most:g} MB" if most else "")
+    ok = wall <= case.wall_limit_s and (most is None or memory <= most)
+    print(f"{case.title:<26}{wall:>9.2f}{cpu:>9.2f}{memory:>7.0f}   {limit}  {'ok' if ok else 'MISSED'}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Fits the software coefficients of a training step on the fit part of training.csv.
+
+    python -m lab.fits.training        rewrites hardware_profiles/common.yaml
+
+The fit part is the (publication, model) pairs that `training.part_of` names; rows that are scored are
+never read here. Every publication has the same total weight. Needs scipy (development only).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from functools import cache
+
+import numpy as np
+
+from lab.fits.posterior import Floats, Free, posterior, written
+from rlhfsim import resources
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.validation import assumptions
+from rlhfsim.validation.cases.training import Lookup, Skip, job, measured, shipped_profile
+from rlhfsim.validation.kinds.training import part_of, price
+from rlhfsim.validation.rows import Row, shipped
+
+FREE: tuple[Free, ...] = (
+    Free(name="training_kernel_efficiency", value=0.88, low=0.75, high=0.98, most=1.0, varies=True),
+    Free(name="training_attention_efficiency", value=0.85, low=0.70, high=1.0, most=1.1, varies=True),
+    Free(name="training_fp8_gain", value=1.05, low=0.9, high=1.25),
+    Free(name="sustained_clock", value=0.9, low=0.78, high=1.0, most=1.0, profiles=("h100_sxm", "h200_sxm")),
+    Free(name="eager_traffic", value=2.0, low=1.2, high=3.0),
+    Free(name="host_layer_time", value=0.3e-3, low=0.1e-3, high=0.8e-3, unit="ms", scale=1e-3),
+    Free(name="host_moe_time", value=2e-3, low=0.8e-3, high=5e-3, unit="ms", scale=1e-3),
+    Free(name="grouped_gemm_efficiency", value=0.8, low=0.6, high=0.95, most=1.0),
+    Free(name="overlap_ep", value=0.2, low=0.05, high=0.6, most=0.95),
+    Free(name="overlap_dp", value=0.8, low=0.5, high=0.95, most=1.0),
+)  # fmt: skip
+"""Priors as they stood before the fit; their sources are kept in the file."""
+
+
+def fit_rows() -> list[Row]:
+    """The rows of the fit part, blanks filled."""
+    return [assumptions.apply("training", r)[0] for r in shipped("training") if part_of(r) == "fit"]
+
+
+def residuals(values: Sequence[float], rows: Sequence[Row]) -> tuple[Floats, Floats]:
+    """log(predicted/measured) of the rows that can be predicted, and their weights."""
+    lookup = _lookup(tuple(values))
+    found: list[tuple[str, float]] = []
+    for row in rows:
+        try:
+            it = job(row, lookup)
+            seconds, _ = measured(row, it)
+        except Skip:
+            continue
+        found.append((row.source, math.log(price(it).seconds / seconds)))
+    count = Counter(source for source, _ in found)
+    mean = len(found) / len(count)
+    weights = [math.sqrt(mean / count[source]) for source, _ in found]
+    return np.array([r for _, r in found]), np.array(weights)
+
+
+def _lookup(values: tuple[float, ...]) -> Lookup:
+    """Profiles with these coefficients in place of their own."""
+
+    @cache
+    def find(name: str) -> Profile:
+        profile = shipped_profile(name)
+        changed = {
+            f.name: Coefficient(value=v, low=v, high=v, source="fit")
+            for f, v in zip(FREE, values, strict=True)
+            if not f.profiles or profile.name in f.profiles
+        }
+        return replace(profile, coefficients={**profile.coefficients, **changed})
+
+    return find
+
+
+def main() -> None:
+    """Fit and rewrite the shipped common.yaml and the profiles with coefficients of their own."""
+    rows = fit_rows()
+    source = f"fitted on the fit part of training.csv ({date.today().isoformat()})"
+    found = posterior(FREE, lambda values: residuals(values, rows), source)
+    for free in FREE:
+        for name in free.profiles or ("common",):
+            path = resources.shipped("hardware_profiles") / f"{name}.yaml"
+            text = written(path.read_text(encoding="utf-8"), free, found[free.key])
+            path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Predicted and measured side by side: phases, step, tokens, bytes; what only one of the two has.
+
+A phase of the run stands against the phases of the plan that its timer covers. Medians over the counted
+steps; the ratio is measured over predicted, its interval (P10 to P90) that of the median:
+
+    ln r +- t(0.9, n - 1) sqrt(pi/2) s / sqrt(n)      s: standard deviation of ln seconds over n steps
+
+Not known here: how the prediction would look with other coefficients (`rlhfsim calibrate`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, stdev
+
+import numpy as np
+from scipy.stats import t as student
+
+from rlhfsim.calibration.observation import WAIT, Observation, phase_seconds
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan, PredictedPhase, content_hash
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.trace import Span, Trace
+
+STEP = "step"
+"""Name of the row of the whole step."""
+MEDIAN_LOSS = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, of normal numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One phase, or the step; None: not predicted, or not measured."""
+
+    name: str
+    covers: tuple[str, ...]
+    """Phases of the plan behind `predicted_s`; empty where the plan has none."""
+    predicted_s: float | None
+    low_s: float | None
+    """P10 of the prediction."""
+    high_s: float | None
+    """P90 of the prediction."""
+    measured_s: float | None
+    """Median over the steps."""
+    p90_s: float | None
+    """90th percentile over the steps."""
+    ratio: float | None
+    """Measured over predicted."""
+    ratio_low: float | None
+    """P10 of the ratio; None: one step says nothing about the scatter."""
+    ratio_high: float | None
+    """P90 of the ratio."""
+    steps: int
+    """Steps behind the measured columns."""
+    spans: int = 0
+    """Spans behind them: one for each GPU group, call and step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Something else that both sides say: tokens, bytes."""
+
+    name: str
+    unit: str
+    """`token`, `byte`, `token/s`, as in units."""
+    predicted: float | None
+    measured: float | None
+
+
+def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
+    """That the run executed this plan; a sentence where only the hardware profile differs.
+
+    Raises:
+        RlhfsimError: another workload or placement.
+    """
+    if plan.input_hash == seen.plan.input_hash:
+        return ()
+    ours, theirs = (content_hash(p.workload, p.placement) for p in (plan, seen.plan))
+    if ours != theirs:
+        what = "workload" if content_hash(plan.workload) != content_hash(seen.plan.workload) else "placement"  # fmt: skip
+        raise RlhfsimError("another-plan", f"the run executed another {what} than this plan", place=Place(file=str(seen.folder or seen.name)),
+                           help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim estimate RUN/plan.json")  # fmt: skip
+    names = ", ".join(h.profile for h in seen.plan.hardware)
+    return (f"the plan was priced with another profile than the run's own ({names})",)
+
+
+# --- phases and step ------------------------------------------------------------------------------
+
+
+def rows(
+    plan: Plan, phases: Mapping[str, Sequence[float]], covers: Mapping[str, tuple[str, ...]] | None = None
+) -> tuple[Row, ...]:  # fmt: skip
+    """Every phase of either side, those of the plan first, in their order."""
+    predicted = {p.name: p for p in plan.prediction.phases}
+    behind = {name: _behind(name, covers or {}, predicted) for name in phases}
+    taken = {p for name, group in behind.items() for p in group if p != name}
+    order = [*(n for n in predicted if n not in taken or n in phases), *phases]
+    return tuple(
+        _row(name, [predicted[p] for p in behind.get(name, (name,)) if p in predicted], phases.get(name, ()))
+        for name in dict.fromkeys(order)
+    )  # fmt: skip
+
+
+def _behind(
+    name: str, covers: Mapping[str, tuple[str, ...]], predicted: Mapping[str, PredictedPhase]
+) -> tuple[str, ...]:
+    return tuple(p for p in covers.get(name, (name,)) if p in predicted)
+
+
+def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float]) -> Row:
+    """One row; intervals of several predicted phases add up as if they moved together."""
+    return row(
+        name, times, covers=tuple(p.name for p in predicted), predicted_s=sum(p.seconds for p in predicted) if predicted else None,
+        low_s=sum(p.low_s for p in predicted) if predicted else None, high_s=sum(p.high_s for p in predicted) if predicted else None,
+    )  # fmt: skip
+
+
+def row(
+    name: str, times: Sequence[float], *, covers: tuple[str, ...], predicted_s: float | None, low_s: float | None, high_s: float | None
+) -> Row:  # fmt: skip
+    """A row from times and a prediction."""
+    middle = median(times) if times else None
+    ratio = middle / predicted_s if middle is not None and predicted_s else None
+    spread = _spread(times)
+    known = ratio if ratio and spread is not None else None
+    return Row(
+        name=name, covers=covers, predicted_s=predicted_s, low_s=low_s, high_s=high_s, measured_s=middle,
+        p90_s=float(np.percentile(times, 90)) if times else None, ratio=ratio, steps=len(times),
+        ratio_low=known / math.exp(spread) if known and spread is not None else None,
+        ratio_high=known * math.exp(spread) if known and spread is not None else None,
+    )  # fmt: skip
+
+
+def _spread(times: Sequence[float]) -> float | None:
+    """Half width of the interval of the median, in ln seconds; None where it cannot be told."""
+    n = len(times)
+    if n < 2 or min(times) <= 0:
+        return None
+    s = stdev(math.log(t) for t in times)
+    return float(student.ppf(0.9, n - 1)) * MEDIAN_LOSS * s / math.sqrt(n)
+
+
+def step_row(plan: Plan, seen: Observation) -> Row:
+    """The whole step."""
+    p = plan.prediction
+    return row(
+        STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s
+    )
+
+
+def warm(trace: Trace) -> dict[str, tuple[float, ...]]:
+    """Seconds of every phase in the steps after the first; a phase of the first step alone counts too."""
+    spans = [s for s in trace.spans if s.kind != WAIT]
+    later = {s.name for s in spans if s.step > 0}
+    return phase_seconds([s for s in spans if s.step > 0 or s.name not in later])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All of it but memory and the gap's parts, which are `footprint` and `gap`."""
+
+    rows: tuple[Row, ...]
+    step: Row
+    missing: tuple[str, ...]
+    """Phases of the plan that the run did not time."""
+    unplanned: tuple[str, ...]
+    """Phases of the run that the plan does not have."""
+    amounts: tuple[Amount, ...]
+
+
+def compare(plan: Plan, seen: Observation, trace: Trace) -> Comparison:
+    """A plan and a run of it."""
+    counted = [s for s in trace.spans if s.step in seen.counted and s.kind != WAIT]
+    found = tuple(
+        replace(r, spans=sum(s.name == r.name for s in counted))
+        for r in rows(plan, seen.phases, seen.covers)
+    )
+    return Comparison(
+        rows=found, step=step_row(plan, seen), missing=tuple(r.name for r in found if r.measured_s is None),
+        unplanned=tuple(r.name for r in found if r.predicted_s is None), amounts=amounts(plan, seen, counted),
+    )  # fmt: skip
+
+
+# --- tokens and bytes -----------------------------------------------------------------------------
+
+
+def amounts(plan: Plan, seen: Observation, counted: Sequence[Span]) -> tuple[Amount, ...]:
+    """Tokens of prompts and responses, tokens per second and GPU, bytes of a weight sync."""
+    work, gpus = plan.workload, sum(p.gpus for p in plan.placement.pools)
+    prompt, response = stats(work.prompt_len).mean, stats(work.response_len).mean
+    found = [
+        Amount(name="prompt, mean", unit="token", predicted=prompt, measured=seen.prompt_tokens)
+    ]
+    if work.generates:
+        found.append(Amount(name="response, mean", unit="token", predicted=response, measured=seen.response_tokens))  # fmt: skip
+    found.append(Amount(name="per second and GPU", unit="token", predicted=plan.prediction.tokens_per_s_per_gpu, measured=_pace(plan, seen, gpus)))  # fmt: skip
+    sent = [float(s.attributes["bytes"]) for s in counted if s.kind == "sync" and "bytes" in s.attributes]  # fmt: skip
+    if sent:
+        found.append(Amount(name="weights, each sync (plan: BF16)", unit="byte", predicted=_weights(plan), measured=max(sent)))  # fmt: skip
+    return tuple(found)
+
+
+def _pace(plan: Plan, seen: Observation, gpus: int) -> float | None:
+    if not seen.step_s or seen.prompt_tokens is None or seen.response_tokens is None:
+        return None
+    tokens = plan.workload.num_sequences * (seen.prompt_tokens + seen.response_tokens)
+    return tokens / median(seen.step_s) / gpus
+
+
+def _weights(plan: Plan) -> float | None:
+    """Bytes of the policy in BF16; None for adapters, whose bytes the plan does not say."""
+    if plan.placement.weight_path in ("lora", "none"):
+        return None
+    return 2.0 * next(m.params for m in plan.models if m.role == "actor")

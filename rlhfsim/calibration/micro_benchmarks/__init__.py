@@ -1,0 +1,1 @@
+"""A session of micro-benchmarks as a hardware profile."""

@@ -1,0 +1,294 @@
+"""Which entries of a profile a session of micro-benchmarks changes, and to what.
+
+Two kinds of machines. Where a shipped profile knows the device, its datasheet stays and efficiencies are
+measured against it. A CPU core, or a GPU that no profile knows, has no datasheet: its rates are the best
+that was seen, and efficiencies say how much of them is typical. Either way no efficiency passes 1: what
+would is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhfsim import units
+from rlhfsim.calibration.micro_benchmarks.fit import Fitted, nonnegative, roof_rates
+from rlhfsim.specs.hardware.hardware import SHARES, Profile
+from rlhfsim.specs.hardware.measured import WIDENING, Measured, Missing, Session
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.training.gradient_exchange import FP32, STATE_BYTES
+
+LARGE = (64.0, 256.0, 256.0)
+"""Products from this (m, n, k) on count for `gemm_efficiency`."""
+RESERVE = 2.0**30
+"""Bytes of a core's share of memory left to the system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One entry of the new profile."""
+
+    key: str
+    """Path in the file: `hbm`, `node.local_storage`, `coefficients.hbm_efficiency`."""
+    value: float
+    low: float | None
+    """None: a rate or size of the machine, which files give without interval."""
+    high: float | None
+    prior: float | None
+    """What the profile beneath says."""
+    n: int
+    unit: units.Dimension
+    how: str
+    moved: bool = True
+    """False: not measured, but restated because what it is a share of has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The session by name, over the profile beneath."""
+
+    session: Session
+    base: Profile
+    known: bool
+    """The profile beneath is about this very device: its datasheet holds."""
+
+    def points(self, name: str) -> tuple[Measured, ...]:
+        """All measured numbers of that name."""
+        return tuple(m for m in self.session.measured if m.name == name)
+
+    def one(self, name: str) -> Measured | None:
+        """The only one."""
+        return next(iter(self.points(name)), None)
+
+    def coefficient(self, name: str, found: Measured | Fitted, n: int, how: str, scale: float = 1.0) -> Change:  # fmt: skip
+        """A coefficient of the measured number over `scale`."""
+        before = self.base.coefficient(name)
+        return Change(
+            key=f"coefficients.{name}", value=found.value / scale, low=found.low / scale, high=found.high / scale,
+            prior=before.value, n=n, unit=before.dimension, how=how,
+        )  # fmt: skip
+
+    def share(self, name: str, found: Measured, roof: float) -> Change:
+        """An efficiency: the measured rate over the roof, its interval ending at 1."""
+        change = self.coefficient(name, found, found.n, found.how, roof)
+        assert change.low is not None
+        assert change.high is not None
+        return _cut(change) if change.value <= 1 else change
+
+
+def _cut(change: Change) -> Change:
+    assert change.high is not None
+    return Change(
+        key=change.key, value=change.value, low=change.low, high=max(change.value, min(1.0, change.high)),
+        prior=change.prior, n=change.n, unit=change.unit, how=change.how,
+    )  # fmt: skip
+
+
+def changes(seen: Seen) -> list[Change]:
+    """Everything but the engine's overheads, which need these first."""
+    parts = (_machine, _gemm, _memory, _links, _network, _storage, _optimizer, _starts)
+    return [change for part in parts for change in part(seen)]
+
+
+def split(found: Sequence[Change]) -> tuple[list[Change], list[Missing]]:
+    """What can be kept, and efficiencies above 1: then the datasheet is another device's."""
+    above = [c for c in found if c.key.endswith(SHARES) and c.value > 1]
+    refused = [Missing(probe=c.key.removeprefix("coefficients."), reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right profile?") for c in above]  # fmt: skip
+    return [c for c in found if c not in above], refused
+
+
+def best(m: Measured) -> float:
+    """P90 of the repeats, without the widening."""
+    return max(m.value, m.high / WIDENING)
+
+
+def roof_of(seen: Seen) -> float:
+    """Byte/s of device memory that nothing passes: datasheet, or the fastest copy or product seen.
+
+    On a CPU small products read from the cache; they set the roof, so that measured times are never below it.
+    """
+    copy = seen.one("memory_copy")
+    if seen.known or copy is None:
+        return seen.base.hbm.value
+    return max(best(copy), roof_rates(seen.points("gemm"))[1])
+
+
+def peak_of(seen: Seen) -> tuple[float, str]:
+    """FLOP/s that nothing passes, and where it comes from."""
+    flop, _ = roof_rates(seen.points("gemm"))
+    precision = "fp32" if seen.base.vendor == "cpu" else "bf16"
+    if seen.known or not flop:
+        return seen.base.peak[precision].value, seen.base.peak[precision].source  # type: ignore[index]
+    machine = seen.session.machine
+    if machine.peak >= flop:
+        return machine.peak, f"{machine.peak_source}; best product measured {units.format(flop, 'flop/s')}"  # fmt: skip
+    known = f", above {units.format(machine.peak, 'flop/s')} by {machine.peak_source}" if machine.peak else ""  # fmt: skip
+    return flop, f"best product measured{known}"
+
+
+def _rate(key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s") -> Change:  # fmt: skip
+    return Change(key=key, value=value, low=None, high=None, prior=prior, n=n, unit=unit, how=how)
+
+
+def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[Change]:
+    """The same byte/s of another roof, at most all of it, where a share was not measured itself."""
+    c, factor = seen.base.coefficient(name), before / roof
+    if math.isclose(factor, 1):
+        return
+    value, low, high = (min(1.0, x * factor) for x in (c.value, c.low, c.high))
+    yield Change(
+        key=f"coefficients.{name}", value=value, low=low, high=high, prior=c.value, n=0, unit="1",
+        how=f"same byte/s as before of another roof | {c.source}", moved=False,
+    )  # fmt: skip
+
+
+def _machine(seen: Seen) -> Iterator[Change]:
+    """Sizes of a machine without datasheet."""
+    machine, base = seen.session.machine, seen.base
+    if seen.known:
+        return
+    if machine.kind == "cuda":
+        yield _rate(
+            "memory", machine.gpu_memory, base.memory.value, 1, "torch: total memory", "byte"
+        )
+        yield _rate("usable_memory", machine.gpu_memory, base.usable_memory.value, 1, "torch: total memory", "byte")  # fmt: skip
+        return
+    share = machine.memory / machine.cores
+    free = min(share, max(RESERVE, machine.free / machine.cores - RESERVE / machine.cores))
+    yield _rate("memory", share, base.memory.value, 1, "a core's share of /proc/meminfo MemTotal", "byte")  # fmt: skip
+    yield _rate("usable_memory", free, base.usable_memory.value, 1, "a core's share of MemAvailable less 1 GiB", "byte")  # fmt: skip
+    yield _rate("node.host_memory", machine.memory, base.node.host_memory.value, 1, "/proc/meminfo MemTotal", "byte")  # fmt: skip
+
+
+def _gemm(seen: Seen) -> Iterator[Change]:
+    points = seen.points("gemm")
+    if not points:
+        return
+    peak, why = peak_of(seen)
+    n = sum(p.n for p in points)
+    if not seen.known:
+        for precision in ("fp32", "bf16") if seen.base.vendor == "cpu" else ("bf16",):
+            yield _rate(f"peak.{precision}", peak, seen.base.peak[precision].value, n, why, "flop/s")  # fmt: skip
+    large = [p for p in points if all(a >= b for a, b in zip(p.at, LARGE, strict=True))] or list(points)  # fmt: skip
+    rates = [2 * math.prod(p.at) / p.value for p in large]
+    low, middle, high = np.percentile(rates, [10, 50, 90])
+    found = Measured(name="gemm_rate", value=float(middle), low=float(low) / WIDENING, high=float(high) * WIDENING,
+                     n=sum(p.n for p in large), unit="flop/s", how=f"{len(large)} shapes from {LARGE[0]:g} x {LARGE[1]:g} x {LARGE[2]:g} on, {points[0].how}")  # fmt: skip
+    yield seen.share("gemm_efficiency", found, peak)
+    least = min(points, key=lambda p: p.value)
+    yield seen.coefficient("gemm_latency", least, least.n, f"shortest product, {least.how}")
+
+
+def _memory(seen: Seen) -> Iterator[Change]:
+    copy, together = seen.one("memory_copy"), seen.one("memory_copy_all")
+    if copy is not None:
+        roof = roof_of(seen)
+        if not seen.known:
+            yield _rate("hbm", roof, seen.base.hbm.value, copy.n, "fastest copy or product seen, caches included")  # fmt: skip
+        yield seen.share("hbm_efficiency", copy, roof)
+        if not seen.points("optimizer_step"):
+            yield from _restated(seen, "optimizer_hbm_efficiency", roof, seen.base.hbm.value)
+    if together is not None and seen.base.vendor == "cpu":
+        roof, before = best(together), seen.base.node.host_bandwidth.value
+        yield _rate("node.host_bandwidth", roof, before, together.n, together.how)
+        once = Measured(name="host_copy", value=together.value / 2, low=together.low / 2, high=together.high / 2, n=together.n, unit="byte/s", how=f"{together.how}; bytes of the copy once")  # fmt: skip
+        yield seen.share("host_copy_efficiency", once, roof)
+        yield from _restated(seen, "cpu_adam_efficiency", roof, before)
+
+
+def _links(seen: Seen) -> Iterator[Change]:
+    """Between device and host."""
+    serial, down, up = seen.one("serialised_copy"), seen.one("host_to_device"), seen.one("device_to_host")  # fmt: skip
+    if serial is not None:
+        yield _rate("pcie", best(serial), seen.base.pcie.value, serial.n, serial.how)
+        yield seen.share("pcie_efficiency", serial, best(serial))
+    if down is not None and up is not None:
+        slow = min(down, up, key=lambda m: m.value)
+        roof = seen.base.pcie.value if seen.known else best(slow)
+        if not seen.known:
+            yield _rate("pcie", roof, seen.base.pcie.value, slow.n, slow.how)
+        yield seen.share("pcie_efficiency", slow, roof)
+    plain, latency = seen.one("pageable_copy"), seen.one("copy_latency")
+    if plain is not None and down is not None:
+        yield seen.share("pageable_fraction", plain, down.value)
+    if latency is not None:
+        yield seen.coefficient("pcie_latency", latency, latency.n, latency.how)
+
+
+def _network(seen: Seen) -> Iterator[Change]:
+    """An all-reduce of S bytes over r ranks: gloo between nodes of one slot, NCCL inside a node.
+
+        CPU:  2 (r-1)/r S/B + 2 ceil(log2 r) a        GPU:  2 (r-1)/r S/B + 2 (r-1) a
+
+    as `kernels.collectives` prices them.
+    """
+    points = seen.points("all_reduce")
+    if not points:
+        return
+    cpu, r = seen.base.vendor == "cpu", points[0].at[0]
+    hops = 2 * math.ceil(math.log2(r)) if cpu else 2 * (r - 1)
+    rows = [(2 * (r - 1) / r * p.at[1], hops) for p in points]
+    inverse, latency = nonnegative(rows, points)
+    n, how = sum(p.n for p in points), points[0].how
+    rate = Measured(name="rate", value=1 / inverse.value, low=1 / inverse.high, high=1 / inverse.low, n=n, unit="byte/s", how=how)  # fmt: skip
+    if cpu:
+        roof = max(rate.value, *(row[0] / p.value for row, p in zip(rows, points, strict=True)))
+        yield _rate("nic", roof, seen.base.nic.value, n, how)
+        yield _rate("scale_up.bandwidth", roof, seen.base.scale_up.bandwidth.value, n, how)
+        yield seen.share("nic_efficiency", rate, roof)
+        yield seen.share("nvlink_efficiency", rate, roof)
+    else:
+        yield seen.share("nvlink_efficiency", rate, seen.base.scale_up.bandwidth.value)
+    for name in ("nic_latency", "nvlink_latency") if cpu else ("nvlink_latency",):
+        yield seen.coefficient(name, latency, n, how)
+
+
+def _storage(seen: Seen) -> Iterator[Change]:
+    read, write = seen.one("storage_read"), seen.one("storage_write")
+    if read is None or write is None:
+        return
+    roof, node = max(best(read), best(write)), seen.base.node
+    yield _rate("node.local_storage", roof, node.local_storage.value, read.n + write.n, "fastest write or read seen")  # fmt: skip
+    yield seen.share("local_storage_read_efficiency", read, roof)
+    yield seen.share("local_storage_write", write, roof)
+    if seen.base.vendor == "cpu":
+        slow, fast = sorted((read, write), key=lambda m: m.value)
+        both = Measured(name="shared", value=slow.value, low=slow.low, high=max(fast.high, slow.high), n=slow.n, unit="byte/s", how=f"the same disk: runs of one machine share it; {slow.how}")  # fmt: skip
+        yield _rate("node.shared_storage", roof, node.shared_storage.value, read.n + write.n, "the same disk")  # fmt: skip
+        yield seen.share("shared_storage_efficiency", both, roof)
+
+
+def _optimizer(seen: Seen) -> Iterator[Change]:
+    """t = a + b Psi; the cost model counts 34 bytes a parameter: 26 of states and weight, 8 of gradient.
+
+    `a` is only fitted along: `optimizer_overhead` also holds the bookkeeping of a training engine, which
+    this step has not.
+    """
+    points = seen.points("optimizer_step")
+    if len(points) < 2:
+        return
+    _, each = nonnegative([(1.0, p.at[0]) for p in points], points)
+    size, n, how = STATE_BYTES["adam"] + 2 * FP32, sum(p.n for p in points), points[0].how
+    rate = Measured(name="rate", value=size / each.value, low=size / each.high, high=size / each.low, n=n, unit="byte/s", how=f"{how}; {size:g} bytes a parameter")  # fmt: skip
+    yield seen.share("optimizer_hbm_efficiency", rate, roof_of(seen))
+
+
+_STARTS = {"group_start": "nccl_start_latency", "process_start": "process_start", "sleep": "sleep_latency", "wake": "wake_latency"}  # fmt: skip
+"""Measured name -> coefficient, unchanged."""
+
+
+def _starts(seen: Seen) -> Iterator[Change]:
+    for name, coefficient in _STARTS.items():
+        found = seen.one(name)
+        if found is not None:
+            yield seen.coefficient(coefficient, found, found.n, found.how)
+
+
+def coefficient_of(change: Change, source: str) -> Coefficient:
+    """As the profile holds it."""
+    assert change.low is not None
+    assert change.high is not None
+    return Coefficient(value=change.value, low=change.low, high=change.high, source=source, dimension=change.unit)  # fmt: skip

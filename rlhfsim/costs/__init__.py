@@ -1,1 +1,0 @@
-"""Pure cost functions: FLOP, bytes, kernels, collectives, memory."""

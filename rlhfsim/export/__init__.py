@@ -1,1 +1,0 @@
-"""What is written for other tools: Chrome traces, figures of a run."""

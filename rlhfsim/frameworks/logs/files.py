@@ -1,0 +1,151 @@
+"""The files of a run: which form each has, and their records as one log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.logs.console import cut_off, lines
+from rlhfsim.frameworks.logs.framework import Framework
+from rlhfsim.frameworks.logs.jsonl import read_jsonl, read_trainer_state
+from rlhfsim.frameworks.logs.records import Log, Record, merged
+from rlhfsim.frameworks.logs.tensorboard import MARK, read_events
+from rlhfsim.specs.loading import read_text
+
+MAX_TEXT = 512 * 2**20
+"""Larger logs are refused."""
+MAX_FILES = 2000
+"""Files of a folder that are looked at."""
+TEXTS = (".log", ".txt", ".out", ".err")
+CONFIGS = ("config.yaml", "config.json", "training_args.json", "args.json", "config.yml")
+"""Names of configurations that lie in a run's folder (`.hydra/config.yaml` of verl among them)."""
+STATE = "trainer_state.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files of a run by form."""
+
+    events: tuple[Path, ...] = ()
+    json_lines: tuple[Path, ...] = ()
+    states: tuple[Path, ...] = ()
+    texts: tuple[Path, ...] = ()
+    configs: tuple[Path, ...] = ()
+
+    @property
+    def logs(self) -> int:
+        """Files with metrics."""
+        return len(self.events) + len(self.json_lines) + len(self.states) + len(self.texts)
+
+
+def find(path: Path) -> Found:
+    """Logs and configurations in a folder, or the one file that was given.
+
+    Raises:
+        RlhfsimError: there is none.
+    """
+    place = Place(file=str(path))
+    if not path.exists():
+        raise RlhfsimError("unreadable-file", "there is no such file or folder", place=place, help="check the path")  # fmt: skip
+    files = sorted(p for p, _ in zip(path.rglob("*"), range(MAX_FILES), strict=False) if p.is_file()) if path.is_dir() else [path]  # fmt: skip
+    states = tuple(p for p in files if p.name == STATE)
+    found = Found(
+        events=tuple(p for p in files if MARK in p.name), json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
+        states=tuple(sorted(states, key=lambda p: p.stat().st_mtime)[-1:]),
+        texts=tuple(p for p in files if p.suffix in TEXTS and MARK not in p.name) if path.is_dir() else (),
+        configs=tuple(p for p in files if p.name in CONFIGS),
+    )  # fmt: skip
+    if not found.logs and path.is_file():
+        return Found(texts=(path,))
+    if not found.logs:
+        raise RlhfsimError("no-logs", "no event file, JSON lines or console log is in this folder", place=place,
+                           help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or {', '.join(f'*{t}' for t in TEXTS)}; or name the file itself")  # fmt: skip
+    return found
+
+
+def read_log(path: Path, found: Found, framework: Framework) -> Log:
+    """The records of all files as one log, names without the prefix of the logger.
+
+    Console lines count only where no file has metrics: they say the same, rounded.
+
+    Raises:
+        RlhfsimError: no file holds times of this framework.
+    """
+    parts = [*_read_files(found, framework)]
+    if not any(_has_times(part, framework) for part in parts):
+        parts += [_console(p, framework) for p in found.texts]
+    log = _folded(merged([_renamed(part, framework) for part in parts]), framework)
+    if not _has_times(log, framework):
+        some = ", ".join(log.names[:4])
+        raise RlhfsimError("no-step-times", f"no time that {framework.title} logs ({framework.step}, ...) is here", place=Place(file=str(path)),
+                           help=f"is it of {framework.title}?" + (f" found: {some}" if some else ""))  # fmt: skip
+    return log
+
+
+def _read_files(found: Found, framework: Framework) -> Iterator[Log]:
+    """Files with metrics; of many one that is not of this kind is passed over by name."""
+    for path in found.events:
+        yield read_events(path)
+    for path in found.json_lines:
+        try:
+            yield read_jsonl(read_text(path, MAX_TEXT), str(path))
+        except RlhfsimError as error:
+            if found.logs == 1:
+                raise
+            yield Log(records=(), notes=(f"{path.name} was passed over: {error.message}",))
+    for path in found.states:
+        yield read_trainer_state(read_text(path, MAX_TEXT), str(path))
+
+
+def _console(path: Path, framework: Framework) -> Log:
+    text = read_text(path, MAX_TEXT)
+    if "\0" in text:
+        raise RlhfsimError("not-a-log", "the file holds binary data", place=Place(file=str(path)), help="give the console log as text")  # fmt: skip
+    notes: tuple[str, ...] = ()
+    if cut_off(text) and text.rstrip().count("\n"):
+        text, _, _ = text.rpartition("\n")
+        notes = (f"{path.name}: the last line is cut off and was left out",)
+    records = tuple(framework.console(tuple(lines(text))))
+    return Log(records=records, notes=notes if records else ())
+
+
+def _renamed(log: Log, framework: Framework) -> Log:
+    """Names as the framework's code says them: without what its logger puts before them."""
+    strip = framework.strip
+    if not strip:
+        return log
+    records = tuple(
+        Record(step=r.step, values={k.removeprefix(strip): v for k, v in r.values.items()})
+        for r in log.records
+    )
+    return Log(records=records, notes=log.notes)
+
+
+def _folded(log: Log, framework: Framework) -> Log:
+    """Records without the time of a step, added up into the next one that has it."""
+    if not framework.folds:
+        return log
+    found: list[Record] = []
+    waiting: dict[str, float] = {}
+    for record in log.records:
+        values = {**waiting, **record.values}
+        for name in framework_times(waiting, framework):
+            values[name] = waiting[name] + record.values.get(name, 0.0)
+        if framework.step in values:
+            found.append(Record(step=record.step, values=values))
+            waiting = {}
+        else:
+            waiting = values
+    return Log(records=tuple(found), notes=log.notes)
+
+
+def framework_times(names: Iterable[str], framework: Framework) -> list[str]:
+    """Names among these that are times of the framework."""
+    return [name for name in names if name.startswith(framework.times) or name == framework.step]
+
+
+def _has_times(log: Log, framework: Framework) -> bool:
+    names = {name.removeprefix(framework.strip) for name in log.names}
+    return bool(framework_times(sorted(names), framework))

@@ -1,0 +1,72 @@
+"""What an importer knows about a framework: its timers under our names, its lengths, its console lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhfsim.frameworks.logs.configuration import Settings
+from rlhfsim.frameworks.logs.recipe import Recipe
+from rlhfsim.frameworks.logs.records import Record
+
+Console = Callable[[Sequence[str]], Iterator[Record]]
+"""From clean lines to records."""
+WAIT = "wait"
+"""Kind of a timer in which nobody works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timer:
+    """One metric that is a time, under our names."""
+
+    metric: str
+    phase: str
+    """Our name of the work that gives it most of its length."""
+    covers: tuple[str, ...] = ()
+    """All phases that it times; empty: only `phase`."""
+    unless: str | None = None
+    """Another metric that times a part of this one; where that is logged, `otherwise` is covered."""
+    otherwise: tuple[str, ...] = ()
+
+    def of(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Phases that it covers in a log with these metrics."""
+        return self.otherwise if self.unless in names else self.covers or (self.phase,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Framework:
+    """How to read the logs of one framework."""
+
+    name: str
+    title: str
+    timers: tuple[Timer, ...]
+    """In the order in which a step runs them."""
+    waits: tuple[Timer, ...] = ()
+    """Timers that, where samples may be stale, time the trainer's wait and not work."""
+    rest: Timer | None = None
+    """What the step does besides its other timers, where generation has one."""
+    step: str
+    """The time of a whole step."""
+    times: tuple[str, ...]
+    """Beginnings of names of metrics that are times: those that no timer maps are named."""
+    inside: tuple[str, ...] = ()
+    """Metrics that time parts of a timer that is mapped: not mapped, and nothing is missing."""
+    disturbing: tuple[str, ...] = ()
+    """Evaluation and checkpoints: a step with them is not like the others."""
+    prompt: tuple[str, ...] = ()
+    """Mean tokens of a prompt, the first that is logged."""
+    response: tuple[str, ...] = ()
+    """Mean tokens of a response."""
+    longest: tuple[str, ...] = ()
+    """Longest response of a step."""
+    strip: str = ""
+    """Prefix that some loggers put before every metric."""
+    console: Console
+    recipe: Callable[[Settings, Mapping[str, float]], Recipe]
+    """From the configuration and the mean metrics to a recipe."""
+    prompts_of: Callable[[Settings, Sequence[Record]], float | None] | None = None
+    """Mean prompt tokens where no metric says them directly."""
+    folds: bool = False
+    """Whether records without the time of a step belong to the next one that has it."""
+    group: Callable[[Settings], int] = lambda settings: 1
+    """Logged steps that make up one of ours (generation to weight sync)."""

@@ -1,0 +1,215 @@
+"""A run of another framework: its logs and its configuration as specs, steps and a map of its timers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.logs.configuration import Settings, read_settings
+from rlhfsim.frameworks.logs.files import find, framework_times, read_log
+from rlhfsim.frameworks.logs.framework import WAIT, Framework, Timer
+from rlhfsim.frameworks.logs.recipe import Lengths, Recipe, Setup, setup
+from rlhfsim.frameworks.logs.records import Log, Record
+from rlhfsim.frameworks.nemo_rl.logs import NEMO_RL
+from rlhfsim.frameworks.openrlhf.logs import OPENRLHF
+from rlhfsim.frameworks.trl.logs import TRL
+from rlhfsim.frameworks.verl.logs import VERL
+from rlhfsim.specs.workload.dataflow import dataflow
+
+FRAMEWORKS: dict[str, Framework] = {f.name: f for f in (VERL, OPENRLHF, NEMO_RL, TRL)}
+MOST_S = 30 * 86400.0
+"""Longer times are no time of a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """What a user says about a run besides its files."""
+
+    gpu: str
+    """Kind of GPU that trains: logs and configurations do not say."""
+    rollout_gpu: str | None = None
+    configs: tuple[Path, ...] = ()
+    given: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the framework, over those of the files."""
+    prompt_tokens: float | None = None
+    """Mean tokens of a prompt, where nothing logged them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step of ours: metrics of the logged steps that make it up."""
+
+    logged: int
+    """The framework's count of its last one."""
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A run as specs and times, before it has a plan."""
+
+    framework: Framework
+    setup: Setup
+    settings: Settings
+    lengths: Lengths
+    steps: tuple[Step, ...]
+    mapped: Mapping[str, tuple[str, ...]]
+    """Metric -> phases of the plan that it covers."""
+    unmapped_times: tuple[str, ...]
+    """Metrics that are times and have no counterpart here."""
+    unmapped: tuple[str, ...]
+    """All other metrics that were not used."""
+    notes: tuple[str, ...]
+
+    @property
+    def stale(self) -> bool:
+        """Whether generation runs beside training."""
+        return self.setup.placement.schedule.staleness > 0
+
+
+def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
+    """The run whose logs lie at `path`.
+
+    Raises:
+        RlhfsimError: no logs, logs of something else, a configuration that leaves open what decides the
+            time, or no step that can be used.
+    """
+    found = find(path)
+    log = read_log(path, found, framework)
+    settings = read_settings(choices.configs or found.configs, choices.given)
+    steps, notes = _steps(path, log, framework, settings)
+    records = [Record(step=s.logged, values=s.values) for s in steps]
+    means = _means(records)
+    recipe = framework.recipe(settings, means)
+    lengths = _lengths(path, framework, settings, log.records, means, choices)
+    specs = setup(recipe, lengths, choices.gpu, choices.rollout_gpu)
+    used = _used(framework, specs, recipe, log)
+    times = framework_times(log.names, framework)
+    known = {*used, framework.step, *framework.disturbing, *framework.prompt, *framework.response, *framework.longest}  # fmt: skip
+    inside = tuple(name for name in log.names if name.startswith(framework.inside or ("\0",)))
+    return Imported(
+        framework=framework, setup=specs, settings=settings, lengths=lengths, steps=steps, mapped=used,
+        unmapped_times=tuple(n for n in times if n not in known and n not in inside),
+        unmapped=tuple(n for n in log.names if n not in known and n not in times),
+        notes=(*log.notes, *notes, *_unpriced(used, specs)),
+    )  # fmt: skip
+
+
+def _means(records: Sequence[Record]) -> dict[str, float]:
+    names = dict.fromkeys(name for record in records for name in record.values)
+    return {n: fmean(r.values[n] for r in records if n in r.values) for n in names}
+
+
+def _used(
+    framework: Framework, specs: Setup, recipe: Recipe, log: Log
+) -> dict[str, tuple[str, ...]]:
+    """Metrics that become spans, and what each covers of the calls that this run has."""
+    here = {call.name for call in dataflow(specs.workload)} | {"controller", "actor.generate.wait"}
+    found = {}
+    for timer in timers(framework, recipe.staleness > 0):
+        covered = tuple(name for name in timer.of(log.names) if call_of(name) in here)
+        if timer.metric in log.names and covered:
+            found[timer.metric] = covered
+    return found
+
+
+def timers(framework: Framework, stale: bool) -> Iterator[Timer]:
+    """The timers of a run: where samples may be stale some time the trainer's wait."""
+    waits = {t.metric: t for t in framework.waits} if stale else {}
+    yield from waits.values()
+    yield from (t for t in framework.timers if t.metric not in waits)
+
+
+def call_of(name: str) -> str:
+    """`actor.train.load` -> `actor.train`."""
+    return name if name.endswith(f".{WAIT}") else name.removesuffix(".load").removesuffix(".unload")
+
+
+def _unpriced(used: Mapping[str, tuple[str, ...]], specs: Setup) -> Iterator[str]:
+    """Calls of the run that no timer covers."""
+    covered = {call_of(name) for names in used.values() for name in names}
+    missing = [c.name for c in dataflow(specs.workload) if c.name not in covered]
+    if specs.placement.schedule.staleness:
+        missing = [name for name in missing if name != "actor.generate"]
+    if missing:
+        yield f"no timer covers {', '.join(missing)}"
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def _steps(
+    path: Path, log: Log, framework: Framework, s: Settings
+) -> tuple[tuple[Step, ...], list[str]]:
+    """Steps whose times make sense, and a sentence for each other one."""
+    notes: list[str] = []
+    each = framework.group(s)
+    whole = [_joined(log.records[i : i + each], framework) for i in range(0, len(log.records) - each + 1, each)]  # fmt: skip
+    kept = [step for step in whole if _timed(step, framework, notes)]
+    calm = [
+        step for step in kept if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)
+    ]
+    if len(calm) >= 2 and len(calm) < len(kept):
+        notes.append(f"{len(kept) - len(calm)} of {len(kept)} steps hold an evaluation or a checkpoint and were left out")  # fmt: skip
+        kept = calm
+    elif len(calm) < len(kept):
+        notes.append(
+            "nearly every step holds an evaluation or a checkpoint: the step times hold them too"
+        )
+    if not kept:
+        raise RlhfsimError("no-step-counts", f"none of {len(whole)} steps has times that make sense" + (f": {notes[0]}" if notes else ""), place=Place(file=str(path)),
+                           help=f"a step needs {framework.step} and its timers")  # fmt: skip
+    return tuple(kept), notes
+
+
+def _joined(records: Sequence[Record], framework: Framework) -> Step:
+    """Logged steps of one generation as one: times add up, the rest is a mean."""
+    names = dict.fromkeys(name for record in records for name in record.values)
+    values = {}
+    for name in names:
+        known = [r.values[name] for r in records if name in r.values]
+        values[name] = math.fsum(known) if framework_times([name], framework) else fmean(known)
+    return Step(logged=records[-1].step, values=values)
+
+
+def _timed(step: Step, framework: Framework, notes: list[str]) -> bool:
+    """Whether every time of the step is one; the first that is not is noted."""
+    times = framework_times(step.values, framework)
+    for name in times:
+        value = step.values[name]
+        if name.startswith(framework.inside or ("\0",)):
+            continue
+        if not (math.isfinite(value) and 0 <= value <= MOST_S):
+            notes.append(f"step {step.logged} was left out: {name} is {value:g} s")
+            return False
+    return bool(times)
+
+
+def _lengths(
+    path: Path, framework: Framework, s: Settings, records: Sequence[Record], means: Mapping[str, float], choices: Choices
+) -> Lengths:  # fmt: skip
+    response = first(means, framework.response)
+    if response is None:
+        raise RlhfsimError("lengths-unknown", "the log has no lengths of responses", place=Place(file=str(path)),
+                           help=f"{framework.title} logs {framework.response[0]}; without it no time can be predicted")  # fmt: skip
+    prompt = choices.prompt_tokens or first(means, framework.prompt)
+    if prompt is None and framework.prompts_of is not None:
+        prompt = framework.prompts_of(s, records)
+    if prompt is None:
+        raise RlhfsimError("lengths-unknown", "the log has no lengths of prompts", place=Place(file=str(path)),
+                           help="add --prompt-len TOKENS, the mean of the data")  # fmt: skip
+    longest = max(
+        (r.values[n] for r in records for n in framework.longest if n in r.values), default=None
+    )
+    return Lengths(prompt=prompt, response=response, longest=longest)
+
+
+def first(means: Mapping[str, float], names: Sequence[str]) -> float | None:
+    """The value of the first metric that is logged and above zero."""
+    return next(
+        (means[n] for n in names if n in means and math.isfinite(means[n]) and means[n] > 0), None
+    )

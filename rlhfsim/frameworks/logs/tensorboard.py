@@ -1,0 +1,116 @@
+"""Scalars from TensorBoard event files, through the message types of tensorboardX.
+
+An event file is a row of records: length (8 bytes), its checksum (4), an Event message, its checksum (4).
+A record whose end is missing, or whose length does not match its checksum, ends the file: a job that is
+killed leaves such a one. Source of the format: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.logs.records import Log, Record
+
+MARK = "tfevents"
+"""What the names of event files hold."""
+MAX_BYTES = 2 * 2**30
+"""Larger files are refused."""
+_FLOAT, _DOUBLE = 1, 2
+"""DataType of tensors that hold scalars (tensorflow/core/framework/types.proto)."""
+
+
+def read_events(path: Path) -> Log:
+    """The scalars of one event file by step.
+
+    Raises:
+        RlhfsimError: tensorboardX is not installed, or the file is no event file or cannot be read.
+    """
+    event_type, content = _event_type(path), _content(path)
+    found: dict[int, dict[str, float]] = {}
+    end = 0
+    for message, after in _messages(content):
+        try:
+            event = event_type.FromString(message)
+        except ValueError:  # DecodeError: bytes were lost in the middle
+            break
+        end = after
+        for value in event.summary.value:
+            scalar = _scalar(value)
+            if scalar is not None:
+                found.setdefault(int(event.step), {})[value.tag] = scalar
+    if content and not end:
+        raise RlhfsimError("not-an-event-file", "no whole record of TensorBoard is in this file", place=Place(file=str(path)),
+                           help="is the copy complete?")  # fmt: skip
+    lost = len(content) - end
+    notes = (f"{path.name}: the last {lost} bytes are no whole record",) if lost else ()
+    return Log(
+        records=tuple(Record(step=s, values=v) for s, v in sorted(found.items())), notes=notes
+    )
+
+
+def _event_type(path: Path) -> Any:
+    try:
+        from tensorboardX.proto.event_pb2 import Event
+    except ImportError as error:
+        raise RlhfsimError("library-missing", "reading TensorBoard event files needs tensorboardX", place=Place(file=str(path)),
+                           help="pip install 'rlhfsim[tensorboard]', or give JSON lines or the console log") from error  # fmt: skip
+    return Event
+
+
+def _content(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES // 2**30} GiB", place=Place(file=str(path)),
+                               help="give the event file of one run")  # fmt: skip
+        return path.read_bytes()
+    except OSError as error:
+        raise RlhfsimError("unreadable-file", f"cannot read the file: {(error.strerror or 'error').lower()}", place=Place(file=str(path)),
+                           help="check the path and its permissions") from error  # fmt: skip
+
+
+def _messages(content: bytes) -> Iterator[tuple[bytes, int]]:
+    """Every whole record's message and where the record ends.
+
+    Of the two checksums only that of the length is checked: in Python the other costs seconds a run, and
+    a message that lost bytes does not decode.
+    """
+    from tensorboardX.record_writer import masked_crc32c
+
+    at = 0
+    while at + 12 <= len(content):
+        length, checksum = struct.unpack_from("<QI", content, at)
+        after = at + 16 + length
+        if after > len(content) or masked_crc32c(content[at : at + 8]) != checksum:
+            return
+        yield content[at + 12 : after - 4], after
+        at = after
+
+
+def _scalar(value: Any) -> float | None:
+    """A scalar, in either of the forms that TensorBoard has; None for text, images and histograms."""
+    if value.HasField("simple_value"):
+        return float(value.simple_value)
+    tensor = value.tensor
+    if not value.HasField("tensor") or any(d.size != 1 for d in tensor.tensor_shape.dim):
+        return None
+    if tensor.dtype == _FLOAT:
+        return (
+            float(tensor.float_val[0])
+            if tensor.float_val
+            else _unpacked("<f", tensor.tensor_content)
+        )
+    if tensor.dtype == _DOUBLE:
+        return (
+            float(tensor.double_val[0])
+            if tensor.double_val
+            else _unpacked("<d", tensor.tensor_content)
+        )
+    return None
+
+
+def _unpacked(form: str, content: bytes) -> float | None:
+    return float(struct.unpack(form, content)[0]) if len(content) == struct.calcsize(form) else None

@@ -1,0 +1,139 @@
+"""NeMo-RL: `timing/train/*` and its YAML configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from rlhfsim.frameworks.logs.configuration import Settings
+from rlhfsim.frameworks.logs.framework import Framework, Timer
+from rlhfsim.frameworks.logs.recipe import Degrees, Recipe
+from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.specs.placement.layout import Recompute
+from rlhfsim.specs.workload.workload import Algorithm
+
+# Names of timers: `timer.time` in nemo_rl/algorithms/grpo.py and ppo.py, logged with prefix `timing/train`;
+# what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). The rollout's timer covers
+# putting the engine to sleep, that of the log-probs policy and reference with the actor's way back.
+P = "timing/train/"
+MOVED = ("actor.logprob.load", "actor.logprob", "actor.logprob.unload", "reference.logprob.load", "reference.logprob", "reference.logprob.unload")  # fmt: skip
+TIMERS = (
+    Timer(metric=P + "prepare_for_generation/total", phase="actor.sync", covers=("actor.train.unload", "actor.generate.load", "actor.sync")),
+    Timer(metric=P + "generation", phase="actor.generate", covers=("actor.generate", "rules.score", "actor.generate.unload")),
+    Timer(metric=P + "reward_calculation", phase="reward.score", covers=("reward.score.load", "reward.score", "reward.score.unload")),
+    Timer(metric=P + "value_inference", phase="critic.value", covers=("critic.value.load", "critic.value", "critic.value.unload")),
+    Timer(metric=P + "policy_and_reference_logprobs", phase="actor.logprob", covers=MOVED),
+    Timer(metric=P + "advantage_calculation", phase="controller"),
+    Timer(metric=P + "value_training", phase="critic.train", covers=("critic.train.load", "critic.train", "critic.train.unload")),
+    Timer(metric=P + "training_prep", phase="actor.train.load"),
+    Timer(metric=P + "policy_training", phase="actor.train"),
+    Timer(metric=P + "weight_sync", phase="actor.sync"),
+)  # fmt: skip
+WAITS = (Timer(metric=P + "exposed_generation", phase="actor.generate.wait"),)
+ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}  # fmt: skip
+"""grpo.adv_estimator.name -> algorithm here."""
+MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
+"""Beginnings of the keys of parallel sizes."""
+_STEP = re.compile(r"=+ Step (\d+)/")
+_TIME = re.compile(r"^\s*\W\s*([\w/ ]+): ([-\d.]+)s(?: \([-\d.]+%\))?\s*$")
+_LENGTH = re.compile(r"Mean Generation Length: ([\d.]+)\s*$")
+
+
+def console(lines: Sequence[str]) -> Iterator[Record]:
+    """Records of the blocks `==== Step 3/100 ====` with their lists of times."""
+    step, values = None, dict[str, float]()
+    for line in lines:
+        if head := _STEP.search(line):
+            if step is not None and values:
+                yield Record(step=step, values=values)
+            step, values = int(head[1]), {}
+        elif found := _TIME.match(line):
+            name = "total_step_time" if found[1] == "Total step time" else found[1].strip()
+            values[P + name] = float(found[2])
+        elif length := _LENGTH.search(line):
+            values["train/mean_gen_tokens_per_sample"] = float(length[1])
+    if step is not None and values:
+        yield Record(step=step, values=values)
+
+
+# Keys and defaults: examples/configs/grpo_math_1B.yaml (same commit), on which the recipes build.
+def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
+    """The run that a YAML configuration describes."""
+    megatron = s.flag("policy.megatron_cfg.enabled", default=False)
+    per_node, nodes = (
+        s.whole("cluster.gpus_per_node", default=1),
+        s.whole("cluster.num_nodes", default=1),
+    )
+    rollout = None if s.flag("policy.generation.colocated.enabled", default=True) else _own_gpus(s, per_node, nodes)  # fmt: skip
+    prompts, samples = s.whole("grpo.num_prompts_per_step", "ppo.num_prompts_per_step", default=32), s.whole("grpo.num_generations_per_prompt", "ppo.num_generations_per_prompt", default=16)  # fmt: skip
+    gen = "policy.generation.vllm_cfg"
+    ppo = s.has("ppo")
+    stale = s.flag("grpo.async_grpo.enabled", default=False)
+    return Recipe(
+        algorithm="ppo" if ppo else ESTIMATORS.get(s.text("grpo.adv_estimator.name", default="grpo"), "grpo"),
+        model=s.text("policy.model_name"), prompts=prompts, samples=samples,
+        mini_batches=max(1, round(prompts * samples / max(1, s.whole("policy.train_global_batch_size", default=512)))),
+        packing=s.flag("policy.sequence_packing.enabled", default=True) or s.flag("policy.dynamic_batching.enabled"),
+        kl=s.share("loss_fn.reference_policy_kl_penalty", default=0.01) != 0,
+        recomputes_logprobs=not s.flag("loss_fn.force_on_policy_ratio"), max_response=_cut(s),
+        backend="megatron" if megatron else "fsdp2", gpus=per_node * nodes - (rollout or 0), gpus_per_node=per_node, rollout_gpus=rollout,
+        degrees=_degrees(s, megatron), zero=1 if megatron else 3, micro_batch=_micro_batch(s), recompute=_recompute(s, megatron),
+        offload_optimizer="cpu" if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron else "none",
+        optimizer_leaves=rollout is None, scoring_residency="offloaded",
+        rollout_tp=s.whole(f"{gen}.tensor_parallel_size", default=1), rollout_pp=s.whole(f"{gen}.pipeline_parallel_size", default=1),
+        memory_utilization=s.share(f"{gen}.gpu_memory_utilization", default=0.6), cuda_graphs=not s.flag(f"{gen}.enforce_eager"),
+        max_num_seqs=s.whole("policy.generation.vllm_kwargs.max_num_seqs", default=1024), rollout_precision=_precision(s),
+        sleep=2, weight_path="ipc" if rollout is None else "broadcast",
+        staleness=float(s.whole("grpo.async_grpo.max_trajectory_age_steps", default=1)) if stale else 0.0,
+        partial_rollout=stale and s.flag("grpo.async_grpo.in_flight_weight_updates"),
+    )  # fmt: skip
+
+
+def _own_gpus(s: Settings, per_node: int, nodes: int) -> int:
+    """GPUs of the rollout alone: nodes of it, or GPUs of the only node."""
+    prefix = "policy.generation.colocated.resources"
+    if nodes == 1:
+        return s.whole(f"{prefix}.gpus_per_node")
+    return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
+
+
+def _cut(s: Settings) -> int | None:
+    return s.whole(
+        "policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512
+    )
+
+
+def _degrees(s: Settings, megatron: bool) -> Degrees:
+    if not megatron:
+        tp, cp = (s.whole(f"policy.dtensor_cfg.{name}_parallel_size", default=1) for name in ("tensor", "context"))  # fmt: skip
+        return Degrees(tp=tp, cp=cp)
+    tp, pp, cp, ep = (s.whole(f"policy.megatron_cfg.{name}_parallel_size", default=1) for name in MEGATRON)  # fmt: skip
+    return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
+
+
+def _micro_batch(s: Settings) -> int:
+    return s.whole("policy.train_micro_batch_size", default=4)
+
+
+def _recompute(s: Settings, megatron: bool) -> Recompute:
+    part = "megatron_cfg" if megatron else "dtensor_cfg"
+    if not s.flag(f"policy.{part}.activation_checkpointing"):
+        return "none"
+    return "selective" if s.find("policy.megatron_cfg.recompute_granularity") == "selective" and megatron else "full"  # fmt: skip
+
+
+def _precision(s: Settings) -> Literal["bf16", "fp8"]:
+    return "fp8" if "fp8" in str(s.find("policy.generation.vllm_cfg.precision") or "") else "bf16"
+
+
+NEMO_RL = Framework(
+    name="nemo-rl", title="NeMo-RL", timers=TIMERS, waits=WAITS, step=P + "total_step_time", times=(P,),
+    inside=(
+        P + "prepare_for_generation/transfer_and_update_weights", P + "policy_training/", P + "get_logprobs/", P + "get_reference_policy_logprobs/",
+        P + "idle/", P + "valid_tokens_per_sec_per_gpu", P + "dynamic_sampling", P + "offload_before_refit",
+    ),
+    disturbing=(P + "checkpointing", "timing/validation/total_validation_time"),
+    prompt=("train/mean_prompt_length",), response=("train/mean_gen_tokens_per_sample", "train/gen_tokens_per_sample/mean"),
+    longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"), console=console, recipe=recipe,
+)  # fmt: skip

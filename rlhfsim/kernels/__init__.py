@@ -1,0 +1,1 @@
+"""Kernels: measured curves, collectives, links, and what a Cost is."""

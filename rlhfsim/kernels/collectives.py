@@ -1,0 +1,164 @@
+"""Times of collectives over a group of GPUs, in one scale-up domain or across domains.
+
+Sizes are bytes per GPU: the whole buffer for all-reduce and broadcast, the gathered buffer for
+all-gather and reduce-scatter, what one GPU sends with its own part for all-to-all. `g` GPUs of the
+group share a domain, the group touches `D` domains, `n` ranks in all. Inside one domain the
+measured curves decide (`KernelCurves.collective` stretches them to larger groups).
+
+Not known here: congestion by other jobs, rail-unaware cabling, NCCL's start-up of a communicator.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal
+
+from rlhfsim.kernels.device import Device, Group
+
+Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
+
+def all_reduce(device: Device, size: float, group: Group) -> float:
+    """Seconds of an all-reduce of `size` bytes.
+
+        one domain:  measured; else 2 (n-1) a + 2 (n-1)/n S/B
+        D domains:   max(2 (g-1)/g S/B_in, 2 (D-1)/D (S/g)/B_net) + latency,
+                     latency = 2 (g-1) a_in + 2 ceil(log2 D) a_net
+
+    NCCL pipelines chunks through both tiers, so the slower one sets the rate; between domains a
+    tree bounds the latency. Source: Patarasuk & Yuan 2009 (ring); NCCL tree and ring, Hu et al.,
+    arXiv 2507.04786. Too fast when tiers do not overlap (up to 2x at equal tier times).
+    """
+    if group.ranks == 1 or size <= 0:
+        return 0.0
+    if group.domains == 1:
+        return _inside(device, "all_reduce", size, group.ranks)
+    inside, between = _tiers(device, size, group)
+    return max(2 * inside, 2 * between) + _latency(device, group, 2)
+
+
+def all_gather(device: Device, size: float, group: Group) -> float:
+    """Seconds of an all-gather whose gathered buffer has `size` bytes; half an all-reduce.
+
+        (n-1) a + (n-1)/n S/B in one domain; across domains the slower tier as in `all_reduce`
+
+    Source: Patarasuk & Yuan 2009. NVLS does not help it (measurements/README.md).
+    """
+    return _half(device, "all_gather", size, group)
+
+
+def reduce_scatter(device: Device, size: float, group: Group) -> float:
+    """Seconds of a reduce-scatter of a buffer of `size` bytes; half an all-reduce, see `all_gather`."""
+    return _half(device, "reduce_scatter", size, group)
+
+
+def all_to_all(device: Device, size: float, group: Group) -> float:
+    """Seconds of an all-to-all where each GPU sends `size` bytes, its own n-th part included.
+
+        max((g-1)/n S/B_in, (n-g)/n S/B_net) + (g-1) a_in + (D-1) a_net
+
+    Both tiers work at once. Source: physics.md section 4; tables of one domain where measured.
+    """
+    n, g = group.ranks, group.per_domain
+    if n == 1 or size <= 0:
+        return 0.0
+    if group.domains == 1:
+        return _inside(device, "all_to_all", size, n)
+    inside = (g - 1) / n * size / _bandwidth(device, "all_to_all")
+    between = (n - g) / n * size / _network(device)
+    return max(inside, between) + _latency(device, group, 1)
+
+
+def dispatch(
+    device: Device, tokens: float, token_bytes: float, top_k: int, group: Group, *,
+    skew: float = 1, once: bool = True,
+) -> float:  # fmt: skip
+    """Seconds to send `tokens` tokens of one GPU to the experts that they chose (or back).
+
+        sent = tokens token_bytes, to each other GPU (domain) at most once:
+        copies(n) = n (1 - (1 - 1/n)^k), of which (n-1)/n leave the GPU
+
+    A token travels once to each domain and once to each GPU inside it, as in DeepEP and
+    Megatron's flex dispatcher (DeepSeek-V3, arXiv 2412.19437, section 3.2.2). `skew` is busiest
+    over mean rank. `once=False`: a copy per chosen expert, copies = k (plain all-to-all dispatcher).
+    """
+    n = group.ranks
+    if n == 1 or tokens <= 0:
+        return 0.0
+    sent = tokens * token_bytes * skew
+    if group.domains == 1:
+        return all_to_all(device, sent * (_copies(n, top_k) if once else top_k), group)
+    if not once:
+        return all_to_all(device, sent * top_k, group)
+    away = _copies(group.domains, top_k) * (1 - 1 / group.domains)
+    inside = _copies(n, top_k) * (1 - 1 / group.per_domain)
+    fast = sent * inside / _bandwidth(device, "all_to_all")
+    return max(fast, sent * away / _network(device)) + _latency(device, group, 1)
+
+
+def p2p(device: Device, size: float, crosses_domain: bool) -> float:
+    """Seconds of one send of `size` bytes: a + S/B (Hockney 1994, Parallel Computing 20(3))."""
+    if size <= 0:
+        return 0.0
+    if crosses_domain:
+        return device["nic_latency"] + size / _network(device)
+    return device["nvlink_latency"] + size / _bandwidth(device, "all_gather")
+
+
+def broadcast(device: Device, size: float, group: Group) -> float:
+    """Seconds of a pipelined broadcast of `size` bytes: steps a + S/B of the slowest tier.
+
+    Source: NCCL's ring broadcast (Hu et al., arXiv 2507.04786); chunks hide all but the latency.
+    """
+    if group.ranks == 1 or size <= 0:
+        return 0.0
+    rate = _bandwidth(device, "all_gather")
+    if group.domains > 1:
+        rate = min(rate, _network(device) * group.per_domain)
+    return _latency(device, group, 1) + size / rate
+
+
+def crosses(device: Device, ranks: int, stride: int) -> bool:
+    """Whether `ranks` GPUs that stand `stride` apart reach beyond one domain."""
+    return ranks * stride > device.domain and ranks > 1
+
+
+def _half(device: Device, op: Op, size: float, group: Group) -> float:
+    if group.ranks == 1 or size <= 0:
+        return 0.0
+    if group.domains == 1:
+        return _inside(device, op, size, group.ranks)
+    return max(_tiers(device, size, group)) + _latency(device, group, 1)
+
+
+def _tiers(device: Device, size: float, group: Group) -> tuple[float, float]:
+    g, d = group.per_domain, group.domains
+    inside = (g - 1) / g * size / _bandwidth(device, "all_gather") if g > 1 else 0.0
+    return inside, (d - 1) / d * size / g / _network(device)
+
+
+def _latency(device: Device, group: Group, passes: int) -> float:
+    inside = (group.per_domain - 1) * device["nvlink_latency"]
+    hops = math.ceil(math.log2(group.domains)) if group.domains > 1 else 0
+    return passes * (inside + hops * device["nic_latency"])
+
+
+def _copies(groups: int, top_k: int) -> float:
+    """Distinct groups among `top_k` uniform choices of `groups`."""
+    return float(groups * (1 - (1 - 1 / groups) ** top_k))
+
+
+def _network(device: Device) -> float:
+    return device.network_bandwidth * device["nic_efficiency"]
+
+
+def _bandwidth(device: Device, op: Op) -> float:
+    name = "nvlink_all_to_all_efficiency" if op == "all_to_all" else "nvlink_efficiency"
+    return device.profile.scale_up.bandwidth.value * device[name]
+
+
+@lru_cache(maxsize=65536)
+def _inside(device: Device, op: Op, size: float, ranks: int) -> float:
+    """One domain: the measured curve, which stretches itself beyond the ranks it knows."""
+    return float(device.curves.collective(op, size, ranks))

@@ -1,0 +1,71 @@
+"""A GPU as the cost functions see it: datasheet, coefficients and kernel curves in one hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlhfsim.kernels.curves import KernelCurves
+from rlhfsim.specs.hardware.hardware import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Ranks that communicate: how many, and how many of them share one scale-up domain."""
+
+    ranks: int
+    per_domain: int
+    """Ranks of the group inside one NVLink (xGMI, PCIe) domain; equal to `ranks` when all are."""
+
+    @property
+    def domains(self) -> int:
+        """Domains that the group touches."""
+        return -(-self.ranks // self.per_domain)
+
+
+def group(ranks: int, stride: int, domain: int) -> Group:
+    """The group of `ranks` GPUs that stand `stride` apart in domains of `domain` GPUs.
+
+    Ranks are laid out TP first, then CP, DP, PP (Megatron's order): a TP group has stride 1, a DP
+    group stride tp x cp.
+    """
+    return Group(ranks=ranks, per_domain=max(1, min(ranks, domain // stride)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Device:
+    """Profile and curves; hashed by identity, so that costs can be cached per device."""
+
+    profile: Profile
+    curves: KernelCurves
+    domain: int
+    """GPUs per scale-up domain in this cluster."""
+    gpus_per_node: int
+    network_bandwidth: float
+    """Per GPU between domains, one direction, byte/s, before efficiency (NIC / oversubscription)."""
+    _values: dict[str, float] = field(init=False, repr=False)
+    _spreads: dict[str, tuple[float, float]] = field(init=False, repr=False)
+    _inverses: dict[str, tuple[float, float]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep the coefficients as plain numbers: they are read at every step of every sum."""
+        known = self.profile.coefficients
+        spreads = {
+            name: (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0)
+            for name, c in known.items()
+        }
+        object.__setattr__(self, "_values", {name: c.value for name, c in known.items()})
+        object.__setattr__(self, "_spreads", spreads)
+        inverses = {name: (1 / high, 1 / low) for name, (low, high) in spreads.items() if low > 0}
+        object.__setattr__(self, "_inverses", inverses)
+
+    def __getitem__(self, name: str) -> float:
+        """A coefficient's value; unknown names are our own bug."""
+        return self._values[name]
+
+    def spread(self, name: str) -> tuple[float, float]:
+        """P10 and P90 of a coefficient relative to its value."""
+        return self._spreads[name]
+
+    def inverse_spread(self, name: str) -> tuple[float, float]:
+        """P10 and P90 of what is divided by a coefficient, relative to its value."""
+        return self._inverses[name]

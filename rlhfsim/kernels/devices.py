@@ -1,0 +1,96 @@
+"""From a pool of the cluster to the device that the cost functions read."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields, replace
+from functools import lru_cache
+
+from rlhfsim.kernels.curves import KernelCurves, peaks_of
+from rlhfsim.kernels.device import Device
+from rlhfsim.specs.hardware.hardware import Cluster, Pool, Profile
+
+
+def device_of(pool: Pool, oversubscription: float = 1.0) -> Device:
+    """The device of a pool; the same object for the same profile, so that caches keyed by it hold.
+
+    The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node.
+    """
+    return _device(Identity(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
+
+
+def domain_of(pool: Pool) -> int:
+    """GPUs of this pool that share one scale-up domain."""
+    domain, node = pool.profile.scale_up.domain, pool.profile.node.gpus
+    return min(domain, pool.gpus) if domain > node else min(domain, pool.gpus_per_node)
+
+
+_MET: deque[Profile] = deque(maxlen=64)
+
+
+def met(cluster: Cluster) -> Cluster:
+    """The cluster on profiles that were met before, so that what is cached for a profile holds.
+
+    A profile that is read twice is two equal objects. Rent does not count: no cost depends on it.
+    """
+    return replace(cluster, pools=tuple(replace(p, profile=_met(p.profile)) for p in cluster.pools))
+
+
+def _met(profile: Profile) -> Profile:
+    names = [f.name for f in fields(Profile) if f.name != "price"]
+    for known in _MET:
+        if known is profile or all(getattr(known, n) == getattr(profile, n) for n in names):
+            return known
+    _MET.append(profile)
+    return profile
+
+
+class Identity:
+    """A profile hashed by identity: profiles hold dicts."""
+
+    __slots__ = ("profile",)
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+
+    def __hash__(self) -> int:
+        return id(self.profile)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.profile is self.profile
+
+
+@lru_cache(maxsize=256)
+def _device(key: Identity, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
+    profile = key.profile
+    return Device(
+        profile=profile,
+        curves=_curves(Tables(profile)),
+        domain=domain,
+        gpus_per_node=gpus_per_node,
+        network_bandwidth=profile.nic.value / oversubscription,
+    )
+
+
+class Tables:
+    """A profile hashed by what kernel curves read: the object that holds its tables, and its peaks."""
+
+    __slots__ = ("peaks", "profile")
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.peaks = peaks_of(profile)
+
+    def __hash__(self) -> int:
+        return id(self.profile.curves)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tables):
+            return NotImplemented
+        return other.profile.curves is self.profile.curves and other.peaks == self.peaks
+
+
+@lru_cache(maxsize=64)
+def _curves(key: Tables) -> KernelCurves:
+    """Curves that profiles with other coefficients share: a calibration tries hundreds of those."""
+    return KernelCurves(key.profile)

@@ -1,0 +1,78 @@
+"""FLOP counts: what the model needs (model FLOP) and what the hardware does (hardware FLOP).
+
+Kaplan et al. (arXiv 2001.08361) and Chinchilla accounting: 2 N_a per token forward, twice that
+backward, N_a without the embedding table and with the LM head; attention counted causal, over the
+lengths as they are (physics T1). Cross-check: NVIDIA-NeMo/RL nemo_rl/utils/flops_formulas.py.
+"""
+
+from __future__ import annotations
+
+from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import Recompute
+
+FLASH_BACKWARD = 2.5
+"""FLOP of the flash backward over its forward: five products for two (Dao, arXiv 2307.08691, section 3.1.2)."""
+
+
+def attended_pairs(length: float, window: float | None = None) -> float:
+    """Query-key pairs of one causal sequence.
+
+    s^2/2, or w s - w^2/2 where a window w < s hides the rest
+    """
+    if window is None or window >= length:
+        return length * length / 2
+    return window * length - window * window / 2
+
+
+def attention_flop(model: ModelSpec, sequences: Sequences, *, causal: bool = True) -> float:
+    """Forward FLOP of the attention cores of all layers.
+
+        2 a (d_k + d_v) pairs  a layer and sequence;  = 2 L a d_k sum(s^2) for d_v = d_k (G6)
+
+    Windowed layers see fewer pairs; they take sum(s^2)/sum(s) as the length of every sequence.
+    `causal=False` counts the whole square, the convention of Megatron and llm-foundry.
+    """
+    at = model.attention
+    per_pair = 2.0 * at.num_heads * (at.head_dim + at.value_dim)
+    length = sequences.attention_length
+    copies = sequences.tokens / length
+    windowed = at.num_windowed_layers
+    whole = attended_pairs(length) * (1 if causal else 2)
+    seen = attended_pairs(length, at.sliding_window) if causal else whole
+    return per_pair * copies * ((model.num_layers - windowed) * whole + windowed * seen)
+
+
+def matmul_flop(model: ModelSpec, tokens: float) -> float:
+    """Forward FLOP of all weight matrices: 2 N_a per token."""
+    return 2.0 * model.num_matmul_params_active * tokens
+
+
+def forward_flop(model: ModelSpec, sequences: Sequences) -> float:
+    """Model FLOP of one forward pass: 2 N_a T + 2 L a d_k sum(s^2)."""
+    return matmul_flop(model, sequences.tokens) + attention_flop(model, sequences)
+
+
+def training_flop(model: ModelSpec, sequences: Sequences, *, causal: bool = True) -> float:
+    """Model FLOP of forward and backward: 6 N_a T + 6 L a d_k sum(s^2) (T1)."""
+    matrices = matmul_flop(model, sequences.tokens)
+    return 3.0 * (matrices + attention_flop(model, sequences, causal=causal))
+
+
+def hardware_flop(
+    model: ModelSpec, sequences: Sequences, recompute: Recompute, *, lora: bool = False
+) -> float:
+    """FLOP that the GPUs execute in forward and backward.
+
+        matrices: 2 N_a (1 forward + 2 backward, or + 1 with frozen weights) (+ 1 full recompute)
+        attention: 1 forward + 2.5 flash backward (+ 1 with full or selective recompute)
+
+    LoRA leaves out the weight gradients of frozen matrices (its own are below 1 %). The LM head is
+    not recomputed, which is neglected here. Source: Korthikanti et al., arXiv 2205.05198, section 5.
+    """
+    matrices = matmul_flop(model, sequences.tokens)
+    cores = attention_flop(model, sequences)
+    again = 1 if recompute == "full" else 0
+    cores_again = 0 if recompute == "none" else 1
+    passes = (2 if lora else 3) + again
+    return passes * matrices + (1 + FLASH_BACKWARD + cores_again) * cores

@@ -1,0 +1,229 @@
+"""Moving bytes: rates of the links that weights and offloaded states cross, pipelines, reshard volumes.
+
+Rates are bytes/s as one GPU sees them. Not known here: other traffic on the same links, NUMA
+placement, and what a file system's servers can do beyond the share of one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlhfsim.kernels.cost import Cost, Part, Resource, part
+from rlhfsim.kernels.device import Device
+from rlhfsim.units import GB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A link as a transfer sees it."""
+
+    value: float
+    """Byte/s."""
+    resource: Resource
+    rests_on: str
+    """Coefficient that decides it."""
+    spread: tuple[float, float]
+    """P10 and P90 of the rate over its value."""
+
+    def scaled(self, factor: float) -> Rate:
+        """The same link shared or bundled."""
+        return Rate(
+            value=self.value * factor,
+            resource=self.resource,
+            rests_on=self.rests_on,
+            spread=self.spread,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One step that every byte passes: its busy seconds over the whole transfer."""
+
+    name: str
+    parts: tuple[Part, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Busy time when the stage never waits."""
+        return sum(p.seconds for p in self.parts)
+
+
+def rate(device: Device, resource: Resource, bandwidth: float, efficiency: str) -> Rate:
+    """A datasheet bandwidth times an efficiency of the profile."""
+    return Rate(
+        value=bandwidth * device[efficiency],
+        resource=resource,
+        rests_on=efficiency,
+        spread=device.spread(efficiency),
+    )
+
+
+def scale_up(device: Device) -> Rate:
+    """NVLink (xGMI, PCIe) between GPUs of one domain, per GPU and direction."""
+    return rate(device, "nvlink", device.profile.scale_up.bandwidth.value, "nvlink_efficiency")
+
+
+def network(device: Device) -> Rate:
+    """One GPU's share of the node's network, per direction."""
+    return rate(device, "network", device.network_bandwidth, "nic_efficiency")
+
+
+def hbm(device: Device) -> Rate:
+    """Device memory, reads plus writes."""
+    return rate(device, "hbm", device.profile.hbm.value, "hbm_efficiency")
+
+
+def slower(first: Rate, second: Rate) -> Rate:
+    """The link that decides when every byte crosses both."""
+    return first if first.value <= second.value else second
+
+
+def gather_rate(device: Device, ranks: int, stride: int = 1) -> Rate:
+    """Bytes/s that each of `ranks` GPUs receives in an all-gather (or a broadcast they all join).
+
+        B = min( B_nvlink,  g B_nic )          g = ranks of the group in one domain
+
+    Rings enter a domain through the NIC of each of its g members, so the network bundle counts.
+    Source: NCCL's multi-channel rings; hierarchical form of physics section 4.
+    """
+    inside = max(1, min(ranks, device.domain // stride))
+    fast = scale_up(device)
+    return fast if inside >= ranks else slower(fast, network(device).scaled(inside))
+
+
+@lru_cache(maxsize=4096)
+def host_rate(device: Device, copying: int | None = None) -> Rate:
+    """Bytes/s of a pinned copy between one GPU and host memory while `copying` GPUs of its node copy.
+
+        B = min( s B_pcie eta_pcie,  B_ddr eta_ddr / n )     s = 1, or the shared share where n > 1
+
+    `s` is `pcie_shared_fraction`: GPUs that hang on one switch port to the CPU halve each other's
+    rate. Copies over NVLink-C2C (profiles above 100 GB/s) have no shared port.
+    """
+    n = copying if copying is not None else device.gpus_per_node
+    lane = rate(device, "pcie", device.profile.pcie.value, "pcie_efficiency")
+    if n > 1 and not _is_c2c(device):
+        lane = lane.scaled(device["pcie_shared_fraction"])
+    memory = device.profile.node.host_bandwidth.value / max(1, n)
+    return slower(lane, rate(device, "host", memory, "host_copy_efficiency"))
+
+
+@lru_cache(maxsize=4096)
+def pageable_rate(device: Device, copying: int | None = None) -> Rate:
+    """Bytes/s of a copy to or from ordinary host memory: staged through a pinned buffer by one thread."""
+    pinned = host_rate(device, copying)
+    low, high = device.spread("pageable_fraction")
+    return Rate(
+        value=pinned.value * device["pageable_fraction"],
+        resource=pinned.resource,
+        rests_on="pageable_fraction",
+        spread=(low, high),
+    )
+
+
+def _is_c2c(device: Device) -> bool:
+    return device.profile.pcie.value > 2 * PCIE5
+
+
+PCIE5 = 63 * GB
+"""Byte/s of PCIe 5 x16 after encoding; more than twice that is a chip-to-chip link."""
+
+
+def write_rate(device: Device, *, shared: bool) -> Rate:
+    """Bytes/s at which one node writes a checkpoint: to its own NVMe or to the shared file system."""
+    node = device.profile.node
+    if shared:
+        return rate(device, "storage", node.shared_storage.value, "shared_storage_efficiency")
+    return rate(device, "storage", node.local_storage.value, "local_storage_write")
+
+
+def read_rate(device: Device, *, shared: bool) -> Rate:
+    """Bytes/s at which one node reads a checkpoint."""
+    node = device.profile.node
+    if shared:
+        return rate(device, "storage", node.shared_storage.value, "shared_storage_efficiency")
+    return rate(device, "storage", node.local_storage.value, "local_storage_read_efficiency")
+
+
+def moved(size: float, link: Rate) -> Part:
+    """`size` bytes over a link: t = S / B."""
+    low, high = link.spread
+    seconds = size / link.value if size > 0 else 0.0
+    return part(link.resource, seconds, link.rests_on, spread=(1 / high, 1 / low if low else 1.0))
+
+
+def handled(count: float, device: Device, latency: str) -> Part:
+    """`count` things that each cost a latency of the profile on the host."""
+    seconds = max(0.0, count) * device[latency]
+    return part("overhead", seconds, latency, spread=device.spread(latency))
+
+
+def serial(stages: Sequence[Stage]) -> Cost:
+    """One stage after the other: t = sum t_i."""
+    return Cost(parts=tuple(p for stage in stages for p in stage.parts if p.seconds > 0))
+
+
+def pipelined(stages: Sequence[Stage], buckets: float) -> Cost:
+    """Stages that overlap bucket by bucket.
+
+        T = sum_i t_i / k + (1 - 1/k) max_i t_i          k buckets, t_i busy time of stage i
+
+    The first term fills the pipeline, the second is the slowest stage. Source: physics S3.
+    """
+    k = max(1.0, buckets)
+    slowest = max(range(len(stages)), key=lambda i: stages[i].seconds)
+    shares = [1 / k + (1 - 1 / k if i == slowest else 0.0) for i in range(len(stages))]
+    return Cost(
+        parts=tuple(
+            p
+            for stage, share in zip(stages, shares, strict=True)
+            for p in Cost(parts=stage.parts).scaled(share).parts
+            if p.seconds > 0
+        )
+    )
+
+
+# --- HybridFlow, arXiv 2409.19256, Table 2: bytes that each GPU receives for a model of M bytes ------
+
+
+def deepspeed_chat_volume(size: float, tp: int, pp: int, dp: int) -> float:
+    """All-gather over every training GPU: (tpd - 1)/(tpd) M."""
+    ranks = tp * pp * dp
+    return (ranks - 1) / ranks * size
+
+
+def vanilla_volume(size: float, tp: int, pp: int) -> float:
+    """All-gather over the model-parallel group: (tp - 1)/(tp) M, t and p of training."""
+    ranks = tp * pp
+    return (ranks - 1) / ranks * size
+
+
+def zero_redundancy_volume(size: float, tp: int, pp: int, tp_gen: int, pp_gen: int) -> float:
+    """All-gather within a micro data-parallel group: (tp - t_g p_g)/(t_g p_g t p) M.
+
+    Zero when generation cuts the model at least as finely as training.
+    """
+    train, rollout = tp * pp, tp_gen * pp_gen
+    return max(0.0, (train - rollout) / (rollout * train) * size)
+
+
+def redundancy(scheme: str, size: float, tp: int, pp: int, dp: int) -> float:
+    """Bytes of training weights that a GPU keeps beside the gathered ones (M8).
+
+    DeepSpeed-Chat M/(tpd)      vanilla M/(tp)      zero-redundancy 0
+    """
+    match scheme:
+        case "deepspeed-chat":
+            return size / (tp * pp * dp)
+        case "vanilla":
+            return size / (tp * pp)
+        case "zero-redundancy":
+            return 0.0
+    raise AssertionError(f"no reshard scheme {scheme}")
+
+
+def peak(scheme: str, size: float, tp_gen: int, pp_gen: int) -> float:
+    """Bytes of weights that a GPU holds while it reshards (M8): M, M, or M/(t_g p_g)."""
+    return size / (tp_gen * pp_gen) if scheme == "zero-redundancy" else size

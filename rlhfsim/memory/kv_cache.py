@@ -1,0 +1,138 @@
+"""Memory of the inference engine: its weights, what it keeps back, and the KV cache that is left.
+
+The engine is vLLM (block tables, profiling run at start); SGLang splits its memory alike with
+`mem_fraction_static` for weights and KV cache together. Bytes per GPU.
+
+Not known here: speculative-decoding drafts, LoRA slots, encoder caches of multi-modal models, and
+windowed layers' savings beyond their window (the engine's token count ignores them too).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlhfsim.kernels.layers import (
+    attention_matrices,
+    expert_matrices,
+    heads,
+    mlp_matrices,
+    shared_matrices,
+)
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
+
+BF16, FP32 = 2.0, 4.0
+BLOCK_TOKENS = 16
+"""vLLM's default KV block; 128 where a kernel asks for it."""
+VOCAB_MULTIPLE = 64
+"""vLLM pads the vocabulary to a multiple of 64 on every rank (VocabParallelEmbedding)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCapacity:
+    """What the engine has left for the KV cache."""
+
+    bytes: float
+    """Per GPU; negative when the engine cannot start."""
+    tokens: float
+    """Per replica, whole blocks; 0 when the engine cannot start."""
+
+
+@lru_cache(maxsize=65536)
+def rollout_weights(
+    model: ModelSpec,
+    layout: RolloutLayout,
+    *,
+    linear_bytes: float | None = None,
+    expert_bytes: float | None = None,
+) -> float:
+    """Weight bytes on the fullest GPU of a replica.
+
+    Heads and FFN are split over tp (KV heads and MLA latents copied), experts over all GPUs of the
+    replica, layers over pp; embedding, LM head, router and norms stay 16-bit under FP8.
+    """
+    linear = BYTES_PER_ELEMENT[layout.precision] if linear_bytes is None else linear_bytes
+    expert = linear if expert_bytes is None else expert_bytes
+    t, gpus = layout.tp, layout.tp * layout.attention_dp
+    attention = sum(m.params for m in attention_matrices(model, t))
+    plain = sum(m.params for m in mlp_matrices(model, t))
+    shared = sum(m.params for m in shared_matrices(model, t))
+    routed = sum(m.params for m in expert_matrices(model, 1)[1:]) / gpus
+    layers = model.num_layers * (linear * attention + BF16 * model.params_layer_norms)
+    layers += model.num_dense_layers * linear * plain
+    layers += model.num_moe_layers * (
+        linear * shared + expert * routed + BF16 * model.params_router
+    )
+    table = _padded_vocab(model.vocab, t) / t * model.embedding_width * BF16
+    tied = model.tied_embeddings and layout.pp == 1
+    return layers / layout.pp + table * (1 if tied or layout.pp > 1 else 2)
+
+
+def _padded_vocab(vocab: int, tp: int) -> int:
+    multiple = VOCAB_MULTIPLE * tp
+    return -(-vocab // multiple) * multiple
+
+
+def kv_bytes_per_token(model: ModelSpec, layout: RolloutLayout) -> float:
+    """KV bytes that one token adds on each GPU of its replica (G3), layers split over pp."""
+    element = BYTES_PER_ELEMENT[layout.kv_precision]
+    share = -(-model.num_layers // layout.pp) / model.num_layers
+    return model.kv_bytes_per_token_per_gpu(layout.tp, element) * share
+
+
+def profile_peak(
+    model: ModelSpec, layout: RolloutLayout, *, sampler_bytes_per_logit: float
+) -> float:
+    """Activation bytes that the engine measures at start and keeps free for ever after.
+
+        max( forward of `max_batched_tokens`, sampling of `max_num_seqs` rows of V logits )
+
+    Every rank samples over the gathered vocabulary, so the second term does not shrink with tp:
+    5.64 GiB for Qwen3-32B at tp 1 and at tp 2 (llm-d planner, vLLM 0.11, 1024 sequences).
+    """
+    sampling = layout.max_num_seqs * model.vocab * sampler_bytes_per_logit
+    return max(forward_bytes(model, layout.tp) * layout.max_batched_tokens, sampling)
+
+
+@lru_cache(maxsize=65536)
+def forward_bytes(model: ModelSpec, tp: int) -> float:
+    """Bytes per token alive at once in the widest layer of an inference forward.
+
+    Residual and normalised stream, then either QKV with the attention output or the MLP's inputs
+    and product; k routed copies of them in a MoE layer.
+    """
+    local, gates = heads(model.attention, tp), 3 if model.gated else 2
+    attention = (local.query + local.kv) * local.qk_dim + 2 * local.query * local.v_dim
+    widest = max(attention, gates * model.ffn / tp if model.num_dense_layers else 0.0)
+    if model.moe:
+        expert = model.moe.top_k * (model.hidden + gates * model.moe.expert_ffn / tp)
+        shared = gates * model.moe.num_shared_experts * model.moe.shared_ffn / tp
+        widest = max(widest, expert + shared)
+    return BF16 * (2 * model.hidden + widest)
+
+
+def kv_capacity(
+    model: ModelSpec,
+    layout: RolloutLayout,
+    *,
+    total_memory: float,
+    weights: float,
+    activation_peak: float,
+    non_torch: float,
+    graphs: float = 0.0,
+    block: int = BLOCK_TOKENS,
+) -> KvCapacity:
+    """KV cache of one replica (G7).
+
+        bytes = util x total - weights - activation peak - non-torch - graphs
+
+    `total_memory` is what the driver offers. `graphs`: bytes of CUDA graphs that the engine counts
+    inside `util`: none in vLLM V0 and in V1 up to 0.11, which capture after profiling.
+    Tokens are those of all attention-data-parallel ranks, in whole blocks.
+    """
+    budget = layout.memory_utilization * total_memory
+    left = budget - weights - activation_peak - non_torch - graphs
+    blocks = max(0.0, left) // (kv_bytes_per_token(model, layout) * block)
+    return KvCapacity(bytes=left, tokens=blocks * block * layout.attention_dp)

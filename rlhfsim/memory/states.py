@@ -1,0 +1,354 @@
+"""Bytes that one GPU holds for a model: weights, gradients, optimizer, working buffers, framework.
+
+Symbols: Psi elements on a GPU before data-parallel sharding, d ranks that hold the same elements
+(dp x cp; experts have their own group), t tensor, p pipeline, e expert parallelism. BF16 compute,
+FP32 Adam with a master copy. Activations are in `activations`, the inference engine in `kv_cache`.
+
+Not known here: quantised base weights (QLoRA), hierarchical sharding (HSDP, hpZ, MiCS), tensors
+that a framework keeps by mistake, and parameters that a hybrid state-space layer adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import attrgetter
+from typing import Literal, NamedTuple
+
+from rlhfsim.kernels.layers import layer_expert_params, layer_params
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.units import BILLION, MILLION
+
+Stage = Literal["first", "last", "only"]
+"""Pipeline stages that can be the fullest; `only` without pipeline parallelism."""
+Optimizer = Literal["adam", "adam8bit"]
+
+BF16, FP32 = 2.0, 4.0
+MOMENTS: dict[Optimizer, float] = {"adam": 8.0, "adam8bit": 2.0 + 2 * FP32 / 256}
+"""Two moments per element; 8-bit ones carry an FP32 scale per block of 256 (Dettmers et al., arXiv 2110.02861)."""
+LIVE_ELEMENTS, PREFETCH_ELEMENTS = BILLION, 50 * MILLION
+"""DeepSpeed ZeRO-3 defaults `stage3_max_live_parameters` and `stage3_prefetch_bucket_size` (docs/config-json.md)."""
+BUCKET_ELEMENTS = 500 * MILLION
+"""DeepSpeed default `reduce_bucket_size`."""
+SUB_GROUP_ELEMENTS = BILLION
+"""DeepSpeed ZeRO-3 default `sub_group_size`: elements that one optimizer step takes at a time."""
+VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of 128 t (`--make-vocab-size-divisible-by`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Parameter elements on one GPU of a pipeline stage, before data-parallel sharding."""
+
+    dense: float
+    """Elements that follow the dense data-parallel group, embedding and head included."""
+    expert: float
+    """Elements of routed experts."""
+    dense_ranks: int
+    """Ranks with the same dense elements: dp x cp."""
+    expert_ranks: int
+    """Ranks with the same experts."""
+    layer: float
+    """Elements of the largest layer, experts included: the unit that ZeRO-3 and FSDP gather."""
+    root: float
+    """Embedding, head and final norm on this stage: gathered outside the layers."""
+    num_layers: int
+    num_moe_layers: int
+
+    @property
+    def elements(self) -> float:
+        """Psi: all elements before data-parallel sharding."""
+        return self.dense + self.expert
+
+
+class States(NamedTuple):
+    """Persistent bytes of one role on one GPU, and what of it lies on the host instead."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    """Moments, and the master copy where it is kept apart from the weights."""
+    host: float = 0.0
+    """Host bytes that this GPU's process owns (CPU offload); 0 for NVMe."""
+
+    @property
+    def total(self) -> float:
+        """GPU bytes."""
+        return self.weights + self.gradients + self.optimizer
+
+
+CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_params")
+"""Fields of a layout that decide states and buffers; the others decide activations."""
+cut = attrgetter(*CUT)
+
+
+def stages(layout: Layout) -> tuple[Stage, ...]:
+    """The stages whose memory decides: the first keeps most micro-batches, the last the logits."""
+    return ("only",) if layout.pp == 1 else ("first", "last")
+
+
+def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
+    """Elements of `model` on one GPU of `stage`.
+
+    Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first.
+    """
+    return _shard(
+        model, layout.tp, layout.pp, layout.ep, layout.etp, layout.dp * layout.cp,
+        BACKENDS[backend].expert_parallel, stage,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _shard(
+    model: ModelSpec, t: int, pp: int, ep: int, etp: int, ranks: int, expert_parallel: bool, stage: Stage
+) -> Shard:  # fmt: skip
+    local = -(-model.num_layers // pp)
+    moe_layers = _moe_layers(model, local, stage)
+    plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
+    experts, expert_ranks = _expert_shard(model, t, ep, etp, ranks, expert_parallel)
+    root = root_params(model, t, stage)
+    dense_layer = plain if moe_layers < local else 0
+    return Shard(
+        dense=root + (local - moe_layers) * plain + moe_layers * sparse,
+        expert=moe_layers * experts,
+        dense_ranks=ranks,
+        expert_ranks=expert_ranks,
+        layer=max(dense_layer, sparse + experts if moe_layers else 0),
+        root=root,
+        num_layers=local,
+        num_moe_layers=moe_layers,
+    )
+
+
+def _moe_layers(model: ModelSpec, local: int, stage: Stage) -> int:
+    if model.moe is None:
+        return 0
+    if model.moe.period > 1:
+        return -(-local * model.num_moe_layers // model.num_layers)
+    dense = 0 if stage == "last" else model.num_dense_layers
+    return max(0, min(model.num_moe_layers, local - dense))
+
+
+def _expert_shard(
+    model: ModelSpec, t: int, ep: int, etp: int, ranks: int, expert_parallel: bool
+) -> tuple[int, int]:
+    """Elements of one layer's experts on a GPU and the ranks that hold the same ones.
+
+    Megatron splits experts over ep x etp and nothing else; without expert parallelism the other
+    backends split each expert over tp like a dense MLP.
+    """
+    if ep == 1 and etp == 1 and not expert_parallel:
+        return layer_expert_params(model, 1, t), ranks
+    return layer_expert_params(model, ep, etp), max(1, t * ranks // (ep * etp))
+
+
+@lru_cache(maxsize=65536)
+def root_params(model: ModelSpec, tp: int, stage: Stage = "only") -> float:
+    """Elements outside the layers on one GPU of `stage`: embedding, LM head (or value head), norms.
+
+    A tied head stands on the first and on the last pipeline stage.
+    """
+    multiple = VOCAB_MULTIPLE * tp if tp > 1 else 1
+    table = -(-model.vocab // multiple) * multiple / tp * model.embedding_width
+    head: float = model.embedding_width if model.value_head else table
+    tied = model.tied_embeddings and not model.value_head
+    norm = model.extra_norms * model.hidden
+    positions = model.learned_positions * model.hidden
+    if stage == "first":
+        return table + positions
+    if stage == "last":
+        return head + norm
+    return table + positions + norm + (0 if tied else head)
+
+
+@lru_cache(maxsize=4096)
+def bytes_per_element(
+    backend: Backend,
+    zero: int,
+    ranks: int,
+    optimizer: Optimizer = "adam",
+    gradient_bytes: float | None = None,
+    moment_bytes: float | None = None,
+) -> tuple[float, float, float]:
+    """Weights, gradients and optimizer bytes per element of Psi that one GPU keeps in training.
+
+        Megatron, distributed optimizer: 2 + 4 + 12/d
+        DeepSpeed ZeRO-1: 2 + 2 + 12/d    ZeRO-2: 2 + 2/d + 12/d    ZeRO-3: 16/d
+        FSDP2, full shard: 4/d + 4/d + 8/d (the FP32 shard is weight and master in one)
+
+    Source: Rajbhandari et al., arXiv 1910.02054, section 3; Megatron-Core
+    docs/source/api-guide/dist_optimizer.md; DeepSpeed PR #5099; PyTorch `fully_shard`.
+    """
+    gradient = BACKENDS[backend].gradient_bytes if gradient_bytes is None else gradient_bytes
+    moments = MOMENTS[optimizer] if moment_bytes is None else moment_bytes
+    over = [1.0 if zero < stage else 1.0 / ranks for stage in (3, 2, 1)]
+    if backend == "fsdp2":
+        sharded = 1.0 / ranks if zero >= 2 else 1.0
+        return FP32 * sharded, gradient * sharded, moments * (1.0 / ranks if zero else 1.0)
+    return BF16 * over[0], gradient * over[1], (FP32 + moments) * over[2]
+
+
+def trained_states(
+    part: Shard,
+    layout: Layout,
+    backend: Backend,
+    *,
+    optimizer: Optimizer = "adam",
+    gradient_bytes: float | None = None,
+    moment_bytes: float | None = None,
+) -> States:
+    """Persistent bytes of a fully trained model on one GPU, offload of the layout applied.
+
+    `gradient_bytes` and `moment_bytes` (both moments) replace the defaults where a framework
+    stores them otherwise.
+    """
+    dense, expert = (
+        bytes_per_element(backend, layout.zero, ranks, optimizer, gradient_bytes, moment_bytes)
+        for ranks in (part.dense_ranks, part.expert_ranks)
+    )
+    weights, gradients, states = (
+        part.dense * a + part.expert * b for a, b in zip(dense, expert, strict=True)
+    )
+    return _offloaded(
+        States(weights=weights, gradients=gradients, optimizer=states), part, layout, backend
+    )
+
+
+def _offloaded(states: States, part: Shard, layout: Layout, backend: Backend) -> States:
+    """The same states with those that live on the host (or on NVMe) taken off the GPU.
+
+    DeepSpeed moves optimizer and partitioned gradients (FP32 on the host: 16 B/param in all,
+    ZeRO-Offload, arXiv 2101.06840); Megatron keeps GPU gradients and adds a pinned FP32 copy.
+    """
+    weights, gradients, optimizer, host = states.weights, states.gradients, states.optimizer, 0.0
+    if layout.offload_optimizer != "none":
+        owned = part.dense / part.dense_ranks + part.expert / part.expert_ranks
+        moved = optimizer + (owned * FP32 if layout.zero else 0.0)
+        host += moved if layout.offload_optimizer == "cpu" else 0.0
+        optimizer = 0.0
+        gradients = 0.0 if backend != "megatron" and layout.zero >= 2 else gradients
+    if layout.offload_params != "none":
+        host += weights if layout.offload_params == "cpu" else 0.0
+        weights = 0.0
+    return States(weights=weights, gradients=gradients, optimizer=optimizer, host=host)
+
+
+def frozen_states(part: Shard, layout: Layout) -> States:
+    """A model that only runs forward: BF16 weights, sharded over d under ZeRO-3 and FSDP."""
+    dense = part.dense / (part.dense_ranks if layout.zero == 3 else 1)
+    expert = part.expert / (part.expert_ranks if layout.zero == 3 else 1)
+    weights = BF16 * (dense + expert)
+    if layout.offload_params == "none":
+        return States(weights=weights)
+    return States(host=weights if layout.offload_params == "cpu" else 0.0)
+
+
+def lora_params(model: ModelSpec, rank: int) -> int:
+    """Elements of low-rank adapters on every linear layer: r (n + k) for each n x k matrix.
+
+    Hu et al., arXiv 2106.09685. In a MoE model every routed expert has its own adapters.
+    """
+    h, at, f = model.hidden, model.attention, model.ffn
+    gates = 2 if model.gated else 1
+    keys = at.num_kv_heads * at.head_dim
+    queries, values = at.num_heads * at.head_dim, at.num_kv_heads * at.value_dim
+    if at.kv_lora_rank is None:
+        sides = (h + queries) + (h + keys) + (h + values)
+    else:
+        down = at.kv_lora_rank + (at.qk_rope_head_dim or 0)
+        up = at.num_heads * ((at.qk_nope_head_dim or 0) + at.value_dim)
+        q = (h + queries) if at.q_lora_rank is None else (h + 2 * at.q_lora_rank + queries)
+        sides = q + (h + down) + (at.kv_lora_rank + up)
+    attention = sides + at.num_heads * at.value_dim + h
+    mlp = (gates + 1) * (h + f)
+    total = model.num_layers * attention + model.num_dense_layers * mlp
+    if model.moe:
+        shared = model.moe.num_shared_experts * (gates + 1) * (h + model.moe.shared_ffn)
+        routed = model.moe.num_experts * (gates + 1) * (h + model.moe.expert_ffn)
+        total += model.num_moe_layers * (shared + routed)
+    return rank * total
+
+
+def lora_states(
+    model: ModelSpec,
+    part: Shard,
+    layout: Layout,
+    backend: Backend,
+    lora: Lora,
+    *,
+    optimizer: Optimizer = "adam",
+) -> tuple[States, States]:
+    """The frozen base and the trained adapters; each adapter is cut by tp on one of its two sides."""
+    base = frozen_states(part, layout)
+    share = (1 + 1 / layout.tp) / 2 / layout.pp
+    elements = lora_params(model, lora.rank) * share
+    adapters = Shard(
+        dense=elements, expert=0.0, dense_ranks=part.dense_ranks, expert_ranks=part.expert_ranks,
+        layer=elements / part.num_layers, root=0.0,
+        num_layers=part.num_layers, num_moe_layers=part.num_moe_layers,
+    )  # fmt: skip
+    return base, trained_states(adapters, layout, backend, optimizer=optimizer)
+
+
+def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
+    """BF16 weights that ZeRO-3 or FSDP2 hold gathered while a layer runs.
+
+    DeepSpeed keeps up to 1e9 elements live and prefetches 5e7; FSDP2 holds the running and the
+    prefetched layer and, for the whole pass, the root (embedding and head); without resharding
+    after forward (stage 2) all weights. Weights on the host pass through the same buffers.
+    """
+    if backend == "fsdp2":
+        return BF16 * (min(part.elements, 2 * part.layer + part.root) if layout.zero == 3 else part.elements)  # fmt: skip
+    if layout.zero == 3:
+        return BF16 * (min(part.elements, LIVE_ELEMENTS) + min(part.layer, PREFETCH_ELEMENTS))
+    if layout.offload_params != "none":
+        return BF16 * min(part.elements, 2 * part.layer)
+    return 0.0
+
+
+def gradient_buffer_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
+    """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
+
+    DeepSpeed fills buckets of 5e8 elements, two of them where the reduction overlaps (ZeRO-3);
+    FSDP2 holds BF16 gradients of two layers and of the root, and one FP32 reduce-scatter input.
+    Megatron reduces in place in its FP32 buffer.
+    """
+    if backend == "megatron" or layout.dp * layout.cp == 1:
+        return 0.0
+    if backend == "fsdp2":
+        return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
+    if layout.zero == 0:
+        return 0.0
+    buckets = 2 if layout.zero == 3 else 1
+    return BF16 * buckets * min(part.elements, BUCKET_ELEMENTS)
+
+
+def step_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
+    """What the optimizer step itself needs: FP32 gradients (DeepSpeed), intermediates (FSDP2).
+
+    It runs when activations are gone, so it counts only where it exceeds them. The fused Adam of
+    Megatron works in place.
+    """
+    if backend == "megatron" or layout.offload_optimizer != "none":
+        return 0.0
+    owned = part.elements
+    if layout.zero:
+        owned = part.dense / part.dense_ranks + part.expert / part.expert_ranks
+    if backend == "deepspeed" and layout.zero == 3:
+        owned = min(owned, SUB_GROUP_ELEMENTS)
+    return FP32 * owned
+
+
+def communicators(layout: Layout) -> int:
+    """NCCL communicator sets of one process: one for each parallel dimension above 1."""
+    dims = (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep)
+    return sum(degree > 1 for degree in dims)
+
+
+def checkpoint_host_bytes(model: ModelSpec, layout: Layout, backend: Backend) -> float:
+    """Host bytes of the first rank while it writes a consolidated checkpoint: the BF16 model."""
+    sharded = layout.zero == 3 or backend == "fsdp2" or layout.tp * layout.pp > 1
+    return BF16 * model.num_params * (1.0 if sharded else 0.5)

@@ -1,1 +1,0 @@
-"""One call of the dataflow, priced: costs put together."""

@@ -1,0 +1,1 @@
+"""Findings, tables and figures, and how terminal and page show them."""

@@ -1,0 +1,105 @@
+"""What can be worked out again from a plan on this machine: its cluster, its models, its priced step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.memory.ledger import ledger
+from rlhfsim.plan import Plan
+from rlhfsim.search.candidates import simulated
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.profiles import make_pool, profile_hash
+from rlhfsim.specs.model.roles import models_of
+
+SAME = 0.01
+"""Relative difference up to which a step that is priced again is the plan's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """A plan with what this machine knows about it."""
+
+    plan: Plan
+    profiles: tuple[Profile | None, ...]
+    """As in `plan.hardware`; None: not found here."""
+    cluster: Cluster | None
+    """None: some profile is not here."""
+    cost: Cost | None
+    """The critical chain, priced again; None: it cannot be, or comes out differently."""
+    notes: tuple[str, ...]
+
+    def profile(self, pool: str) -> Profile | None:
+        """The profile under a pool."""
+        index = next((p.hardware for p in self.plan.placement.pools if p.name == pool), 0)
+        return self.profiles[index]
+
+    def capacity(self, pool: str) -> float:
+        """Bytes that the driver offers on a GPU of a pool."""
+        found = self.profile(pool)
+        return found.usable_memory.value if found else self.plan.prediction.capacity_bytes
+
+
+def basis(plan: Plan) -> Basis:
+    """The plan with everything that the shipped profiles say about it; what is missing is a note."""
+    price = plan.choice.asked.price if plan.choice else None
+    profiles = tuple(profile_of(h.profile, price) for h in plan.hardware)
+    notes = tuple(_stale(plan, profiles))
+    cluster = cluster_of(plan, profiles)
+    cost, why = (None, ()) if cluster is None else _priced(plan, cluster)
+    return Basis(plan=plan, profiles=profiles, cluster=cluster, cost=cost, notes=(*notes, *why))
+
+
+def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | None:
+    """The cluster of a plan; None where a profile is missing."""
+    pools = [make_pool(p, h.gpus, gpus_per_node=h.gpus_per_node) for p, h in zip(profiles, plan.hardware, strict=True) if p]  # fmt: skip
+    return Cluster(pools=tuple(pools), oversubscription=plan.oversubscription) if len(pools) == len(profiles) else None  # fmt: skip
+
+
+def profile_of(name: str, price: float | None = None) -> Profile | None:
+    """A profile by name, at the price that was given; None where it is not found here."""
+    try:
+        return make_pool(name, 1, price=price).profile
+    except RlhfsimError:
+        return None
+
+
+def cores(plan: Plan) -> str:
+    """What stands for a GPU where there is none; empty where there are."""
+    found = [profile_of(h.profile) for h in plan.hardware]
+    cpu = any(p is not None and p.vendor == "cpu" for p in found)
+    return "; there is no GPU here: every GPU below is one core of a CPU" if cpu else ""
+
+
+def _stale(plan: Plan, profiles: tuple[Profile | None, ...]) -> list[str]:
+    found = []
+    for planned, profile in zip(plan.hardware, profiles, strict=True):
+        if profile is None:
+            found.append(
+                f"profile {planned.profile} is not on the machine that wrote this page: its values cannot be shown"
+            )
+        elif profile_hash(profile) != planned.profile_hash:
+            found.append(
+                f"profile {planned.profile} is not the one the plan was made with (changed since, or a price was given)"
+            )
+    return found
+
+
+def _priced(plan: Plan, cluster: Cluster) -> tuple[Cost | None, tuple[str, ...]]:
+    """The step priced again, if that gives the plan's step."""
+    try:
+        models = models_of(plan.workload)
+        memory = ledger(models, plan.placement, plan.workload, cluster)
+        again = simulated(
+            Request(cluster=cluster, workload=plan.workload), models, plan.placement, memory
+        )
+    except RlhfsimError as error:
+        return None, (f"the step could not be priced again: {error.message}",)
+    if not math.isclose(again.seconds, plan.prediction.step_s, rel_tol=SAME):
+        return None, (
+            "priced again the step differs from the plan: the profile or this release changed",
+        )
+    return again.iteration.cost, ()

@@ -1,0 +1,221 @@
+"""Sentences from numbers: every title of a figure, and the verdicts. No drawing, no HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlhfsim.present.html.words import (
+    RESOURCES,
+    call,
+    capital,
+    component,
+    listed,
+    money,
+    percent,
+    seconds,
+    size,
+)
+from rlhfsim.units import significant
+
+CLEAR = 0.01
+"""Relative differences below this are none."""
+RISKY = 0.01
+"""A probability of running out of memory that is worth a word."""
+
+
+def timeline(calls_s: Mapping[str, float], bound: Mapping[str, str], step_s: float) -> str:
+    """`Generation takes 58 % of the step and is bound by GPU memory bandwidth`; seconds by call, resource by call."""
+    top = max(calls_s, key=lambda c: calls_s[c])
+    text = (
+        f"{capital(call(top))} takes {percent(calls_s[top] / step_s)} of the {seconds(step_s)} step"
+    )
+    resource = bound.get(top)
+    return (
+        f"{text} and is bound by {RESOURCES.get(resource, (resource, ''))[0]}" if resource else text
+    )
+
+
+def overlap(busy_s: float, step_s: float) -> str:
+    """How much work the step does not wait for."""
+    hidden = busy_s - step_s
+    return (
+        f"; {seconds(hidden)} of other work is hidden behind the step"
+        if hidden > CLEAR * step_s
+        else ""
+    )
+
+
+def resources(by_s: Mapping[str, float]) -> str:
+    """`Arithmetic takes 53 % of the step, launches and framework 28 %`; seconds by resource."""
+    whole = sum(by_s.values()) or 1.0
+    top = sorted(by_s, key=lambda r: -by_s[r])[:2]
+    shown = [f"{RESOURCES.get(r, (r, ''))[0]} {'takes ' if i == 0 else ''}{percent(by_s[r] / whole)}" + (" of the step" if i == 0 else "") for i, r in enumerate(top)]  # fmt: skip
+    return capital(", ".join(shown))
+
+
+def memory(pool: str | None, peak: float, capacity: float, phase: str, largest: str) -> str:
+    """The fullest moment of a pool; bytes, the phase, the largest component then."""
+    whose = f"GPUs of pool {pool}" if pool else "GPUs"
+    when = "before the step" if phase == "start" else f"during {call(phase)}"
+    if peak > capacity:
+        return f"{whose} would need {size(peak)} of {size(capacity)} {when}: it does not fit"
+    return f"{whose} are fullest {when}: {percent(peak / capacity)} of {size(capacity)}, mostly {component(largest)}"
+
+
+def sizes(
+    chosen: tuple[int, float, float], others: Sequence[tuple[int, float, float]], unit: str
+) -> str:
+    """What another number of GPUs would bring; each is GPUs, seconds, and USD (or GPU-hours) of a step."""
+    gpus, time, cost = chosen
+    faster = [o for o in others if o[1] < time * (1 - CLEAR)]
+    cheaper = [o for o in others if o[2] < cost * (1 - CLEAR)]
+    both = [o for o in faster if o in cheaper]
+    if both:
+        best = min(both, key=lambda o: o[1])
+        return f"{best[0]:,} GPUs would be faster and cheaper: {_moved(best, chosen, unit)}"
+    parts = []
+    if faster:
+        parts.append(
+            f"{min(faster)[0]:,} GPUs would be faster but dearer ({_moved(min(faster), chosen, unit)})"
+        )
+    if cheaper:
+        best = max(cheaper)
+        parts.append(f"{best[0]:,} GPUs would be cheaper but slower ({_moved(best, chosen, unit)})")
+    return (
+        capital("; ".join(parts))
+        if parts
+        else f"No other size that was tried beats {gpus:,} GPUs in time or {unit}"
+    )
+
+
+def _moved(one: tuple[int, float, float], base: tuple[int, float, float], unit: str) -> str:
+    return f"{one[1] / base[1] - 1:+.0%} time, {one[2] / base[2] - 1:+.0%} {unit}".replace(
+        "%", " %"
+    )
+
+
+def rival(label: str, more_s: float, step_s: float, terms: Mapping[str, float]) -> str:
+    """Where a rival loses; `terms` are seconds that it takes more, by call."""
+    top = max(terms, key=lambda c: terms[c])
+    return f"{capital(label)} would take {percent(more_s / step_s)} longer: {call(top)} alone {seconds(terms[top])} more"
+
+
+def flips(nearest: str | None, factor: float, winner: str) -> str:
+    """The change that is nearest to turning the answer over."""
+    if nearest is None:
+        return "Nothing that was tried makes another kind of plan the best"
+    return f"The choice turns over first with {nearest}: at {significant(factor, 3)} times today's, {winner} wins"
+
+
+def sensitivity(names: Sequence[str], shares: Sequence[float], half_s: float, step_s: float) -> str:
+    """Which coefficients the doubt about the step comes from; shares of the variance."""
+    text = f"{capital(names[0])} makes {percent(shares[0])} of the doubt about the step"
+    return f"{text}, which is {percent(half_s / step_s)} either way"
+
+
+def scatter(median: float, count: int, inside: int) -> str:
+    """How published steps were predicted."""
+    return f"{count} published steps were predicted with a median error of {percent(median)}; {inside} of {count} fell inside P10-P90"
+
+
+def against(ratio: float, inside: bool | None) -> str:
+    """Measured over predicted."""
+    if abs(ratio - 1) < CLEAR:
+        told = "as long as predicted"
+    else:
+        told = f"{percent(abs(ratio - 1))} {'longer' if ratio > 1 else 'less'} than predicted"
+    where = {
+        True: ", inside the predicted P10 to P90",
+        False: ", outside the predicted P10 to P90",
+        None: "",
+    }[inside]
+    return told + where
+
+
+def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
+    """Which call takes longest on either side; seconds by call of one step."""
+    told, seen = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
+    if told == seen:
+        return f"{capital(call(told))} is the longest call on both sides: {seconds(measured[seen])} measured, {seconds(predicted[told])} predicted"
+    return f"{capital(call(seen))} takes longest ({seconds(measured[seen])}); {call(told)} was predicted to ({seconds(predicted[told])})"
+
+
+def phases(ratios: Mapping[str, float]) -> str:
+    """Which phase is furthest from its prediction."""
+    if not ratios:
+        return "No phase is long enough to say something about the prediction"
+    within = sum(1 for r in ratios.values() if 0.8 <= r <= 1.25)
+    worst = max(ratios, key=lambda p: max(ratios[p], 1 / ratios[p]))
+    return f"{within} of {len(ratios)} phases lie within 25 % of the prediction; {call(worst)} is furthest ({significant(ratios[worst], 2)} times)"
+
+
+def gap(parts: Mapping[str, float], predicted: float, measured: float) -> str:
+    """What most of the difference comes from; seconds by cause."""
+    total = measured - predicted
+    side = "longer" if total > 0 else "shorter"
+    if abs(total) < CLEAR * predicted:
+        return f"The mean step is as predicted within {percent(CLEAR)}"
+    causes = sorted((p for p in parts if parts[p] * total > 0), key=lambda p: -abs(parts[p]))[:2]
+    shown = listed([f"{GAP.get(c, c)} ({parts[c]:+.2g} s)" for c in causes])
+    return f"The mean step is {seconds(abs(total))} {side} than predicted, mostly from {shown}"
+
+
+GAP = {
+    "lengths": "other lengths than planned", "compute": "arithmetic", "hbm": "GPU memory", "network": "links", "overhead": "launches and framework",
+    "waiting": "waiting", "order": "the order of calls",
+}  # fmt: skip
+"""Cause of a gap -> words."""
+
+
+def steps(times: Sequence[float], reward: Sequence[float]) -> str:
+    """How steady a run was and what it learnt."""
+    spread = (max(times) - min(times)) / (sum(times) / len(times))
+    text = f"Steps vary by {percent(spread)} from the fastest to the slowest"
+    return (
+        f"{text}; the mean reward goes from {significant(reward[0], 2)} to {significant(reward[-1], 2)}"
+        if len(reward) > 1
+        else text
+    )
+
+
+Point = tuple[str, float | None, float | None]
+"""Name, seconds and money (USD or GPU-hours) of a point; None: nothing fits, or no price."""
+
+
+def points(base: Point, others: Sequence[Point], unit: str) -> str:
+    """Which points beat the base: the fastest and the cheapest of them."""
+    name, time, cost = base
+    known = [(n, t, c) for n, t, c in others if t is not None and c is not None]
+    if time is None or cost is None or not known:
+        return f"{len(known)} of {len(others)} points can be held against {name}"
+    better = [p for p in known if p[1] < time * (1 - CLEAR) and p[2] < cost * (1 - CLEAR)]
+    if better:
+        best = min(better, key=lambda p: p[1] * p[2])
+        return f"{capital(best[0])} is both faster and cheaper: {_moved((0, best[1], best[2]), (0, time, cost), unit)}"
+    fastest, cheapest = min(known, key=lambda p: p[1]), min(known, key=lambda p: p[2])
+    parts = [f"{fastest[0]} is the fastest ({_moved((0, *fastest[1:]), (0, time, cost), unit)})"] if fastest[1] < time * (1 - CLEAR) else []  # fmt: skip
+    parts += [f"{cheapest[0]} the cheapest ({_moved((0, *cheapest[1:]), (0, time, cost), unit)})"] if cheapest[2] < cost * (1 - CLEAR) else []  # fmt: skip
+    return capital(", ".join(parts)) if parts else f"No point beats {name} in time or {unit}"
+
+
+def tornado(what: str, path: str, low: float | None, high: float | None) -> str:
+    """Which input moves most; changes in per cent, None where nothing fits."""
+    shown = [f"{x:+.1f} %" if x is not None else "nothing fits" for x in (low, high)]
+    return f"{capital(what)} depends most on {path}: {shown[0]} at its low value, {shown[1]} at its high value"
+
+
+def fits(peak: float, capacity: float, risk: float) -> str:
+    """`It fits`, with the risk where there is one."""
+    if peak > capacity:
+        return "It does not fit"
+    return (
+        f"It fits, with a {percent(risk)} risk of running out of memory"
+        if risk >= RISKY
+        else "It fits"
+    )
+
+
+def run_of(steps: int, step_s: float, usd: float | None) -> str:
+    """Time and money of so many steps."""
+    cost = f" and {money(usd * steps)}" if usd is not None else ""
+    return f"{steps:,} steps take {seconds(steps * step_s)}{cost}"

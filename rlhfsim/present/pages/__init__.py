@@ -1,0 +1,1 @@
+"""Pages of a plan, a run and a what-if."""

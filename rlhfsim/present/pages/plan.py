@@ -1,0 +1,247 @@
+"""The page of a plan: verdict, picture, time, memory, candidates, reasons, doubts, assumptions, reproduction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhfsim.plan import Choice, Plan
+from rlhfsim.present import assumptions as assumed
+from rlhfsim.present import findings, reproduce
+from rlhfsim.present.basis import Basis, basis, cores, profile_of
+from rlhfsim.present.figures import choice as figures_choice
+from rlhfsim.present.figures import memory as figures_memory
+from rlhfsim.present.figures import time as figures_time
+from rlhfsim.present.figures import trust as figures_trust
+from rlhfsim.present.figures.picture import picture
+from rlhfsim.present.html import words
+from rlhfsim.present.html.content import Block, Listing, Mark, Page, Section, Table, Tile
+from rlhfsim.present.html.content import words as cell
+from rlhfsim.present.sizes import NONE, Sizes
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.units import significant
+
+RUN = 1000
+"""Steps whose time and money stand in the verdict."""
+GIVEN = "This plan was given, not searched: nothing says that it is the best one. rlhfsim design searches and writes why."
+
+
+def plan_page(
+    plan: Plan, *, file: str = "plan.json", title: str | None = None, sizes: Sizes = NONE
+) -> Page:
+    """The page of one plan."""
+    known = basis(plan)
+    return Page(
+        title=title or heading(plan), subtitle=subtitle(plan), verdict=verdict(plan), mark=mark(plan), sure=tuple(_sure(plan)),
+        tiles=tuple(tiles(plan)), sections=tuple(sections(known, sizes, file)), version=plan.rlhfsim_version,
+    )  # fmt: skip
+
+
+def heading(plan: Plan) -> str:
+    """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB`."""
+    actor = next(m for m in plan.models if m.role == "actor")
+    titles = [found.title if (found := profile_of(h.profile)) else h.profile for h in plan.hardware]
+    where = " and ".join(
+        f"{h.gpus:,} x {title}" for h, title in zip(plan.hardware, titles, strict=True)
+    )
+    return f"{plan.workload.algorithm.upper()} of {actor.name} on {where}"
+
+
+def subtitle(plan: Plan) -> str:
+    """The batch and the architecture in a line."""
+    w = plan.workload
+    samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
+    return (
+        f"A plan predicted by rlhfsim: {w.prompts:,} prompts{samples} per step, prompts of {words.lengths(w.prompt_len)}, responses of "
+        f"{words.lengths(w.response_len)}; {plan.architecture} architecture, roles {plan.role_placement}, {BACKENDS[plan.placement.backend].title}{cores(plan)}"
+    )
+
+
+# --- the verdict ------------------------------------------------------------------------------------
+
+
+def mark(plan: Plan) -> Mark:
+    """Whether it fits."""
+    p = plan.prediction
+    if p.peak_memory_bytes > p.capacity_bytes:
+        return "bad"
+    return "warn" if p.probability_out_of_memory >= findings.RISKY else "good"
+
+
+def verdict(plan: Plan) -> str:
+    """One sentence that a manager understands."""
+    p = plan.prediction
+    actor = next(m for m in plan.models if m.role == "actor")
+    cost = f" and costs {words.money(p.usd_per_step)}" if p.usd_per_step is not None else ""
+    free = 1 - p.peak_memory_bytes / p.capacity_bytes
+    memory = (
+        f"the fullest GPU keeps {words.percent(free)} of its memory free"
+        if free >= 0
+        else f"the fullest GPU would need {words.percent(-free)} more memory than it has"
+    )
+    return (
+        f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. One {plan.workload.algorithm.upper()} step of {actor.name} "
+        f"takes about {words.seconds(p.step_s)} on {words.gpus(plan):,} GPU{'s' * (words.gpus(plan) > 1)}{cost}: {findings.run_of(RUN, p.step_s, p.usd_per_step)}, and {memory}."
+    )  # fmt: skip
+
+
+def _sure(plan: Plan) -> Iterator[str]:
+    p = plan.prediction
+    yield f"8 in 10 that a step takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)} (P10 to P90 of everything the time rests on)."
+    if plan.choice is None:
+        yield GIVEN
+    else:
+        yield from _chosen(plan.choice)
+    rows = figures_trust.published()
+    yield f"Published RLHF steps were predicted with a median error of {words.percent(figures_trust.error(rows))}, none of them used for fitting ({sum(o.part == 'report' for o in rows)} steps)."
+
+
+def _chosen(choice: Choice) -> Iterator[str]:
+    c = choice.certificate
+    aim = "needs less memory" if choice.asked.objective == "memory" else "is predicted to be faster"
+    if c.unexplored:
+        yield f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans were not looked at, and one of them could be up to {c.gap:.1%} shorter."
+    else:
+        stale = (
+            "; among asynchronous plans up to dominance by bounds, not by simulated steps"
+            if "async" in choice.asked.allow
+            else ""
+        )
+        yield f"Proven: none of {words.count(c.space)} possible plans {aim}{stale}."
+    if choice.confidence is not None and choice.runners_up and choice.asked.objective != "memory":
+        yield f"{words.percent(choice.confidence)} likely to be really faster than the next kind of plan ({choice.runners_up[0].label}), given the doubts that the two do not share."
+
+
+def tiles(plan: Plan) -> Iterator[Tile]:
+    """The figures of the verdict."""
+    p = plan.prediction
+    free = p.capacity_bytes - p.peak_memory_bytes
+    yield Tile(
+        label="Step",
+        value=words.seconds(p.step_s),
+        detail=f"P10 to P90: {words.seconds(p.low_s)} to {words.seconds(p.high_s)}",
+    )
+    if p.usd_per_step is None:
+        yield Tile(
+            label="Money",
+            value="unknown",
+            detail="no price for this hardware; give --price",
+            mark="warn",
+        )
+    else:
+        yield Tile(
+            label="Money per step",
+            value=words.money(p.usd_per_step),
+            detail=f"{words.money(p.usd_per_step * RUN)} per {RUN:,} steps, in {words.seconds(p.step_s * RUN)}",
+        )
+    risk = words.percent(p.probability_out_of_memory) if p.probability_out_of_memory > 0 else "no"
+    room = words.size(free) if free > 0 else f"-{words.size(-free)}" if free < 0 else "none"
+    yield Tile(
+        label="Memory left on the fullest GPU",
+        value=room,
+        detail=f"of {words.size(p.capacity_bytes)}, in {words.call(p.peak_phase)}; {risk} risk of running out",
+        mark=mark(plan),
+    )
+    yield Tile(
+        label="Speed and energy",
+        value=f"{significant(p.tokens_per_s_per_gpu)} tokens/s per GPU",
+        detail=f"{significant(p.kwh_per_step)} kWh and {significant(p.kg_co2e_per_step)} kg CO2e per step",
+    )
+
+
+# --- sections ---------------------------------------------------------------------------------------
+
+
+def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[Section]:
+    """Top to bottom."""
+    plan = known.plan
+    yield Section(key="plan", heading="The plan", blocks=(picture(plan),))
+    yield Section(key="time", heading="One iteration", blocks=(figures_time.timeline(plan),))
+    yield Section(
+        key="binds",
+        heading="Where time goes and what binds",
+        blocks=(figures_time.resources(plan),),
+    )
+    yield Section(key="memory", heading="Memory", blocks=figures_memory.memory(known))
+    yield Section(key="candidates", heading="Candidates", blocks=tuple(_candidates(plan, sizes)))
+    yield Section(key="why", heading="Why this one", blocks=tuple(_why(plan)))
+    yield Section(
+        key="doubts", heading="What the answer is sensitive to", blocks=tuple(_doubts(known))
+    )
+    yield Section(
+        key="calibration",
+        heading="How right such predictions were",
+        blocks=(figures_trust.scatter(),),
+    )
+    yield Section(
+        key="assumptions",
+        heading="Assumptions and sources",
+        blocks=(assumed.unknowns(known), *assumed.tables(known), assumed.filled()),
+    )
+    yield Section(
+        key="reproduce",
+        heading="Reproduce",
+        blocks=(reproduce.commands(plan, file), reproduce.hashes(plan)),
+    )
+
+
+def _candidates(plan: Plan, sizes: Sizes) -> Iterator[Block]:
+    if plan.choice is None and not sizes.tried:
+        yield Listing(title="No candidates", items=(GIVEN,))
+        return
+    yield figures_choice.pareto(plan, sizes)
+    if sizes.notes:
+        yield Listing(title="Notes on other sizes", items=sizes.notes)
+
+
+def _why(plan: Plan) -> Iterator[Block]:
+    if plan.choice is None:
+        yield Listing(title="Why is not known", items=(GIVEN,))
+        return
+    figure = figures_choice.rival(plan, plan.choice)
+    if figure is not None:
+        yield figure
+    yield Listing(
+        title="Why it won, and why not another",
+        items=tuple(words.capital(r) for r in plan.choice.reasons),
+    )
+    yield certificate(plan.choice)
+
+
+def certificate(choice: Choice) -> Table:
+    """Where every complete plan went."""
+    c = choice.certificate
+    rows = [
+        ("complete plans", c.space), ("do not fit", c.infeasible), ("another is as good in everything", c.dominated),
+        ("cannot be better, by their lower bound", c.bounded), ("simulated", c.simulated), ("not looked at", c.unexplored),
+    ]  # fmt: skip
+    end = "proven" if not c.unexplored else f"not proven: {c.gap:.1%} could be left"
+    return Table(
+        caption=f"Certificate of the search: {end}",
+        head=("what became of them", "plans"),
+        rows=tuple((cell(n), cell(words.count(v))) for n, v in rows),
+    )
+
+
+def _doubts(known: Basis) -> Iterator[Block]:
+    plan = known.plan
+    figure = figures_trust.sensitivity(plan, known.cost) if known.cost is not None else None
+    if figure is not None:
+        yield figure
+    else:
+        yield Listing(
+            title="The doubt about the step cannot be split",
+            items=known.notes or ("no coefficient of this plan has an interval",),
+            mark="warn",
+        )
+    if plan.choice is None:
+        return
+    turned = figures_choice.flips(plan.choice)
+    if turned is not None:
+        yield turned
+    else:
+        yield Listing(
+            title=findings.flips(None, 1.0, ""),
+            items=(
+                "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and number of GPUs, by factors of 2 to 8 either way.",
+            ),
+        )

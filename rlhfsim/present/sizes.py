@@ -1,0 +1,109 @@
+"""The same question for other numbers of GPUs: the best plan of each, searched while the page is written.
+
+On one rented cluster money is proportional to time, so only other sizes make a trade of the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.present.basis import Basis
+from rlhfsim.search.planning import asked_again
+from rlhfsim.search.request import Request
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.units import HOUR
+from rlhfsim.what_if.sizing import attempt
+
+FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
+"""Sizes that are tried, times the GPUs of the plan."""
+LIMIT_S = 60.0
+"""Longest search of one size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """One number of GPUs with its best plan."""
+
+    gpus: int
+    plan: Plan | None
+    """None: nothing fits."""
+    gap: float = 0.0
+    """Share of the step by which an unexplored plan could be shorter; above 0 where time ran out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What was tried beside the plan's own size, ascending."""
+
+    tried: tuple[Size, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> tuple[Plan, ...]:
+        """Plans of the sizes that fit."""
+        return tuple(s.plan for s in self.tried if s.plan is not None)
+
+
+NONE = Sizes()
+Step = Callable[[], None]
+
+
+def counts(plan: Plan) -> tuple[int, ...]:
+    """Other sizes: whole nodes, or powers of two inside one."""
+    if len(plan.hardware) != 1 or plan.choice is None:
+        return ()
+    gpus, node = plan.hardware[0].gpus, plan.hardware[0].gpus_per_node
+    sizes = [round(gpus * f) if gpus * f < node else round(gpus * f / node) * node for f in FACTORS]
+    return tuple(sorted({n for n in sizes if n >= 1 and n != gpus}))
+
+
+def other_sizes(basis: Basis, *, limit_s: float = LIMIT_S, done: Step = lambda: None) -> Sizes:
+    """The best plan of every other size; `done` is called after each."""
+    plan = basis.plan
+    if plan.choice is None:
+        return Sizes(
+            notes=(
+                "the plan was given, not searched, so there is no question to ask for other sizes",
+            )
+        )
+    if basis.cluster is None or not counts(plan):
+        return Sizes(notes=("other sizes are tried for clusters of one known kind of GPU only",))
+    base = replace(asked_again(plan, basis.cluster), time_limit=limit_s)
+    tried = tuple(_tried(base, n, done) for n in counts(plan))
+    return Sizes(tried=tried, notes=tuple(_notes(tried, limit_s)))
+
+
+def _tried(base: Request, gpus: int, done: Step) -> Size:
+    pool = base.cluster.pool
+    pools = (replace(pool, gpus=gpus, gpus_per_node=min(gpus, pool.gpus_per_node)),)
+    request = replace(base, cluster=replace(base.cluster, pools=pools))
+    try:
+        trial = attempt(request, models_of(request.workload), (), math.inf, None)
+    except RlhfsimError:  # what was fixed cannot be at this size
+        trial = None
+    done()
+    gap = trial.certificate.gap if trial and trial.certificate else 0.0
+    return Size(gpus=gpus, plan=trial.plan if trial else None, gap=gap)
+
+
+def _notes(tried: Sequence[Size], limit_s: float) -> list[str]:
+    found = [f"{s.gpus:,} GPUs: nothing fits" for s in tried if s.plan is None]
+    return found + [
+        f"{s.gpus:,} GPUs: the search ended after {limit_s:g} s; a plan could be up to {s.gap:.1%} shorter"
+        for s in tried
+        if s.gap > 0 and s.plan
+    ]
+
+
+def cost_of(plan: Plan) -> float:
+    """USD of a step; GPU-hours where no price is known."""
+    p = plan.prediction
+    return (
+        p.usd_per_step
+        if p.usd_per_step is not None
+        else sum(h.gpus for h in plan.hardware) * p.step_s / HOUR
+    )

@@ -1,0 +1,82 @@
+"""What `rlhfsim profile measure` shows: progress, one table, what is missing, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.calibration.micro_benchmarks.changes import Change
+from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
+from rlhfsim.present.terminal.words import new_table
+from rlhfsim.specs.hardware.measured import Measured, Missing, Session
+
+WORDS = {
+    "node.host_memory": "host memory", "node.host_bandwidth": "host memory, all cores", "node.local_storage": "local storage",
+    "node.shared_storage": "shared storage", "peak.bf16": "peak, bf16", "peak.fp32": "peak, fp32", "scale_up.bandwidth": "scale-up fabric",
+}  # fmt: skip
+"""Keys of a profile in words; coefficients keep their names, which docs/hardware.md explains."""
+
+
+class Progress:
+    """One line a probe."""
+
+    def __init__(self, screen: Console) -> None:
+        self.screen = screen
+
+    def started(self, probe: Any, number: int, total: int) -> None:
+        """Which probe runs."""
+        self.screen.print(f"[{number}/{total}] {probe.name}: {probe.title} ...", end="")
+
+    def ended(self, probe: Any, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:  # fmt: skip
+        """What became of it; the reason of a failure stands below the table."""
+        said = f" {seconds:.1f} s" + ("" if missing is None else ", not measured")
+        self.screen.print(Text(said, style="dim" if missing is None else "yellow"))
+
+
+def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Iterator[RenderableType]:  # fmt: skip
+    """The table and what follows."""
+    yield ""
+    yield f"{session.machine.words}; the profile extends {made.base}"
+    yield ""
+    yield table(made.changes)
+    yield ""
+    for note in made.notes:
+        yield f"check: {note}"
+    if made.missing:
+        yield Text("not measured, prior kept:", style="bold")
+        for missing in made.missing:
+            yield f"  {missing.probe}: {missing.reason}"
+    yield "interval: P10 to P90 of the repeats, widened by 15 %; meaning of each name: docs/hardware.md"
+    yield ""
+    yield Text(f"wrote {out}", style="bold")
+    name = out.stem if default else str(out)
+    gpus = session.machine.gpus or session.machine.cores
+    yield f"next: rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"
+
+
+def table(changes: Sequence[Change]) -> RenderableType:
+    """What, value, interval, prior, repeats; values restated or of every engine are left to the file."""
+    shown = new_table()
+    shown.add_column("what", no_wrap=True)
+    for name in ("value", "interval", "prior", "n"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for c in _distinct(changes):
+        interval = "" if c.low is None or c.high is None else f"{_text(c.low, c)} - {_text(c.high, c)}"  # fmt: skip
+        shown.add_row(WORDS.get(c.key, c.key.removeprefix("coefficients.")), _text(c.value, c), interval,
+                      "" if c.prior is None else _text(c.prior, c), str(c.n) if c.n else "")  # fmt: skip
+    return shown
+
+
+def _distinct(changes: Sequence[Change]) -> Iterator[Change]:
+    """An engine's own coefficient stands for the common one of the same value."""
+    own = {c.key for c in changes}
+    return (c for c in changes if c.moved and f"{c.key}_vllm" not in own)
+
+
+def _text(value: float, c: Change) -> str:
+    return f"{value:.3g}" if c.unit == "1" else units.format(value, c.unit)

@@ -1,0 +1,1 @@
+"""Generation: prefill, decode, continuous batching, environments."""

@@ -1,0 +1,325 @@
+"""Time of one decode step of one rollout replica, kernel by kernel.
+
+Legend: n running sequences on one attention-DP rank, c their mean context, h hidden, a query heads,
+g KV heads, d head width, V vocabulary, E experts, k experts per token, L layers; t tensor, p
+pipeline, q attention-data parallelism. Everything is vectorised over n and c (arrays broadcast).
+
+    tau(n, c) = L (QKV + attention + O + MLP or experts + 2 all-reduce) + head + sampling
+                + a_step + a_layer L + a_seq n                                            (G1)
+
+Kernels do not overlap, so the sum of per-kernel roofs replaces G1's `max` (physics.md, open
+points). Not known here: routing that drifts, contexts that differ within a batch beyond their mean,
+clock drops under power caps, KV blocks (contexts are not rounded up).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlhfsim.kernels import collectives
+from rlhfsim.kernels.device import Device, group
+from rlhfsim.kernels.layers import (
+    Matrix,
+    attention_matrices,
+    head_matrix,
+    heads,
+    mlp_matrices,
+    shared_matrices,
+)
+from rlhfsim.rollout.engine_step import Floats, Step, kernel, nothing, on
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
+
+Engine = Literal["vllm", "sglang", "trtllm"]
+ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
+ACTIVATION_BYTES = 2.0
+"""Activations and collectives of the rollout are BF16, whatever the weights are."""
+LOGIT_BYTES = 4.0
+"""Samplers upcast logits to FP32."""
+ELEMENTWISE_PASSES = 14.0
+"""Reads and writes of n x h per layer by two norms with residual, rotary, activation and (FP8)
+quantisation, counted from the kernels that vLLM launches; their launch is `decode_layer_overhead`."""
+GRAPH_LIMIT = 512
+"""Largest captured batch (vLLM 0.11-0.24 default, `max_cudagraph_capture_size`)."""
+
+
+def decode_step(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: ArrayLike,
+    context: ArrayLike,
+    *,
+    engine: Engine = "vllm",
+) -> Step:
+    """Seconds of one decode step of a replica with `sequences` running per attention-DP rank.
+
+    `context` is the mean context in tokens, prompt and response so far. Pipeline stages work on
+    n/p sequences at once, so that a token of every sequence takes p stage times of n/p (no ramp:
+    decode keeps the pipeline full). Captured batch sizes round n up (G5).
+    """
+    n = np.asarray(sequences, dtype=np.float64)
+    c = np.asarray(context, dtype=np.float64)
+    work = gpu_work(device, model, layout, n, c)
+    return work + overhead(device, model, layout, n, work.seconds, engine=engine)
+
+
+def gpu_work(
+    device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
+) -> Step:
+    """Kernels and collectives of one decode step, without the engine's own time."""
+    n = sequences / layout.pp
+    rows = padded(np.ceil(n), layout.cuda_graphs)
+    work = token_work(device, model, layout, rows) + head_work(device, model, layout, rows)
+    work = work + decode_attention(device, model, layout, np.maximum(n, 1.0), context)
+    return work + pipeline_work(device, model, layout, rows)
+
+
+def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:
+    """Rows rounded up to the next captured batch size (G5).
+
+    1, 2, 4, then multiples of 8 to 256 and of 16 to 512; beyond, and without graphs, no padding.
+    Source: vLLM, `cudagraph_capture_sizes` of `vllm/config`.
+    """
+    if not cuda_graphs:
+        return rows
+    small = np.where(rows <= 1, 1.0, np.where(rows <= 2, 2.0, np.where(rows <= 4, 4.0, 8.0)))
+    grid = np.where(rows <= 8, small, np.where(rows <= 256, np.ceil(rows / 8) * 8, np.ceil(rows / 16) * 16))  # fmt: skip
+    return np.where(rows > GRAPH_LIMIT, rows, grid)
+
+
+def token_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+    """All layers' matrix products, experts, collectives and element-wise kernels for `rows` tokens.
+
+    `rows` are the tokens of one attention-DP rank in one pass; attention cores and the LM head
+    apart. With pipeline stages this is one pass of `rows` tokens through all of them.
+    """
+    precision, t = layout.precision, layout.tp
+    block = nothing()
+    for matrix in attention_matrices(model, t):
+        block = block + gemm(device, matrix, rows, precision)
+    block = block + tp_all_reduce(device, model, rows, t) + _elementwise(device, model, rows)
+    step = block.scaled(float(model.num_layers))
+    if model.num_dense_layers:
+        step = step + _dense(device, model, layout, rows).scaled(float(model.num_dense_layers))
+    if model.moe:
+        step = step + _experts(device, model, layout, rows).scaled(float(model.num_moe_layers))
+    return step
+
+
+def head_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+    """LM head, gather of n V logits over TP (G4) and sampling, which reads FP32 logits several times."""
+    head = head_matrix(model, layout.tp)
+    size = rows * model.vocab * ACTIVATION_BYTES
+    passes = device["sampling_passes"] * LOGIT_BYTES * rows * model.vocab / layout.tp
+    sampling = passes / (device.profile.hbm.value * device["hbm_efficiency"])
+    gather = _collective(device, "all_gather", size, layout.tp)
+    return gemm(device, head, rows, layout.precision) + gather + on("hbm", sampling)
+
+
+def decode_attention(
+    device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
+) -> Step:
+    """Attention cores of all layers for one new token per sequence; windowed layers see their window.
+
+    GQA: 4 a d n c FLOP and kappa n c bytes    absorbed MLA: 2 a (2 d_c + d_rope) n c    (G1)
+    """
+    at, windowed = model.attention, model.attention.num_windowed_layers
+    full = _decode_core(device, model, layout, sequences, context)
+    step = full.scaled(float(model.num_layers - windowed))
+    if windowed and at.sliding_window:
+        seen = np.minimum(context, at.sliding_window)
+        step = step + _decode_core(device, model, layout, sequences, seen).scaled(float(windowed))
+    return step
+
+
+def _decode_core(
+    device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats
+) -> Step:
+    at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
+    local = heads(at, layout.tp)
+    c = np.maximum(c, 1.0)
+    if at.kv_lora_rank is not None:
+        latent, rope = at.kv_lora_rank, at.qk_rope_head_dim or 0
+        # the FP8-cache kernel in the Hopper tables is a slow path; engines take the better one
+        seconds = np.minimum(
+            device.curves.mla_decode(n, c, local.query, 2.0),
+            device.curves.mla_decode(n, c, local.query, kv_bytes),
+        )
+        flop = 2.0 * local.query * (2 * latent + rope) * n * c
+        return kernel(device, seconds, flop=flop, size=n * c * (latent + rope) * kv_bytes, precision="bf16")  # fmt: skip
+    seconds = device.curves.decode_attention(n, c, local.query, local.kv, at.head_dim, kv_bytes)
+    flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * n * c
+    size = n * c * local.kv * (local.qk_dim + local.v_dim) * kv_bytes
+    return kernel(device, seconds, flop=flop, size=size, precision="bf16")
+
+
+def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str) -> Step:
+    """One matrix product from the measured curve; routers and the LM head stay BF16."""
+    name = precision if matrix.linear else "bf16"
+    m, each = np.maximum(rows, 1.0), BYTES_PER_ELEMENT[name]
+    size = each * matrix.n * matrix.k + m * (each * matrix.k + ACTIVATION_BYTES * matrix.n)
+    seconds = device.curves.gemm(m, matrix.n, matrix.k, name)
+    return kernel(device, seconds, flop=2.0 * m * matrix.n * matrix.k, size=size, precision=name)
+
+
+def _dense(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+    step = tp_all_reduce(device, model, rows, layout.tp)
+    for matrix in mlp_matrices(model, layout.tp):
+        step = step + gemm(device, matrix, rows, layout.precision)
+    return step
+
+
+def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+    """Router, routed and shared experts of one layer with their communication.
+
+    Tokens of all attention-DP ranks meet in the experts: q n rows. The curves are measured with
+    skewed (power-law) routing and hold the experts that n tokens touch (G2) and the fullest rank.
+    """
+    moe = model.moe
+    assert moe is not None
+    everyone = rows * layout.attention_dp
+    router = Matrix(name="router", n=moe.num_experts, k=model.hidden, linear=False)
+    step = gemm(device, router, rows, layout.precision)
+    for matrix in shared_matrices(model, layout.tp):
+        step = step + gemm(device, matrix, rows, layout.precision)
+    return step + expert_work(device, model, layout, everyone) + _expert_exchange(device, model, layout, rows)  # fmt: skip
+
+
+def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats) -> Step:
+    """Routed experts of one layer for `tokens` tokens of the whole replica, on its fullest GPU.
+
+        at least beta params max(1, k/e) bytes and 2 params n k / e FLOP      params: of one expert / etp
+
+    How many experts n tokens touch (G2: `touched_experts` for uniform routing, fewer and hotter
+    ones with skew) and the fullest rank are inside the measured curve.
+    """
+    moe = model.moe
+    assert moe is not None
+    ep, etp = expert_layout(layout)
+    m, precision = np.maximum(tokens, 1.0), expert_precision(model, layout)
+    params = (3 if model.gated else 2) * model.hidden * moe.expert_ffn / etp
+    touched = max(1.0, moe.top_k / ep)
+    seconds = device.curves.moe(m, model.hidden, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision)  # fmt: skip
+    return kernel(
+        device,
+        seconds,
+        flop=2.0 * params * m * moe.top_k / ep,
+        size=BYTES_PER_ELEMENT[layout.precision] * params * touched,
+        precision=layout.precision,
+    )
+
+
+def expert_precision(model: ModelSpec, layout: RolloutLayout) -> str:
+    """Kernel name of the experts' precision: FP8 checkpoints of MoE models are scaled by block.
+
+    DeepSeek-V3, Qwen3-MoE-FP8 and MiniMax-M2 ship 128 x 128 blocks. Their dense products are priced
+    with the per-tensor curve: the block-scaled one was timed outside CUDA graphs, where the launch
+    of its quantisation, not the GPU, takes 60 to 190 us whatever the size.
+    """
+    return "fp8_block" if layout.precision == "fp8" and model.moe else layout.precision
+
+
+def touched_experts(num_experts: int, top_k: int, tokens: ArrayLike) -> Floats:
+    """Distinct experts that `tokens` uniform tokens visit (G2).
+
+    E (1 - (1 - k/E)^n)
+    """
+    n = np.asarray(tokens, dtype=np.float64)
+    return np.asarray(num_experts * (1.0 - (1.0 - top_k / num_experts) ** n))
+
+
+def expert_layout(layout: RolloutLayout) -> tuple[int, int]:
+    """Expert parallelism and the tensor parallelism inside one expert: ep x etp = tp x attention_dp."""
+    ranks = layout.tp * layout.attention_dp
+    ep = min(layout.ep, ranks)
+    return ep, max(1, ranks // ep)
+
+
+def tp_all_reduce(device: Device, model: ModelSpec, rows: Floats, tp: int) -> Step:
+    """All-reduce of n h activations over TP (G4): the faster of custom one- or two-shot and NCCL."""
+    return _collective(device, "all_reduce", rows * model.hidden * ACTIVATION_BYTES, tp)
+
+
+def _expert_exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+    """Bring tokens to the experts and back.
+
+    Without attention DP every GPU holds all tokens, one all-reduce adds the outputs. With it,
+    q n tokens are gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`), or
+    dispatched and combined one by one where that is faster (DeepEP).
+    """
+    moe = model.moe
+    assert moe is not None
+    if layout.attention_dp == 1:
+        return tp_all_reduce(device, model, rows, layout.tp)
+    ranks = layout.tp * layout.attention_dp
+    gathered = rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES
+    both = _collective(device, "all_gather", gathered, ranks)
+    return both + _collective(device, "reduce_scatter", gathered, ranks)
+
+
+def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> Step:
+    """A collective over neighbouring GPUs: curves inside one domain, hierarchical beyond."""
+    if ranks == 1:
+        return nothing()
+    where = group(ranks, 1, device.domain)
+    if where.domains > 1:
+        times = {"all_reduce": collectives.all_reduce, "all_gather": collectives.all_gather,
+                 "reduce_scatter": collectives.reduce_scatter}  # fmt: skip
+        scalar = np.vectorize(lambda s: times[op](device, float(s), where), otypes=[float])
+        return on("network" if where.domains > 1 else "nvlink", scalar(size))
+    seconds = device.curves.collective(op, size, ranks)
+    if op == "all_reduce":
+        seconds = np.minimum(seconds, device.curves.custom_all_reduce(size, ranks))
+    return on("nvlink", seconds)
+
+
+def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> Step:
+    size = ELEMENTWISE_PASSES * rows * model.hidden * ACTIVATION_BYTES
+    return on("hbm", size / (device.profile.hbm.value * device["hbm_efficiency"]))
+
+
+def pipeline_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+    """Turns the pass of n/p rows into a step of all n: p passes, each with p hops of n/p h bytes.
+
+    A stage does 1/p of the layers on n/p rows; p micro-batches follow each other, so a token of
+    every sequence takes p x (pass / p) + p hops: the pass itself plus the hops.
+    """
+    if layout.pp == 1:
+        return nothing()
+    crosses = collectives.crosses(device, layout.pp, layout.tp * layout.attention_dp)
+    size = rows * model.hidden * ACTIVATION_BYTES
+    hop = np.vectorize(lambda s: collectives.p2p(device, float(s), crosses), otypes=[float])(size)
+    return on("network" if crosses else "nvlink", layout.pp * hop)
+
+
+def overhead(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: Floats,
+    gpu_seconds: Floats,
+    *,
+    engine: Engine,
+) -> Step:
+    """Engine time that the kernels do not show: a_step + a_layer L + a_seq n.
+
+    Without CUDA graphs (or beyond the largest captured batch) the CPU launches every kernel: the
+    step then takes at least `eager_layer_overhead` x L.
+    """
+    alpha = coefficient(device, "decode_step_overhead", engine)
+    layers = coefficient(device, "decode_layer_overhead", engine) * model.num_layers
+    seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
+    launch = device["eager_layer_overhead"] * model.num_layers
+    eager = ~np.asarray(layout.cuda_graphs & (sequences / layout.pp <= GRAPH_LIMIT))
+    return on("overhead", seconds + np.where(eager, np.maximum(0.0, launch - gpu_seconds), 0.0))
+
+
+def coefficient(device: Device, name: str, engine: Engine) -> float:
+    """An engine's own coefficient where the profile has one (`<name>_<engine>`), else the common one."""
+    own = f"{name}_{engine}"
+    return device[own] if own in device.profile.coefficients else device[name]

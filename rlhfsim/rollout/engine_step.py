@@ -1,0 +1,125 @@
+"""A forward step of the inference engine as seconds per resource, vectorised.
+
+Every kernel is a measured time that is never faster than its own roof; the larger of the two roofs
+says whether it counts as compute or as HBM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlhfsim.kernels.cost import Cost, Part, Resource, part
+from rlhfsim.kernels.device import Device
+
+Floats = NDArray[np.float64]
+RESOURCES: tuple[Resource, ...] = ("compute", "hbm", "nvlink", "network", "overhead")
+CURVE_SPREAD = (0.85, 1.20)
+"""P10 and P90 of measured over predicted for kernels timed alone and run inside an engine; prior,
+of the order of what docs/validation_decode.md shows over the fitted rows."""
+_RESTS_ON: dict[Resource, str] = {
+    "compute": "gemm_efficiency",
+    "hbm": "hbm_efficiency",
+    "nvlink": "nvlink_latency",
+    "network": "nic_efficiency",
+    "overhead": "decode_layer_overhead",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Seconds by resource; the arrays broadcast to one shape."""
+
+    compute: Floats
+    hbm: Floats
+    nvlink: Floats
+    network: Floats
+    overhead: Floats
+
+    @property
+    def seconds(self) -> Floats:
+        """Sum over the resources."""
+        return self.compute + self.hbm + self.nvlink + self.network + self.overhead
+
+    def __add__(self, other: Step) -> Step:
+        return Step(
+            compute=self.compute + other.compute,
+            hbm=self.hbm + other.hbm,
+            nvlink=self.nvlink + other.nvlink,
+            network=self.network + other.network,
+            overhead=self.overhead + other.overhead,
+        )
+
+    def scaled(self, factor: ArrayLike) -> Step:
+        """Every part times `factor`."""
+        f = np.asarray(factor, dtype=np.float64)
+        return Step(compute=self.compute * f, hbm=self.hbm * f, nvlink=self.nvlink * f,
+                    network=self.network * f, overhead=self.overhead * f)  # fmt: skip
+
+    def by_resource(self) -> dict[Resource, float]:
+        """Seconds per resource, summed over all entries."""
+        arrays: dict[Resource, Floats] = {
+            "compute": self.compute,
+            "hbm": self.hbm,
+            "nvlink": self.nvlink,
+            "network": self.network,
+            "overhead": self.overhead,
+        }
+        return {resource: float(np.sum(array)) for resource, array in arrays.items()}
+
+    def cost(self, device: Device) -> Cost:
+        """The parts summed over all entries, with intervals."""
+        return cost_of(device, self.by_resource())
+
+
+def cost_of(device: Device, seconds: dict[Resource, float]) -> Cost:
+    """A cost with the intervals of the kernel curves and of the coefficients behind each part."""
+    return Cost(parts=tuple(_part(device, r, s) for r, s in seconds.items() if s > 0))
+
+
+def _part(device: Device, resource: Resource, seconds: float) -> Part:
+    name = _RESTS_ON.get(resource, "hbm_efficiency")
+    own = resource in ("network", "overhead")
+    return part(resource, seconds, name, spread=device.spread(name) if own else CURVE_SPREAD)
+
+
+def nothing() -> Step:
+    """A step that takes no time."""
+    zero = np.zeros(())
+    return Step(compute=zero, hbm=zero, nvlink=zero, network=zero, overhead=zero)
+
+
+def on(resource: Resource, seconds: ArrayLike) -> Step:
+    """A step that spends `seconds` on one resource."""
+    s, zero = np.asarray(seconds, dtype=np.float64), np.zeros(())
+    parts = {name: s if name == resource else zero for name in RESOURCES}
+    return Step(compute=parts["compute"], hbm=parts["hbm"], nvlink=parts["nvlink"],
+                network=parts["network"], overhead=parts["overhead"])  # fmt: skip
+
+
+def kernel(
+    device: Device, seconds: ArrayLike, *, flop: ArrayLike, size: ArrayLike, precision: str
+) -> Step:
+    """A kernel of measured `seconds`, at least flop / F and size / B_m, on the larger of the two.
+
+    `size` is bytes through HBM. Source: Williams et al. 2009, CACM 52(4), roofline.
+    """
+    roof_compute = np.asarray(flop, dtype=np.float64) / peak(device, precision)
+    roof_hbm = np.asarray(size, dtype=np.float64) / device.profile.hbm.value
+    taken = np.maximum(np.asarray(seconds, dtype=np.float64), np.maximum(roof_compute, roof_hbm))
+    bound = roof_compute > roof_hbm
+    zero = np.zeros(())
+    return Step(compute=np.where(bound, taken, 0.0), hbm=np.where(bound, 0.0, taken),
+                nvlink=zero, network=zero, overhead=zero)  # fmt: skip
+
+
+def peak(device: Device, precision: str) -> float:
+    """Dense FLOP/s of a precision; where the GPU lacks it, of BF16, FP16 or FP32 in that order.
+
+    FP8 weights then save memory but not time: the engine computes in BF16.
+    """
+    rates = device.profile.peak
+    chosen = next(rates[p] for p in (precision, "bf16", "fp16", "fp32") if p in rates)
+    return chosen.value

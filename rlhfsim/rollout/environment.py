@@ -1,0 +1,119 @@
+"""Rollouts that stop for an environment: turns, its workers, and two half batches that take turns.
+
+A response has T equal turns; after each the environment answers all n sequences of the batch on w
+CPU workers, which takes a = ceil(n / w) s with s seconds a sequence. One buffer waits for it:
+
+    T_rollout = g + T a                         g = generation without an environment
+
+Two buffers (Sample Factory, arXiv 2006.11751, double-buffered sampling) alternate on the GPUs: one
+generates a turn while the environment answers the other. Turn j of buffer b
+
+    generated_b(j) = max( generated of the turn before on the GPUs, answered_b(j-1) ) + g_b / T
+    answered_b(j)  = max( generated_b(j), workers free ) + a_b
+
+Workers are free at once where they suffice for both halves, else when the other half is answered.
+With equal halves and g' = g_b / T the rollout takes
+
+    (T - 1) max(2 g', g' + a) + 2 g' + a        enough workers for both
+    2 T max(g', a) + min(g', a)                 workers shared
+
+Not known here: turns of unequal length, and sequences that answer at different times inside a turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rlhfsim.kernels.cost import Cost, part, total
+from rlhfsim.rollout.generation import FINISH_POINTS, Generation
+from rlhfsim.specs.workload.workload import Environment, Workload
+
+RESTS_ON = "environment.seconds_per_turn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A rollout in turns: one buffer, or two that alternate."""
+
+    buffers: tuple[Cost, ...]
+    """Generation of each buffer, all turns together."""
+    sequences: tuple[int, ...]
+    """Sequences of each buffer."""
+    environment: Environment
+
+    @property
+    def count(self) -> int:
+        """Turns of a response."""
+        return self.environment.turns
+
+    @property
+    def side_by_side(self) -> bool:
+        """Whether the workers suffice for all buffers at a time."""
+        return sum(self.sequences) <= self.environment.workers
+
+    def answer(self, buffer: int) -> float:
+        """Seconds until the environment has answered every sequence of a buffer."""
+        rounds = math.ceil(self.sequences[buffer] / self.environment.workers)
+        return rounds * self.environment.seconds_per_turn
+
+    def ends(self) -> tuple[float, ...]:
+        """Seconds until each buffer has its last answer, from the start of generation."""
+        turn = [cost.seconds / self.count for cost in self.buffers]
+        answer = [self.answer(b) for b in range(len(turn))]
+        answered = [0.0] * len(turn)
+        generated = busy = 0.0
+        for _ in range(self.count):
+            for b, seconds in enumerate(turn):
+                generated = max(generated, answered[b]) + seconds
+                begin = generated if self.side_by_side else max(generated, busy)
+                answered[b] = busy = begin + answer[b]
+        return tuple(answered)
+
+
+def halves(prompts: int, double_buffered: bool) -> tuple[int, ...]:
+    """Prompts of each buffer; a single prompt cannot be split."""
+    if not double_buffered or prompts < 2:
+        return (prompts,)
+    return (prompts + 1) // 2, prompts // 2
+
+
+def with_environment(generation: Generation, turns: Turns) -> Generation:
+    """The rollout stage with the time that the GPUs wait for the environment as a part on the host.
+
+    Samples are finished when their buffer has its last answer.
+    """
+    ends = turns.ends()
+    generated = total(turns.buffers)
+    waits = max(0.0, max(ends) - generated.seconds)
+    return replace(
+        generation,
+        cost=generated + Cost(parts=(part("host", waits, RESTS_ON),)),
+        finish=_finish(ends, turns.sequences),
+    )
+
+
+def _finish(ends: Sequence[float], sequences: Sequence[int]) -> tuple[float, ...]:
+    """Seconds after which 1/64, 2/64, ... of all sequences have finished."""
+    order = sorted(range(len(ends)), key=lambda b: ends[b])
+    points: list[float] = []
+    done = 0.0
+    for b in order:
+        done += sequences[b] / sum(sequences)
+        until = math.floor(done * FINISH_POINTS + 1e-9)
+        points += [ends[b]] * (until - len(points))
+    return tuple(points)
+
+
+def answered_at_least(cost: Cost, workload: Workload) -> Cost:
+    """Generation per batch of an engine that never drains: no faster than the workers answer.
+
+    T >= n T s / w          n sequences a batch
+    """
+    environment = workload.environment
+    if environment is None:
+        return cost
+    work = workload.num_sequences * environment.turns * environment.seconds_per_turn
+    waits = work / environment.workers - cost.seconds
+    return cost + Cost(parts=(part("host", waits, RESTS_ON),)) if waits > 0 else cost

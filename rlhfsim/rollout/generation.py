@@ -1,0 +1,277 @@
+"""Generation of one batch of responses: prefill, decode with a long tail, KV capacity, replicas.
+
+All sequences of the step are known at its start. Prompts (with their G samples) are dealt to the
+replicas at random; each replica decodes its share to the end; the stage ends with the slowest
+replica, so E[max] over replicas and not the max of means (G8). Where the KV cache or
+`max_num_seqs` holds fewer sequences, finished ones are replaced (G9).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from rlhfsim.kernels.cost import Cost, Resource, part
+from rlhfsim.kernels.device import Device
+from rlhfsim.memory import kv_cache
+from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
+from rlhfsim.rollout.decode import Engine, decode_step
+from rlhfsim.rollout.engine_step import Floats, cost_of, on
+from rlhfsim.rollout.prefill import group_prefill
+from rlhfsim.rollout.schedule import (
+    BLOCK_TOKENS,
+    Requests,
+    Schedule,
+    expected_schedule,
+    schedule,
+)
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import RolloutLayout
+
+__all__ = ["BLOCK_TOKENS", "Generation", "Requests", "generate", "kv_capacity", "step_table"]
+
+TAIL_SHARE = 0.25
+"""The tail begins when fewer than this share of the slowest replica's first batch still runs."""
+CONTEXT_POINTS = 9
+FINISH_POINTS = 64
+WORKER_STEP = "rollout_step_overhead"
+"""Coefficient: what the rollout worker of an RL framework adds to a decode step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a rollout stage takes and needs."""
+
+    cost: Cost
+    """Of the slowest replica. `tail` is the decode time after fewer than `TAIL_SHARE` of its first
+    batch still runs; the other parts leave that time out."""
+    decode_tokens: float
+    """Response tokens of all replicas."""
+    prefill_seconds: float
+    """Part of `cost` before the first decode step, and recomputation after preemption."""
+    running: float
+    """Sequences that run at the start, on one replica."""
+    waves: float
+    """Sequences of a replica over those that run at a time: 1 when all start together."""
+    preemptions: float
+    """Sequences per replica that lose their KV cache once and recompute it."""
+    kv_tokens: float
+    """Most context of one replica at a time, tokens (shared prompts counted once)."""
+    kv_capacity: float
+    """Tokens that one replica holds."""
+    longest_context: float
+    """Longest prompt and response, tokens."""
+    decode_steps: float
+    """Steps of the slowest replica."""
+    mean_step: float
+    """Mean seconds of its decode steps."""
+    mean_running: float
+    """Sequences that run on average over the time of the slowest replica."""
+    lower_bound: float
+    """l_max tau(1), seconds: more replicas never go below it."""
+    finish: tuple[float, ...]
+    """Seconds after which 1/64, 2/64, ... of all sequences have finished."""
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the stage."""
+        return self.cost.seconds
+
+    @property
+    def fits(self) -> bool:
+        """Whether the KV cache holds at least the longest sequence; below that no engine starts."""
+        return self.longest_context <= self.kv_capacity
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Response tokens per second over all replicas."""
+        return self.decode_tokens / self.seconds
+
+
+def generate(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    requests: Requests,
+    *,
+    kv_tokens: float | None = None,
+    lengths: Floats | None = None,
+    engine: Engine = "vllm",
+    shared_prompts: bool = True,
+    worker: bool = False,
+) -> Generation:
+    """The rollout stage of `requests` on `layout.dp` replicas.
+
+    `worker`: the engine runs inside a rollout worker of an RL framework, whose own time per decode
+    step (`rollout_step_overhead`) is added.
+
+    `kv_tokens` is the KV capacity of one replica in tokens (see `kv_capacity`); `lengths` replaces
+    the expected order statistics of the response lengths by observed ones. Prompts are prefilled
+    before their replica decodes; that passes of a refilled batch share weight reads is not counted.
+    """
+    capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
+    most = layout.max_num_seqs * layout.attention_dp * layout.pp
+    if lengths is None:
+        plan = expected_schedule(requests, layout.dp, most, capacity, shared_prompts)
+    else:
+        known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
+        plan = schedule(known, requests, layout.dp, most, capacity, shared_prompts)
+    table = step_table(device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine, worker=worker)  # fmt: skip
+    first = _first(device, model, layout, requests, plan, shared_prompts, engine)
+    return _assemble(device, layout, plan, table, first, capacity, worker)
+
+
+def _first(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    requests: Requests,
+    plan: Schedule,
+    shared: bool,
+    engine: Engine,
+) -> Cost:
+    """Prefill of one replica's prompts, and of what preempted sequences had generated."""
+    each = plan.each / layout.attention_dp
+    cost = _group_prefill(device, model, layout, each, requests.samples, plan.prompt, shared, engine)  # fmt: skip
+    if not plan.preempted:
+        return cost
+    context, evicted = plan.recomputed / plan.preempted, plan.preempted / layout.attention_dp
+    return cost + _group_prefill(device, model, layout, evicted, 1, context, False, engine)
+
+
+@lru_cache(maxsize=4096)
+def _group_prefill(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    each: float,
+    samples: int,
+    prompt: float,
+    shared: bool,
+    engine: Engine,
+) -> Cost:
+    return group_prefill(device, model, layout, each, samples, prompt, shared=shared, engine=engine).cost(device)  # fmt: skip
+
+
+def step_table(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    most: float,
+    longest: float,
+    *,
+    engine: Engine = "vllm",
+    worker: bool = False,
+) -> StepTable:
+    """Step time of one replica for up to `most` sequences and `longest` tokens of context."""
+    top = 1.0
+    while top < most:
+        top *= 2
+    reach = 1.0
+    while reach < longest:
+        reach *= 2
+    return _table(device, model, layout, top, reach, engine, worker)
+
+
+@lru_cache(maxsize=512)
+def _table(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    top: float,
+    reach: float,
+    engine: Engine,
+    worker: bool,
+) -> StepTable:
+    powers = 2.0 ** np.arange(0, np.log2(max(top, 2.0)) + 1)
+    between = np.concatenate([powers[:-1] * 1.5, powers[:-1] * 1.25, powers[:-1] * 1.75])
+    n = np.unique(np.concatenate([powers, between[between >= 16]]))
+    low = min(64.0, reach / 2)
+    c = np.concatenate([[1.0], np.geomspace(low, max(reach, 2 * low), CONTEXT_POINTS)])
+    per_rank = np.maximum(n / layout.attention_dp, 1.0)[:, None]
+    step = decode_step(device, model, layout, per_rank, c[None, :], engine=engine)
+    if worker:
+        step = step + on("overhead", device[WORKER_STEP])
+    return tabulate(n, c, step)
+
+
+def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> float:
+    """Tokens of KV cache that one replica holds (G7), 0 where the weights leave no room.
+
+    The memory ledger's figure, where it is known, should be passed to `generate` instead.
+    """
+    graphs = device["cuda_graph_bytes"] if layout.cuda_graphs else 0.0
+    nccl = device["nccl_bytes"] if layout.replica_gpus > 1 else 0.0
+    return kv_cache.kv_capacity(
+        model,
+        layout,
+        total_memory=device.profile.usable_memory.value,
+        weights=kv_cache.rollout_weights(model, layout),
+        activation_peak=kv_cache.profile_peak(
+            model, layout, sampler_bytes_per_logit=device["sampler_bytes_per_logit"]
+        ),
+        non_torch=device["framework_bytes"] + nccl,
+        graphs=graphs,
+    ).tokens
+
+
+def _assemble(
+    device: Device,
+    layout: RolloutLayout,
+    plan: Schedule,
+    table: StepTable,
+    first: Cost,
+    capacity: float,
+    worker: bool,
+) -> Generation:
+    timeline = plan.timeline
+    end = timeline.start + timeline.steps
+    seconds = table.between(timeline.running, timeline.start, end)
+    per_replica = np.bincount(timeline.replica, weights=seconds, minlength=layout.dp)
+    slowest = timeline.replica == int(np.argmax(per_replica))
+    n, steps, spent = timeline.running[slowest], timeline.steps[slowest], seconds[slowest]
+    tail = n < TAIL_SHARE * n[0]
+    begin, until = timeline.start[slowest], end[slowest]
+    busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
+    busy["tail"] = float(spent[tail].sum())
+    spent_on = worker_cost(device, busy, float(steps[~tail].sum()) if worker else 0.0)
+    return Generation(
+        cost=first + spent_on,
+        decode_tokens=plan.tokens,
+        prefill_seconds=first.seconds,
+        running=float(n[0]),
+        waves=plan.each / plan.slots,
+        preemptions=plan.preempted,
+        kv_tokens=plan.kv_tokens,
+        kv_capacity=capacity,
+        longest_context=plan.prompt + plan.longest,
+        decode_steps=float(steps.sum()),
+        mean_step=float(spent.sum() / steps.sum()),
+        mean_running=float((n * spent).sum() / spent.sum()),
+        lower_bound=lower_bound(table, plan.longest, plan.prompt),
+        finish=_finish(timeline, seconds, first.seconds),
+    )
+
+
+def worker_cost(device: Device, busy: dict[Resource, float], steps: float) -> Cost:
+    """`busy` as a cost, the rollout worker's part of `steps` decode steps with its own interval."""
+    if not steps:
+        return cost_of(device, busy)
+    own = steps * device[WORKER_STEP]
+    rest = {**busy, "overhead": max(0.0, busy["overhead"] - own)}
+    worker = part("overhead", own, WORKER_STEP, spread=device.spread(WORKER_STEP))
+    return cost_of(device, rest) + Cost(parts=(worker,))
+
+
+def _finish(timeline: Timeline, seconds: Floats, first: float) -> tuple[float, ...]:
+    """Seconds until each 64th of all sequences has finished, prefill before decode."""
+    ends = np.cumsum(seconds)
+    new = np.flatnonzero(np.diff(timeline.replica, prepend=-1))
+    ends -= np.repeat(ends[new] - seconds[new], np.diff(np.append(new, len(seconds))))
+    order = np.argsort(ends, kind="stable")
+    done = np.cumsum(timeline.completions[order])
+    wanted = np.arange(1, FINISH_POINTS + 1) / FINISH_POINTS * done[-1]
+    at = np.minimum(np.searchsorted(done, wanted - 1e-9), len(ends) - 1)
+    return tuple(float(first + ends[order[i]]) for i in at)

@@ -1,0 +1,264 @@
+"""Time of prefill: whole prompts, chunks, prompts shared by a group, and steps that mix it with decode.
+
+Legend: x new tokens, c cached tokens before them, s prompt length, G samples per prompt, n running
+sequences, B the engine's token budget of one step (`max_batched_tokens`). Attention-data-parallel
+ranks prefill their own prompts at the same time; sizes are per rank.
+
+    T = 2 N_a x / (t F eta) + attention(x, c) + T_tp(x) + T_ep(x) + eager launch            (G6)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.layers import heads
+from rlhfsim.rollout.decode import (
+    ACTIVATION_BYTES,
+    Engine,
+    coefficient,
+    gpu_work,
+    head_work,
+    padded,
+    pipeline_work,
+    token_work,
+)
+from rlhfsim.rollout.engine_step import Floats, Step, kernel, nothing, on
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
+
+
+def prefill(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    prompts: float,
+    length: float,
+    *,
+    cached: float = 0.0,
+    engine: Engine = "vllm",
+) -> Step:
+    """Seconds to prefill `prompts` prompts of `length` new tokens on one attention-DP rank.
+
+    Prompts are packed into passes of at most `max_batched_tokens`; a longer prompt is cut into
+    chunks that attend to what came before them. `cached` tokens of each prompt are in the prefix
+    cache already. With pipeline stages the passes follow each other: passes + p - 1 stage times.
+    """
+    if prompts <= 0 or length <= 0:
+        return nothing()
+    budget = min(float(layout.max_batched_tokens), prompts * length)
+    passes = max(1.0, prompts * length / budget)
+    ramp = (passes + layout.pp - 1) / layout.pp
+    tokens = np.asarray(budget)
+    finished = max(1.0, prompts / passes)
+    work = token_work(device, model, layout, tokens) + pipeline_work(device, model, layout, tokens).scaled(1.0 / layout.pp)  # fmt: skip
+    work = work + head_work(device, model, layout, np.asarray(finished))
+    attention = prefill_attention(device, model, layout, prompts, length, cached)
+    gpu = (work + attention.scaled(1.0 / passes)).scaled(1.0 / coefficient(device, "prefill_efficiency", engine))  # fmt: skip
+    return (gpu + eager(device, model, layout, gpu.seconds, engine)).scaled(ramp)
+
+
+def group_prefill(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: float,
+    samples: float,
+    length: float,
+    *,
+    shared: bool = True,
+    engine: Engine = "vllm",
+) -> Step:
+    """Prefill of `sequences` sequences in groups of `samples` with one prompt each (G6).
+
+    With a prefix cache and all G samples on one replica, a prompt is computed once per group. Of the
+    other G - 1 times `prompt_reuse` is saved: all where the cache is on, none where it is off.
+    """
+    saved = device["prompt_reuse"] if shared else 0.0
+    prompts = saved * (sequences / samples) + (1.0 - saved) * sequences
+    return prefill(device, model, layout, prompts, length, engine=engine)
+
+
+def prefill_attention(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    prompts: float,
+    length: float,
+    cached: float = 0.0,
+) -> Step:
+    """Attention cores of all layers for `prompts` prompts, whatever the chunks.
+
+        2 a (d_k + d_v) (s^2/2 + c s) FLOP a prompt; windowed layers see at most their window
+
+    Chunks of one prompt together see the pairs of the whole prompt; that their smaller query tiles
+    run less efficiently is not counted.
+    """
+    at, windowed = model.attention, model.attention.num_windowed_layers
+    full = _prefill_core(device, model, layout, prompts, length, cached)
+    step = full.scaled(float(model.num_layers - windowed))
+    if windowed and at.sliding_window:
+        share = _pairs(length, cached, at.sliding_window) / _pairs(length, cached, None)
+        step = step + full.scaled(windowed * share)
+    return step
+
+
+def _pairs(length: float, cached: float, window: float | None) -> float:
+    """Query-key pairs of a causal prompt after `cached` tokens."""
+    if window is None:
+        return length * length / 2 + cached * length
+    seen = np.minimum(cached + np.arange(64) / 64 * length + length / 128, window)
+    return float(seen.mean() * length)
+
+
+def _prefill_core(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    prompts: float,
+    length: float,
+    cached: float,
+) -> Step:
+    at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
+    local = heads(at, layout.tp)
+    if at.kv_lora_rank is not None:
+        seconds = device.curves.mla_prefill(prompts, length, local.query, cached)
+    else:
+        seconds = device.curves.prefill_attention(prompts, length, local.query, local.kv, at.head_dim, cached)  # fmt: skip
+    pairs = prompts * _pairs(length, cached, None)
+    flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * pairs
+    written = prompts * length * local.kv * (local.qk_dim + local.v_dim) * kv_bytes
+    read = prompts * length * local.query * (local.qk_dim + local.v_dim) * ACTIVATION_BYTES
+    return kernel(device, seconds, flop=flop, size=written + read, precision="bf16")
+
+
+def eager(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    gpu_seconds: Floats,
+    engine: Engine,
+) -> Step:
+    """Overhead of one pass outside CUDA graphs: what launching all kernels takes beyond GPU time.
+
+    max(0, eager_layer_overhead L - gpu) + prefill_overhead
+    """
+    launch = coefficient(device, "eager_layer_overhead", engine) * model.num_layers
+    fixed = coefficient(device, "prefill_overhead", engine)
+    return on("overhead", fixed + np.maximum(0.0, launch - np.asarray(gpu_seconds)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """GPU seconds of continuous batching at full slots, before what an engine adds."""
+
+    decode: float
+    """Kernels of one decode step."""
+    mixed: float
+    """Kernels of the passes that carry the chunks of one prompt."""
+    spared: float
+    """Kernels of as many decode steps, which those passes do as well (0 where prefill stands alone)."""
+    chunks: float
+    """Passes per prompt; below 1 where prompts share a pass."""
+    layers: float
+    sequences: float
+    steps: float
+    """Decode steps of a request."""
+    launch: float
+    """CPU time to launch one pass outside CUDA graphs."""
+
+
+def serving_terms(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: float,
+    input_tokens: float,
+    output_tokens: float,
+    *,
+    engine: Engine = "vllm",
+) -> Terms:
+    """What `sequences` requests per rank, each replaced when it ends, ask of the GPU.
+
+    One pass computes a chunk and the decode tokens together, so weights are read once. SGLang by
+    default prefills in passes of its own, during which decode waits. Where more than one request
+    ends a step (n / (o - 1)), their successors share a pass as far as the token budget goes. The
+    mean context of a running request is its prompt and half its response.
+    """
+    n = np.asarray(float(sequences))
+    work = gpu_work(device, model, layout, n, np.asarray(input_tokens + output_tokens / 2))
+    alone = engine == "sglang"
+    room = max(1.0, layout.max_batched_tokens - (0.0 if alone else float(n)))
+    steps = max(1.0, output_tokens - 1.0)
+    together = min(max(1.0, float(n) / steps), max(1.0, room / input_tokens))
+    chunks = max(1.0, float(np.ceil(input_tokens / room))) / together
+    rows = np.asarray(input_tokens / chunks + (0.0 if alone else float(n)))
+    passes = token_work(device, model, layout, rows).scaled(chunks)
+    passes = passes + prefill_attention(device, model, layout, 1.0, input_tokens)
+    base = token_work(device, model, layout, padded(n, layout.cuda_graphs)).seconds
+    return Terms(
+        decode=float(work.seconds),
+        mixed=float(passes.seconds),
+        spared=0.0 if alone else chunks * float(base),
+        chunks=chunks,
+        layers=float(model.num_layers),
+        sequences=float(n),
+        steps=steps,
+        launch=coefficient(device, "eager_layer_overhead", engine) * model.num_layers,
+    )
+
+
+def output_time(
+    terms: Terms,
+    *,
+    layer: float,
+    step: float,
+    sequence: float,
+    interference: float,
+    overhead: float,
+) -> float:
+    """Mean seconds between output tokens of a request, TPOT = X / (o - 1).
+
+        X = (o - 1) tau + (n - 1) P X / (X + P + tau)
+        tau = kernels + a_step + a_layer L + a_seq n
+        P = interference (mixed - spared) + chunks (overhead + max(0, launch - mixed pass))
+
+    While a request decodes (X seconds of its life X + P + tau) each of the other n - 1 slots starts
+    anew once per life, and every start delays the running ones by P. The root of a quadratic.
+    `interference` is 1 for prompts that arrive one by one; below 1 several prompts share a pass, or
+    part of them arrived together before anything decoded (short benchmarks).
+    """
+    tau = terms.decode + step + layer * terms.layers + sequence * terms.sequences
+    if terms.sequences <= 1:
+        return tau
+    ends = terms.chunks * (overhead + max(0.0, terms.launch - terms.mixed / terms.chunks))
+    each = interference * max(0.0, terms.mixed - terms.spared) + ends
+    decoding, own, others = terms.steps * tau, each + tau, (terms.sequences - 1.0) * each
+    half = (decoding + others - own) / 2.0
+    return (half + math.sqrt(half * half + decoding * own)) / terms.steps
+
+
+def time_per_output_token(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: float,
+    input_tokens: float,
+    output_tokens: float,
+    *,
+    engine: Engine = "vllm",
+) -> float:
+    """TPOT of an engine under a closed loop of `sequences` requests per rank, see `output_time`."""
+    terms = serving_terms(device, model, layout, sequences, input_tokens, output_tokens, engine=engine)  # fmt: skip
+    return output_time(
+        terms,
+        layer=coefficient(device, "decode_layer_overhead", engine),
+        step=coefficient(device, "decode_step_overhead", engine),
+        sequence=coefficient(device, "decode_sequence_overhead", engine),
+        interference=coefficient(device, "prefill_interference", engine),
+        overhead=coefficient(device, "prefill_overhead", engine),
+    )

@@ -1,0 +1,176 @@
+"""Which sequence runs when, in decode steps: dealing to replicas, slots, waves and preemption.
+
+Nothing here depends on the GPU: steps are the clock. `rollout.generation` turns steps into seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from rlhfsim.rollout.continuous_batching import Timeline, one_wave, refill
+from rlhfsim.rollout.engine_step import Floats
+from rlhfsim.specs.workload.lengths import AnyLengths, stats
+
+BLOCK_TOKENS = 16.0
+"""Tokens of a KV block (vLLM default); a sequence wastes half a block on average."""
+TRIES = 4
+"""Corrections of the number of slots until the peak of the schedule fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """All sequences of one step."""
+
+    prompts: int
+    samples: int
+    """Responses per prompt (G)."""
+    prompt_lengths: AnyLengths
+    response_lengths: AnyLengths
+    seed: int = 0
+    """Seed of the deal of prompts to replicas."""
+
+    @property
+    def sequences(self) -> int:
+        """prompts x samples."""
+        return self.prompts * self.samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Schedule:
+    """The decode of all replicas in steps."""
+
+    timeline: Timeline
+    each: int
+    """Sequences of the replica with the most."""
+    slots: int
+    """Sequences that run at a time, at most."""
+    prompt: float
+    """Mean prompt, tokens."""
+    shared: float
+    """Part of a prompt that costs a sequence no KV cache, because its group holds it once."""
+    tokens: float
+    """Response tokens of all replicas."""
+    longest: float
+    """Longest response, tokens."""
+    preempted: float
+    """Sequences of a replica that lose their KV cache once."""
+    recomputed: float
+    """Tokens of context that they prefill again."""
+
+    @property
+    def kv_tokens(self) -> float:
+        """Most context that one replica holds at a time, tokens."""
+        return float(np.max(self.timeline.running * (self.timeline.start + self.timeline.steps - self.shared)))  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def expected_lengths(requests: Requests) -> Floats:
+    """Sorted response lengths: expected order statistics, the largest at E[max] of all draws."""
+    known = stats(requests.response_lengths)
+    drawn = np.sort(known.representative(requests.sequences))
+    if requests.sequences > 1:
+        drawn[-1] = max(drawn[-1], known.expected_max(requests.sequences))
+    whole: Floats = np.maximum(np.rint(drawn), 1.0)
+    return whole
+
+
+@lru_cache(maxsize=1024)
+def expected_schedule(
+    requests: Requests, replicas: int, most: int, capacity: float, shared: bool
+) -> Schedule:
+    """The schedule of the expected lengths; cached, because many layouts share it."""
+    return schedule(expected_lengths(requests), requests, replicas, most, capacity, shared)
+
+
+def schedule(
+    lengths: Floats, requests: Requests, replicas: int, most: int, capacity: float, shared: bool
+) -> Schedule:
+    """Sequences dealt to `replicas`, at most `most` at a time and `capacity` tokens of KV cache each.
+
+    Where all fit they start together (G8), else finished ones are replaced (G9).
+    """
+    prompt = stats(requests.prompt_lengths).mean
+    saved = prompt * (1.0 - 1.0 / requests.samples) if shared else 0.0
+    dealt = deal(lengths, replicas, requests.samples, requests.seed)
+    timeline, slots = _fitted(dealt, prompt, saved, most, capacity)
+    preempted, recomputed = _preemption(int(dealt.shape[1]), slots, most, prompt - saved, capacity)
+    return Schedule(
+        timeline=timeline, each=int(dealt.shape[1]), slots=slots, prompt=prompt, shared=saved,
+        tokens=float(lengths.sum()), longest=float(lengths.max()), preempted=preempted,
+        recomputed=recomputed,
+    )  # fmt: skip
+
+
+def deal(lengths: Floats, replicas: int, samples: int, seed: int) -> Floats:
+    """(replicas, n) lengths: prompts with their samples dealt at random, as evenly as they go; 0 pads.
+
+    With fewer prompts than replicas, samples of one prompt are spread.
+    """
+    shuffled = np.random.default_rng(seed).permutation(lengths)
+    size = samples if len(lengths) % samples == 0 and len(lengths) // samples >= replicas else 1
+    groups = shuffled.reshape(-1, size)
+    per_replica = -(-len(groups) // replicas)
+    padded = np.zeros((per_replica * replicas, size))
+    padded[: len(groups)] = groups
+    return padded.reshape(per_replica, replicas, size).transpose(1, 0, 2).reshape(replicas, -1)
+
+
+def _fitted(
+    dealt: Floats, prompt: float, saved: float, most: int, capacity: float
+) -> tuple[Timeline, int]:
+    """The timeline whose peak fits the cache, and its slots.
+
+        all, if they fit;  else C / (p + E[l^2] / 2 E[l] + half a block), lowered until the peak fits
+
+    In the steady state of a refilled batch a running sequence stands on average at E[l^2] / (2 E[l])
+    of its response (length-biased age); sequences that start together peak above that.
+    """
+    each, held = int(dealt.shape[1]), prompt - saved + BLOCK_TOKENS / 2
+    if each <= most:
+        whole = one_wave(dealt, prompt)
+        if _peak(whole, saved) <= capacity:
+            return whole, each
+    real = dealt[dealt > 0]
+    age = float(np.mean(real**2) / (2 * np.mean(real)))
+    slots = max(1, min(each, most, int(capacity / (held + age))))
+    timeline = refill(dealt, slots, prompt)
+    tries = 1
+    while (peak := _peak(timeline, saved)) > capacity and slots > 1 and tries < TRIES:
+        worst = dealt[_fullest(timeline, saved)][None]  # one replica decides; all are checked again
+        while peak > capacity and slots > 1 and tries < TRIES:
+            slots, tries = max(1, min(slots - 1, int(slots * capacity / peak))), tries + 1
+            peak = _peak(refill(worst, slots, prompt), saved)
+        timeline = refill(dealt, slots, prompt)
+    return timeline, slots
+
+
+def _fullest(timeline: Timeline, saved: float) -> int:
+    """The replica with the highest peak."""
+    ends = timeline.start + timeline.steps - saved + BLOCK_TOKENS / 2
+    return int(timeline.replica[np.argmax(timeline.running * ends)])
+
+
+def _peak(timeline: Timeline, saved: float) -> float:
+    ends = timeline.start + timeline.steps - saved + BLOCK_TOKENS / 2
+    return float(np.max(timeline.running * ends))
+
+
+def _preemption(
+    each: int, slots: int, most: int, prompt: float, capacity: float
+) -> tuple[float, float]:
+    """Sequences evicted after the start, and the tokens that they prefill again.
+
+        evicted = n_0 - n_1;   tokens = sum over n from n_1 to n_0 of C / n = C ln(n_0 / n_1)
+
+    The engine admits as long as prompts fit (n_0) and evicts the latest when contexts outgrow the
+    cache, each at a context of C / n, until n_1 = slots remain. Source: vLLM V1 scheduler,
+    preemption by recomputation. Later starts are taken to fit.
+    """
+    admitted = min(each, most, int(capacity / (prompt + BLOCK_TOKENS)))
+    if slots >= each or admitted <= slots:
+        return 0.0, 0.0
+    return float(admitted - slots), capacity * math.log(admitted / slots)

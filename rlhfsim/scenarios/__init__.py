@@ -1,1 +1,0 @@
-"""What-if: differences between plans and runs."""

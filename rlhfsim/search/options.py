@@ -1,0 +1,168 @@
+"""The options of a seat on a number of GPUs, as a table.
+
+An option is a layout with what happens to the seat between its calls (stays, moves its optimizer
+states or all of itself to the host, sleeps). What a seat costs does not depend on the other seats,
+so it is priced once for each pool size (`search.pricer`) and serves every frame.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.search.fit import NO_SYNC, SyncBytes, engine_states, role_states
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+AnySeat = Seat | RolloutSeat
+TRAINED = ("actor", "critic")
+ALONE = "alone"
+"""Pool name while a seat is priced by itself."""
+SCORE, TRAIN = slice(0, 3), slice(3, 6)
+"""Columns of load, run and unload: of the forward call (or generation) and of training."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What a seat's price depends on."""
+
+    seat: str
+    hardware: int
+    gpus: int
+    beside_actor: bool = False
+    """A reference that shares the actor's pool: one process, and with LoRA one copy of the weights."""
+    adapters: bool = False
+    """A rollout that receives adapters only: its base weights must survive sleep."""
+    double_buffered: bool = False
+    """A rollout in two halves that take turns with an environment."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SeatTable:
+    """The options of one seat that fit by themselves; arrays have one row an option."""
+
+    key: Key
+    legal: int
+    """Options of the space, those that do not fit included."""
+    refused: Counter[str]
+    """Layouts outside the space, by reason."""
+    options: tuple[Seat | RolloutSeat, ...]
+    times: Floats
+    """(n, 6) seconds: load, run, unload of the forward call or generation, then of training."""
+    sizes: Floats
+    """Bytes by component: (n, view, :) of a role (`fit.role_sizes`), (n, :) of an engine."""
+    host: Floats
+    """Bytes of host memory for each GPU, processes included."""
+    pieces: Floats
+    """(n, pieces) seconds until equal shares of the samples are generated, waking included; a rollout's."""
+    refilled: Floats
+    """(n,) seconds per batch that a rollout which never drains does not go below; 0 where none may."""
+    sync_class: Ints
+    """Options of one class have the same layout for the weight sync."""
+
+    def __len__(self) -> int:
+        return len(self.options)
+
+    @property
+    def least_bytes(self) -> float:
+        """Bytes on a GPU that the leanest option needs while it works."""
+        if not len(self):
+            return 0.0
+        if self.key.seat == "rollout":
+            return float(self.sizes[:, :6].sum(axis=1).min())
+        work = slice(3, 11) if self.key.seat not in TRAINED else slice(3, 6)
+        return float(self.sizes[..., work].sum(axis=-1).max(axis=1).min())
+
+    @property
+    def frees(self) -> NDArray[np.bool_]:
+        """Options that take something out of GPU memory between calls."""
+        return np.array([frees(seat) for seat in self.options], dtype=np.bool_)
+
+    @property
+    def moved(self) -> Ints:
+        """Whether a move surrounds the forward call (1) and training (2): such calls do not stream."""
+        moves = self.times[:, [0, 3]] + self.times[:, [2, 5]] > 0
+        return np.asarray(moves @ np.array([1, 2]), dtype=np.int64)
+
+    @property
+    def seconds(self) -> Floats:
+        """All calls and moves of a step."""
+        return np.asarray(self.times.sum(axis=1))
+
+    def states(
+        self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True
+    ) -> Mapping[str, Floats]:
+        """Bytes, mean and variance of each state (see `search.fit`)."""
+        if self.key.seat == "rollout":
+            return engine_states(profile, self.sizes, sync, with_actor=with_actor)
+        return role_states(profile, self.sizes, sync if self.key.seat == "actor" else NO_SYNC)
+
+    def only(self, rows: Ints) -> SeatTable:
+        """The table with these options alone, in this order; `legal` stays."""
+        pick = rows.tolist()
+        return SeatTable(
+            key=self.key, legal=self.legal, refused=self.refused,
+            options=tuple(self.options[i] for i in pick), times=self.times[rows],
+            sizes=self.sizes[rows],
+            host=self.host[rows], pieces=self.pieces[rows], refilled=self.refilled[rows], sync_class=self.sync_class[rows],
+        )  # fmt: skip
+
+
+# --- the options of the space -----------------------------------------------------------------------
+
+
+def role_variants(request: Request, role: str, layout: Layout) -> Iterator[Seat]:
+    """What a role may do between its calls: stay, move its optimizer states, move altogether."""
+    yield Seat(pool=ALONE, layout=layout)
+    if "offload" in request.forbid:
+        return
+    if role in TRAINED and layout.offload_optimizer == "none":
+        yield Seat(pool=ALONE, layout=layout, offload_between=True)
+    yield Seat(pool=ALONE, layout=layout, residency="offloaded")
+
+
+def rollout_variants(layout: RolloutLayout, *, adapters: bool) -> Iterator[RolloutSeat]:
+    """Sleep levels; an engine that receives adapters only must keep its base weights."""
+    for sleep in (0, 1) if adapters else (0, 1, 2):
+        yield RolloutSeat(pool=ALONE, layout=layout, sleep=sleep)
+
+
+def frees(seat: AnySeat) -> bool:
+    """Whether a seat takes something out of GPU memory between its calls."""
+    if isinstance(seat, RolloutSeat):
+        return seat.sleep > 0
+    return seat.offload_between or seat.residency != "resident"
+
+
+def allowed(request: Request, name: str, seat: AnySeat) -> bool:
+    """Whether the user's limits leave an option in the space."""
+    for limit in request.limits:
+        if limit.seat == name and limit.field not in ("gpus", "hardware"):
+            holder = seat if hasattr(seat, limit.field) else seat.layout
+            if not limit.holds(getattr(holder, limit.field)):
+                return False
+    return True
+
+
+def sync_classes(seats: Sequence[AnySeat]) -> Ints:
+    """A number for each distinct layout as the weight sync sees it."""
+    numbers: dict[object, int] = {}
+    return np.array(
+        [numbers.setdefault(sync_layout(s), len(numbers)) for s in seats], dtype=np.int64
+    )
+
+
+def sync_layout(seat: AnySeat) -> object:
+    """The fields of a layout that the weight sync reads."""
+    x = seat.layout
+    if isinstance(x, RolloutLayout):
+        return x.tp, x.pp, x.dp, x.ep, x.attention_dp, x.precision
+    return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params

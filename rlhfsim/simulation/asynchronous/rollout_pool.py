@@ -1,0 +1,314 @@
+"""The rollout pool of a run with stale samples: admission, dispatch, the queue of finished groups.
+
+Groups (a prompt with its G samples) are numbered in the order in which they start. Legend: v weight
+version of a replica (updates it has received), eta staleness bound, P groups of a batch.
+
+    a replica starts group j (from 1) only while  j <= (v + eta + 1) P        (AReaL, arXiv 2505.24298, eq. 3)
+
+The trainer takes the oldest finished groups. A group is due in batch v + ceil(eta); batch k is taken
+only if it leaves no more than (d - k) P groups due up to any batch d, so that none is ever late: the
+trainer waits for old groups rather than take too many young ones. Proof by induction over starts and
+takes: only replicas with the newest version v start groups, and then the groups due up to v + ceil(eta)
+are all j - k P <= (v + eta + 1 - k) P untaken ones, k batches being taken.
+Without partial rollouts v is the version at the start; with them samples go on under newer weights and
+v is the version that wrote the last token (what wrote the first is counted apart).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from rlhfsim.simulation.asynchronous.replica import EPSILON, Replica
+
+BatchLengths = Callable[[int], list[list[float]]]
+"""Response lengths of batch k, one list a group, in the order in which its groups start."""
+
+
+@dataclass(slots=True)
+class Group:
+    """A group in flight or finished."""
+
+    start: int
+    """Version at its start."""
+    left: int
+    """Samples that still run."""
+    version: int
+    """Version that its staleness is measured from."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """A batch handed to the trainer."""
+
+    groups: list[int]
+    staleness: list[int]
+    """Versions between generation and training, one entry a group."""
+    oldest: int
+    """Of the oldest token in the batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RolloutPool:
+    """Replicas with one dispatcher and one queue."""
+
+    replicas: list[Replica]
+    lengths: BatchLengths
+    batch: int
+    """Groups of a batch (P)."""
+    staleness: float
+    """eta."""
+    partial: bool = False
+    """Weight updates interrupt; samples carry on."""
+    queue: float | None = None
+    """Most finished batches that wait; a full queue stops generation."""
+    started: int = 0
+    taken: int = 0
+    """Batches that the trainer took."""
+    draining: bool = False
+    """The trainer waits for every replica to drain: a full queue stops nothing."""
+    held: bool = False
+    """Stopped from outside."""
+    blocked_seconds: float = 0.0
+    """Time in which the full queue stopped generation."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    finished: list[tuple[int, int]] = field(default_factory=list)
+    """Version and number of the groups that wait for the trainer."""
+    _events: list[tuple[float, int, int]] = field(default_factory=list)
+    _stamp: list[int] = field(default_factory=list)
+    _untaken: dict[int, int] = field(default_factory=dict)
+    """Groups in flight or in the queue, by version."""
+    _waiting: dict[int, int] = field(default_factory=dict)
+    """Groups in the queue, by version."""
+    _batch_lengths: list[list[float]] = field(default_factory=list)
+    _blocked_since: float | None = None
+
+    def __post_init__(self) -> None:
+        """Fill the replicas at time 0."""
+        self._stamp = [0] * len(self.replicas)
+        for replica in self.replicas:
+            self._install(replica, 0)
+        self.pull_all()
+
+    # --- time ---------------------------------------------------------------------------------------
+
+    @property
+    def paused(self) -> bool:
+        """Whether the replicas stand still."""
+        return self.held or self._blocked_since is not None
+
+    def next_time(self) -> float:
+        """When something next happens inside the pool; inf while it is stopped or empty."""
+        if self.paused:
+            return math.inf
+        events, stamp = self._events, self._stamp
+        while events and events[0][1] != stamp[events[0][2]]:
+            heappop(events)
+        return events[0][0] if events else math.inf
+
+    def run(self, until: float, *, batch: bool = False, idle: bool = False) -> float | None:
+        """Let everything up to `until` happen; stops where a batch is ready or the pool has drained.
+
+        Returns the time at which it stopped, None if it reached `until`.
+        """
+        while True:
+            time = self.next_time()
+            if time > until or time == math.inf:
+                return None
+            finished = self._fire()
+            if (batch and finished and self.ready) or (idle and self.idle):
+                return time
+
+    def _fire(self) -> bool:
+        """The next event; whether a group finished."""
+        time, _, r = heappop(self._events)
+        replica, groups, finished = self.replicas[r], self.groups, False
+        for number in replica.fire(time):
+            group = groups[number]
+            group.left -= 1
+            if not group.left:
+                self._group_done(number, group, replica.version)
+                finished = True
+        if replica.pending is not None and not replica.running and not replica.waiting:
+            self._take_pending(replica)
+        if self.started < replica.limit and not replica.waiting and not replica.closed:
+            self._pull(replica)
+        stamp = self._stamp[r] = self._stamp[r] + 1
+        following = replica.next_time()
+        if following < math.inf:
+            heappush(self._events, (following, stamp, r))
+        if finished and self.queue is not None and not self.draining and self._full:
+            self._block(time)
+        return finished
+
+    def settle(self, time: float) -> None:
+        """Bring every replica to `time`, which lies before the next event."""
+        for r, replica in enumerate(self.replicas):
+            if self.paused:
+                replica.now = time
+            elif time > replica.now:
+                replica.advance(time)
+            self._schedule(r)
+
+    def pause(self, time: float) -> None:
+        """Stop every replica."""
+        self.settle(time)
+        self.held = True
+
+    def resume(self, time: float) -> None:
+        """Carry on after a pause."""
+        self.settle(time)
+        self.held = False
+
+    def _schedule(self, r: int) -> None:
+        self._stamp[r] += 1
+        time = self.replicas[r].next_time()
+        if time < math.inf:
+            heappush(self._events, (time, self._stamp[r], r))
+
+    # --- admission ----------------------------------------------------------------------------------
+
+    def _install(self, replica: Replica, version: int) -> None:
+        """New weights on a replica, and with them more groups that it may start."""
+        replica.version, replica.pending, replica.closed = version, None, False
+        replica.limit = int((version + self.staleness + 1.0) * self.batch + EPSILON)
+
+    def _pull(self, replica: Replica) -> None:
+        while self.started < replica.limit and not replica.waiting and replica.room:
+            self._start(replica)
+
+    def pull_all(self) -> None:
+        """Deal what may start, always to the replica with the fewest samples."""
+        order = [(replica.load, r) for r, replica in enumerate(self.replicas)]
+        heapify(order)
+        while order:
+            _, r = heappop(order)
+            replica = self.replicas[r]
+            if replica.closed or replica.waiting or not replica.room:
+                continue
+            if self.started >= replica.limit:
+                continue
+            self._start(replica)
+            heappush(order, (replica.load, r))
+        for r in range(len(self.replicas)):
+            self._schedule(r)
+
+    def _start(self, replica: Replica) -> None:
+        index = self.started % self.batch
+        if index == 0:
+            self._batch_lengths = self.lengths(self.started // self.batch)
+        lengths, version = self._batch_lengths[index], replica.version
+        self.groups[self.started] = Group(version, len(lengths), version)
+        if not self.partial:
+            self._count(self._untaken, version, 1)
+        replica.add(self.started, lengths)
+        self.started += 1
+
+    # --- the queue ----------------------------------------------------------------------------------
+
+    def _group_done(self, number: int, group: Group, version: int) -> None:
+        if self.partial:  # none is ever late: no counts
+            group.version = version
+        else:
+            self._count(self._waiting, group.version, 1)
+        heappush(self.finished, (group.version, number))
+
+    @staticmethod
+    def _count(counts: dict[int, int], version: int, change: int) -> None:
+        left = counts.get(version, 0) + change
+        if left:
+            counts[version] = left
+        else:
+            del counts[version]
+
+    @property
+    def ready(self) -> bool:
+        """Whether the trainer can take its next batch and none is late later on."""
+        if len(self.finished) < self.batch:
+            return False
+        untaken = waiting = 0
+        slack = math.ceil(self.staleness) - self.taken
+        for version in sorted(self._untaken):
+            untaken += self._untaken[version]
+            waiting += self._waiting.get(version, 0)
+            if untaken - min(self.batch, waiting) > max(0, version + slack) * self.batch:
+                return False
+        return True
+
+    def take(self, time: float) -> Taken:
+        """The oldest finished groups, one batch."""
+        assert self.ready
+        numbers = [heappop(self.finished)[1] for _ in range(self.batch)]
+        groups = [self.groups.pop(number) for number in numbers]
+        for group in () if self.partial else groups:
+            self._count(self._untaken, group.version, -1)
+            self._count(self._waiting, group.version, -1)
+        found = Taken(
+            numbers,
+            [self.taken - g.version for g in groups],
+            max(self.taken - g.start for g in groups),
+        )
+        self.taken += 1
+        if self._blocked_since is not None and not self._full:
+            self._unblock(time)
+        return found
+
+    @property
+    def _full(self) -> bool:
+        limit = math.inf if self.queue is None else max(self.queue, 1.0) * self.batch
+        return len(self.finished) >= limit - EPSILON and self.ready
+
+    def _block(self, time: float) -> None:
+        self.settle(time)
+        self._blocked_since = time
+
+    def _unblock(self, time: float) -> None:
+        assert self._blocked_since is not None
+        self.blocked_seconds += time - self._blocked_since
+        self.settle(time)
+        self._blocked_since = None
+
+    @property
+    def queued(self) -> int:
+        """Groups in the queue; what finished beyond its capacity waits inside the engine."""
+        limit = math.inf if self.queue is None else max(self.queue, 1.0) * self.batch
+        return int(min(len(self.finished), limit))
+
+    # --- weight updates -----------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits for a slot."""
+        return not any(replica.load for replica in self.replicas)
+
+    def close(self, time: float) -> None:
+        """Start nothing new until `swap`: running requests drain."""
+        self.draining = True
+        if self._blocked_since is not None:
+            self._unblock(time)
+        for replica in self.replicas:
+            replica.closed = True
+
+    def swap(self, time: float, version: int) -> None:
+        """New weights on every replica at once; running sequences prefill again."""
+        self.settle(time)
+        for replica in self.replicas:
+            replica.interrupted()
+            self._install(replica, version)
+        self.draining = False
+        self.pull_all()
+
+    def swap_as_drained(self, time: float, version: int) -> None:
+        """Each replica takes the new weights as soon as its running requests are done."""
+        self.settle(time)
+        for replica in self.replicas:
+            replica.pending, replica.closed = version, True
+            if not replica.load:
+                self._take_pending(replica)
+        self.pull_all()
+
+    def _take_pending(self, replica: Replica) -> None:
+        assert replica.pending is not None
+        self._install(replica, replica.pending)

@@ -1,0 +1,264 @@
+"""Schedules with stale samples: one-step-off and fully asynchronous, on the clock.
+
+Legend: L seconds of the trainer's calls for one batch, s weight sync, g generation of a whole batch, eta staleness.
+
+One-step-off (eta = 1, no partial rollouts). Batch k+1 is generated whole while batch k is trained; weights
+move when both are done, T = max(g, L) + s. With `overlapped_sync` they move as soon as the trainer is
+done, into a second buffer; batch k+2 waits for them (its samples may be one version old, no more), so
+T = max(g, L, s, (g + L + s) / 2).
+
+Fully asynchronous (any other eta, or partial rollouts). Replicas never drain of their own accord
+(`rollout`, `rollout_pool`). The trainer takes a batch, runs its calls, and hands over the weights:
+- exposed: replicas stop (partial rollouts) or first finish what runs (NeMo-RL, verl), then weights move while
+  all wait, then interrupted sequences prefill again;
+- overlapped: weights move beside everything else, one transfer at a time, then each replica takes
+  them at once (partial rollouts) or as it has drained.
+One batch is in training at a time: calls of the next wait even where other pools score.
+
+Steady state: the first ceil(eta) + 2 steps never count. The mean step is the window over its steps,
+or over the batches that the rollout produced in it where those are fewer (else a window that
+eats up samples made before it would look faster than any steady state).
+
+Not known here: that sequences which wait for an environment hold their slots (its workers' pace is kept, and
+one-step-off has it in g), trainer calls that share the rollout's GPUs, streaming into the trainer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from rlhfsim.kernels.cost import Cost, total
+from rlhfsim.rollout.schedule import Requests
+from rlhfsim.simulation.asynchronous.batch_means import interval_of
+from rlhfsim.simulation.asynchronous.bounds import Floor, floor_of
+from rlhfsim.simulation.asynchronous.engine import Engine, engine_of
+from rlhfsim.simulation.asynchronous.learner import Programs, Run, learner_steps
+from rlhfsim.simulation.asynchronous.replica import Replica
+from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
+from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
+from rlhfsim.simulation.memory_timeline import Book
+from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
+from rlhfsim.simulation.result import Simulated, Staleness
+from rlhfsim.simulation.simulator import World
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.step.iteration import Iteration, Program, Setting, program, requests_of
+from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
+
+PLAIN = Schedule()
+WAIT = "actor.generate.wait"
+"""What the trainer waits for samples."""
+
+
+def simulate(
+    setting: Setting,
+    kv_tokens: float | None = None,
+    *,
+    steps: int = 8,
+    warmup: int = 0,
+    seed: int | None = None,
+    noise: Noise | None = None,
+    record: bool = False,
+    memory: Literal["watch", "strict"] | None = None,
+    cutoff: float | None = None,
+    plan_hash: str = "",
+    priced: Program | None = None,
+) -> Simulated:
+    """`steps` measured steps in steady state; stops once their interval lies above `cutoff` seconds.
+
+    `priced` is the program of a quiet run, where the caller has it.
+    """
+    draws = Draws(setting, noise, seed)
+    usual = priced or program(setting, kv_tokens)
+    programs = _programs(draws, usual, kv_tokens)
+    book = Book.of(setting, strict=memory == "strict") if memory or record else None
+    world = World(setting, record=record, book=book)
+    schedule = setting.placement.schedule
+    run = Run(
+        world=world, programs=programs, steps=steps, warmup=max(warmup, least_warmup(schedule)), cutoff=cutoff,
+        paired=one_step_off(schedule) and schedule.overlapped_sync,
+    )  # fmt: skip
+    ways = OneStepOff(run, schedule) if one_step_off(schedule) else Async(run, _pool(draws, kv_tokens))  # fmt: skip
+    if book is not None:
+        book.begin(ROLLOUT, 0.0)
+    world.env.run(until=world.env.process(ways.train()))
+    return _simulated(run, usual, seed, plan_hash)
+
+
+def one_step_off(schedule: Schedule) -> bool:
+    """Whether each batch is generated whole beside the training of the one before."""
+    return schedule.staleness == 1 and not schedule.partial_rollout
+
+
+def least_warmup(schedule: Schedule) -> int:
+    """Steps until samples of every age have been trained on."""
+    return math.ceil(schedule.staleness) + 2
+
+
+def _programs(draws: Draws, usual: Program, kv_tokens: float | None) -> Programs:
+    if draws.noise.quiet:
+        return lambda k: usual
+    return lambda k: draws.program(kv_tokens, k)
+
+
+def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) -> Engine:
+    """One priced replica of the plan."""
+    seat, schedule = setting.placement.rollout, setting.placement.schedule
+    assert seat is not None
+    requests = requests_of(setting.workload)
+    layout = replace(seat.layout, memory_utilization=1.0) if kv_tokens else seat.layout
+    admitted = requests.sequences * (schedule.staleness + 1.0)
+    return engine_of(setting.device(seat), setting.models.actor, layout, requests, kv_tokens, longest, admitted)  # fmt: skip
+
+
+def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
+    setting, workload = draws.base, draws.base.workload
+    longest = (
+        workload.response_len.maximum if draws.noise.lengths else float(draws.lengths(0).max())
+    )
+    engine = rollout_engine(setting, kv_tokens, longest)
+    schedule = setting.placement.schedule
+
+    def lengths(k: int) -> list[list[float]]:
+        found: list[list[float]] = draws.lengths(k).reshape(workload.prompts, -1).tolist()
+        return found
+
+    return RolloutPool(
+        replicas=[Replica(engine, pace) for pace in draws.replica_paces()], lengths=lengths,
+        batch=workload.prompts, staleness=schedule.staleness, partial=schedule.partial_rollout,
+        queue=schedule.queue,
+    )  # fmt: skip
+
+
+# --- results ----------------------------------------------------------------------------------------
+
+
+def _simulated(run: Run, usual: Program, seed: int | None, plan_hash: str) -> Simulated:
+    world, seconds = run.world, run.seconds
+    ages = [age for step in run.ages[run.warmup : len(run.ends)] for age in step]
+    recorder, book = world.recorder, world.book
+    spread = interval_of(seconds)
+    return Simulated(
+        iteration=_iteration(run, usual),
+        step_seconds=seconds,
+        trace=recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(run.ends)) if recorder.on else None,
+        staleness=Staleness(mean=float(np.mean(ages)), max=float(max(map(max, run.ages)))),
+        interval=None if spread is None else (spread[0] * run.shortfall, spread[1] * run.shortfall),
+        lost=dict(sorted(world.fabric.lost.items())),
+        peaks=book.peaks() if book is not None else (),
+        stopped=run.stopped,
+    )  # fmt: skip
+
+
+def _iteration(run: Run, usual: Program) -> Iteration:
+    """The mean step as a chain: the wait for samples, the trainer's calls, the weights.
+
+    Generation goes on beside training, off the chain; on it is the part that the trainer waits for.
+    """
+    measured = slice(run.warmup, run.warmup + len(run.seconds))
+    mean = run.mean
+    learned = float(np.mean(run.learned[measured]))
+    sync = 0.0 if run.world.setting.placement.schedule.overlapped_sync else math.fsum(s.cost.seconds for s in usual.steps if s.name == SYNC)  # fmt: skip
+    wait = max(0.0, mean - learned - sync)
+    calls, chain = timetable(learner_steps(usual), PLAIN)
+    stretch = learned / max((p.end for p in calls), default=1.0)
+    made = usual.refilled or (usual.generation.cost if usual.generation else Cost())
+    rollout = next(s.pools for s in usual.steps if s.name == ROLLOUT)
+    phases = [
+        Phase(name=WAIT, pools=rollout, start=0.0, cost=_as_long(made, wait), after=None),
+        *(_moved(p, wait, stretch) for p in calls),
+    ]
+    moves = [s for s in usual.steps if s.name == SYNC]
+    hidden = not sync and bool(moves)
+    critical = (0, *(i + 1 for i in chain))
+    for step in moves:
+        start, left = (0.0, step.cost) if hidden else (wait + learned, _as_long(step.cost, mean - wait - learned))  # fmt: skip
+        critical += () if hidden else (len(phases),)
+        phases.append(Phase(name=SYNC, pools=(SYNC_POOL,) if hidden else step.pools, start=start, cost=left,
+                            after=None if hidden else critical[-2]))  # fmt: skip
+    phases.append(Phase(name=ROLLOUT, pools=rollout, start=wait, cost=_as_long(made, mean - wait - sync), after=0))  # fmt: skip
+    return Iteration(
+        phases=tuple(phases), critical=critical, cost=total(phases[i].cost for i in critical),
+        generation=usual.generation, tokens=usual.tokens, gpus=usual.gpus,
+    )  # fmt: skip
+
+
+def _as_long(cost: Cost, seconds: float) -> Cost:
+    return cost.scaled(max(0.0, seconds) / cost.seconds) if cost.seconds > 0 else cost
+
+
+def _moved(phase: Phase, by: float, stretch: float) -> Phase:
+    return replace(
+        phase, start=by + phase.start * stretch, cost=phase.cost.scaled(stretch),
+        after=0 if phase.after is None else phase.after + 1,
+    )  # fmt: skip
+
+
+# --- a bound without simulation ---------------------------------------------------------------------
+
+
+def stale_bound(
+    priced: Program, setting: Setting, kv_tokens: float | None = None, *, queue: bool = True
+) -> float:
+    """Seconds per step that no simulated steady state without noise goes below.
+
+        one-step-off:  max(g, L) + s;   overlapped:  max(g, L, s, (g + L + s) / 2)
+        asynchronous:  max(L + max(0, (S - L r0) / r1), W / R) + s;   overlapped:  the same without s, and s
+
+    S tokens and W replica seconds of a batch, R replicas, r0 and r1 the most tokens per second with eta
+    and eta + 1 batches in the pool (`bounds`).
+
+    Proof. One-step-off: generation, trainer and links each do one batch after the other; exposed, s follows
+    both. Overlapped, batch k + 2 is generated after sync k, then trained, so from the start of sync k
+    to that of sync k + 2 at least s + g + L pass, and the mean is that of an even number of steps.
+    Asynchronous: take M measured steps, T their mean. (1) The trainer's steps follow each
+    other, so each is its wait, L and, exposed, s; an overlapped transfer follows the one before. (2)
+    While the trainer works at most eta batches are in the pool, and eta + 1 while it waits, for started
+    <= (v + eta + 1) B and (v + 1) B or v B are taken; during an exposed sync nothing is generated. So the
+    tokens made are at most M (w r1 + L r0), w the mean wait (for the batch, a drain, an earlier transfer). (3) Replica time holds the work done and, exposed,
+    M s on each replica: R M T >= work + R M s. The result is T max(1, M S / tokens, M W / work), hence
+    at least W / R (+ s), and with t = tokens / M < S at least (S / t) (L + s + max(0, t - L r0) / r1),
+    which falls with t down to its value at t = S. Prefill, interruptions, drains, links and a full queue
+    only add.
+    """
+    schedule = setting.placement.schedule
+    calls, _ = timetable(learner_steps(priced), PLAIN)
+    learn = max((p.end for p in calls), default=0.0)
+    sync = math.fsum(s.cost.seconds for s in priced.steps if s.name == SYNC)
+    if one_step_off(schedule):
+        made = math.fsum(s.cost.seconds for s in priced.steps if s.name.startswith(ROLLOUT))
+        if schedule.overlapped_sync:
+            return max(made, learn, sync, (made + learn + sync) / 2)
+        return max(made, learn) + sync
+    floor, replicas = _floor(setting, kv_tokens)
+    wait = max(0.0, floor.tokens - learn * _rate(floor, setting, replicas, 0.0))
+    bound = max(learn + wait / _rate(floor, setting, replicas, 1.0), floor.work / replicas)
+    return max(bound, sync) if schedule.overlapped_sync else bound + sync
+
+
+def refilled_bound(setting: Setting, kv_tokens: float | None) -> float:
+    """Seconds per batch that a pool of replicas which never drains does not go below: W / R."""
+    floor, replicas = _floor(setting, kv_tokens)
+    return floor.work / replicas
+
+
+def _floor(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
+    longest = float(usual_lengths(setting).max())
+    engine = rollout_engine(setting, kv_tokens, longest)
+    assert setting.placement.rollout is not None
+    known = _known_floor(engine, requests_of(setting.workload), setting.drawn)
+    return known, setting.placement.rollout.layout.dp
+
+
+@lru_cache(maxsize=1024)
+def _known_floor(engine: Engine, requests: Requests, drawn: tuple[float, ...] | None) -> Floor:
+    return floor_of(engine, known_lengths(requests, drawn), requests.prompts)
+
+
+def _rate(floor: Floor, setting: Setting, replicas: int, more: float) -> float:
+    batches = setting.placement.schedule.staleness + more
+    return floor.pool_rate(batches * setting.workload.num_sequences, replicas)

@@ -1,0 +1,223 @@
+"""One-step-off and fully asynchronous as processes; what they do and why stands in `stale`."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import simpy
+
+from rlhfsim.simulation.asynchronous.bounds import floor_of
+from rlhfsim.simulation.asynchronous.learner import Run
+from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
+from rlhfsim.simulation.simulator import Running
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.step.timetable import ROLLOUT
+
+# --- one-step-off -----------------------------------------------------------------------------------
+
+
+class OneStepOff:
+    """Each batch generated whole while the one before is trained."""
+
+    def __init__(self, run: Run, schedule: Schedule) -> None:
+        self.run = run
+        self.env = run.world.env
+        self.overlapped = schedule.overlapped_sync
+        self.versions: list[int] = []
+        """Weights that each batch was generated with."""
+        self.version = 0
+        self.last_sync: simpy.Event = self.env.timeout(0)
+
+    def train(self) -> Running:
+        """All steps."""
+        env, run, k = self.env, self.run, 0
+        generated = env.process(self._generate(0))
+        while not run.over:
+            yield generated
+            before = self.last_sync
+            if self.overlapped:
+                generated = env.process(self._generate(k + 1, after=before))
+            else:
+                generated = env.process(self._generate(k + 1))
+            yield from run.batch(k, [k - self.versions[k]])
+            if self.overlapped:
+                yield before
+                self.last_sync = env.process(self._sync(k))
+            else:
+                yield generated
+                yield from self._sync(k)
+            run.end()
+            k += 1
+
+    def _generate(self, k: int, after: simpy.Event | None = None) -> Running:
+        if after is not None:
+            yield after
+        self.versions.append(self.version)
+        made, world = self.run.programs(k), self.run.world
+        world.kv_cache(made.generation.kv_tokens if made.generation else 0.0)
+        for step in made.steps:
+            if step.name.startswith(ROLLOUT):
+                yield from world.work(step, k, version=self.version)
+        world.kv_cache(0.0)
+
+    def _sync(self, k: int) -> Running:
+        yield from self.run.sync(k)
+        self.version = k + 1
+
+
+# --- fully asynchronous -----------------------------------------------------------------------------
+
+
+class Async:
+    """Replicas that are refilled all the time, beside the trainer."""
+
+    def __init__(self, run: Run, pool: RolloutPool) -> None:
+        self.run = run
+        self.env = run.world.env
+        self.pool = pool
+        schedule = run.world.setting.placement.schedule
+        self.partial, self.overlapped = schedule.partial_rollout, schedule.overlapped_sync
+        self.answered = 0.0
+        """When the environment has answered all that was taken."""
+        self.batch_there: simpy.Event | None = None
+        self.drained: simpy.Event | None = None
+        self.last_sync: simpy.Event = self.env.timeout(0)
+        self.opened: tuple[float, float] | None = None
+        """Work done and tokens generated when the window opened."""
+        lengths = np.concatenate([np.asarray(g) for g in pool.lengths(0)])
+        self.floor = floor_of(pool.replicas[0].engine, lengths, pool.batch)
+        self._since = [(0.0, 0.0, 0.0)] * len(pool.replicas)
+
+    def train(self) -> Running:
+        """All steps; the replicas run beside."""
+        run, pool, k = self.run, self.pool, 0
+        self.env.process(self._replicas())
+        while not run.over:
+            if not pool.ready:
+                self.batch_there = self.env.event()
+                yield self.batch_there
+            yield from self._answered()
+            taken = pool.take(self.env.now)
+            self._count()
+            yield from run.batch(k, taken.staleness)
+            if self.overlapped:
+                yield self.last_sync
+                self.last_sync = self.env.process(self._behind(k))
+            else:
+                yield from self._exposed(k)
+            run.end()
+            self._measure()
+            k += 1
+
+    def _answered(self) -> Running:
+        """The environment's workers answer one batch after the other: n T s / w seconds each."""
+        workload = self.run.world.setting.workload
+        environment = workload.environment
+        if environment is None:
+            return
+        work = workload.num_sequences * environment.turns * environment.seconds_per_turn
+        self.answered += work / environment.workers
+        yield self.env.timeout(max(0.0, self.answered - self.env.now))
+
+    def _replicas(self) -> Running:
+        """Lets the pool run ahead to the next event outside it, and wakes whom it can."""
+        env, pool = self.env, self.pool
+        while True:
+            outside = env.peek()
+            time = pool.run(outside, batch=self.batch_there is not None, idle=self.drained is not None)  # fmt: skip
+            if time is not None:
+                yield env.timeout(max(0.0, time - env.now))
+                self._wake()
+                continue
+            assert outside < math.inf, "trainer and rollout wait for each other"
+            yield env.timeout(outside - env.now)
+
+    def _wake(self) -> None:
+        if self.batch_there and self.pool.ready:
+            self.batch_there.succeed()
+            self.batch_there = None
+        if self.drained and self.pool.idle:
+            self.drained.succeed()
+            self.drained = None
+
+    def _exposed(self, k: int) -> Running:
+        env, pool = self.env, self.pool
+        if self.partial:
+            pool.pause(env.now)
+        else:
+            pool.close(env.now)
+            if not pool.idle:
+                self.drained = env.event()
+                yield self.drained
+        self._spans(k)
+        yield from self.run.sync(k)
+        if self.partial:
+            pool.resume(env.now)
+        pool.swap(env.now, k + 1)
+        self._swapped(k + 1)
+
+    def _behind(self, k: int) -> Running:
+        yield from self.run.sync(k)
+        self._spans(k)
+        if self.partial:
+            self.pool.swap(self.env.now, k + 1)
+        else:
+            self.pool.swap_as_drained(self.env.now, k + 1)
+        self._swapped(k + 1)
+
+    # --- measures -----------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        """Work and tokens of the window, from its opening to now."""
+        run, pool = self.run, self.pool
+        done = len(run.ends) - run.warmup
+        if done < 0:
+            return
+        pool.settle(self.env.now)
+        work = math.fsum(self.floor.done(r.prefilled / r.pace, r.tokens, r.attended) for r in pool.replicas)  # fmt: skip
+        tokens = math.fsum(r.tokens for r in pool.replicas)
+        if self.opened is None:
+            self.opened = work, tokens
+            return
+        made = (
+            (work - self.opened[0]) / self.floor.work,
+            (tokens - self.opened[1]) / self.floor.tokens,
+        )
+        run.shortfall = max(1.0, done / max(min(made), 1e-9))
+
+    def _count(self) -> None:
+        recorder, pool = self.run.world.recorder, self.pool
+        if recorder.on:
+            samples = self.run.world.setting.workload.samples
+            recorder.counter("queue_samples", self._place, self.env.now, pool.queued * samples)
+
+    def _swapped(self, version: int) -> None:
+        recorder = self.run.world.recorder
+        if not recorder.on:
+            return
+        recorder.counter("weight_version", self._place, self.env.now, version)
+        for r, replica in enumerate(self.pool.replicas):
+            recorder.counter("running", self._place, self.env.now, len(replica.running), f"replica {r}")  # fmt: skip
+            self.run.world.kv_cache(replica.kv_tokens, f"replica {r}")
+            self._since[r] = self.env.now, replica.busy, replica.tokens
+
+    def _spans(self, k: int) -> None:
+        """One span a replica since it took its weights, as long as it was busy."""
+        recorder = self.run.world.recorder
+        if not recorder.on:
+            return
+        self.pool.settle(self.env.now)
+        for r, replica in enumerate(self.pool.replicas):
+            start, busy, tokens = self._since[r]
+            end = min(self.env.now, start + replica.busy - busy)
+            if end <= start:
+                continue
+            recorder.span(ROLLOUT, self._place, k, start, end, "hbm", group=f"replica {r}",
+                          version=replica.version, tokens=replica.tokens - tokens)  # fmt: skip
+
+    @property
+    def _place(self) -> str:
+        seat = self.run.world.setting.placement.rollout
+        assert seat is not None
+        return seat.pool

@@ -1,0 +1,243 @@
+"""Memory at every instant: bytes on the fullest GPU of each pool and on each node of the host.
+
+The seats and states of `memory.residency`, put on the clock. A pool's state is what the engine does
+(asleep, awake, running) and which calls hold a role in GPU memory: its bytes are those of the pool
+at rest plus what each call adds. While a role moves out it is still there; when it moves in its
+bytes are there from the start (M9).
+
+    book = Book.of(setting, strict=True)      # raises "out-of-memory" at the instant that does not fit
+    book.begin("actor.train.load", now); book.end("actor.train.load", now); ...
+    book.level("trainer"), book.peaks()
+
+Names are those of the program's steps. Host memory: offloaded states, sleeping copies and processes
+(M10, `memory.ledger.host_bytes`) all the time, the buffers of a weight sync while it runs.
+
+Not known here: allocator caches that outlive a call, and start-up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.memory.ledger import host_bytes
+from rlhfsim.memory.residency import (
+    Entry,
+    Moment,
+    PoolBytes,
+    entries,
+    moments,
+    pool_bytes,
+    profile_of,
+    stages_of,
+)
+from rlhfsim.step.iteration import Setting
+from rlhfsim.step.timetable import ROLLOUT, SYNC
+from rlhfsim.units import format
+from rlhfsim.weight_sync.weight_sync import sync
+
+MOVES = (".load", ".unload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The fullest instant of a pool."""
+
+    pool: str
+    time: float
+    name: str
+    """The call that began then; `start` at the start."""
+    bytes: float
+    capacity: float
+
+
+class Book:
+    """What every pool holds now, and the most it held."""
+
+    def __init__(self, setting: Setting, *, strict: bool) -> None:
+        placement, workload = setting.placement, setting.workload
+        self.strict = strict
+        self._held = {p.name: _views(setting, p.name) for p in placement.pools}
+        self._capacity = {
+            p.name: profile_of(placement, setting.cluster, p.name).usable_memory.value
+            for p in placement.pools
+        }
+        self._moments = {m.name: m for m in moments(placement, workload)}
+        self._engine = self._moments["start"].engine
+        self._rollout = placement.rollout.pool if placement.rollout and workload.generates else None
+        self._active: dict[str, dict[str, Moment]] = {p.name: {} for p in placement.pools}
+        self._sizes: dict[tuple[str, str | None, str, bool, str], float] = {}
+        self._plan = setting.models, placement, workload, setting.cluster
+        self._host = host_bytes(setting.models, placement, workload, setting.cluster)
+        self._host_capacity = {
+            p.name: profile_of(placement, setting.cluster, p.name).node.host_memory.value
+            for p in placement.pools
+        }
+        self._sync_host = _sync_host(setting)
+        self._recorder: Any = None
+        self._peaks: dict[str, Peak] = {}
+        for pool in self._held:
+            self._note(pool, "start", 0.0)
+            self._note_host(pool, "start", 0.0)
+        self._start = self.levels()
+
+    @classmethod
+    def of(cls, setting: Setting, *, strict: bool) -> Book:
+        """The book of a plan at the start of a step."""
+        return cls(setting, strict=strict)
+
+    def attach(self, recorder: Any) -> None:
+        """From now on every change becomes a counter of this recorder, beginning with the levels now."""
+        self._recorder = recorder
+        for pool in self._held:
+            recorder.counter("memory_bytes", pool, 0.0, self.level(pool))
+            recorder.counter("host_bytes", pool, 0.0, self._host[pool])
+
+    # --- what happens ---------------------------------------------------------------------------------
+
+    def begin(self, name: str, now: float) -> None:
+        """A call or a move starts."""
+        if name in (ROLLOUT, f"{ROLLOUT}.load"):
+            self._run(name, now)
+            return
+        call = _call(name)
+        moment = self._moments.get(call)
+        if moment is None or call == ROLLOUT:  # rules, or the engine falling asleep: still awake
+            return
+        if call == SYNC and self._engine == "idle":
+            self._engine = moment.engine  # weights need memory to arrive in
+        for pool in moment.pools:
+            self._active[pool][call] = moment if name == call else replace(moment, kind="")
+            self._note(pool, name, now)
+            if call == SYNC:
+                self._host[pool] += self._sync_host
+                self._note_host(pool, name, now)
+
+    def end(self, name: str, now: float) -> None:
+        """It ends."""
+        call = _call(name)
+        moment = self._moments.get(call)
+        if moment is None or name.endswith(".load"):
+            return
+        if call == ROLLOUT:
+            if name != ROLLOUT:
+                self._engine = self._moments[name].engine if name in self._moments else "idle"
+                self._note(moment.pools[0], name, now)
+            return
+        stays = name == call and f"{call}.unload" in self._moments and call != SYNC
+        for pool in moment.pools:
+            if stays:
+                self._active[pool][call] = replace(moment, kind="")
+            else:
+                self._active[pool].pop(call, None)
+            if call == SYNC:
+                self._host[pool] -= self._sync_host
+                self._note_host(pool, name, now)
+            self._note(pool, name, now)
+
+    def _run(self, name: str, now: float) -> None:
+        self._engine = "running"
+        if self._rollout is not None:
+            self._note(self._rollout, name, now)
+
+    # --- what stands there ----------------------------------------------------------------------------
+
+    def level(self, pool: str) -> float:
+        """Bytes on the fullest GPU of a pool now."""
+        rest = self._bytes(pool, None)
+        return rest + math.fsum(self._bytes(pool, m) - rest for m in self._active[pool].values())
+
+    def levels(self) -> dict[str, float]:
+        """Bytes on the fullest GPU of every pool now."""
+        return {pool: self.level(pool) for pool in self._held}
+
+    @property
+    def back_at_start(self) -> bool:
+        """Whether every pool and every host holds what it held before the first step."""
+        host = host_bytes(*self._plan)
+        return self.levels() == self._start and all(
+            math.isclose(self._host[p], host[p], rel_tol=1e-12) for p in host
+        )
+
+    def peaks(self) -> tuple[Peak, ...]:
+        """The fullest instant of each pool."""
+        return tuple(self._peaks.values())
+
+    def _bytes(self, pool: str, moment: Moment | None) -> float:
+        """Bytes with the engine as it is and at most one role loaded, on the fullest stage."""
+        state = replace(moment or REST, engine=self._engine)
+        key = pool, state.loaded, state.kind, state.trains, state.engine
+        if key not in self._sizes:
+            self._sizes[key] = max(
+                math.fsum(e.bytes for e in entries(held, state)) for held in self._held[pool]
+            )
+        return self._sizes[key]
+
+    def _note(self, pool: str, name: str, now: float) -> None:
+        level, capacity = self.level(pool), self._capacity[pool]
+        if self._recorder is not None:
+            self._recorder.counter("memory_bytes", pool, now, level)
+        if pool not in self._peaks or level > self._peaks[pool].bytes:
+            self._peaks[pool] = Peak(pool=pool, time=now, name=name, bytes=level, capacity=capacity)
+        if self.strict and level > capacity:
+            largest = self._largest(pool)
+            raise RlhfsimError(
+                "out-of-memory",
+                f"pool {pool} needs {format(level, 'byte')} of {format(capacity, 'byte')} per GPU"
+                f" at {now:.3f} s, when {name} begins; {format(largest.bytes, 'byte')} of it"
+                f" {largest.role} {largest.component.replace('_', ' ')}",
+                help="offload a role between its calls, shard further, or give the pool more GPUs",
+            )
+
+    def _largest(self, pool: str) -> Entry:
+        """The largest entry of what a pool holds now."""
+        active = tuple(self._active[pool].values()) or (REST,)
+        states = [replace(m, engine=self._engine) for m in active]
+        return max(
+            (e for held in self._held[pool] for m in states for e in entries(held, m)),
+            key=lambda e: e.bytes,
+        )
+
+    def _note_host(self, pool: str, name: str, now: float) -> None:
+        held, capacity = self._host[pool], self._host_capacity[pool]
+        if self._recorder is not None:
+            self._recorder.counter("host_bytes", pool, now, held)
+        if self.strict and held > capacity:
+            raise RlhfsimError(
+                "out-of-memory",
+                f"nodes of pool {pool} need {format(held, 'byte')} of {format(capacity, 'byte')}"
+                f" host memory at {now:.3f} s, when {name} begins",
+                help="keep roles in GPU memory, or use sleep level 2",
+            )
+
+
+REST = Moment(name="rest", pools=())
+"""No role is loaded for a call."""
+
+
+def _call(name: str) -> str:
+    """The call that a move belongs to."""
+    return next((name.removesuffix(move) for move in MOVES if name.endswith(move)), name)
+
+
+def _views(setting: Setting, pool: str) -> list[PoolBytes]:
+    """What sits in a pool, on a GPU of its first and of its last pipeline stage."""
+    placement = setting.placement
+    return [
+        pool_bytes(setting.models, placement, setting.workload, setting.cluster, pool, stage)
+        for stage in stages_of(placement, pool)
+    ]
+
+
+def _sync_host(setting: Setting) -> float:
+    """Bytes of host memory per node that the plan's weight path needs while it runs."""
+    placement = setting.placement
+    if placement.rollout is None or not setting.workload.generates:
+        return 0.0
+    return sync(
+        placement.weight_path, setting.models.actor, placement.actor.layout, placement.rollout.layout,
+        source=setting.device(placement.actor), target=setting.device(placement.rollout),
+        backend=placement.backend, same_pool=placement.actor.pool == placement.rollout.pool, lora=setting.workload.lora,
+    ).extra_host_bytes  # fmt: skip

@@ -1,0 +1,46 @@
+"""What a simulation returns, synchronous or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rlhfsim.simulation.memory_timeline import Peak
+from rlhfsim.step.iteration import Iteration
+from rlhfsim.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """Policy versions between the start of a sample and the step that trained on it, measured."""
+
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A simulated plan."""
+
+    iteration: Iteration
+    """Phases with simulated starts and durations (what shared links add is a part on `contention`) and
+    the critical chain of one measured step; its cost is scaled to the mean step."""
+    step_seconds: tuple[float, ...]
+    """Of each measured step."""
+    trace: Trace | None = None
+    """Spans and counters from the first warm-up step on, where they were recorded."""
+    staleness: Staleness | None = None
+    """None in a synchronous schedule."""
+    interval: tuple[float, float] | None = None
+    """P10 and P90 of the mean step by batch means; None where every step is the same."""
+    lost: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that calls waited on each shared link, all steps together."""
+    peaks: tuple[Peak, ...] = ()
+    """The fullest instant of each pool, where memory was watched."""
+    stopped: bool = False
+    """The cutoff was reached: `seconds` is what was known then, a lower estimate."""
+
+    @property
+    def seconds(self) -> float:
+        """Mean seconds of a measured step; the same as `iteration.seconds`."""
+        return self.iteration.seconds

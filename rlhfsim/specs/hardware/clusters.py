@@ -1,0 +1,97 @@
+"""A cluster from a file: pools of nodes, mixed or not, and overrides of fabric, storage and price.
+
+    pools:
+      - {gpu: h100, gpus: 64}
+      - {gpu: h20, gpus: 32, nic: 200 Gbit/s, price: 2.10 USD/h, storage: 5 GB/s}
+    oversubscription: 2
+
+The first pool trains. `gpu` is a profile name, an alias or a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, Pool
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
+from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolText:
+    """One pool as it stands in a file; its size is `gpus`, or `nodes` times GPUs per node."""
+
+    gpu: Text
+    gpus: Count | None = None
+    nodes: Count | None = None
+    gpus_per_node: Count | None = None
+    nic: Annotated[BytesPerSecond, Positive] | None = None
+    """Per GPU, one direction; replaces the profile's."""
+    price: UsdPerHour | None = None
+    """Per GPU; replaces the profile's."""
+    storage: Annotated[BytesPerSecond, Positive] | None = None
+    """What one node draws from the shared file system; replaces the profile's."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterText:
+    """A cluster as it stands in a file."""
+
+    pools: Annotated[tuple[PoolText, ...], Field(min_length=1, max_length=100)]
+    oversubscription: Annotated[float, Field(ge=1, le=MAX_OVERSUBSCRIPTION)] = 1.0
+
+
+def load_cluster(path: Path) -> Cluster:
+    """The cluster that a YAML file describes.
+
+    Raises:
+        RlhfsimError: the first thing wrong, with file and line.
+    """
+    return cluster_from(parse_yaml(read_text(path), str(path)))
+
+
+def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] = ()) -> Cluster:
+    """The cluster in `data`, which stands at `path` of a larger document (default: all of it)."""
+    given = source.data if data is None else data
+    if not isinstance(given, Mapping):
+        raise RlhfsimError(
+            "not-a-mapping",
+            "a cluster is a mapping with the key pools",
+            place=source.place(path),
+            help="as in pools: [{gpu: h100, gpus: 64}]",
+        )
+    text = convert(ClusterText, source, given, path)
+    pools = tuple(_pool(pool, source, (*path, "pools", i)) for i, pool in enumerate(text.pools))
+    return Cluster(pools=pools, oversubscription=text.oversubscription)
+
+
+def _pool(text: PoolText, source: Source, path: tuple[int | str, ...]) -> Pool:
+    try:
+        pool = make_pool(
+            text.gpu,
+            text.gpus,
+            nodes=text.nodes,
+            gpus_per_node=text.gpus_per_node,
+            nic=text.nic,
+            price=text.price,
+        )
+    except RlhfsimError as error:
+        key = "gpu" if error.code.startswith("unknown-") else "gpus"
+        raise error.at(source.place((*path, key))) from error
+    return pool if text.storage is None else _with_storage(pool, text.storage)
+
+
+def _with_storage(pool: Pool, storage: float) -> Pool:
+    """The pool on another shared file system."""
+    rate = Bandwidth(value=storage, source="given by the user")
+    node = replace(pool.profile.node, shared_storage=rate)
+    return replace(pool, profile=replace(pool.profile, node=node))

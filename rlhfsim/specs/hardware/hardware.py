@@ -1,0 +1,230 @@
+"""What a GPU, a node and a cluster can do: datasheet numbers and efficiencies, each with its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hardware.calibrated import Provenance
+from rlhfsim.specs.loading import checked
+from rlhfsim.specs.quantities import (
+    Bandwidth,
+    Capacity,
+    Coefficient,
+    CoefficientText,
+    Peak,
+    Precision,
+    Text,
+    UsdPerHour,
+    Watts,
+)
+
+MAX_GPUS = 1_000_000
+"""A larger cluster is a slip."""
+MAX_OVERSUBSCRIPTION = 1000.0
+Count = Annotated[int, Field(ge=1, le=MAX_GPUS, strict=True)]
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Rent of one GPU for an hour."""
+
+    value: UsdPerHour
+    low: UsdPerHour
+    high: UsdPerHour
+    date: str
+    """Month of the quotation, `2026-05`."""
+    source: Text
+
+    def __post_init__(self) -> None:
+        """Check that the interval holds the value."""
+        if not self.low <= self.value <= self.high:
+            raise RlhfsimError(
+                "interval-without-value",
+                f"interval [{self.low}, {self.high}] does not hold the price {self.value}",
+                help="give low <= value <= high",
+            )
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Power:
+    """Thermal design power of one GPU."""
+
+    value: Watts
+    source: Text
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleUp:
+    """The fast fabric inside a node or rack: NVLink, xGMI, or PCIe where there is none."""
+
+    kind: Literal["nvlink", "xgmi", "pcie"]
+    bandwidth: Bandwidth
+    """Per GPU, one direction."""
+    domain: Count
+    """GPUs that reach each other over this fabric (8 in an HGX node, 72 in an NVL72 rack)."""
+    in_switch_reduction: bool = False
+    """NVLS: the switch reduces, so all-reduce exceeds the ring's limit (Hopper and later)."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """The server around the GPUs; bandwidths and sizes are per node."""
+
+    gpus: Count
+    host_memory: Capacity
+    host_bandwidth: Bandwidth
+    """DDR of the whole node, read plus write."""
+    cpu_cores: Count
+    local_storage: Bandwidth
+    """NVMe of the node, sequential read; write is `local_storage_write` of the coefficients."""
+    shared_storage: Bandwidth
+    """What one node draws from the shared file system."""
+    power: Power | None = None
+    """Draw of the server without its GPUs; unknown when absent."""
+
+
+SHARES = ("_efficiency", "_fraction", "_share", "_write")
+"""Ends of the names of efficiencies and shares."""
+AT_MOST_ONE = ("overlap_", "sm_share_")
+"""Starts of the names of what ends at 1."""
+AT_LEAST_ONE = ("fragmentation", "moe_imbalance", "ep_hot_rank_factor", "pue", "rank_contention")
+"""Factors of 1 and above."""
+MAX_EFFICIENCY = 1.2
+"""A measured efficiency may pass 1 where the datasheet is cautious; far above it is a slip."""
+
+
+def _check_range(name: str, coefficient: Coefficient) -> None:
+    """Efficiencies and shares lie in (0, 1.2], overlaps in [0, 1], factors and PUE at 1 or above."""
+    if name.endswith(SHARES):
+        ok = coefficient.low > 0 and coefficient.high <= MAX_EFFICIENCY
+        rule = f"above 0 and at most {MAX_EFFICIENCY}"
+    elif name.startswith(AT_MOST_ONE):
+        ok, rule = coefficient.high <= 1, "between 0 and 1"
+    elif name in AT_LEAST_ONE:
+        ok, rule = coefficient.low >= 1, "at least 1"
+    elif name.endswith("_rate") or name == "mtbf_per_gpu":
+        ok, rule = coefficient.low > 0, "above 0"
+    else:
+        return
+    if not ok:
+        raise RlhfsimError(
+            "coefficient-out-of-range",
+            f"coefficient {name!r} has the interval [{coefficient.low}, {coefficient.high}]",
+            help=f"it must be {rule}; 85 % is written 0.85 or 85 %",
+        )
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of GPU in its usual node: `hardware_profiles/<name>.yaml`."""
+
+    name: str
+    title: str
+    """As people write it: `H100 SXM 80GB`."""
+    vendor: Literal["nvidia", "amd", "cpu"]
+    aliases: tuple[str, ...] = ()
+    memory: Capacity
+    """Datasheet size of device memory."""
+    usable_memory: Capacity
+    """What the driver offers to a process on an idle device."""
+    peak: dict[Precision, Peak]
+    """Dense FLOP/s; a precision that is absent is not supported by the hardware."""
+    hbm: Bandwidth
+    scale_up: ScaleUp
+    pcie: Bandwidth
+    """GPU to host, per GPU, one direction (C2C where there is no PCIe)."""
+    nic: Bandwidth
+    """Share of the node's network that one GPU has, one direction."""
+    node: Node
+    tdp: Power
+    price: Price | None = None
+    coefficients: dict[str, CoefficientText] = field(default_factory=dict)
+    """Efficiencies and latencies; those of `common.yaml` fill in what a profile leaves out."""
+    calibration: Provenance | None = None
+    """Where the coefficients were fitted on runs: on which, and how far they reach."""
+    curves: Mapping[str, Any] | None = None
+    """Kernel timings as compact curves (see `rlhfsim.kernels.curves`); written by the fit command."""
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot."""
+        if self.usable_memory.value > self.memory.value:
+            raise RlhfsimError(
+                "bad-value",
+                "usable_memory is larger than memory",
+                help="80 GB cards hold 80 GiB, of which about 79.2 GiB are usable",
+            )
+        if not {"bf16", "fp16", "fp32"} & set(self.peak):
+            raise RlhfsimError(
+                "missing-key",
+                "peak holds none of bf16, fp16, fp32",
+                help="give at least one dense rate",
+            )
+        for name, coefficient in self.coefficients.items():
+            _check_range(name, coefficient)
+
+    def coefficient(self, name: str) -> Coefficient:
+        """An efficiency or latency by name; unknown names are our own bug."""
+        assert name in self.coefficients, f"profile {self.name} has no coefficient {name}"
+        return self.coefficients[name]
+
+    def __getitem__(self, name: str) -> float:
+        """The value of a coefficient: `profile["pcie_efficiency"]`."""
+        return self.coefficient(name).value
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Nodes of one profile inside a cluster."""
+
+    profile: Profile
+    gpus: Count
+    gpus_per_node: Count
+
+    @property
+    def nodes(self) -> int:
+        """Servers, the last one possibly part-filled."""
+        return -(-self.gpus // self.gpus_per_node)
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """N nodes, of one kind or mixed, behind one fabric."""
+
+    pools: tuple[Pool, ...]
+    oversubscription: float = 1.0
+    """Factor by which the fabric between nodes is thinner than the sum of the NICs (>= 1)."""
+
+    def __post_init__(self) -> None:
+        """Check what the types cannot."""
+        if not self.pools:
+            raise RlhfsimError(
+                "missing-key", "the cluster has no pools", help="give one pool or more"
+            )
+        if not 1 <= self.oversubscription <= MAX_OVERSUBSCRIPTION:
+            raise RlhfsimError(
+                "bad-value",
+                f"oversubscription is {self.oversubscription}",
+                help=f"1 is a full fabric, 4 a quarter of it; at most {MAX_OVERSUBSCRIPTION:g}",
+            )
+
+    @property
+    def gpus(self) -> int:
+        """All GPUs."""
+        return sum(pool.gpus for pool in self.pools)
+
+    @property
+    def pool(self) -> Pool:
+        """The pool that trains: the first one."""
+        return self.pools[0]

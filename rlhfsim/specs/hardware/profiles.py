@@ -1,0 +1,301 @@
+"""Reading hardware profiles by name, alias or path, and building a cluster of them.
+
+A profile is laid over `common.yaml` (coefficients only) or over the profile it `extends`:
+`coefficients` merge by name, every other key replaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlhfsim import units
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Pool, Price, Profile
+from rlhfsim.specs.hardware.profile_files import (
+    COMMON,
+    aliases,
+    find_profile,
+    folders,
+    profile_names,
+)
+from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
+from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
+
+__all__ = [
+    "aliases", "common_coefficients", "find_profile", "load_profile", "make_pool", "parse_cluster",
+    "profile_from_text", "profile_hash", "profile_names", "profile_yaml",
+]  # fmt: skip
+MAX_DEPTH = 5
+"""Profiles in one `extends` chain."""
+
+
+def load_profile(name: str | Path) -> Profile:
+    """A profile by name (`h100_sxm`), alias (`h100`) or path of a YAML file.
+
+    Raises:
+        RlhfsimError: unknown name, unreadable file, or the first thing wrong in it with its place.
+    """
+    path = Path(name)
+    is_path = isinstance(name, Path) or path.suffix in (".yaml", ".yml", ".json")
+    return _load(path if is_path else find_profile(str(name)), ())
+
+
+def profile_from_text(text: str, name: str = "profile.yaml") -> Profile:
+    """A profile from YAML text; `name` stands for the file in errors."""
+    return _profile(_parse(text, name), ())
+
+
+def profile_yaml(profile: Profile) -> str:
+    """A profile as YAML text in base units, curves last; reading it gives the same profile."""
+    data = {key: value for key, value in _plain(asdict(profile)).items() if value is not None}
+    curves = data.pop("curves", None)
+    text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
+    return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
+
+
+def profile_hash(profile: Profile) -> str:
+    """SHA-256 of what predicts time and memory: neither layout, comments, units nor price change it."""
+    data = asdict(replace(profile, price=None))
+    if data["calibration"] is None:  # a profile that was never calibrated keeps its hash
+        del data["calibration"]
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def common_coefficients() -> dict[str, Coefficient]:
+    """Coefficients shared by all profiles: the shipped ones, then those of the user's folders."""
+    merged: dict[str, Coefficient] = {}
+    for folder in reversed(folders()):
+        path = folder / f"{COMMON}.yaml"
+        if path.is_file():
+            merged |= _coefficients(parse_yaml(read_text(path), str(path)))
+    return merged
+
+
+def _coefficients(source: Source) -> dict[str, Coefficient]:
+    data = _mapping(source)
+    for key in data:
+        if key != "coefficients":
+            raise RlhfsimError(
+                "unknown-key",
+                f"unknown key {str(key)!r}",
+                place=source.place((key,)),
+                help="common.yaml holds only coefficients",
+            )
+    given = data.get("coefficients", {})
+    return convert(dict[str, CoefficientText], source, given, ("coefficients",))
+
+
+def _load(path: Path, seen: tuple[Path, ...]) -> Profile:
+    text = read_text(path)
+    resolved = path.resolve()
+    if resolved in seen or len(seen) >= MAX_DEPTH:
+        raise RlhfsimError(
+            "circular-extends",
+            f"profile {path.stem!r} extends itself or more than {MAX_DEPTH} others",
+            help="let it extend a profile that stands on its own",
+        )
+    return _profile(_parse(text, str(path)), (*seen, resolved))
+
+
+def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
+    data = dict(_mapping(source))
+    base = data.pop("extends", None)
+    beneath: Mapping[str, Any] = {}
+    shared: Mapping[str, Coefficient]
+    if base is None:
+        shared = common_coefficients()
+    else:
+        parent = _parent(base, source, seen)
+        beneath = {key: value for key, value in _fields(parent) if key not in data}
+        shared = parent.coefficients
+    profile = convert(Profile, source, {**beneath, **data})
+    own = {
+        name: _like(shared, name, coefficient, source)
+        for name, coefficient in profile.coefficients.items()
+    }
+    return replace(profile, coefficients={**shared, **own})
+
+
+def _like(
+    shared: Mapping[str, Coefficient], name: str, own: Coefficient, source: Source
+) -> Coefficient:
+    """A profile's own coefficient: its name must be known, and its unit that of the shared one."""
+    where = ("coefficients", name)
+    if name not in shared:
+        raise unknown_name("coefficient", name, shared, place=source.place(where))
+    dimension = shared[name].dimension
+    if own.dimension not in ("1", dimension):
+        raise RlhfsimError(
+            "wrong-unit",
+            f"coefficient {name!r} is in {own.dimension}, not in {dimension}",
+            place=source.place(where),
+            help=units.hint(dimension),
+        )
+    return replace(own, dimension=dimension)
+
+
+def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
+    if not isinstance(base, str):
+        place = source.place(("extends",))
+        raise RlhfsimError(
+            "bad-value",
+            "extends must name one profile",
+            place=place,
+            help="as in extends: h100_sxm",
+        )
+    path = Path(base)
+    try:
+        by_path = path.suffix in (".yaml", ".yml", ".json")
+        return _load(Path(source.name).parent / path if by_path else find_profile(base), seen)
+    except RlhfsimError as error:
+        raise error.at(source.place(("extends",))) from error
+
+
+def _fields(parent: Profile) -> Iterator[tuple[str, Any]]:
+    """What a profile takes over from the one it extends."""
+    inherited = [
+        "title",
+        "vendor",
+        "memory",
+        "usable_memory",
+        "peak",
+        "hbm",
+        "scale_up",
+        "pcie",
+        "nic",
+        "node",
+        "tdp",
+        "price",
+        "calibration",
+        "curves",
+    ]
+    return ((name, getattr(parent, name)) for name in inherited)
+
+
+def _parse(text: str, name: str) -> Source:
+    """The document; a `curves` section written as JSON (which is YAML) is read by the faster parser."""
+    head, mark, tail = text.partition("\ncurves:")
+    if not mark or not tail.lstrip().startswith("{"):
+        return parse_yaml(text, name)
+    try:
+        curves = json.loads(tail, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return parse_yaml(text, name)
+    data = _mapping(parse_yaml(head, name))
+    return Source(name, text, {**data, "curves": curves})
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number")
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, so that YAML and JSON can say them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _mapping(source: Source) -> Mapping[Any, Any]:
+    if not isinstance(source.data, Mapping):
+        raise RlhfsimError(
+            "not-a-mapping",
+            "the file must hold one mapping of keys to values",
+            place=source.place(),
+            help="see docs/hardware.md",
+        )
+    return source.data
+
+
+def parse_cluster(
+    gpus: int | None = None,
+    gpu: str | Path | Profile = "h100_sxm",
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    rollout_gpus: int | None = None,
+    rollout_gpu: str | Path | Profile | None = None,
+    oversubscription: float = 1.0,
+    nic: float | None = None,
+    price: float | None = None,
+) -> Cluster:
+    """A cluster of one pool, or of a training pool (first) and a rollout pool.
+
+    `gpus` are those of the first pool, or `nodes` times `gpus_per_node` (default: the profile's).
+    `nic` (byte/s per GPU) and `price` (USD per GPU-hour) replace those of every profile.
+    """
+    first = make_pool(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, nic=nic, price=price)
+    if rollout_gpus is None and rollout_gpu is not None:
+        raise RlhfsimError(
+            "missing-value",
+            f"the rollout pool of {rollout_gpu} has no size",
+            help="give the number of rollout GPUs",
+        )
+    pools = [first]
+    if rollout_gpus is not None:
+        second = gpu if rollout_gpu is None else rollout_gpu
+        shared = gpus_per_node if rollout_gpu is None else None
+        pools.append(make_pool(second, rollout_gpus, gpus_per_node=shared, nic=nic, price=price))
+    return Cluster(pools=tuple(pools), oversubscription=oversubscription)
+
+
+def make_pool(
+    gpu: str | Path | Profile,
+    gpus: int | None = None,
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    nic: float | None = None,
+    price: float | None = None,
+) -> Pool:
+    """Nodes of one profile; `nic` and `price` replace the profile's."""
+    profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
+    per_node = profile.node.gpus if gpus_per_node is None else gpus_per_node
+    _positive("gpus_per_node", per_node)
+    if nodes is not None:
+        _positive("nodes", nodes)
+    if gpus is None and nodes is None:
+        raise RlhfsimError(
+            "missing-value", "the cluster has no size", help="give gpus, or nodes and gpus_per_node"
+        )
+    count = _positive("gpus", gpus if gpus is not None else (nodes or 0) * per_node)
+    if nodes is not None and -(-count // per_node) != nodes:
+        raise RlhfsimError(
+            "gpus-against-nodes",
+            f"{count} GPUs do not make {nodes} nodes of {per_node}",
+            help=f"give gpus: {nodes * per_node}, or leave one of the two out",
+        )
+    return Pool(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
+
+
+def _priced(profile: Profile, nic: float | None, price: float | None) -> Profile:
+    given = "given by the user"
+    if nic is not None:
+        if not (math.isfinite(nic) and nic >= 1):
+            raise RlhfsimError("bad-value", f"nic bandwidth is {nic}", help=units.hint("byte/s"))
+        profile = replace(profile, nic=Bandwidth(value=nic, source=given))
+    if price is not None:
+        if not (math.isfinite(price) and price >= 0):
+            raise RlhfsimError("bad-value", f"price is {price}", help=units.hint("usd/h"))
+        rent = Price(value=price, low=price, high=price, date="given", source=given)
+        profile = replace(profile, price=rent)
+    return profile
+
+
+def _positive(name: str, count: int) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_GPUS:
+        raise RlhfsimError(
+            "bad-value",
+            f"{name} is {count}",
+            help=f"give a whole number from 1 to {MAX_GPUS}",
+        )
+    return count

@@ -1,0 +1,1 @@
+"""Shapes of language models: presets, Hugging Face configs, who plays which role."""

@@ -1,0 +1,368 @@
+"""Reads a Hugging Face `config.json` into a `ModelSpec`.
+
+What the file does not write down (biases, norms, tied embeddings) comes from the table of
+`model_families`. A type that is not in it is read as a Llama block (SwiGLU, RMSNorm, two norms a
+layer, biases as `attention_bias` and `mlp_bias` say) and must then say whether its embeddings are
+tied. Models that `ModelSpec` cannot express are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.loading import Source, parse_json, read_text
+from rlhfsim.specs.model.blocks import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    MAX_POSITION,
+    MAX_VOCAB,
+    MAX_WIDTH,
+    Attention,
+    Moe,
+)
+from rlhfsim.specs.model.families import FAMILIES, REFUSED, REFUSED_KEYS, Flag
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.older_configs import rewrite
+
+_NESTED = ("text_config", "llm_config", "language_config")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HIDDEN = ("hidden_size", "n_embd", "n_embed", "d_model")
+_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+_HEAD_DIM = ("head_dim", "kv_channels")
+_VOCAB = ("vocab_size", "padded_vocab_size")
+_FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+_POSITIONS = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "seq_length",
+    "max_sequence_length", "n_ctx",
+)  # fmt: skip
+_EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_WINDOW = ("sliding_window", "attention_chunk_size", "window_size")
+_WINDOWED = ("sliding_attention", "chunked_attention", "local_attention")
+_FULL = ("full_attention", "attention", "global_attention", "deepseek_sparse_attention")
+
+
+def load_config(path: Path) -> ModelSpec:
+    """The model of a `config.json`, or of the folder that holds one.
+
+    Raises:
+        RlhfsimError: unreadable, malformed, incomplete, absurd, or not a decoder-only transformer.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    source = parse_json(read_text(file), str(file))
+    name = file.parent.name if file.name == "config.json" else file.stem
+    return read_config(source, name or str(file))
+
+
+def read_config(source: Source, name: str, *, origin: str = "") -> ModelSpec:
+    """The model of a parsed config; `origin` becomes its `source`.
+
+    Raises:
+        RlhfsimError: incomplete, absurd, or not a decoder-only transformer.
+    """
+    if not isinstance(source.data, Mapping) or not source.data:
+        raise RlhfsimError(
+            "not-a-model-config",
+            "a model's config.json holds one mapping of keys to values",
+            place=source.place(),
+            help="give the config.json of a Hugging Face checkpoint",
+        )
+    config = _open(source)
+    try:
+        return _model(config, name, origin or source.name)
+    except RlhfsimError as error:
+        raise error.at(source.place(config.path)) from error
+
+
+class _Config:
+    """The keys of one transformer with their places."""
+
+    def __init__(self, source: Source, path: tuple[str, ...], data: Mapping[str, Any]) -> None:
+        self.source, self.path = source, path
+        self.kind = str(data.get("model_type") or source.data.get("model_type") or "")[:60]
+        known = FAMILIES.get(self.kind)
+        self.known = known is not None
+        self.family, self.data = rewrite(self.kind, known or FAMILIES["llama"], data)
+
+    def error(self, code: str, message: str, key: str | None, remedy: str) -> RlhfsimError:
+        place = self.source.place(self.path + ((key,) if key else ()))
+        return RlhfsimError(code, message, place=place, help=remedy)
+
+    def value(self, keys: tuple[str, ...]) -> tuple[str, Any]:
+        """The first of several spellings that is present and not null."""
+        for data in (self.data, self.family.defaults):
+            for key in keys:
+                if data.get(key) is not None:
+                    return key, data[key]
+        return keys[0], None
+
+    def optional(self, keys: tuple[str, ...], low: int, high: int) -> int | None:
+        key, value = self.value(keys)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            message = f"{key} must be a whole number from {low} to {high}, got {repr(value)[:40]}"
+            raise self.error("bad-model-shape", message, key, "compare with the published config")
+        return value
+
+    def number(self, keys: tuple[str, ...], high: int = MAX_WIDTH) -> int:
+        value = self.optional(keys, 1, high)
+        if value is None:
+            kind = f" of a {self.kind} model" if self.kind else ""
+            message = f"{' or '.join(map(repr, keys[:2]))}{kind} is missing"
+            raise self.error("missing-key", message, None, f"add {keys[0]} to the config")
+        return value
+
+    def flag(self, flag: Flag) -> bool:
+        if isinstance(flag, bool):
+            return flag
+        key, default = flag
+        value = self.data.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            message = f"{key} must be true or false, got {repr(value)[:40]}"
+            raise self.error("bad-model-shape", message, key, "write true or false")
+        return value
+
+    def items(self, key: str, length: int) -> list[Any] | None:
+        """A list with one entry per layer."""
+        value = self.data.get(key)
+        if not isinstance(value, list):
+            return None
+        if len(value) != length:
+            message = f"{key} has {len(value)} entries for {length} layers"
+            raise self.error("bad-model-shape", message, key, "give one entry per layer")
+        return value
+
+
+def _open(source: Source) -> _Config:
+    """The part of the document that describes the language model."""
+    data: Mapping[str, Any] = source.data
+    path: tuple[str, ...] = ()
+    _refuse(source, data, ())
+    for key in _NESTED:
+        if isinstance(data.get(key), Mapping):
+            path, data = (key,), data[key]
+            _refuse(source, data, path)
+            break
+    return _Config(source, path, data)
+
+
+def _refuse(source: Source, data: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    """Raise for a model that is not a decoder-only transformer of uniform layers."""
+    kind = data.get("model_type")
+    reason, key = (REFUSED.get(kind) if isinstance(kind, str) else None), "model_type"
+    nested = not path and any(isinstance(data.get(k), Mapping) for k in _NESTED)
+    if reason is None and not nested:
+        found = next((k for k in REFUSED_KEYS if data.get(k)), None)
+        reason, key = (REFUSED_KEYS[found], found) if found else (None, key)
+    if reason is None and data.get("is_encoder_decoder") is True:
+        reason, key = "is an encoder-decoder", "is_encoder_decoder"
+    if reason is None and "ForMaskedLM" in str(data.get("architectures"))[:200]:
+        reason, key = "is an encoder, not a decoder-only language model", "architectures"
+    if reason:
+        raise RlhfsimError(
+            "unsupported-model",
+            f"model type {str(kind)[:60]!r} {reason}",
+            place=source.place((*path, key)),
+            help="rlhfsim describes decoder-only transformers with MHA, GQA or MLA and equal layers; "
+            "take the preset of a transformer of this size as a stand-in",
+        )
+
+
+def _model(config: _Config, name: str, origin: str) -> ModelSpec:
+    family = config.family
+    layers, hidden = config.number(_LAYERS, MAX_LAYERS), config.number(_HIDDEN)
+    positions = config.optional(_POSITIONS, 1, MAX_POSITION)
+    moe = _moe(config, layers)
+    return ModelSpec(
+        name=name,
+        num_layers=layers,
+        hidden=hidden,
+        vocab=config.number(_VOCAB, MAX_VOCAB),
+        attention=_attention(config, layers, hidden, positions),
+        ffn=_ffn(config, hidden, moe),
+        tied_embeddings=_tied(config),
+        gated=family.gated,
+        mlp_bias=config.flag(family.mlp_bias),
+        norm=family.norm,
+        norms_per_layer=family.norms_per_layer,
+        extra_norms=family.extra_norms,
+        learned_positions=_learned_positions(config),
+        max_position=positions,
+        moe=moe,
+        embed_dim=_embed_dim(config, hidden),
+        lm_head_bias=config.flag(family.lm_head_bias),
+        source=origin,
+    )
+
+
+def _tied(config: _Config) -> bool:
+    key = "tie_word_embeddings"
+    outer = config.source.data.get(key)
+    if config.data.get(key) is None and outer is None and not config.known:
+        raise config.error(
+            "missing-key",
+            f"model type {config.kind!r} is not known, so tie_word_embeddings must be given",
+            None,
+            "add tie_word_embeddings: true or false",
+        )
+    default = outer if isinstance(outer, bool) else config.family.tied
+    return config.flag((key, default))
+
+
+def _learned_positions(config: _Config) -> int:
+    more = config.family.positions
+    return 0 if more is None else config.number(_POSITIONS, MAX_POSITION) + more
+
+
+def _embed_dim(config: _Config, hidden: int) -> int | None:
+    width = config.optional(("word_embed_proj_dim",), 1, MAX_WIDTH)
+    return None if width == hidden else width
+
+
+def _ffn(config: _Config, hidden: int, moe: Moe | None) -> int:
+    width = config.optional(_FFN, 1, MAX_WIDTH)
+    if width is None and config.family.ffn_multiple:
+        return config.family.ffn_multiple * hidden
+    if width is None and moe and not config.data.get("first_k_dense_replace"):
+        return moe.expert_ffn  # every layer has experts
+    return config.number(_FFN)
+
+
+def _attention(config: _Config, layers: int, hidden: int, positions: int | None) -> Attention:
+    heads, family = config.number(_HEADS), config.family
+    window, windowed = _window(config, layers, positions)
+    common = Attention(
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=1,
+        qkv_bias=config.flag(family.qkv_bias),
+        out_bias=config.flag(family.out_bias),
+        qk_norm=family.qk_norm if config.flag(family.qk_norm_if) else "none",
+        sinks=family.sinks,
+        sliding_window=window,
+        num_windowed_layers=windowed,
+        index_num_heads=config.optional(("index_n_heads",), 1, MAX_WIDTH) or 0,
+        index_head_dim=config.optional(("index_head_dim",), 1, MAX_WIDTH) or 0,
+        index_topk=config.optional(("index_topk",), 1, MAX_POSITION),
+    )
+    if config.data.get("kv_lora_rank") is not None:
+        return _latent(config, common)
+    return replace(
+        common,
+        num_kv_heads=config.optional(_KV_HEADS, 1, MAX_WIDTH) or heads,
+        head_dim=_head_dim(config, hidden, heads),
+        v_head_dim=config.optional(("v_head_dim",), 1, MAX_WIDTH),
+    )
+
+
+def _latent(config: _Config, common: Attention) -> Attention:
+    nope, rope = config.number(("qk_nope_head_dim",)), config.number(("qk_rope_head_dim",))
+    return replace(
+        common,
+        head_dim=nope + rope,
+        v_head_dim=config.number(("v_head_dim",)),
+        q_lora_rank=config.optional(("q_lora_rank",), 1, MAX_WIDTH),
+        kv_lora_rank=config.number(("kv_lora_rank",)),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope,
+        qk_norm="none",
+    )
+
+
+def _head_dim(config: _Config, hidden: int, heads: int) -> int:
+    width = config.optional(_HEAD_DIM, 1, MAX_WIDTH)
+    if width is None and hidden % heads:
+        message = f"{heads} heads do not divide the hidden size {hidden}, and head_dim is missing"
+        raise config.error("heads-do-not-divide-hidden", message, _HEADS[0], "add head_dim")
+    return width or hidden // heads
+
+
+def _window(config: _Config, layers: int, positions: int | None) -> tuple[int | None, int]:
+    """Width of the window and number of layers that have one."""
+    windowed = _windowed_layers(config, layers)
+    width = config.optional(_WINDOW, 1, MAX_POSITION)
+    explicit = config.data.get("layer_types") is not None
+    if windowed and explicit and width is None:
+        raise config.error(
+            "missing-key", "layer_types names windowed layers but sliding_window is missing",
+            "layer_types", "add sliding_window",
+        )  # fmt: skip
+    if not windowed or width is None or (positions is not None and width >= positions):
+        return None, 0
+    return width, windowed
+
+
+def _windowed_layers(config: _Config, layers: int) -> int:
+    kinds = config.items("layer_types", layers)
+    if kinds is not None:
+        odd = next((k for k in kinds if k not in (*_WINDOWED, *_FULL)), None)
+        if odd is not None:
+            message = f"layer type {repr(odd)[:40]} is neither full nor windowed attention"
+            raise config.error(
+                "unsupported-model", message, "layer_types", "only full and windowed attention"
+            )
+        return sum(k in _WINDOWED for k in kinds)
+    rule: str | int = config.family.window if config.flag(config.family.window_if) else "none"
+    pattern = config.data.get("sliding_window_pattern")
+    if rule != "none" and isinstance(pattern, str) and pattern:
+        rule = len(pattern)
+    elif rule != "none" and pattern is not None:
+        rule = config.number(("sliding_window_pattern",), MAX_LAYERS)
+    match rule:
+        case "none":
+            return 0
+        case "all":
+            return layers
+        case "from_layer":
+            return layers - (config.optional(("max_window_layers",), 0, layers) or 0)
+        case _:
+            return layers - layers // int(rule)
+
+
+def _moe(config: _Config, layers: int) -> Moe | None:
+    family = config.family
+    experts = config.optional(_EXPERTS, 0, MAX_EXPERTS)
+    moe_layers, period = _moe_layers(config, layers) if experts else (0, 1)
+    if not experts or not moe_layers:
+        return None
+    width = config.number(_FFN if family.experts_from_ffn else ("moe_intermediate_size",))
+    shared_width = config.optional(("shared_expert_intermediate_size", "share_expert_dim"), 0, MAX_WIDTH)  # fmt: skip
+    shared = config.optional(_SHARED, 0, MAX_EXPERTS)
+    shared = family.shared_experts if shared is None else shared
+    return Moe(
+        num_experts=experts,
+        top_k=config.number(_TOP_K, experts),
+        expert_ffn=width,
+        num_moe_layers=moe_layers,
+        num_shared_experts=shared,
+        shared_ffn=(shared_width or width) if shared else 0,
+        shared_gate=family.shared_gate and bool(shared),
+        router_bias=config.flag(family.router_bias),
+        period=period,
+    )
+
+
+def _moe_layers(config: _Config, layers: int) -> tuple[int, int]:
+    """Number of layers with experts, and every how many layers they come."""
+    kinds = config.items("mlp_layer_types", layers)
+    if kinds is not None:
+        return sum(kind == "sparse" for kind in kinds), 1
+    flags = config.items("moe_layer_freq", layers)
+    if flags is not None:
+        return sum(flag in (1, True) for flag in flags), 1
+    first = config.optional(("first_k_dense_replace",), 0, layers) or 0
+    every = ("moe_layer_freq", "decoder_sparse_step", "interleave_moe_layer_step")
+    period = config.optional(every, 1, MAX_LAYERS) or 1
+    only = config.data.get("mlp_only_layers")
+    dense = set(only) if isinstance(only, list) and all(isinstance(i, int) for i in only) else set()
+    sparse = [i for i in range(first, layers) if (i + 1) % period == 0 and i not in dense]
+    return len(sparse), period

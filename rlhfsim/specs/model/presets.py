@@ -1,0 +1,119 @@
+"""Models by name: published shapes in `presets.json`, one Hugging Face config each.
+
+A name may be a preset (`llama-3.1-8b`), an alias (`8b`), a Hugging Face id with or without its
+owner (`Qwen/Qwen3-8B`), or the path of a `config.json`. Case, spaces and underscores do not matter;
+endings that do not change the shape (`-Instruct`, `-FP8`, `-2507`) are dropped. See docs/models.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.loading import Source
+from rlhfsim.specs.model.config import load_config, read_config
+from rlhfsim.specs.model.model import ModelSpec
+
+_ENDING = re.compile(
+    r"[-.](instruct|chat|base|it|pt|hf|thinking|preview|fp8|fp8-block|fp8-dynamic|bf16|nvfp4|mxfp4|"
+    r"awq|gptq|int4|int8|w8a8|quantized|static|pertensor|\d{4})$"
+)
+_FILE = Path(__file__).with_name("presets.json")
+_MAX_NAME = 4096
+
+
+def resolve_model(name: str) -> ModelSpec:
+    """The model of a preset, alias, Hugging Face id, config file or folder.
+
+    Raises:
+        RlhfsimError: unknown name (with the nearest ones), a model that cannot be expressed, or a
+            file that cannot be read.
+    """
+    key = preset_name(name)
+    if key is not None:
+        return preset(key)
+    path = Path(name)
+    if _is_path(name):
+        return load_config(path)
+    reason = _unsupported(name)
+    if reason is not None:
+        raise RlhfsimError(
+            "unsupported-model",
+            f"{name[:80]} {reason}",
+            help="rlhfsim describes decoder-only transformers with MHA, GQA or MLA and equal "
+            "layers; take a transformer of this size as a stand-in",
+        )
+    raise unknown_name("model", name[:80], {*preset_names(), *aliases()})
+
+
+def preset_name(name: str) -> str | None:
+    """The preset that a name, alias or Hugging Face id stands for; None when there is none."""
+    known, short = _data()["presets"], aliases()
+    for spelling in _spellings(name):
+        found = short.get(spelling, spelling)
+        if found in known:
+            return str(found)
+    return None
+
+
+@cache
+def preset(name: str) -> ModelSpec:
+    """The model of a preset; an unknown name is our own bug (see `resolve_model`)."""
+    entry = _data()["presets"][name]
+    source = Source(f"preset {name}", "", entry["config"])
+    return read_config(source, name, origin=entry["source"])
+
+
+def preset_names() -> tuple[str, ...]:
+    """All presets, families together."""
+    return tuple(_data()["presets"])
+
+
+def aliases() -> Mapping[str, str]:
+    """Alias to preset, both in lower case."""
+    found: Mapping[str, str] = _data()["aliases"]
+    return found
+
+
+def preset_source(name: str) -> str:
+    """Where the shape of a preset comes from."""
+    return str(_data()["presets"][name]["source"])
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = _FILE.read_text(encoding="utf-8")
+    data: dict[str, Any] = json.loads(text)
+    return data
+
+
+def _spellings(name: str) -> list[str]:
+    """The name in lower case with dashes, without owner, then ending by ending shorter."""
+    text = re.sub(r"[\s_]+", "-", name[:_MAX_NAME].strip().lower())
+    text = text.rsplit("/", 1)[-1] if text.count("/") == 1 else text
+    found = [text]
+    while (shorter := _ENDING.sub("", found[-1])) != found[-1]:
+        found.append(shorter)
+    return found + [spelling.removeprefix("meta-") for spelling in found]
+
+
+def _unsupported(name: str) -> str | None:
+    reasons: Mapping[str, str] = _data()["unsupported"]
+    text = _spellings(name)[0]
+    return next((reason for start, reason in reasons.items() if text.startswith(start)), None)
+
+
+def _is_path(name: str) -> bool:
+    if "\0" in name or len(name) > _MAX_NAME:
+        return False
+    if name.endswith(".json") or name.startswith(("/", "./", "../")):
+        return True
+    try:
+        return Path(name).is_file() or (Path(name) / "config.json").is_file()
+    except OSError:
+        return False

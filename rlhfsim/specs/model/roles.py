@@ -1,0 +1,51 @@
+"""The models of one step: who plays which role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.workload.dataflow import Role
+from rlhfsim.specs.workload.workload import Workload
+
+SAME = "same"
+"""In a workload: the shape of the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """The shape of every role's model; None where the step has no such role."""
+
+    actor: ModelSpec
+    critic: ModelSpec | None = None
+    """With a value head."""
+    reference: ModelSpec | None = None
+    reward: ModelSpec | None = None
+    """With a value head."""
+
+    def of(self, role: Role | str) -> ModelSpec:
+        """The model of a role that is present; an absent one is our own bug."""
+        model: ModelSpec | None = getattr(self, role)
+        assert model is not None, f"the step has no {role} model"
+        return model
+
+
+def models_of(workload: Workload) -> Models:
+    """The models a workload names: presets, aliases, paths of a `config.json`, or `same`.
+
+    Raises:
+        RlhfsimError: a name that is no preset, alias or readable file.
+    """
+    actor = resolve_model(workload.model)
+
+    def named(name: str) -> ModelSpec:
+        return actor if name == SAME else resolve_model(name)
+
+    reward = workload.reward.model if workload.has_reward_model else None
+    return Models(
+        actor=actor,
+        critic=named(workload.critic).with_value_head() if workload.has_critic else None,
+        reference=named(workload.reference) if workload.has_reference else None,
+        reward=named(reward).with_value_head() if reward is not None else None,
+    )

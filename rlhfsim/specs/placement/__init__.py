@@ -1,0 +1,1 @@
+"""Which call runs where: resource pools, layouts, training backends."""

@@ -1,0 +1,167 @@
+"""Which call runs where, in which layout, and when: the part of a plan that the planner chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.loading import checked
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+
+Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "async"]
+RolePlacementLabel = Literal["colocated", "split", "standalone"]
+WeightPath = Literal["none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora", "host"]
+"""none: same copy; ipc: gather and hand over in GPU memory; reshard: the co-located HybridFlow gather;
+broadcast: NCCL to another pool; p2p: sharded RDMA; disk: save and load; lora: adapters only;
+host: through pinned host memory."""
+Residency = Literal["resident", "offloaded", "recreated"]
+"""Between its calls a role stays in GPU memory, moves to host memory, or is destroyed and created again."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSet:
+    """A contiguous set of the cluster's GPUs, node by node."""
+
+    name: str
+    start: Annotated[int, Field(ge=0)] = 0
+    """First GPU, counted over the cluster."""
+    gpus: Annotated[int, Field(ge=1)]
+    hardware: Annotated[int, Field(ge=0)] = 0
+    """Index into `cluster.pools`."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A trained or scoring role: its pool, layout and what happens to it between its calls."""
+
+    pool: str
+    layout: Layout
+    residency: Residency = "resident"
+    offload_between: bool = False
+    """Optimizer states (and gradients) of a trained role move to host memory between its calls."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutSeat:
+    """The inference engine of the actor."""
+
+    pool: str
+    layout: RolloutLayout
+    sleep: Annotated[int, Field(ge=0, le=2)] = 2
+    """vLLM sleep level between rollouts: 0 all stays, 1 weights to host and KV freed, 2 both freed."""
+    residency: Residency = "resident"
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Order and overlap of the calls."""
+
+    staleness: Annotated[float, Field(ge=0, le=64)] = 0
+    """Most policy versions between generation and training; 0 is synchronous."""
+    streaming: bool = False
+    """Finished samples start scoring and training while others still generate."""
+    partial_rollout: bool = False
+    """Generation is interrupted at a weight update and continues with the new weights."""
+    overlapped_sync: bool = False
+    """Weights move while the next batch is generated."""
+    queue: Annotated[float, Field(gt=0, le=64)] | None = None
+    """Most finished batches that wait for the trainer; a full queue stops generation. None: no limit
+    beyond what staleness admits."""
+    double_buffered: bool = False
+    """Rollout workers hold two half-batches: one generates while the environment or the rewards of
+    the other run (Sample Factory, arXiv 2006.11751)."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Pools, a seat for every role, the weight path and the schedule."""
+
+    pools: tuple[GpuSet, ...]
+    actor: Seat
+    rollout: RolloutSeat | None = None
+    critic: Seat | None = None
+    reference: Seat | None = None
+    reward: Seat | None = None
+    weight_path: WeightPath = "none"
+    schedule: Schedule = Schedule()
+    backend: Backend = "deepspeed"
+
+    def __post_init__(self) -> None:
+        """Check that pools have names of their own and that every seat names one and fits in it."""
+        names = [pool.name for pool in self.pools]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise RlhfsimError(
+                "duplicate-pool", f"pool {twice!r} is declared twice", help="give it another name"
+            )
+        for role, seat in self.seats.items():
+            if seat.pool not in {pool.name for pool in self.pools}:
+                raise RlhfsimError(
+                    "unknown-pool",
+                    f"{role} sits in pool {seat.pool!r}, which is not declared",
+                    help="declare it under pools",
+                )
+            if seat.layout.gpus > self.pool(seat.pool).gpus:
+                raise RlhfsimError("layout-exceeds-pool", f"the layout of {role} needs {seat.layout.gpus} GPUs, its pool has {self.pool(seat.pool).gpus}",
+                                   help="lower dp, pp or tp")  # fmt: skip
+
+    @property
+    def seats(self) -> dict[str, Seat | RolloutSeat]:
+        """Every occupied seat by name (`rollout` is actor.generate)."""
+        named = {
+            "rollout": self.rollout,
+            "actor": self.actor,
+            "critic": self.critic,
+            "reference": self.reference,
+            "reward": self.reward,
+        }
+        return {name: seat for name, seat in named.items() if seat is not None}
+
+    def pool(self, name: str) -> GpuSet:
+        """A pool by name."""
+        return next(pool for pool in self.pools if pool.name == name)
+
+    @property
+    def architecture(self) -> Architecture:
+        """The label of actor.generate against actor.train (docs/architecture.md, "One idea")."""
+        if self.schedule.staleness > 0:
+            return "async"
+        if self.rollout is None or self.rollout.pool == self.actor.pool:
+            if self.rollout is not None and self.weight_path in ("ipc", "reshard"):
+                return "hybrid"
+            return "smart" if self._frees_memory else "naive"
+        return "disaggregated"
+
+    @property
+    def _frees_memory(self) -> bool:
+        between = any(
+            isinstance(s, Seat) and (s.offload_between or s.residency != "resident")
+            for s in self.seats.values()
+        )
+        return between or (
+            self.rollout is not None
+            and (self.rollout.sleep > 0 or self.rollout.residency != "resident")
+        )
+
+    @property
+    def role_placement(self) -> RolePlacementLabel:
+        """How the four roles share pools: one pool, groups, or each its own."""
+        return role_placement([seat.pool for name, seat in self.seats.items() if name != "rollout"])
+
+
+def role_placement(pools: Sequence[str]) -> RolePlacementLabel:
+    """The label of roles that sit in these pools, one entry a role."""
+    distinct = len(set(pools))
+    if distinct == 1:
+        return "colocated"
+    return "standalone" if distinct == len(pools) else "split"

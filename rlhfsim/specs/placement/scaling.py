@@ -1,0 +1,69 @@
+"""A placement and its workload made small, so that the way a large system works runs on a small machine.
+
+Pools keep their number and their roles, weight path, residency and schedule stay; sizes shrink. A figure of
+the small run says nothing about the large one: it shows that the plan runs, and in which order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Lora, Workload
+
+PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS, LORA_RANK = 8, 4, 16, 16, 4
+MAX_TP = 2
+"""Heads of the tiny model divide by it."""
+
+
+def scaled_placement(placement: Placement, slots: int) -> Placement:
+    """The placement on about `slots` devices; every pool keeps at least one, or the TP that it needs."""
+    total = max(pool.start + pool.gpus for pool in placement.pools)
+    pools, start = [], 0
+    for pool in sorted(placement.pools, key=lambda p: p.start):
+        size = max(_least(placement, pool), round(pool.gpus * slots / total))
+        size = min(size, pool.gpus)
+        pools.append(GpuSet(name=pool.name, start=start, gpus=size))
+        start += size
+    sizes = {pool.name: pool.gpus for pool in pools}
+    seats: dict[str, Any] = {
+        name: _seat(seat, sizes[seat.pool]) for name, seat in placement.seats.items()
+    }
+    return replace(placement, pools=tuple(pools), backend="deepspeed", **seats)
+
+
+def _least(placement: Placement, pool: GpuSet) -> int:
+    """A pool that one tensor-parallel replica fills keeps two devices, so that it stays one."""
+    filled = any(
+        s.pool == pool.name and 1 < s.layout.tp == pool.gpus <= MAX_TP for s in placement.seats.values()
+    )  # fmt: skip
+    return MAX_TP if filled else 1
+
+
+def _seat(seat: Seat | RolloutSeat, gpus: int) -> Seat | RolloutSeat:
+    if isinstance(seat, RolloutSeat):
+        tp = min(seat.layout.tp, MAX_TP, gpus)
+        return replace(seat, layout=RolloutLayout(tp=tp, dp=gpus // tp, memory_utilization=min(0.3, seat.layout.memory_utilization)))  # fmt: skip
+    zero = seat.layout.zero if seat.layout.dp > 1 else 0
+    layout = Layout(dp=gpus, zero=zero, micro_batch=min(seat.layout.micro_batch, SAMPLES), recompute=_recompute(seat.layout))  # fmt: skip
+    return replace(seat, layout=layout)
+
+
+def _recompute(layout: Layout) -> Recompute:  # DeepSpeed has no selective recompute
+    return "none" if layout.recompute == "none" else "full"
+
+
+def scaled_workload(workload: Workload, model: str) -> Workload:
+    """The workload with a small batch, short lengths and `model` in every role."""
+    changes: dict[str, Any] = {
+        "model": model, "critic": "same", "reference": "none" if workload.reference == "none" else "same",
+        "reward": replace(workload.reward, model="same" if workload.has_reward_model else None),
+        "prompts": min(PROMPTS, workload.prompts), "samples": min(SAMPLES, workload.samples),
+        "prompt_len": Fixed(value=PROMPT_TOKENS), "response_len": Fixed(value=RESPONSE_TOKENS),
+        "mini_batches": min(2, workload.mini_batches), "epochs": min(2, workload.epochs), "environment": None,
+        "lora": Lora(rank=LORA_RANK) if workload.lora else None, "optimizer": "adam", "rollout_precision": "bf16",
+    }  # fmt: skip
+    return replace(workload, **changes)

@@ -1,0 +1,142 @@
+"""What one RLHF step must compute: algorithm, batch, lengths, rewards, and the models beside the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.loading import checked
+from rlhfsim.specs.quantities import Seconds
+from rlhfsim.specs.workload.lengths import Fixed, Lengths
+
+Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
+Count = Annotated[int, Field(ge=1, le=10_000_000)]
+ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "dr-grpo", "rloo", "reinforce++"})
+"""Algorithms that generate; the others learn from given pairs or labels."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Rewards computed on CPUs: answer matcher, format checker, code executor."""
+
+    seconds_per_sample: Seconds = 0.005
+    workers: Count = 64
+    """Parallel CPU workers over the whole cluster."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reward:
+    """Where rewards come from; a model, rules, or both (then summed)."""
+
+    model: str | None = None
+    """A model name, `same` (as the policy), or none."""
+    rules: Rules | None = None
+    overlapped: bool = True
+    """Rules run while reference and reward models infer."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """A tool or task environment that answers between the turns of a response, on CPUs."""
+
+    turns: Count = 1
+    """Turns of a response, of equal length; the environment answers after each."""
+    seconds_per_turn: Seconds = 0.5
+    """Of one sequence."""
+    workers: Count = 64
+    """Parallel CPU workers over the whole cluster."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters on every linear layer; the frozen base doubles as the reference."""
+
+    rank: Annotated[int, Field(ge=1, le=4096)] = 32
+
+
+@hashed_once
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload(Hashed):
+    """One RLHF step, independent of hardware and placement."""
+
+    algorithm: Algorithm = "ppo"
+    model: str = "8b"
+    """The policy: preset, alias or path of a `config.json`."""
+    critic: str = "same"
+    """Model name or `same` as the policy; read only where the algorithm has a critic."""
+    reference: str = "same"
+    """Model name, `same`, or `none`."""
+    reward: Reward = field(default_factory=lambda: Reward(model="same"))
+    prompts: Count = 1024
+    """Prompts per step."""
+    samples: Count = 1
+    """Responses per prompt (G)."""
+    prompt_len: Lengths = field(default_factory=lambda: Fixed(value=1024))
+    """Tokens."""
+    response_len: Lengths = field(default_factory=lambda: Fixed(value=1024))
+    """Tokens."""
+    epochs: Annotated[int, Field(ge=1, le=100)] = 1
+    """Passes over the batch in one step."""
+    mini_batches: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Optimizer steps per epoch."""
+    packing: bool = True
+    """Sequences are packed without padding for forward passes and training."""
+    kl: bool = True
+    """A KL term needs reference log-probs; without it there is no reference."""
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    """Old log-probs from a forward of the training engine, or those of the rollout engine."""
+    lora: Lora | None = None
+    environment: Environment | None = None
+    optimizer: Literal["adam", "adam8bit"] = "adam"
+    rollout_precision: Literal["bf16", "fp8"] = "bf16"
+    seed: int = 0
+    """Seed of drawn lengths."""
+
+    def __post_init__(self) -> None:
+        """Check that batch and mini-batches agree, and that preference training has its reference."""
+        if not self.generates and self.reference == "none":
+            raise RlhfsimError(
+                "missing-reference",
+                f"{self.algorithm} compares with a reference model, it needs a reference",
+                help="set reference: same",
+            )
+        if self.num_sequences % self.mini_batches:
+            raise RlhfsimError(
+                "uneven-mini-batches",
+                f"{self.num_sequences} sequences do not split into {self.mini_batches} mini-batches",
+                help="choose mini_batches that divides prompts x samples",
+            )
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences per step: prompts x samples (DPO: pairs count twice)."""
+        return self.prompts * self.samples * (2 if self.algorithm == "dpo" else 1)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the step has a rollout."""
+        return self.algorithm in ONLINE
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a value model is trained."""
+        return self.algorithm == "ppo"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether reference log-probs are needed (DPO and KTO always need them)."""
+        return self.reference != "none" and (self.kl or not self.generates)
+
+    @property
+    def has_reward_model(self) -> bool:
+        """Whether a reward model scores samples."""
+        return self.generates and self.reward.model is not None

@@ -1,0 +1,1 @@
+"""One iteration: its calls priced and ordered."""

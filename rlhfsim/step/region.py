@@ -1,0 +1,124 @@
+"""How far a plan lies from the runs that its profile was calibrated on, and what that does to its intervals.
+
+    distance d of a phase: from the hull of the calibrated runs, in e-folds (specs.calibration)
+    upper side of the interval: ln(high / s) -> sqrt(ln(high / s)^2 + (drift d)^2), the lower side alike
+    the step: with the mean of d over the phases of its critical chain, weighted by their seconds
+
+Not known here: which of the five coordinates matters to which phase; all count alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rlhfsim.plan import Plan, PlannedModel, PredictedPhase, Prediction
+from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.workload import Workload
+
+FAR = math.log(2)
+"""Distance from which people are told: a factor of 2 in one coordinate."""
+SHORT = 0.02
+"""Share of the step below which a phase is not worth a warning."""
+T = TypeVar("T", PredictedPhase, Prediction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """One phase of a plan, seen from the calibrated region."""
+
+    phase: str
+    profile: str
+    distance: float | None
+    """e-folds; None: the runs did not have this phase."""
+
+
+def point(
+    phase: str, models: Sequence[PlannedModel], workload: Workload, placement: Placement
+) -> Point:
+    """Where a phase of a plan lies (`specs.hardware.calibrated.COORDINATES`)."""
+    role = phase.split(".")[0]
+    params = {model.role: model.params for model in models}
+    pool = _pool(phase, placement)
+    numbers = (
+        params.get(role) or params["actor"], workload.num_sequences, stats(workload.prompt_len).mean,
+        stats(workload.response_len).mean, placement.pool(pool).gpus,
+    )  # fmt: skip
+    a, b, c, d, e = (math.log(max(1.0, float(x))) for x in numbers)
+    return a, b, c, d, e
+
+
+def _pool(phase: str, placement: Placement) -> str:
+    role = phase.split(".")[0]
+    if ".generate" in phase and placement.rollout is not None:
+        return placement.rollout.pool
+    seat = placement.seats.get(role)
+    return seat.pool if seat is not None else placement.actor.pool
+
+
+def outside(plan: Plan, profiles: Sequence[Profile]) -> tuple[Outside, ...]:
+    """Distance of every phase that ran on a calibrated profile; `profiles` as in `plan.hardware`."""
+    found = []
+    for phase in plan.prediction.phases:
+        pool = _pool(phase.name, plan.placement)
+        profile = profiles[plan.placement.pool(pool).hardware]
+        if profile.calibration is not None:
+            away = _away(profile.calibration, phase.name, plan)
+            found.append(Outside(phase=phase.name, profile=profile.name, distance=away))
+    return tuple({item.phase: item for item in found}.values())
+
+
+def _away(known: Provenance, phase: str, plan: Plan) -> float | None:
+    points = known.region.get(phase)
+    return distance(points, point(phase, plan.models, plan.workload, plan.placement)) if points else None  # fmt: skip
+
+
+def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """The plan with wider intervals where its profile was not calibrated; the same plan where it was not at all."""
+    drifts = [p.calibration.drift.value for p in profiles if p.calibration is not None]
+    if not drifts:
+        return plan
+    away = {item.phase: item.distance or 0.0 for item in outside(plan, profiles)}
+    told, drift = plan.prediction, max(drifts)
+    chain = [p for p in told.phases if p.critical]
+    total = sum(p.seconds for p in chain) or 1.0
+    mean = sum(p.seconds * away.get(p.name, 0.0) for p in chain) / total
+    phases = tuple(_wider(p, p.seconds, drift * away.get(p.name, 0.0)) for p in told.phases)
+    return replace(plan, prediction=_wider(replace(told, phases=phases), told.step_s, drift * mean))
+
+
+def _wider(item: T, seconds: float, more: float) -> T:
+    """The interval with `more`, in ln seconds, added in squares on both sides."""
+    if more <= 0 or seconds <= 0:
+        return item
+    up = math.hypot(math.log(max(item.high_s, seconds) / seconds), more)
+    low = min(item.low_s, seconds)
+    down = math.hypot(math.log(seconds / low), more) if low > 0 else math.inf
+    return replace(item, low_s=seconds * math.exp(-down), high_s=seconds * math.exp(up))
+
+
+def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
+    """A sentence for the phases that matter and lie far from the calibrated region; those as far as each other share one."""
+    told: dict[str, list[str]] = {}
+    seconds = {p.name: p.seconds for p in plan.prediction.phases}
+    for item in outside(plan, profiles):
+        if seconds[item.phase] < SHORT * plan.prediction.step_s:
+            continue
+        if item.distance is None:
+            text = (
+                f"no run behind profile {item.profile} had it; as uncertain as before calibration"
+            )
+        elif item.distance > FAR:
+            text = (
+                f"a factor of {math.exp(item.distance):.2g} away from the runs behind profile {item.profile} "
+                "in model, batch, lengths and GPUs taken together; intervals are wider"
+            )
+        else:
+            continue
+        told.setdefault(text, []).append(item.phase)
+    return tuple(f"{', '.join(phases)}: {text}" for text, phases in told.items())

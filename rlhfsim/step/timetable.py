@@ -1,0 +1,180 @@
+"""Order of priced calls in time: one after the other in a pool, pools side by side, streaming, async.
+
+Legend: a step is a priced call or move that waits for its place; a phase is a step with a start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.specs.placement.placement import Schedule
+
+STREAM_CHUNKS = 8
+"""Pieces in which finished samples are handed on when they stream."""
+SYNC_POOL = "links"
+"""Where a weight sync runs that hides behind generation."""
+ROLLOUT = "actor.generate"
+SYNC = "actor.sync"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A priced call or move that waits for its place in time."""
+
+    name: str
+    pools: tuple[str, ...]
+    cost: Cost
+    needs: tuple[str, ...] = ()
+    streams: bool = False
+    """Can take samples one by one as they finish: its role stays in GPU memory meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A call or a move between calls, with its place in time."""
+
+    name: str
+    """`actor.generate`, `actor.generate.load`, `actor.train.unload`, ..."""
+    pools: tuple[str, ...]
+    start: float
+    cost: Cost
+    after: int | None
+    """Index of the phase whose end let this one start; None at the start of the step."""
+
+    @property
+    def end(self) -> float:
+        """Seconds from the start of the step."""
+        return self.start + self.cost.seconds
+
+
+Timetable = tuple[tuple[Phase, ...], tuple[int, ...]]
+"""Phases, and the indices of those that make up the step time, in order."""
+
+
+def timetable(
+    steps: list[Step], schedule: Schedule, finish: tuple[float, ...] | None = None
+) -> Timetable:
+    """Each step as soon as its pools are free and its inputs are there; then the critical chain.
+
+    `finish`: seconds, from the start of generation, until equal shares of the samples are done;
+    read where samples stream.
+    """
+    ends = streamed_ends(steps, finish) if schedule.streaming and finish else {}
+    free: dict[str, int] = {}
+    index: dict[str, int] = {}
+    phases: list[Phase] = []
+    over: list[float] = []
+    for step in steps:
+        waits = [index[n] for n in step.needs if n in index]
+        waits += [free[p] for p in step.pools if p in free]
+        after = max(waits, key=over.__getitem__, default=None)
+        start = over[after] if after is not None else 0.0
+        cost = step.cost
+        if step.name in ends and (seconds := cost.seconds) > 0:
+            cost = cost.scaled(max(0.0, ends[step.name] - start) / seconds)
+        phases.append(Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after))
+        over.append(phases[-1].end)
+        index[step.name] = len(phases) - 1
+        for pool in step.pools:
+            free[pool] = len(phases) - 1
+    return tuple(phases), chain(phases)
+
+
+def streamed_ends(steps: list[Step], finish: tuple[float, ...]) -> dict[str, float]:
+    """When each call that works on samples as they arrive has done the last of them.
+
+    Max-plus over pieces of the batch: a piece waits for its samples (or for the calls it needs) and
+    for its pool, which takes all its calls for one piece before the next (StreamRL, arXiv 2504.15930).
+    A call streams if it can (`Step.streams`), shares no GPU with generation, and what it needs streams.
+    """
+    streamed = streaming_steps(steps)
+    begin = _generation_start(steps)
+    free: dict[str, float] = {}
+    done: dict[str, float] = {}
+    each = {step.name: step.cost.seconds / STREAM_CHUNKS for step in streamed}
+    for piece in range(1, STREAM_CHUNKS + 1):
+        arrived = begin + finish[-(-piece * len(finish) // STREAM_CHUNKS) - 1]
+        for step in streamed:
+            inputs = [done[n] for n in step.needs if n in done]
+            start = max(arrived, *inputs, *(free.get(p, 0.0) for p in step.pools))
+            done[step.name] = start + each[step.name]
+            free |= dict.fromkeys(step.pools, done[step.name])
+    return done
+
+
+def streaming_steps(steps: list[Step]) -> list[Step]:
+    """Calls that can take samples as they arrive, in order.
+
+    A pool keeps the order of its calls: behind one that waits for the whole batch none streams.
+    """
+    busy = {p for s in steps if s.name == ROLLOUT for p in s.pools}
+    found: list[Step] = []
+    for step in steps:
+        sources = {ROLLOUT, *(s.name for s in found)}
+        waits = bool(step.needs) and set(step.needs) <= sources
+        if step.streams and waits and not busy & set(step.pools):
+            found.append(step)
+        else:
+            busy |= set(step.pools)
+    return found
+
+
+def _generation_start(steps: list[Step]) -> float:
+    """Seconds before generation: what is in its pool earlier in the order (waking the engine)."""
+    before = 0.0
+    for step in steps:
+        if step.name == ROLLOUT:
+            return before
+        before += step.cost.seconds
+    return before
+
+
+def chain(phases: list[Phase]) -> tuple[int, ...]:
+    """The phases from the start of the step to its end, each the one that the next waited for."""
+    ends = [phase.end for phase in phases]
+    found = [ends.index(max(ends))] if phases else []
+    while found and (before := phases[found[-1]].after) is not None:
+        found.append(before)
+    return tuple(reversed(found))
+
+
+def steady_timetable(steps: list[Step], schedule: Schedule, refilled: Cost | None) -> Timetable:
+    """Generation beside everything else; the step is the slower side plus the exposed sync.
+
+        T = max(T_gen', T_score + T_train) + T_sync          (sync overlapped: inside the max)
+
+    T_gen' is `refilled`, the time per batch of an engine that never drains, where given; with
+    staleness 1 each batch drains (one-step-off).
+    """
+    sync = [s for s in steps if s.name == SYNC]
+    producing = [s for s in steps if s.name.startswith(ROLLOUT)]
+    learning = [s for s in steps if s not in producing and s not in sync]
+    if refilled is not None:
+        producing = [replace(s, cost=refilled) if s.name == ROLLOUT else s for s in producing]
+    plain = replace(schedule, streaming=False)
+    producer, left = timetable(producing, plain)
+    learner, right = timetable(learning, plain)
+    offset = len(producer)
+    moved = tuple(
+        replace(p, after=p.after + offset if p.after is not None else None) for p in learner
+    )
+    ready = max((p.end for p in (*producer, *learner)), default=0.0)
+    slow = _end(producer) > _end(learner)
+    critical = left if slow else tuple(offset + i for i in right)
+    first = offset + len(moved)
+    if schedule.overlapped_sync:
+        hidden = tuple(_placed(s, (SYNC_POOL,), 0.0, None) for s in sync)
+        if _end(hidden) > ready:
+            critical = tuple(range(first, first + len(hidden)))
+        return (*producer, *moved, *hidden), critical
+    exposed = tuple(_placed(s, s.pools, ready, critical[-1] if critical else None) for s in sync)
+    return (*producer, *moved, *exposed), critical + tuple(range(first, first + len(exposed)))
+
+
+def _end(phases: tuple[Phase, ...]) -> float:
+    return max((p.end for p in phases), default=0.0)
+
+
+def _placed(step: Step, pools: tuple[str, ...], start: float, after: int | None) -> Phase:
+    return Phase(name=step.name, pools=pools, start=start, cost=step.cost, after=after)

@@ -1,0 +1,1 @@
+"""Training and scoring: layer time, pipeline, gradient exchange, optimizer step."""

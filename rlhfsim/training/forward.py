@@ -1,0 +1,69 @@
+"""Forward passes without gradients: log-probs, values, scores (physics F1)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from rlhfsim.kernels import collectives
+from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.training import gradient_exchange as exchange
+from rlhfsim.training import layer_time as roofline
+from rlhfsim.training import pipeline
+from rlhfsim.training.passes import Software, contention, passes, slowed
+from rlhfsim.training.training import (
+    default_software,
+    imbalance,
+    micro_batches,
+    work_of,
+    work_parts,
+)
+
+Head = Literal["logprob", "value", "score"]
+
+
+def forward(
+    device: Device, model: ModelSpec, layout: Layout, sequences: Sequences, *, backend: Backend,
+    head: Head = "logprob", precision: str = "bf16", pack_len: float | None = None,
+    software: Software | None = None,
+) -> Cost:  # fmt: skip
+    """Time of one forward over all `sequences` by the layout's d ranks.
+
+        T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait
+
+    One micro-batch flows behind the other through p stages without backward. `value` and `score`
+    read one number a token or sequence instead of V logits. Source: F1; GPipe's forward.
+    """
+    if head != "logprob" and not model.value_head:
+        model = replace(model, value_head=True)
+    software = software or default_software(backend)
+    size, count = micro_batches(layout, sequences, 1, pack_len)
+    work = work_of(device, layout, sequences, size, precision, software, model)
+    through = passes(device, model, work, software, "none", logprob=head == "logprob")
+    through = slowed(through, contention(device, layout.gpus))
+    stages = pipeline.split(model.num_layers, layout.pp)
+    times = stages.times(through.layer_forward, *through.ends_forward)
+    busy = count * sum(times) / layout.pp
+    total = (count - 1) * max(times) + sum(times)
+    parts = work_parts(device, layout, through.forward.times(count / layout.pp), busy)
+    if layout.pp > 1:
+        parts.append(part("bubble", total - busy, "pipeline schedule"))
+        far = collectives.crosses(device, 2, layout.tp * layout.cp * layout.dp)
+        send = collectives.p2p(device, roofline.BF16 * work.held * model.hidden, far)
+        parts.append(
+            part(
+                "network" if far else "nvlink",
+                count * send,
+                "nic_efficiency" if far else "nvlink_efficiency",
+            )
+        )
+    parts += exchange.gathers(device, model, layout, count, busy)
+    cost = Cost(parts=tuple(p for p in parts if p.seconds > 0))
+    wait = imbalance(sequences, layout, 1, count, pack_len)
+    tail = part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0))
+    return cost + Cost(parts=(tail,)) if wait else cost

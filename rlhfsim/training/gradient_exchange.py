@@ -1,0 +1,206 @@
+"""What data-parallel ranks exchange, and the optimizer step (physics T5, T6, T9)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from rlhfsim.kernels import collectives, layers
+from rlhfsim.kernels.cost import Part, Resource, part
+from rlhfsim.kernels.device import Device, Group, group
+from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.weight_sync.endpoints import weights_of
+
+Optimizer = Literal["adam", "adam8bit", "sgd"]
+BF16, FP32 = 2.0, 4.0
+STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10.0}
+"""HBM bytes per owned parameter besides its gradient: FP32 master, momentum and variance read and
+written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Counting (T9)."""
+
+
+@hashed_once
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard(Hashed):
+    """Parameters of one kind on one GPU and the ranks that hold the same ones."""
+
+    params: float
+    """Psi before data-parallel sharding; trained ones only."""
+    ranks: Group
+
+    def owned(self, zero: int) -> float:
+        """Parameters whose optimizer state this GPU holds."""
+        return self.params / self.ranks.ranks if zero else self.params
+
+
+def shards(
+    device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
+) -> tuple[Shard, ...]:
+    """Dense parameters over d x c ranks, experts over N_gpu/(p e x); the mean pipeline stage.
+
+    `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
+    """
+    return _shards(
+        device.domain, model, layout.tp, layout.pp, layout.ep, layout.etp,
+        layout.dp * layout.cp, share,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _shards(
+    domain: int, model: ModelSpec, tp: int, pp: int, ep: int, etp: int, ranks: int, share: float
+) -> tuple[Shard, ...]:
+    ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
+    dense = model.num_dense_layers * layers.layer_params(model, tp, experts=False) + ends / tp
+    routed = 0.0
+    if model.num_moe_layers:
+        dense += model.num_moe_layers * layers.layer_params(model, tp, experts=True)
+        routed = model.num_moe_layers * layers.layer_expert_params(model, ep, etp)
+    wide = Shard(params=share * dense / pp, ranks=group(ranks, tp, domain))
+    if not routed:
+        return (wide,)
+    held = max(1, ranks * tp // (ep * etp))
+    narrow = group(held, ep * etp, domain)
+    return wide, Shard(params=share * routed / pp, ranks=narrow)
+
+
+def traffic(
+    device: Device, shard: Shard, layout: Layout, micro_batches: int, reduce_bytes: float
+) -> tuple[float, float]:
+    """Raw seconds of (parameter gathers, gradient reductions) per optimizer step (T5).
+
+        ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, m RS ; 3: 2 m AG, m RS
+
+    Source: Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
+    """
+    gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0)
+    if layout.zero == 0:
+        return 0.0, reduce
+    if layout.zero == 1:
+        return gather, reduce
+    return (gather if layout.zero == 2 else 2 * micro_batches * gather), micro_batches * reduce
+
+
+@lru_cache(maxsize=65536)
+def _once(device: Device, shard: Shard, reduce_bytes: float, sharded: bool) -> tuple[float, float]:
+    """One gather of the parameters, and one reduction of the gradients: to their owner or to all."""
+    gather = collectives.all_gather(device, BF16 * shard.params, shard.ranks)
+    reduce = collectives.reduce_scatter if sharded else collectives.all_reduce
+    return gather, reduce(device, reduce_bytes * shard.params, shard.ranks)
+
+
+def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -> float:
+    """What stays exposed: max(T/L, T - eta T_comp) (T6): the first layer's part has nothing to hide behind."""
+    return max(seconds / max(1, layers), seconds - overlap * compute)
+
+
+def exchange(
+    device: Device, model: ModelSpec, layout: Layout, micro_batches: int, *,
+    forward: float, backward: float, reduce_bytes: float, share: float = 1.0,
+) -> list[Part]:  # fmt: skip
+    """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
+
+    `forward` and `backward` are seconds of one micro-batch on the mean stage. ZeRO-3 hides behind
+    all micro-batches; ZeRO-1 gathers behind the first forward and reduces behind the last backward,
+    ZeRO-2 behind every backward. Collectives that run beside kernels take a share of the SMs
+    (Calculon, arXiv 2305.06990).
+    """
+    parts: list[Part] = []
+    eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
+    for shard in shards(device, model, layout, share=share):
+        if shard.ranks.ranks == 1:
+            continue
+        gather, reduce = traffic(device, shard, layout, micro_batches, reduce_bytes)
+        times = micro_batches if layout.zero == 3 else 1
+        behind_forward = times * (forward + (backward if layout.zero == 3 else 0.0))
+        behind_backward = (micro_batches if layout.zero >= 2 else 1) * backward
+        seen = hidden_behind(gather, behind_forward, eta, depth)
+        seen += hidden_behind(reduce, behind_backward, eta, depth)
+        far = shard.ranks.domains > 1
+        name: Resource = "network" if far else "nvlink"
+        taken = device["sm_share_nic" if far else "sm_share_nvlink"]
+        slowed = taken * max(0.0, gather + reduce - seen)
+        share_name = "sm_share_nic" if far else "sm_share_nvlink"
+        parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
+        parts.append(part("compute", slowed, share_name, spread=(0.3, 1.5)))
+    if layout.zero == 3:  # a gather ahead and one back; reductions go by bucket
+        parts.append(zero_calls(device, model, layout, 2 * micro_batches))
+    return parts
+
+
+def zero_calls(device: Device, model: ModelSpec, layout: Layout, passes: float) -> Part:
+    """What the hooks of ZeRO-3 take on the host: one call a named tensor and pass.
+
+    `zero_tensor_time`: 0 on GPUs, where it hides behind kernels that were launched before; on a CPU the
+    core that computes runs the hooks and the Python of each collective as well.
+    """
+    tensors = weights_of(model).tensors / layout.pp
+    name = "zero_tensor_time"
+    seconds = passes * tensors * device[name]
+    return part("overhead", seconds, name, spread=device.spread(name))
+
+
+def gathers(
+    device: Device, model: ModelSpec, layout: Layout, micro_batches: int, compute: float
+) -> list[Part]:
+    """Exposed ZeRO-3 parameter gathers of a forward without gradients: one a layer and micro-batch."""
+    if layout.zero != 3:
+        return []
+    parts = []
+    depth = -(-model.num_layers // layout.pp)
+    for shard in shards(device, model, layout):
+        raw = micro_batches * _once(device, shard, BF16, True)[0]
+        seen = hidden_behind(raw, compute, device["overlap_dp"], depth)
+        name: Resource = "network" if shard.ranks.domains > 1 else "nvlink"
+        parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
+    return [*parts, zero_calls(device, model, layout, micro_batches)]
+
+
+def update(
+    device: Device, model: ModelSpec, layout: Layout, *, optimizer: Optimizer, share: float = 1.0
+) -> list[Part]:
+    """Optimizer step and gradient norm of one GPU.
+
+        GPU:  Psi_own (state + 2 x 4 gradient) / (B_m eta)
+        host: 2 (b_g + b_w) ... PCIe down and up, then DDR: node GPUs x Psi_own x 32 / (DDR eta)
+
+    Source: counting (T9); ZeRO-Offload, arXiv 2101.06840, for the host. `zero_step_time` is what a
+    sharded step takes on top, 0 on GPUs.
+    """
+    owned = sum(s.owned(layout.zero) for s in shards(device, model, layout, share=share))
+    bytes_each = STATE_BYTES[optimizer] + 2 * FP32
+    launch = part(
+        "overhead",
+        device["optimizer_overhead"],
+        "optimizer_overhead",
+        spread=device.spread("optimizer_overhead"),
+    )
+    sharded = layout.zero > 0 and layout.dp * layout.cp > 1
+    own = part("overhead", sharded * device["zero_step_time"], "zero_step_time", spread=device.spread("zero_step_time"))  # fmt: skip
+    if layout.offload_optimizer == "none":
+        name = "optimizer_hbm_efficiency"
+        seconds = owned * bytes_each / (device.profile.hbm.value * device[name])
+        return [part("hbm", seconds, name, spread=device.inverse_spread(name)), launch, own]
+    node = device.profile.node
+    link = device.profile.pcie.value * device["pcie_efficiency"]
+    moved = 2 * BF16 * owned / link
+    memory = (
+        device.gpus_per_node
+        * owned
+        * bytes_each
+        / (node.host_bandwidth.value * device["cpu_adam_efficiency"])
+    )
+    parts = [
+        part("pcie", moved, "pcie_efficiency", spread=(0.75, 1.5)),
+        part("host", memory, "cpu_adam_efficiency", spread=(0.7, 1.7)),
+        launch,
+        own,
+    ]
+    if layout.offload_optimizer == "nvme":
+        disk = device.gpus_per_node * owned * 12.0
+        rate = node.local_storage.value * device["local_storage_read_efficiency"]
+        seconds = disk / rate + disk / (node.local_storage.value * device["local_storage_write"])
+        parts.append(part("storage", seconds, "local_storage_read_efficiency", spread=(0.7, 1.7)))
+    return parts

@@ -1,0 +1,185 @@
+"""One micro-batch through the whole model, as a training stack runs it.
+
+Raw kernel and collective times of `training.layer_time` become seconds of a step: kernels at the speed
+that they keep in a whole step, collectives less what hides, recomputation added, and never faster
+than the host launches them. Everything here is cached: a planner prices many layouts that share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from rlhfsim.kernels.device import Device
+from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.layout import Recompute
+from rlhfsim.training import layer_time as roofline
+from rlhfsim.training.layer_time import NOTHING, Layer, Pass, Work
+
+Graphs = Literal["none", "partial", "full"]
+
+
+@hashed_once
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software(Hashed):
+    """What a training stack does to the kernels; the default is the backend's own."""
+
+    fused: bool = True
+    """Element-wise chains run as one kernel."""
+    graphs: Graphs = "none"
+    """CUDA graphs: none, over attention and router, over the whole iteration."""
+    attention_slowdown: float = 1.0
+    """Time of its attention kernel over that of the measured one."""
+    flash: bool = True
+    """FlashAttention; False: scores go through memory."""
+    reduce_bytes: float | None = None
+    """Bytes per gradient element on the wire; the backend's when absent."""
+    balanced: bool = False
+    """Experts receive equal loads (benchmarks force it)."""
+    recomputed: tuple[str, ...] = ()
+    """Modules repeated in the backward besides `Layout.recompute`: keys of `roofline.MODULES`."""
+    fused_experts: bool = False
+    """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
+    token_once: bool = True
+    """Dispatch sends a token once per domain and GPU (DeepEP, HybridEP); else once per expert."""
+    fp8_attention: bool = False
+    """The attention core runs in FP8."""
+    user_buffers: bool = False
+    """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
+    scheduled_ep: bool = False
+    """All-to-all of one micro-batch runs beside the compute of another (two-batch overlap)."""
+
+
+class Passes(NamedTuple):
+    """One micro-batch through all layers, embedding and head."""
+
+    forward: Pass
+    """Exposed seconds by part."""
+    backward: Pass
+    layer: float
+    """Forward plus backward of the mean layer, launch-bound excess included."""
+    layer_forward: float
+    ends: tuple[float, float]
+    """Forward plus backward of the embedding and of the head."""
+    ends_forward: tuple[float, float]
+
+
+@lru_cache(maxsize=65536)
+def passes(
+    device: Device, model: ModelSpec, work: Work, software: Software, recompute: Recompute, *,
+    frozen: bool = False, logprob: bool = True,
+) -> Passes:  # fmt: skip
+    """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1)."""
+    ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
+    for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
+        if not count:
+            continue
+        raw = roofline.layer(device, _trunk(model), work, experts=experts)
+        one = exposed(device, raw.forward, software)
+        two = exposed(device, _backward(raw, software, recompute, frozen), software)
+        least = host_time(device, software.graphs, experts=experts)
+        again = 2.0 if recompute == "full" else 1.0
+        seconds = launched(device, sum(one), least)
+        first += count * seconds
+        both += count * (seconds + launched(device, sum(two), again * least))
+        ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
+    ends = (
+        roofline.embedding(device, model, work),
+        roofline.head(device, model, work, logprob=logprob),
+    )
+    shown = [
+        (exposed(device, e.forward, software), exposed(device, e.backward, software)) for e in ends
+    ]
+    for one, two in shown:
+        ahead, back = ahead.plus(one), back.plus(two)
+    sums = [(sum(one), sum(two)) for one, two in shown]
+    depth = model.num_layers
+    return Passes(
+        ahead, back, both / depth, first / depth,
+        (sum(sums[0]), sum(sums[1])), (sums[0][0], sums[1][0]),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _trunk(model: ModelSpec) -> ModelSpec:
+    """The model as its layers see it: the same for a policy and for the critic on its trunk."""
+    return replace(model, value_head=False, lm_head_bias=False)
+
+
+def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool) -> Pass:
+    """The backward of one layer as trained: recomputation in, frozen gradients out."""
+    back = raw.backward
+    gemm = back.gemm - (raw.weight_gradient if frozen else 0.0)
+    if recompute == "full":
+        return back._replace(gemm=gemm).plus(raw.forward)
+    core = raw.core if recompute == "selective" else 0.0
+    names = software.recomputed
+    return back._replace(
+        gemm=gemm + sum(raw.modules.get(name, 0.0) for name in names),
+        attention=back.attention + core,
+        memory=back.memory + raw.forward.memory * roofline.repeated_traffic(names),
+    )
+
+
+def exposed(device: Device, one: Pass, software: Software) -> Pass:
+    """A pass with kernels at the speed of a whole step and collectives less what hides.
+
+    kernels / (clock eta) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
+    """
+    clock = device["sustained_clock"]
+    eta = clock * device["training_kernel_efficiency"]
+    core = clock * device["training_attention_efficiency"]
+    gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
+    hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
+    return Pass(
+        one.gemm / eta, one.attention / core, one.memory,
+        (1 - gathered) * one.tp, (1 - hidden) * one.ep,
+        max(0.0, one.cp - one.attention),
+    )  # fmt: skip
+
+
+def launched(device: Device, kernels: float, launch: float) -> float:
+    """Seconds of kernels that a host launches one by one.
+
+        t = max(k, h) + (1 - w) min(k, h)      k kernels, h launch, w = `overlap_launch`
+
+    w = 1 where a host launches ahead of its GPU; 0 where one core launches and computes.
+    """
+    return max(kernels, launch) + (1 - device["overlap_launch"]) * min(kernels, launch)
+
+
+def contention(device: Device, ranks: int) -> float:
+    """Factor on the kernels of a rank while `ranks` ranks work, as many of them in its node as fit.
+
+        1 + (k - 1) (f - 1)      k ranks in the node, f = `rank_contention`
+
+    GPUs share no cores and no memory (f = 1); cores of one socket share caches, bandwidth and clock.
+    """
+    return 1 + (min(ranks, device.gpus_per_node) - 1) * (device["rank_contention"] - 1)
+
+
+def slowed(through: Passes, factor: float) -> Passes:
+    """All times of a micro-batch scaled."""
+    if factor == 1:
+        return through
+    (first, last), (first_forward, last_forward) = through.ends, through.ends_forward
+    return Passes(
+        through.forward.times(factor), through.backward.times(factor), through.layer * factor,
+        through.layer_forward * factor, (first * factor, last * factor),
+        (first_forward * factor, last_forward * factor),
+    )  # fmt: skip
+
+
+def host_time(device: Device, graphs: Graphs, *, experts: bool) -> float:
+    """Seconds the host needs to launch one direction of one layer; the GPU cannot be faster.
+
+    Eager Python issues tens of kernels a layer; MoE layers add routing, permutation and the counts
+    that the host waits for. Graphs over attention and router leave the experts; a full graph none.
+    """
+    if graphs == "full":
+        return 0.0
+    if graphs == "partial":
+        return device["host_moe_time"] * 0.5 if experts else 0.0
+    return device["host_layer_time"] + (device["host_moe_time"] if experts else 0.0)

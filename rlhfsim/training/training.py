@@ -1,0 +1,251 @@
+"""Training of one model on one pool: forward, backward, gradient exchange, optimizer (physics T1-T11).
+
+Legend: m micro-batches per optimizer step and rank, p v stages and chunks, t tensor, d data, c context,
+e expert parallelism, Psi parameters a GPU holds before data-parallel sharding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from rlhfsim.kernels import collectives, layers
+from rlhfsim.kernels.cost import Cost, Part, Resource, part
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.training import gradient_exchange as exchange
+from rlhfsim.training import pipeline
+from rlhfsim.training.gradient_exchange import Optimizer
+from rlhfsim.training.layer_time import Pass, Work
+from rlhfsim.training.passes import Passes, Software, contention, passes, slowed
+
+BF16 = 2.0
+
+
+class _Step(NamedTuple):
+    """Everything about one optimizer step."""
+
+    device: Device
+    model: ModelSpec
+    layout: Layout
+    backend: Backend
+    software: Software
+    work: Work
+    micro_batches: int
+    lora: Lora | None
+    optimizer: Optimizer
+    stages: pipeline.Stages
+
+
+def train(
+    device: Device, model: ModelSpec, layout: Layout, sequences: Sequences, *, backend: Backend,
+    optimizer_steps: int = 1, optimizer: Optimizer = "adam", lora: Lora | None = None,
+    value_head: bool = False, precision: str = "bf16", pack_len: float | None = None,
+    software: Software | None = None,
+) -> Cost:  # fmt: skip
+    """Time of one pass over `sequences` in `optimizer_steps` optimizer steps.
+
+        T = steps (pipeline(m, stages) + exposed DP traffic + optimizer) + wait for the slowest rank
+
+    `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences) a micro-batch. Several
+    epochs are several passes. Source: physics section 3.
+    """
+    if value_head and not model.value_head:
+        model = replace(model, value_head=True)
+    software = software or default_software(backend)
+    size, count = micro_batches(layout, sequences, optimizer_steps, pack_len)
+    work = work_of(device, layout, sequences, size, precision, software, model)
+    stages = pipeline.split(model.num_layers, layout.pp, layout.vp)
+    step = _Step(device, model, layout, backend, software, work, count, lora, optimizer, stages)
+    cost = _iteration(step)
+    wait = imbalance(sequences, layout, optimizer_steps, count, pack_len)
+    if wait:
+        cost = cost + Cost(parts=(part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0)),))  # fmt: skip
+    return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
+
+
+@lru_cache(maxsize=8)
+def default_software(backend: Backend) -> Software:
+    """Fused kernels in Megatron-Core; the others run eager PyTorch modules."""
+    return Software(fused=backend == "megatron")
+
+
+def micro_batches(
+    layout: Layout, sequences: Sequences, steps: int, pack_len: float | None
+) -> tuple[float, int]:
+    """Tokens of one micro-batch (before context parallelism) and micro-batches per step and rank.
+
+        m = ceil(count / (steps d b)), with `pack_len` count = tokens / pack_len (T2)
+
+    A rank with less than one full micro-batch runs a smaller one; at least one sequence. Where all
+    sequences are alike the fullest rank decides; others are dealt out by length, near the mean.
+    """
+    units = sequences.tokens / pack_len if pack_len else float(sequences.count)
+    each = pack_len or sequences.tokens / sequences.count
+    rank = max(1.0, units / (steps * layout.dp))
+    if not pack_len and sequences.deviation == 0:
+        rank = math.ceil(rank - 1e-9)
+    count = max(1, math.ceil(rank / layout.micro_batch - 1e-9))
+    return each * rank / count, count
+
+
+def work_of(
+    device: Device, layout: Layout, sequences: Sequences, tokens: float, precision: str,
+    software: Software, model: ModelSpec,
+) -> Work:  # fmt: skip
+    """The micro-batch of one GPU."""
+    skewed = model.moe is not None and layout.ep > 1 and not software.balanced
+    return _work(
+        tokens / layout.cp, sequences.attention_length, layout.tp, layout.cp, layout.ep, layout.etp,
+        layout.sequence_parallel and layout.tp > 1, precision, software,
+        device["ep_hot_rank_factor"] if skewed else 1.0,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _work(
+    tokens: float, length: float, tp: int, cp: int, ep: int, etp: int, sequence_parallel: bool,
+    precision: str, software: Software, skew: float,
+) -> Work:  # fmt: skip
+    """One object for equal micro-batches: they are compared at every look-up of their costs."""
+    return Work(
+        tokens=tokens, length=length, tp=tp, cp=cp, ep=ep, etp=etp,
+        sequence_parallel=sequence_parallel, precision=precision, skew=skew,
+        fused=software.fused, attention_slowdown=software.attention_slowdown, flash=software.flash,
+        fused_experts=software.fused_experts, token_once=software.token_once, fp8_attention=software.fp8_attention,
+    )  # fmt: skip
+
+
+def imbalance(
+    sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None
+) -> float:
+    """Share by which the slowest data-parallel rank exceeds the mean (T11).
+
+        random order: sigma/mean sqrt(2 ln d / n); balanced over ranks (LPT): sigma/mean / n
+
+    n sequences per rank and step; with ZeRO-3 or expert parallelism the ranks meet at every
+    micro-batch, where the n of one micro-batch counts. Frameworks sort or balance by default, so the
+    second form holds; packs of equal size have no spread. Source: order statistics of a normal.
+    """
+    ranks = layout.dp
+    if ranks == 1 or pack_len or not sequences.packed or sequences.deviation <= 0:
+        return 0.0
+    tied = layout.zero == 3 or layout.ep > 1
+    n = sequences.count / (steps * ranks * (count if tied else 1))
+    spread = sequences.deviation / sequences.mean
+    worst = max(0.0, sequences.maximum / sequences.mean - 1)
+    return min(worst, spread / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks))))
+
+
+def _iteration(step: _Step) -> Cost:
+    """One optimizer step, without the wait for the slowest rank."""
+    through = passes(
+        step.device, step.model, step.work, step.software, step.layout.recompute,
+        frozen=step.lora is not None,
+    )  # fmt: skip
+    through = slowed(through, contention(step.device, step.layout.gpus))
+    p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
+    times = step.stages.times(through.layer, *through.ends)
+    busy = m * sum(times) / p
+    idle = pipeline.makespan(times, m, v) - busy
+    shown = through.forward.plus(through.backward).times(m / p)
+    parts = work_parts(step.device, step.layout, shown, busy)
+    bubble = part("bubble", idle, "pipeline schedule")
+    found = (*parts, bubble, *_stage_sends(step), *_exchange(step, through))
+    return Cost(parts=tuple([x for x in found if x.seconds > 0]))
+
+
+_KERNELS: tuple[tuple[Resource, str], ...] = (
+    ("compute", "training_kernel_efficiency"),
+    ("compute", "training_attention_efficiency"),
+    ("hbm", "hbm_efficiency"),
+)
+"""Resource and coefficient of the first parts of a `Pass`."""
+
+
+def work_parts(device: Device, layout: Layout, shown: Pass, busy: float) -> list[Part]:
+    """The mean stage's exposed work by resource; what is left of `busy` is launch-bound."""
+    parts = [
+        Part(resource, seconds, name, device.inverse_spread(name))
+        for (resource, name), seconds in zip(_KERNELS, shown, strict=False)
+        if seconds > 0
+    ]
+    if shown.tp > 0:
+        parts.append(Part(_tier(device, layout.tp, 1), shown.tp, "overlap_tp", (0.6, 1.4)))
+    if shown.ep > 0:
+        parts.append(Part(_tier(device, layout.ep, layout.etp), shown.ep, "overlap_ep", (0.5, 1.5)))
+    if shown.cp > 0:
+        cp = _tier(device, layout.cp, layout.tp)
+        parts.append(Part(cp, shown.cp, _link(cp), device.inverse_spread(_link(cp))))
+    launch = busy - sum(shown)
+    if launch > 0:
+        parts.append(Part("overhead", launch, "host_layer_time", device.spread("host_layer_time")))
+    return parts
+
+
+def _tier(device: Device, ranks: int, stride: int) -> Resource:
+    return "network" if collectives.crosses(device, ranks, stride) else "nvlink"
+
+
+def _link(resource: Resource) -> str:
+    return "nic_efficiency" if resource == "network" else "nvlink_efficiency"
+
+
+def _stage_sends(step: _Step) -> list[Part]:
+    """Activations and their gradients between stages: 2 v sends a micro-batch and stage (T3).
+
+    T' h elements each; interleaved schedules send while the next chunk computes, so that `overlap_dp`
+    of it hides; plain 1F1B waits.
+    """
+    layout, device = step.layout, step.device
+    if layout.pp == 1:
+        return []
+    stride = layout.tp * layout.cp * layout.dp
+    far = collectives.crosses(device, 2, stride)
+    size = BF16 * step.work.held * step.model.hidden
+    one = collectives.p2p(device, size, far)
+    visible = 1 - device["overlap_dp"] if layout.vp > 1 else 1.0
+    seconds = 2 * layout.vp * step.micro_batches * one * visible
+    resource: Resource = "network" if far else "nvlink"
+    name = _link(resource)
+    return [part(resource, seconds, name, spread=device.inverse_spread(name))]
+
+
+def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
+    """Trained over all parameters; adapters of rank r add r (n + k) to each n x k matrix."""
+    if lora is None:
+        return 1.0
+    matrices = layers.layer_matrices(model, experts=model.moe is not None)
+    whole = sum(m.params for m in matrices)
+    return min(1.0, sum(lora.rank * (m.n + m.k) * m.experts for m in matrices) / whole)
+
+
+def _exchange(step: _Step, through: Passes) -> list[Part]:
+    """Data-parallel traffic, optimizer and parameter fetches of one step."""
+    device, layout = step.device, step.layout
+    share = adapter_share(step.model, step.lora)
+    reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
+    found = exchange.exchange(
+        device, step.model, layout, step.micro_batches,
+        forward=sum(through.forward) / layout.pp, backward=sum(through.backward) / layout.pp,
+        reduce_bytes=reduce, share=share,
+    )  # fmt: skip
+    found += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
+    if layout.offload_params != "none":
+        found.append(_fetches(step))
+    return found
+
+
+def _fetches(step: _Step) -> Part:
+    """ZeRO-3 parameters from the host: each rank's shard twice a micro-batch over PCIe."""
+    device, layout = step.device, step.layout
+    held = sum(s.owned(3) for s in exchange.shards(device, step.model, layout))
+    link = device.profile.pcie.value * device["pcie_efficiency"]
+    seconds = 2 * step.micro_batches * BF16 * held / link
+    return part("pcie", seconds, "pcie_efficiency", spread=device.inverse_spread("pcie_efficiency"))

@@ -1,0 +1,1 @@
+"""Measured rows as the inputs of a prediction."""

@@ -1,0 +1,241 @@
+"""Peaks of the training rows: which states, activations and buffers each logged figure holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from rlhfsim.memory import activations
+from rlhfsim.memory import states as memory
+from rlhfsim.memory.risk import Item
+from rlhfsim.memory.states import Shard, Stage
+from rlhfsim.specs.hardware.profiles import common_coefficients
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout, Recompute
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.validation.rows import Row
+
+MEGATRON_BRIDGE_GRADIENTS = 2.0
+"""Its performance recipes set grad_reduce_in_fp32 False (Megatron-Bridge
+src/megatron/bridge/perf_recipes/_common.py), its Moonlight and PEFT recipes too."""
+MOONLIGHT_MOMENTS = 4.0
+"""Moonlight's recipe keeps both Adam moments in BF16 (Megatron-Bridge
+src/megatron/bridge/recipes/moonlight/moonlight_16b.py)."""
+BRIDGE_LORA_RANK = 32
+"""Default dim of Megatron-Bridge's LoRA (src/megatron/bridge/peft/lora.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """A predicted peak."""
+
+    bytes: float
+    low: float
+    high: float
+    detail: dict[str, float | str] = field(default_factory=dict)
+
+
+def training_peak(row: Row, model: ModelSpec) -> Peak:
+    """The peak that the row's framework printed.
+
+    Raises:
+        ValueError: the row leaves open what decides the peak.
+    """
+    framework = row.text("framework") or ""
+    if framework.startswith("verl FSDP (2024-11)"):
+        return _after_init_fsdp(row, model)
+    if framework.startswith("verl Megatron") and row.text("pp") == "2":
+        return _before_rollout_megatron(row, model)
+    if framework.startswith("verl"):
+        raise ValueError("the peak of a whole RLHF step, with GPU type or batch not stated")
+    if framework.startswith("DeepSpeed-Chat"):
+        raise ValueError("a V100 step of hybrid engine with two trained models: micro-batch and offload not stated")  # fmt: skip
+    for column in ("seq_len", "micro_batch"):
+        if row.text(column) is None:
+            raise ValueError(f"{column} is not stated")
+    if row.text("lora") and not row.text("precision"):
+        row = row.filled({"precision": "bf16"})
+    if framework.startswith("Megatron"):
+        return _megatron(row, model)
+    if "deepspeed" in framework.lower():
+        return _sharded(row, model, "deepspeed", _zero(row))
+    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):  # fmt: skip
+        return _sharded(row, model, "fsdp2", 3)
+    raise ValueError("framework and settings are not stated")
+
+
+def _zero(row: Row) -> int:
+    """ZeRO stage from `fsdp_or_zero` or the framework's name."""
+    text = f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}"
+    stage = re.search(r"zero\W*(\d)", text.lower())
+    if stage is None:
+        raise ValueError("ZeRO stage is not stated")
+    return int(stage[1])
+
+
+def _total(parts: Iterable[tuple[str, float, str]], which: str) -> Peak:
+    """The sum of (name, bytes, coefficient) with the interval of independent errors."""
+    coefficients = common_coefficients()
+    parts = list(parts)
+    items = []
+    for _, size, name in parts:
+        c = coefficients[name]
+        items.append(Item(value=size, low=size * c.low / c.value, high=size * c.high / c.value))
+    total = sum(i.value for i in items)
+    down = sum((i.value - i.low) ** 2 for i in items) ** 0.5
+    up = sum((i.high - i.value) ** 2 for i in items) ** 0.5
+    detail: dict[str, float | str] = {"peak": which}
+    detail.update({name: size for name, size, _ in parts})
+    return Peak(bytes=total, low=total - down, high=total + up, detail=detail)
+
+
+def _megatron(row: Row, model: ModelSpec) -> Peak:
+    tp, pp = row.integer("tp") or 1, row.integer("pp") or 1
+    gpus = row.integer("gpus") or tp * pp * (row.integer("ep") or 1)
+    cp, ep = row.integer("cp") or 1, row.integer("ep") or 1
+    core = (row.text("framework") or "").startswith("Megatron-Core")
+    dp = row.integer("dp") or max(1, gpus // (tp * pp * cp))
+    layout = Layout(
+        tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, etp=tp if core else 1, zero=1, recompute=_recompute(row),
+        micro_batch=row.integer("micro_batch") or 1, vp=5 if "VPP 5" in (row.text("notes") or "") else 1,
+    )  # fmt: skip
+    stages = [_megatron_stage(row, model, layout, stage, core) for stage in memory.stages(layout)]
+    return max(stages, key=lambda p: p.bytes)
+
+
+def _megatron_stage(row: Row, model: ModelSpec, layout: Layout, stage: Stage, core: bool) -> Peak:
+    part = memory.shard(model, layout, "megatron", stage)
+    gradients = None if core else MEGATRON_BRIDGE_GRADIENTS
+    moments = MOONLIGHT_MOMENTS if "Moonlight" in (row.text("model") or "") else None
+    if row.text("lora"):
+        base, extra = memory.lora_states(
+            model, part, layout, "megatron", Lora(rank=BRIDGE_LORA_RANK)
+        )
+        states = base.total + extra.total
+    else:
+        states = memory.trained_states(
+            part, layout, "megatron", gradient_bytes=gradients, moment_bytes=moments
+        ).total
+    sequences = row.integer("global_batch_seqs") or layout.dp * layout.micro_batch
+    held = activations.training_activations(
+        model, layout, "megatron", tokens=layout.micro_batch * (row.number("seq_len") or 0.0),
+        micro_batches=max(1, sequences // (layout.dp * layout.micro_batch)), stage=stage,
+        fp8="fp8" in (row.text("precision") or ""),
+    )  # fmt: skip
+    dropped = _dropped(row, model, layout, stage, held.saved)
+    return _total(
+        (
+            ("states", states, "state_spread"),
+            ("activations", held.saved - dropped + held.working, "activation_spread"),
+            ("logits", max(0.0, held.logits - held.working), "logits_spread"),
+        ),
+        "max allocated",
+    )
+
+
+def _dropped(row: Row, model: ModelSpec, layout: Layout, stage: Stage, saved: float) -> float:
+    """Bytes that module-wise recomputation drops, from the share of those tensors in a layer."""
+    modules = row.text("recompute") or ""
+    tensors = activations.layer_tensors(
+        model, layout.tp, layout.etp, sequence_parallel=layout.tp > 1,
+        experts=model.moe is not None, fp8="fp8" in (row.text("precision") or ""),
+    )  # fmt: skip
+    names = {
+        "mlp": ("mlp_activation_input", "mlp_activation"),
+        "mla_up_proj": ("query_key_value",),
+        "moe_act": ("expert_mlp_activation",),
+        "layernorm": ("attention_input", "mlp_input"),
+    }
+    chosen = [m.strip() for m in modules.partition(":")[2].split(",")]
+    share = sum(tensors.saved.get(t, 0.0) for m in chosen for t in names.get(m, ()))
+    return saved * share / tensors.total
+
+
+def _recompute(row: Row) -> Recompute:
+    text = (row.text("recompute") or "").lower()
+    return "full" if text in ("full", "yes", "true", "recompute") else "none"
+
+
+def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Peak:
+    """Hugging Face or FSDP modules; attention stores its scores on GPUs before Ampere.
+
+    A figure that the notes call reserved also holds the allocator's fragmentation.
+    """
+    tp, cp, ep = (row.integer(c) or 1 for c in ("tp", "cp", "ep"))
+    gpus = row.integer("gpus")
+    if gpus is None:
+        raise ValueError("number of GPUs is not stated")
+    layout = Layout(
+        tp=tp, cp=cp, ep=ep, dp=row.integer("dp") or max(1, gpus // (tp * cp)), zero=zero,
+        recompute=_recompute(row), micro_batch=row.integer("micro_batch") or 1,
+        offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
+    )  # fmt: skip
+    part = memory.shard(model, layout, backend)
+    states, trainable = _sharded_states(row, model, part, layout, backend)
+    length = row.number("seq_len") or 0.0
+    held = activations.training_activations(
+        model, layout, backend, tokens=layout.micro_batch * length, micro_batches=1,
+        score_length=length if (row.text("gpu_type") or "").startswith("V100") else 0.0,
+    )  # fmt: skip
+    extra = [
+        ("gathered", memory.gathered_bytes(part, layout, backend), "buffer_spread"),
+        ("buffers", memory.gradient_buffer_bytes(trainable, layout, backend), "buffer_spread"),
+        ("activations", held.saved + held.working, "activation_spread"),
+        ("logits", max(0.0, held.logits - held.working), "logits_spread"),
+    ]
+    step = memory.step_bytes(trainable, layout, backend)
+    if step > sum(size for _, size, _ in extra):
+        extra = [("optimizer step", step, "buffer_spread")]
+    which = "max allocated"
+    if "reserved" in (row.text("notes") or ""):
+        which = "max reserved"
+        waste = common_coefficients()["fragmentation"].value - 1
+        extra.append(("fragmentation", waste * sum(size for _, size, _ in extra), "buffer_spread"))
+    return _total([("states", states, "state_spread"), *extra], which)
+
+
+def _sharded_states(
+    row: Row, model: ModelSpec, part: Shard, layout: Layout, backend: Backend
+) -> tuple[float, Shard]:
+    """Bytes of states, and the elements that are trained."""
+    lora = row.text("lora")
+    if not lora or lora.lower() in ("no", "none"):
+        return memory.trained_states(part, layout, backend).total, part
+    rank = re.search(r"r\w*\W*(\d+)", lora)
+    chosen = Lora(rank=int(rank[1]) if rank else BRIDGE_LORA_RANK)
+    base, adapters = memory.lora_states(model, part, layout, backend, chosen)
+    share = memory.lora_params(model, chosen.rank) / model.num_params
+    trainable = replace(
+        part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0
+    )
+    return base.total + adapters.total, trainable
+
+
+def _after_init_fsdp(row: Row, model: ModelSpec) -> Peak:
+    """verl after start of actor, critic and reference: FP32 shards of the trained, BF16 of the frozen."""
+    layout = Layout(dp=row.integer("gpus") or 1, zero=3)
+    parts = []
+    for name, spec in (("actor", model), ("critic", model.with_value_head())):
+        states = memory.trained_states(memory.shard(spec, layout, "fsdp2"), layout, "fsdp2")
+        parts.append((name, states.weights, "state_spread"))
+    if row.text("offload") is None:
+        frozen = memory.frozen_states(memory.shard(model, layout, "fsdp2"), layout)
+        parts.append(("reference", frozen.weights, "state_spread"))
+    return _total(parts, "allocated after start, before the first step")
+
+
+def _before_rollout_megatron(row: Row, model: ModelSpec) -> Peak:
+    """verl's Megatron actor before the first step: no moments yet."""
+    tp, pp = row.integer("tp") or 1, row.integer("pp") or 1
+    layout = Layout(tp=tp, pp=pp, dp=(row.integer("gpus") or 1) // (tp * pp), zero=1)
+    sizes = []
+    for stage in memory.stages(layout):
+        part = memory.shard(model, layout, "megatron", stage)
+        states = memory.trained_states(part, layout, "megatron", moment_bytes=0.0)
+        sizes.append(states.total)
+    return _total(
+        [("states without moments", max(sizes), "state_spread")],
+        "allocated after start, before the first step",
+    )

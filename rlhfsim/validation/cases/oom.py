@@ -1,0 +1,358 @@
+"""Users' configurations as placements: one reading per framework, from its published defaults.
+
+What a row leaves blank is filled by assumptions.yaml or, where it is no column of the table, by the
+constants here, each with its source. A row that cannot be read raises `Unreadable` with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.memory.kv_cache import rollout_weights
+from rlhfsim.memory.role_bytes import Stack
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
+from rlhfsim.specs.placement.placement import Placement, Residency, RolloutSeat, Seat, WeightPath
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
+from rlhfsim.units import GIB
+from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
+from rlhfsim.validation.rows import Row
+
+NEMO_GRADIENTS = 2.0
+"""NeMo-RL's Megatron recipes set grad_reduce_in_fp32 false (examples/configs/grpo_math_1B.yaml)."""
+VERL_PADDED_LOGITS = 14.0
+"""verl without remove_padding: entropy_from_logits runs eagerly under autocast, so the BF16 logits
+have an FP32 copy, an FP32 softmax and its product beside them (verl/workers/actor/dp_actor.py)."""
+PRIME_LOGITS = 18.0
+"""prime-rl: BF16 logits, FP32 logits, their shifted and scaled copy, saved log-softmax and its
+gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)."""
+VERL_DYNAMIC_TOKENS = 16384.0
+"""verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
+GPUS = (
+    ("H100", "h100"), ("H200", "h200"), ("H20-96G", "h20"), ("A100-80G", "a100"), ("A800-80G", "a100"),
+    ("A100-40G", "a100-40"), ("A100", "a100"), ("V100-32G", "v100"), ("RTX4090", "rtx-4090"), ("RTX3090", "rtx-4090"),
+)  # fmt: skip
+"""GPU names and profiles with the same memory; an RTX 3090 has the 24 GB of an RTX 4090."""
+NICKNAMES = {
+    "llama-2-7b-chat": "llama-2-7b", "deepseek 16b actor": "deepseek-moe-16b", "7b rm": "", "8b rm": "",
+    "72b critic": "", "qwen2.5-72b actor": "qwen2.5-72b", "350m rm": "opt-350m", "opt-350m rm": "opt-350m",
+    "llama-3-8b rm": "llama-3-8b", "qwen-14b": "qwen2.5-14b", "1.5b": "qwen2.5-1.5b",
+}  # fmt: skip
+"""Names in the table that are no model ids; an empty one is the shape of the actor."""
+
+
+class Unreadable(Exception):
+    """The row does not say what a prediction needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row as a plan."""
+
+    models: Models
+    placement: Placement
+    workload: Workload
+    cluster: Cluster
+    stack: Stack
+
+
+def case(row: Row) -> Case:
+    """The plan of a row.
+
+    Raises:
+        Unreadable: model, GPU, backend or batch is not stated, or cannot be expressed.
+    """
+    models = _models(row)
+    counted = _tokens(row.text("gpus"))
+    if counted is None:
+        raise Unreadable("number of GPUs is not stated")
+    gpus = int(counted)
+    workload = _workload(row)
+    per_node = max(1, min(8, gpus // int(_tokens(row.text("nodes")) or 1)))
+    cluster = Cluster(pools=(make_pool(_gpu(row), 4096, gpus_per_node=per_node),))
+    try:
+        placement = _placement(row, workload, models, gpus)
+    except RlhfsimError as error:
+        raise Unreadable(f"not a layout this tool expresses: {error.message}") from error
+    return Case(
+        models=models,
+        placement=placement,
+        workload=workload,
+        cluster=cluster,
+        stack=_stack(row, placement),
+    )
+
+
+# --- models, GPUs, workload -----------------------------------------------------------------------
+
+
+def _named(text: str, actor: ModelSpec | None) -> ModelSpec:
+    name = text.strip().lower()
+    name = NICKNAMES.get(name, name)
+    if name == "" and actor is not None:
+        return actor
+    try:
+        return resolve_model(name)
+    except RlhfsimError as error:
+        raise Unreadable(f"no usable config of {text.strip()}: {error.message}") from error
+
+
+def _models(row: Row) -> Models:
+    text = row.text("model") or ""
+    first, *others = re.split(r"\s\+\s|;\s", text)
+    actor = _named(first, None)
+    scored = _named(others[0], actor) if others else actor
+    algorithm = _algorithm(row)
+    return Models(
+        actor=actor,
+        critic=scored.with_value_head() if algorithm == "ppo" else None,
+        reference=actor,
+        reward=scored.with_value_head() if _reward_model(row) else None,
+    )
+
+
+def _algorithm(row: Row) -> Algorithm:
+    text = (row.text("algo") or "").lower()
+    if "sft" in text:
+        raise Unreadable("supervised fine-tuning, no RLHF step")
+    for key, name in (("dpo", "dpo"), ("ppo", "ppo"), ("rloo", "rloo")):
+        if key in text and "grpo" not in text:
+            return name  # type: ignore[return-value]
+    return "grpo"
+
+
+def _reward_model(row: Row) -> bool:
+    """PPO rows name a reward model; GRPO and verl's and NeMo-RL's PPO recipes score by rules."""
+    rules = any(name in (row.text("framework") or "") for name in ("verl", "NeMo-RL", "TinyZero"))
+    return _algorithm(row) == "ppo" and not rules
+
+
+def _gpu(row: Row) -> str:
+    kind = row.text("gpu_type") or ""
+    for start, name in GPUS:
+        if kind.startswith(start):
+            return name
+    memory = row.number("gpu_mem_gb")
+    if memory == 80:
+        return "h100"
+    if memory == 96:
+        return "h20"
+    raise Unreadable("memory of the GPU is not stated")
+
+
+def _tokens(text: str | None) -> float | None:
+    match = re.search(r"\d+", text or "")
+    return float(match[0]) if match else None
+
+
+def _lengths(row: Row) -> tuple[float, float]:
+    """Prompt and response tokens; `4096 total`, `max_len 2048` and `seq_len` count both."""
+    response = _tokens(row.text("response_len"))
+    if response is None:
+        raise Unreadable("sequence length is not stated")
+    whole = re.search("total|max_len|seq_len", row.text("response_len") or "")
+    if whole:
+        return response / 2, response / 2
+    return _tokens(row.text("prompt_len")) or 1.0, response
+
+
+def _workload(row: Row) -> Workload:
+    prompt, response = _lengths(row)
+    rank = re.search(r"lora\D*r(\d+)", (row.text("algo") or "").lower())
+    lora = "lora" in (row.text("algo") or "").lower()
+    return Workload(
+        algorithm=_algorithm(row),
+        reward=Reward(model="same") if _reward_model(row) else Reward(rules=Rules()),
+        prompts=row.integer("train_batch") or 512,
+        prompt_len=Fixed(value=prompt),
+        response_len=Fixed(value=response),
+        lora=Lora(rank=int(rank[1]) if rank else 32) if lora else None,
+    )
+
+
+# --- layout and placement -------------------------------------------------------------------------
+
+
+def _backend(row: Row) -> Backend:
+    text = row.text("train_backend") or ""
+    for start, name in (("fsdp", "fsdp2"), ("megatron", "megatron"), ("deepspeed", "deepspeed")):
+        if text.startswith(start):
+            return name  # type: ignore[return-value]
+    raise Unreadable("training backend is not stated")
+
+
+def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
+    """Training layout on `gpus`; the rollout's tp of FSDP rows is not the trainer's."""
+    tp, pp, cp = (row.integer(c) or 1 for c in ("tp", "pp", "cp_sp"))
+    shard = row.text("shard") or ""
+    zero = {"fsdp2": 3, "megatron": 1}.get(backend) or int(shard[-1] if shard[-1:].isdigit() else 3)
+    ep = row.integer("ep") or 1
+    checkpoints = row.text("grad_ckpt")
+    if checkpoints is None:
+        raise Unreadable("gradient checkpointing is not stated")
+    return Layout(
+        tp=tp, pp=pp, cp=cp, ep=ep, dp=max(1, gpus // (tp * pp * cp)), zero=zero, micro_batch=micro,
+        recompute="none" if checkpoints == "no" else "full",
+        offload_optimizer=_train_offload(row), offload_params="none",
+    )  # fmt: skip
+
+
+def _train_offload(row: Row) -> Offload:
+    """Adam on the host during training, not merely between phases."""
+    text = row.text("offload") or ""
+    during = re.search(r"adam_offload|optimizer-cpu-offload|cpu adam|^cpu$|OFFLOAD_FRACTION", text)
+    return "cpu" if during and "no adam_offload" not in text else "none"
+
+
+def _residency(row: Row) -> tuple[Residency, bool]:
+    """What becomes of a trained role between its calls: weights away, optimizer away.
+
+    NeMo-RL, slime and ms-swift's offload options move the whole policy to the host before the
+    engine wakes (NeMo-RL `offload_after_refit`; slime `--colocate`); verl does what its flags say.
+    """
+    text, framework = row.text("offload") or "", row.text("framework") or ""
+    colocated = (row.text("arch") or "").startswith(("colocated", "hybrid"))
+    if colocated and framework.startswith(("NeMo-RL", "slime")):
+        return "offloaded", True
+    between = _train_offload(row) != "cpu"
+    params = bool(re.search(r"param|model", text)) and between
+    return (
+        "offloaded" if params and text != "ref param" else "resident",
+        bool(re.search("optimizer", text)) and between,
+    )
+
+
+def _micro(row: Row, column: str) -> int:
+    """Sequences per micro-batch; 1 where a token budget rules."""
+    if _algorithm(row) == "dpo":  # a micro-batch counts pairs, both run in one forward
+        pairs = _tokens(row.text("micro_train"))
+        return 2 * int(pairs or 1)
+    stated = _tokens(row.text(column))
+    if stated is None and row.text("max_tokens_per_gpu"):
+        return 1
+    if stated is None and column == "micro_logprob":
+        return _micro(row, "micro_train")
+    if stated is None:
+        raise Unreadable("micro-batch is not stated")
+    return int(stated)
+
+
+def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Placement:
+    backend = _backend(row)
+    sizes, seats = pools(row, gpus)
+    if seats.get("actor") not in sizes:
+        raise Unreadable("GPUs of the actor are not stated")
+    residency, optimizer_away = _residency(row)
+    offload = row.text("offload") or ""
+
+    def seat(role: str) -> Seat | None:
+        if getattr(models, role) is None or seats.get(role) not in sizes:
+            return None
+        trained = role in ("actor", "critic")
+        micro = _micro(row, "micro_train" if trained else "micro_logprob")
+        away: Residency = residency if trained else _frozen_residency(row, offload)
+        return Seat(
+            pool=seats[role], layout=_layout(row, backend, sizes[seats[role]], micro),
+            residency=away, offload_between=trained and optimizer_away,
+        )  # fmt: skip
+
+    actor = seat("actor")
+    assert actor is not None
+    return Placement(
+        pools=gpu_sets(sizes), actor=actor, critic=seat("critic"),
+        reference=seat("reference") if workload.has_reference else None, reward=seat("reward"),
+        rollout=_rollout(row, sizes, seats, models), weight_path=_path(row, sizes), backend=backend,
+    )  # fmt: skip
+
+
+def _frozen_residency(row: Row, offload: str) -> Residency:
+    """NeMo-RL keeps the reference on the host and swaps it in; others as their flags say."""
+    host = (row.text("framework") or "").startswith("NeMo-RL") or "ref" in offload
+    return "offloaded" if host else "resident"
+
+
+def _path(row: Row, sizes: dict[str, int]) -> WeightPath:
+    if (row.text("arch") or "").startswith("hybrid engine"):
+        return "none"
+    return "broadcast" if len(sizes) > 1 else "ipc"
+
+
+def _rollout(
+    row: Row, sizes: dict[str, int], seats: dict[str, str], models: Models
+) -> RolloutSeat | None:
+    """The engine with its framework's settings; none where the policy generates with its own modules."""
+    engine = row.text("rollout_engine")
+    if (row.text("arch") or "").startswith("hybrid engine"):
+        return _hybrid_engine(row, sizes, seats, models)
+    if engine is None and not (row.text("framework") or "").startswith("prime-rl"):
+        return None
+    if row.text("rollout_tp") is None:
+        if seats["rollout"] != seats["actor"]:
+            return None  # the engine of another pool is not described: the trainer is judged alone
+        raise Unreadable("tensor parallelism of the engine is not stated")
+    pool = seats["rollout"]
+    framework = row.text("framework") or ""
+    tp = row.integer("rollout_tp") or 1
+    share = row.number("gpu_mem_util")
+    if share is None:
+        raise Unreadable("gpu_memory_utilization is not stated")
+    wide = framework.startswith("NeMo-RL") and models.actor.moe is not None and tp > 8
+    layout = RolloutLayout(
+        tp=8 if wide else tp, pp=tp // 8 if wide else 1, dp=max(1, sizes[pool] // tp),
+        memory_utilization=share, cuda_graphs=not framework.startswith(("verl", "rLLM")),
+        max_num_seqs=256 if framework.startswith("OpenRLHF") else 1024,
+    )  # fmt: skip
+    shared = pool == seats["actor"]
+    level = 0 if framework.startswith("ms-swift") or not shared else 2
+    return RolloutSeat(pool=pool, layout=layout, sleep=level)
+
+
+def _hybrid_engine(
+    row: Row, sizes: dict[str, int], seats: dict[str, str], models: Models
+) -> RolloutSeat:
+    """DeepSpeed's hybrid engine: it gathers all layers (pin_parameters, on by default) to generate.
+
+    Its cache holds one micro-batch; the share is set so that little more than the weights fits.
+    """
+    layout = RolloutLayout(dp=sizes[seats["rollout"]], max_num_seqs=1, max_batched_tokens=512)
+    total = load_profile(_gpu(row)).usable_memory.value
+    share = (rollout_weights(models.actor, layout) + GIB) / total
+    if share > 1:
+        raise Unreadable("the gathered model alone exceeds the GPU")
+    return RolloutSeat(
+        pool=seats["rollout"], layout=replace(layout, memory_utilization=share, cuda_graphs=False)
+    )
+
+
+def _stack(row: Row, placement: Placement) -> Stack:
+    """Token budgets, gradient types and attention kernels of the row's framework."""
+    framework = row.text("framework") or ""
+    cp = placement.actor.layout.cp
+    budget = row.number("max_tokens_per_gpu")
+    dynamic = "dynamic" in (row.text("micro_train") or "")
+    if budget is None and dynamic and "verl" in framework:
+        budget = VERL_DYNAMIC_TOKENS
+    padded = framework.startswith("verl") and budget is None
+    nemo = framework.startswith("NeMo-RL") and placement.backend == "megatron"
+    volta = (row.text("gpu_type") or "").startswith("V100")
+    return Stack(
+        train_tokens=budget * cp if budget else None,
+        score_tokens=budget * cp if budget else None,
+        gradient_bytes=NEMO_GRADIENTS if nemo else None,
+        logit_bytes=_logit_bytes(framework, padded and placement.backend == "fsdp2"),
+        flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
+    )
+
+
+def _logit_bytes(framework: str, padded: bool) -> float | None:
+    if framework.startswith("prime-rl"):
+        return PRIME_LOGITS
+    return VERL_PADDED_LOGITS if padded else None

@@ -1,0 +1,61 @@
+"""Which GPUs each role of a user's configuration has, from the words of its `placement` cell."""
+
+from __future__ import annotations
+
+import re
+
+from rlhfsim.specs.placement.placement import GpuSet
+from rlhfsim.validation.rows import Row
+
+
+def gpu_sets(sizes: dict[str, int]) -> tuple[GpuSet, ...]:
+    """The pools one after the other."""
+    start, sets = 0, []
+    for name, size in sizes.items():
+        if size > 0:
+            sets.append(GpuSet(name=name, start=start, gpus=size))
+            start += size
+    return tuple(sets)
+
+
+def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
+    """Pool sizes and the pool of each seat.
+
+    Disaggregated rows name their groups as in `actor 4x8; ref 4x8; vllm 1xTP8`; NeMo-RL rows name
+    the generation nodes.
+    """
+    roles = ("actor", "critic", "reference", "reward")
+    arch, text = row.text("arch") or "", (row.text("placement") or "").lower()
+    engine = (row.integer("rollout_tp") or 1) * (row.integer("rollout_engines") or 1)
+    if "disaggregated" not in arch:
+        return {"all": gpus}, dict.fromkeys((*roles, "rollout"), "all")
+    generation = re.search(r"nodes=(\w+) gpus_per_node=(\d+)", text)
+    if generation:
+        nodes = 1 if generation[1] == "none" else int(generation[1])
+        engine = nodes * int(generation[2])
+        return {"train": gpus - engine, "rollout": engine}, _on("train", roles)
+    split = re.search(r"(\d+) train \+ (\d+) infer", text)
+    if split:
+        return {"train": int(split[1]), "rollout": int(split[2])}, _on("train", roles)
+    if "train" in (row.text("gpus") or "") or not text:
+        return {"train": gpus, "rollout": engine}, _on("train", roles)
+    return _role_pools(text, engine, roles)
+
+
+def _on(pool: str, roles: tuple[str, ...]) -> dict[str, str]:
+    return {**dict.fromkeys(roles, pool), "rollout": "rollout"}
+
+
+def _role_pools(
+    text: str, engine: int, roles: tuple[str, ...]
+) -> tuple[dict[str, int], dict[str, str]]:
+    sizes: dict[str, int] = {}
+    seats: dict[str, str] = {"rollout": "rollout"}
+    for role, word in zip(roles, ("actor", "critic", "ref", "reward"), strict=True):
+        found = re.search(rf"\b{word}\w*\)?\s*(\d+)(?:x(\d+))?", text)
+        group = re.search(r"\(critic\+reward colocated\)(\d+)", text)
+        if group and word in ("critic", "reward"):
+            sizes["critic"], seats[role] = int(group[1]), "critic"
+        elif found:
+            sizes[role], seats[role] = int(found[1]) * int(found[2] or 1), role
+    return {**sizes, "rollout": engine}, seats

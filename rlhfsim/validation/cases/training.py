@@ -1,0 +1,364 @@
+"""What a row of training.csv says: model, cluster, layout, batch, software, and the measured step.
+
+Only the row's configuration is read for the prediction; its results only for the measured value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.flop import attention_flop, matmul_flop
+from rlhfsim.kernels.sequences import Sequences, uniform
+from rlhfsim.specs.hardware.hardware import Pool, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.model import Attention, ModelSpec
+from rlhfsim.specs.model.presets import preset, preset_name
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout, Recompute
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.training.passes import Software
+from rlhfsim.units import TERA
+from rlhfsim.validation.rows import Row
+
+
+class Skip(Exception):
+    """Why a row is not predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training job as the cost model takes it."""
+
+    device: Device
+    model: ModelSpec
+    layout: Layout
+    sequences: Sequences
+    """One optimizer step."""
+    backend: Backend
+    precision: str
+    software: Software
+    lora: Lora | None
+    flushes: int
+    """Times that the pipeline drains in one optimizer step."""
+    stated: tuple[str, ...]
+    """What the software of the row is taken to do, with its source."""
+
+
+_FULL: dict[str, Any] = {
+    "graphs": "full",
+    "scheduled_ep": True,
+    "fused_experts": True,
+    "fp8_attention": True,
+}
+_PARTIAL: dict[str, Any] = {"graphs": "partial"}
+_GB, _B, _ALL = ("GB200", "GB300"), ("B200", "B300"), ("GB200", "GB300", "B200", "B300")
+_NOTE = "graphs and dispatcher of Megatron-Bridge perf_recipes (commit 067f987df0): "
+RECIPES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str, dict[str, Any], str], ...] = (
+    (("DeepSeekV3", "Qwen3"), (*_GB, "B300"), "26.06", "MXFP8", _FULL, _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts"),
+    (("GPT OSS",), _GB, "26.06", "MXFP8", _FULL, _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts"),
+    (("Qwen3",), _GB, "25.11", "", _PARTIAL, _NOTE + "attention and router"),
+    (("Qwen3_30B",), _ALL, "26.02.01", "", _PARTIAL, _NOTE + "attention and router"),
+    (("Qwen3_30B",), ("H100",), "26.04", "", _PARTIAL, _NOTE + "attention and router"),
+    (("DeepSeekV3",), ("GB200",), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
+    (("DeepSeekV3",), ("GB300",), "25.11", "BF16", _PARTIAL, _NOTE + "attention and router"),
+    (("DeepSeekV3",), ("B200",), "25.11", "", {"scheduled_ep": True}, _NOTE + "DeepEP, overlapped all-to-all"),
+    (("GPT OSS",), ("B300", "GB300"), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
+    (("GPT OSS",), ("GB200",), "25.11", "BF16", {"scheduled_ep": True}, _NOTE + "overlapped all-to-all"),
+    (("GPT OSS",), ("H100", "B200"), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
+    (("Qwen3_235B",), ("H100",), "25.09", "", {"token_once": False, "scheduled_ep": True}, _NOTE + "plain all-to-all dispatcher, overlapped"),
+    (("Qwen3_235B",), ("B200",), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
+    (("Kimi",), _ALL, "25.09", "", {}, _NOTE + "none"),
+    (("LLAMA3_8B",), _ALL, "25.09", "", {"graphs": "full"}, _NOTE + "whole iteration"),
+)  # fmt: skip
+"""Model prefixes, GPUs, first release, precision, changes, note; the first that fits counts."""
+Lookup = Callable[[str], Profile]
+"""Finds a hardware profile by name or alias; always the same object for the same name."""
+
+
+@cache
+def shipped_profile(name: str) -> Profile:
+    """A profile by name or alias, read once."""
+    return load_profile(name)
+
+
+FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
+    ("Megatron-Bridge", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True),
+     "fused kernels, BF16 gradient reduction, forced balance: perf_recipes/_common.py of NVIDIA-NeMo/Megatron-Bridge (commit 067f987df0)"),
+    ("NeMo AutoModel", "fsdp2", Software(reduce_bytes=4, balanced=True),
+     "Transformer Engine kernels, FSDP2 with FP32 reduction, balanced gate: its performance summary"),
+    ("NeMo", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True), "Megatron-Core kernels; NeMo performance guide"),
+    ("Megatron-LM (2021)", "megatron", Software(flash=False), "arXiv 2104.04473: before FlashAttention; fused softmax, FP32 gradient reduction"),
+    ("Megatron-Core", "megatron", Software(user_buffers=True), "its README: TP, DP and PP communication overlap on, FP32 gradient reduction"),
+    ("Megatron", "megatron", Software(), "Megatron-Core: fused kernels, FP32 gradient reduction"),
+    ("Meta in-house", "megatron", Software(), "arXiv 2407.21783 section 3.3: FP32 gradient reduction, own kernels"),
+    ("llm-foundry", "fsdp2", Software(fused=False, reduce_bytes=2),
+     "eager PyTorch modules, PURE mixed precision (reduction in BF16): its benchmark README"),
+)  # fmt: skip
+"""Prefix of the framework cell, backend, software, source; the first that fits counts."""
+
+
+def job(row: Row, lookup: Lookup = shipped_profile) -> Job:
+    """The job of a row; assumptions.yaml is already applied.
+
+    Raises:
+        Skip: a column that decides the time is blank, or the model cannot be expressed.
+    """
+    model, layout = model_of(row), layout_of(row)
+    device = device_for(row, layout, lookup)
+    backend, software, stated = software_of(row, device)
+    return Job(
+        device=device, model=model, layout=layout, sequences=batch(row, layout), backend=backend,
+        precision=precision_of(row, device), software=software,
+        lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
+        flushes=flushes_of(row, layout), stated=stated,
+    )  # fmt: skip
+
+
+def model_of(row: Row) -> ModelSpec:
+    """The model: preset of the config key or name, cut to the row's `layers`; else GPT by its shape."""
+    shape = tuple(row.integer(c) for c in ("layers", "hidden"))
+    for name in (row.text("model_config_key"), _clean(row.text("model") or "")):
+        found = preset_name(name) if name else None
+        if found:
+            model = preset(found)
+            if shape[1] in (None, model.hidden):
+                return _with_depth(model, shape[0] or _predicting(row, model))
+    if None in shape:
+        raise Skip(f"no shape of model {row.text('model')}")
+    return _gpt(row)
+
+
+def _predicting(row: Row, model: ModelSpec) -> int | None:
+    """Layers of DeepSeek-V3 with its multi-token-prediction layer, which Megatron-Bridge trains too.
+
+    Its tables print 260 GFLOP a token, and 249 in the rows `w/o MTP` of release 25.11. The second
+    pass through the LM head is not counted.
+    """
+    bridge = (row.text("framework") or "").startswith("Megatron-Bridge")
+    name = row.text("model") or ""
+    trains = bridge and name.startswith("DeepSeekV3") and "w/o MTP" not in name
+    return model.num_layers + 1 if trains else None
+
+
+def _clean(name: str) -> str:
+    name = re.sub(r"\s*\(.*?\)|\s+2-node|\s+MoE(?= \d)", "", name)
+    name = re.sub(r"^Llama-like ", "llama-2-", name)
+    return name
+
+
+def _with_depth(model: ModelSpec, layers: int | None) -> ModelSpec:
+    if layers is None or layers == model.num_layers:
+        return model
+    moe = model.moe
+    if moe:
+        dense = min(model.num_dense_layers, layers - 1)
+        moe = replace(moe, num_moe_layers=layers - dense)
+    at = model.attention
+    windowed = round(at.num_windowed_layers * layers / model.num_layers)
+    at = replace(at, num_windowed_layers=windowed)
+    return replace(model, num_layers=layers, moe=moe, attention=at)
+
+
+def _gpt(row: Row) -> ModelSpec:
+    """GPT-3 style: MLP of 4 h, learned positions, tied embedding; vocabulary from the notes."""
+    hidden, layers = row.integer("hidden") or 0, row.integer("layers") or 0
+    heads = row.integer("heads") or max(1, hidden // 128)
+    vocab = re.search(r"vocab (\d+)", row.text("notes") or "")
+    return ModelSpec(
+        name=row.text("model") or "gpt", num_layers=layers, hidden=hidden,
+        vocab=int(vocab[1]) if vocab else 51200, ffn=4 * hidden, gated=False, mlp_bias=True,
+        norm="layernorm", tied_embeddings=True,
+        attention=Attention(num_heads=heads, num_kv_heads=row.integer("kv_heads") or heads, head_dim=hidden // heads),
+    )  # fmt: skip
+
+
+def layout_of(row: Row) -> Layout:
+    """The layout; data parallelism is what the other degrees leave of the GPUs."""
+    gpus, tp, pp = (row.integer(c) or 1 for c in ("gpus", "tp", "pp"))
+    cp, vp, micro = row.integer("cp") or 1, row.integer("vp") or 1, row.integer("micro_batch")
+    if micro is None:
+        raise Skip("micro-batch is not published")
+    if gpus % (tp * pp * cp):
+        raise Skip("the published degrees do not divide the GPUs")
+    dp = gpus // (tp * pp * cp)
+    ep = min(row.integer("ep") or 1, dp * cp * tp)
+    return Layout(
+        tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro,
+        zero=_stage(_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""), pp),
+        sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
+        recompute=_recompute(row.text("recompute")),
+        offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
+    )  # fmt: skip
+
+
+def _stage(zero: int, pp: int) -> int:
+    """Pipelines accumulate gradients before they reduce them: ZeRO-2 then exchanges as ZeRO-1."""
+    return 1 if zero == 2 and pp > 1 else zero
+
+
+def _zero(text: str, framework: str) -> int:
+    text = text.lower()
+    if match := re.search(r"zero-?(\d)", text):
+        return int(match[1])
+    if "grad_op" in text or "optimizer+gradient" in text:
+        return 2
+    if text and "no fsdp" not in text and "no_shard" not in text:
+        return 3
+    return 0 if framework == "Megatron-LM (2021)" else 1
+
+
+def _recompute(text: str | None) -> Recompute:
+    if text is None:
+        raise Skip("recomputation is not published")
+    if text.startswith("full"):
+        return "full"
+    core = "core_attn" in text or "attention core" in text
+    return "selective" if core else "none"
+
+
+def recomputed(text: str | None) -> tuple[str, ...]:
+    """Modules that selective recomputation repeats besides the attention core."""
+    known = ("mla_up_proj", "mlp", "moe_act", "moe", "layernorm")
+    names = re.split(r"[,+]\s*", (text or "").partition(":")[2].strip())
+    return tuple(n.strip() for n in names if n.strip() in known)
+
+
+def device_for(row: Row, layout: Layout, lookup: Lookup) -> Device:
+    """The GPU in its usual node; NVL72 profiles keep their rack."""
+    name = (row.text("gpu_type") or "").strip()
+    profile = None
+    for spelling in (name, name.replace("_", "-"), name.split("-")[0], name.split("_")[0]):
+        try:
+            profile = lookup(spelling)
+            break
+        except RlhfsimError:
+            continue
+    if profile is None:
+        raise Skip(f"no hardware profile for {name}")
+    node = min(profile.node.gpus, layout.gpus)
+    return device_of(Pool(profile=profile, gpus=layout.gpus, gpus_per_node=node))
+
+
+def batch(row: Row, layout: Layout) -> Sequences:
+    """The sequences of one optimizer step."""
+    count = row.integer("global_batch_seqs")
+    if count is None and (accumulated := row.integer("grad_accum")):
+        count = accumulated * layout.micro_batch * layout.dp
+    if count is None and (match := re.search(r"batch size per DP (\d+)", row.text("notes") or "")):
+        count = int(match[1]) * layout.dp
+    length = row.number("seq_len")
+    if count is None or length is None:
+        raise Skip("global batch or sequence length is not published")
+    if count < layout.dp:
+        raise Skip("the published degrees leave ranks without a sequence")
+    return uniform(count, length)
+
+
+def precision_of(row: Row, device: Device) -> str:
+    """`bf16`, `fp8` or `fp4`."""
+    text = (row.text("precision") or "").lower()
+    if not text:
+        raise Skip("precision is not published")
+    found = (
+        "fp4" if "fp4" in text else "fp8" if "fp8" in text else "fp16" if "fp16" in text else "bf16"
+    )
+    if found not in device.profile.peak:
+        raise Skip(f"{device.profile.title} has no {found}")
+    return found
+
+
+def flushes_of(row: Row, layout: Layout) -> int:
+    """AutoModel runs one pipeline schedule per local batch: it drains once per accumulation step."""
+    automodel = (row.text("framework") or "").startswith("NeMo AutoModel")
+    return (row.integer("grad_accum") or 1) if automodel and layout.pp > 1 else 1
+
+
+def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str, ...]]:
+    """Backend, its habits and where they are stated."""
+    framework = row.text("framework") or ""
+    backend: Backend = "fsdp2" if _zero(row.text("fsdp_or_zero") or "", "") == 3 else "megatron"
+    software, stated = Software(fused=False), "eager PyTorch modules (default)"
+    for prefix, kind, habits, source in FRAMEWORKS:
+        if framework.startswith(prefix):
+            backend, software, stated = kind, habits, source
+            break
+    if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
+        software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
+    software, recipe = recipe_of(row, software)
+    slow = 1.0
+    if prefix == "llm-foundry" and framework.startswith(prefix) and "h100" in device.profile.name:
+        slow = device["flash2_on_hopper"]
+    software = replace(
+        software,
+        attention_slowdown=slow,
+        recomputed=recomputed(row.text("recompute")),
+    )
+    return backend, software, (stated, recipe) if recipe else (stated,)
+
+
+def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
+    """The software of a row as its release's recipe sets it (see `RECIPES`)."""
+    framework, text = row.text("framework") or "", row.text("precision") or ""
+    release = re.search(r"\((\d\d\.\d\d(?:\.\d\d)?)", framework)
+    if not release or "Megatron-Bridge" not in framework:
+        return software, ""
+    model, gpu = row.text("model") or "", row.text("gpu_type") or ""
+    if "tokendrop" in model:
+        return replace(software, graphs="partial"), "token drop: fixed capacity, no host waits"
+    for names, gpus, since, precision, changes, note in RECIPES:
+        fits = model.startswith(names) and gpu in gpus and precision in text
+        if fits and release[1] >= since:
+            return replace(software, **changes), note
+    return software, "recipe: no CUDA graphs"
+
+
+def measured(row: Row, it: Job) -> tuple[float, str]:
+    """Seconds of one optimizer step as published, and from which figure.
+
+    Order: step time, tokens/s/GPU, sequences/s, then TFLOP/s over the source's own FLOP count.
+    """
+    gpus, tokens = it.layout.gpus, it.sequences.tokens
+    seconds = row.number("step_time_s")
+    if seconds and (row.text("framework") or "").lower().startswith("prime-rl"):
+        rank = it.sequences.count / it.layout.dp / it.layout.micro_batch
+        return seconds * max(1.0, rank), "seconds per micro-batch"
+    if seconds:
+        return seconds, "step time"
+    if rate := row.number("tokens_per_s_per_gpu"):
+        return tokens / (rate * gpus), "tokens/s/GPU"
+    if rate := row.number("seqs_per_s_total"):
+        return it.sequences.count / rate, "sequences/s"
+    if rate := row.number("model_tflops_per_gpu"):
+        flop, rule = published_flop(row, it)
+        return flop / (rate * TERA * gpus), f"TFLOP/s ({rule})"
+    raise Skip("no result is published")
+
+
+def published_flop(row: Row, it: Job) -> tuple[float, str]:
+    """FLOP of one step as the source counts them.
+
+        Megatron 2021: 96 B s L h^2 (1 + s/6h + V/16Lh), recomputation included, attention full
+        Megatron-Core 2024, NeMo 25: 6 N_a, attention over the full square
+        Megatron-Bridge, others: 6 N_a, attention causal
+
+    Sources: arXiv 2104.04473 section 3.4 (equation 3); NVIDIA/NeMo nemo/utils/flops_formulas.py
+    (commit 034b17b362); tokens/s against TFLOP/s printed together in the Megatron-Bridge tables.
+    """
+    framework, full = (
+        row.text("framework") or "",
+        ("Megatron-LM (2021)", "Megatron-Core", "NeMo 25"),
+    )
+    square = framework.startswith(full)
+    dense = matmul_flop(it.model, it.sequences.tokens)
+    cores = attention_flop(it.model, it.sequences, causal=not square)
+    if framework == "Megatron-LM (2021)":
+        head = 2 * it.model.params_lm_head * it.sequences.tokens
+        return 4 * (dense - head + cores) + 3 * head, "recomputation counted, full attention"
+    return 3 * (dense + cores), "full attention" if square else "causal attention"

@@ -1,0 +1,1 @@
+"""Kinds of measured rows, each with its prediction."""

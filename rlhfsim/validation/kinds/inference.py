@@ -1,0 +1,160 @@
+"""Generation throughput against published engine benchmarks; nothing here is fitted on them.
+
+A row is complete when it states model, GPU, precision, tp, input and output length and either the
+requests that were queued or the batch. `batch 1` single-stream rows need no lengths: their short
+contexts cost next to nothing, and gpt-fast runs one compiled graph in a loop, without a scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.rollout.decode import Engine, gpu_work
+from rlhfsim.rollout.generation import Requests, generate, kv_capacity
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row, missing
+
+NEEDED = ("model_config_key", "gpu_type", "tp", "precision", "output_tok_s_total")
+LENGTHS = ("input_len", "output_len")
+ENGINES: tuple[tuple[str, Engine], ...] = (("TensorRT-LLM", "trtllm"), ("gpt-fast", "vllm"), ("vLLM", "vllm"))  # fmt: skip
+"""Start of the engine column to the engine that prices it."""
+GPUS = {"GB200": "gb200_nvl72", "A100-80GB (330W cap)": "a100_sxm", "A100": "a100_sxm"}
+"""GPU names of the table that are no alias of a profile."""
+FORMATS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
+SINGLE = "single-stream decode"
+SHORT_CONTEXT = 256.0
+"""Mean context of single-stream rows without lengths: a 5-token prompt and 200 new tokens (gpt-fast)."""
+MOST = 2048
+"""Sequences at a time where the row does not say: TensorRT-LLM's `max_batch_size` default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One row, ready to be priced."""
+
+    device: Device
+    model: ModelSpec
+    layout: RolloutLayout
+    engine: Engine
+    sequences: int
+    isl: float
+    osl: float
+
+
+def outcomes(rows: Sequence[Row]) -> list[Outcome]:
+    """One outcome a row, predicted where the row is complete."""
+    return [_outcome(row) for row in rows]
+
+
+def _outcome(row: Row) -> Outcome:
+    reason = skip_reason(row)
+    value: float | None = None
+    if reason is None:
+        try:
+            value = throughput(row)
+        except RlhfsimError as error:
+            reason = error.message
+    if value == 0:
+        value, reason = None, "the weights leave no room for a KV cache in this model of memory"
+    return Outcome(
+        kind="inference", file=row.file, line=row.line, source=row.source, unit="tok/s",
+        label=f"{row.text('model')} on {row.text('gpus') or '?'} {row.text('gpu_type')}, tp "
+        f"{row.text('tp') or '?'}, {row.text('input_len') or '?'}/{row.text('output_len') or '?'}",
+        measured=row.number("output_tok_s_total"), predicted=value,
+        low=None if value is None else value * 0.75, high=None if value is None else value * 1.35,
+        skipped=reason, assumptions=() if reason else _assumptions(row),
+    )  # fmt: skip
+
+
+def skip_reason(row: Row) -> str | None:
+    """Why a row is not predicted, or None."""
+    scenario = row.text("scenario") or ""
+    blank = missing(row, NEEDED if scenario == SINGLE else (*NEEDED, *LENGTHS))
+    if blank:
+        return f"not stated: {', '.join(blank)}"
+    if row.text("precision") not in FORMATS:
+        return f"{row.text('precision')} weights: no kernel curves for this format"
+    if scenario != SINGLE and not (row.text("num_requests") or row.text("batch_or_concurrency")):
+        return "not stated: num_requests or batch_or_concurrency"
+    if scenario.startswith("prefill") or "Server" in scenario:
+        return f"scenario {scenario!r} is not a generation throughput"
+    if _engine(row) is None:
+        return f"engine {row.text('engine')!r} has no coefficients"
+    if _profile_name(row) is None:
+        return f"no profile for {row.text('gpu_type')}"
+    return None
+
+
+def throughput(row: Row) -> float:
+    """Output tokens per second of the replica; 0 where the weights leave no KV cache."""
+    job = job_of(row)
+    if row.text("scenario") == SINGLE:
+        one, context = np.asarray(1.0), np.asarray(SHORT_CONTEXT)
+        return 1.0 / float(gpu_work(job.device, job.model, job.layout, one, context).seconds)
+    if kv_capacity(job.device, job.model, job.layout) <= job.isl + job.osl:
+        return 0.0
+    known = Requests(prompts=job.sequences, samples=1, prompt_lengths=Fixed(value=job.isl), response_lengths=Fixed(value=job.osl))  # fmt: skip
+    return generate(job.device, job.model, job.layout, known, engine=job.engine).tokens_per_s
+
+
+def job_of(row: Row) -> Job:
+    """Model, device and layout of a complete row."""
+    precision, engine = FORMATS[row.text("precision") or ""], _engine(row)
+    assert engine is not None
+    batch = row.integer("batch_or_concurrency")
+    tp, gpus = row.integer("tp") or 1, row.integer("gpus") or 1
+    model = resolve_model(row.text("model_config_key") or "")
+    layout = RolloutLayout(
+        tp=tp,
+        ep=min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1,
+        precision=precision,  # type: ignore[arg-type]
+        kv_precision="fp8" if precision == "fp8" and engine == "trtllm" else "bf16",
+        max_num_seqs=batch or MOST,
+    )
+    name = _profile_name(row)
+    assert name is not None
+    return Job(
+        device=_device(name, max(gpus, tp)), model=model, layout=layout, engine=engine,
+        sequences=row.integer("num_requests") or batch or 1,
+        isl=row.number("input_len") or 1.0, osl=row.number("output_len") or 1.0,
+    )  # fmt: skip
+
+
+def _assumptions(row: Row) -> tuple[str, ...]:
+    if row.text("scenario") == SINGLE:
+        return (f"context {SHORT_CONTEXT:g} tokens",)
+    filled = () if row.text("batch_or_concurrency") else (f"at most {MOST} sequences at a time",)
+    fp8 = row.text("precision") == "fp8"
+    return (*filled, "90 % of memory", *(("FP8 KV cache",) if fp8 else ()))
+
+
+def _engine(row: Row) -> Engine | None:
+    name = row.text("engine") or ""
+    return next((engine for start, engine in ENGINES if name.startswith(start)), None)
+
+
+def _profile_name(row: Row) -> str | None:
+    name = row.text("gpu_type") or ""
+    try:
+        return load_profile(GPUS.get(name, name)).name
+    except RlhfsimError:
+        return None
+
+
+@cache
+def _device(name: str, gpus: int) -> Device:
+    profile = load_profile(name)
+    return device_of(Pool(profile=profile, gpus=max(gpus, 1), gpus_per_node=profile.node.gpus))

@@ -1,0 +1,280 @@
+"""Measured memory against the cost model: weights, KV-cache tokens, peaks of training.
+
+`memory.weights` and `memory.kv_tokens` are what vLLM logs at start (GiB and tokens per replica);
+`memory.training_peak` is allocated memory unless `detail` says otherwise. Rows that are formulas
+or rules of thumb are no measurements and are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.memory import kv_cache
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.units import GB, GIB
+from rlhfsim.validation.assumptions import apply
+from rlhfsim.validation.cases.memory_peaks import Peak, training_peak
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row
+
+FIT_SOURCE = "llm-d-incubation/llm-d-planner"
+"""Its activation peaks decided `sampler_bytes_per_logit`: KV figures that follow are not scored."""
+INT4 = 0.5 + 2.5 / 128
+"""Bytes per 4-bit weight with 16-bit scale and 4-bit zero point per group of 128 (GPTQ, AWQ)."""
+MXFP4 = 0.5 + 1 / 32
+"""Bytes per weight of MXFP4: one 8-bit scale per 32."""
+LINEAR_BYTES = {
+    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8 w8a8": 1.0, "int4": INT4, "nf4": 0.5 + 4 / 64 / 4,
+}  # fmt: skip
+
+
+class Unpredictable(Exception):
+    """A row that cannot be predicted; the message is the reason."""
+
+
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """Every row with what it measures; one that measures nothing usable once, with the reason."""
+    return [outcome for row in rows for outcome in _row(row)]
+
+
+def _row(row: Row) -> list[Outcome]:
+    filled, notes = apply("memory", row)
+    kind = (row.text("measured_or_analytic") or "").lower()
+    if not kind.startswith("measured"):
+        return [_outcome(row, "memory.training_peak", skipped=f"not a measurement: {kind}")]
+    if kind != "measured" and row.text("weights_gib_per_gpu") is None:
+        return [_outcome(row, "memory.training_peak", skipped=f"a bound, not a peak: {kind}")]
+    kinds: list[tuple[str, Callable[[Row], Outcome]]] = []
+    if row.text("weights_gib_per_gpu"):
+        kinds.append(("memory.weights", _weights))
+    if row.text("kv_cache_tokens") or (row.text("kv_cache_gib_per_gpu") and kind == "measured"):
+        kinds.append(("memory.kv_tokens", _kv_tokens))
+    if row.text("kind") != "inference":
+        kinds.append(("memory.training_peak", _training))
+    if not kinds:
+        return [_outcome(row, "memory.weights", skipped="no weights, KV cache or peak in the row")]
+    return [_attempt(filled, name, predict, notes) for name, predict in kinds]
+
+
+def _attempt(
+    row: Row, kind: str, predict: Callable[[Row], Outcome], notes: tuple[str, ...]
+) -> Outcome:
+    try:
+        return replace(predict(row), assumptions=notes)
+    except Unpredictable as reason:
+        return _outcome(row, kind, skipped=str(reason))
+    except RlhfsimError as error:
+        return _outcome(row, kind, skipped=error.message)
+
+
+def _outcome(
+    row: Row,
+    kind: str,
+    *,
+    unit: str = "GiB",
+    measured: float | None = None,
+    predicted: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    skipped: str | None = None,
+    fit: bool = False,
+    detail: dict[str, float | str] | None = None,
+) -> Outcome:
+    label = f"{row.text('model') or '?'} {row.text('gpus') or '?'}x {row.text('gpu_type') or '?'}"
+    return Outcome(
+        kind=kind, file=row.file, line=row.line, source=row.source,
+        label=f"{label} tp{row.text('tp') or 1}", unit=unit, measured=measured, predicted=predicted,
+        low=low, high=high, skipped=skipped, part="fit" if fit else "report", detail=detail or {},
+    )  # fmt: skip
+
+
+# --- inference ------------------------------------------------------------------------------------
+
+
+def model_of(row: Row) -> ModelSpec:
+    """The model of a row by its name, else by its key (which joins near relatives)."""
+    for name in (row.text("model"), row.text("model_config_key")):
+        if name is not None:
+            try:
+                return resolve_model(name)
+            except RlhfsimError:
+                continue
+    raise Unpredictable("no published config for this model")
+
+
+def linear_bytes(row: Row) -> tuple[float, float]:
+    """Bytes per element of linear layers and of experts, from precision and model name."""
+    precision, name = row.text("precision") or "", row.text("model") or ""
+    if precision == "mxfp4":
+        return 2.0, MXFP4
+    if precision == "fp16/quantised":
+        quantised = re.search("gptq|awq|marlin", name.lower())
+        return (INT4, INT4) if quantised else (2.0, 2.0)
+    if precision not in LINEAR_BYTES:
+        raise Unpredictable(f"precision {precision or 'not stated'} is not modelled")
+    return LINEAR_BYTES[precision], LINEAR_BYTES[precision]
+
+
+def _layout(row: Row) -> RolloutLayout:
+    return RolloutLayout(
+        tp=row.integer("tp") or 1,
+        memory_utilization=_share(row),
+        **_batch_limits(row),  # type: ignore[arg-type]
+    )
+
+
+def _share(row: Row) -> float:
+    share = row.number("gpu_memory_utilization")
+    if share is None:
+        raise Unpredictable("gpu_memory_utilization is not stated")
+    return share
+
+
+def _batch_limits(row: Row) -> dict[str, int]:
+    """vLLM's defaults by version and GPU.
+
+    From 0.9 in V1 1024 sequences and 8192 tokens on 70 GiB or more except A100, else 256 and
+    2048; V0 256 sequences and, without chunked prefill, as many tokens as the context
+    (vllm/engine/arg_utils.py `get_batch_defaults`; vllm/config.py SchedulerConfig of 0.6).
+    """
+    version = re.search(r"0\.(\d+)", row.text("framework") or "")
+    minor = int(version[1]) if version else 99
+    v1 = minor >= 9 or "V1" in (row.text("framework") or "")
+    large = _total_memory(row) >= 70 * GIB and "A100" not in (row.text("gpu_type") or "")
+    if not v1:
+        context = row.integer("max_model_len") or model_of(row).max_position or 2048
+        return {"max_num_seqs": 256, "max_batched_tokens": max(2048, context)}
+    if minor < 9 or not large:
+        return {"max_num_seqs": 256, "max_batched_tokens": 2048}
+    return {"max_num_seqs": 1024, "max_batched_tokens": 8192}
+
+
+_TYPES = (
+    ("H100-80GB", "h100"), ("H200-141GB", "h200"), ("L40S-48GB", "l40s"), ("V100-32GB", "v100"),
+    ("80GB", "a100"), ("24GB-class", "rtx-4090"),
+)  # fmt: skip
+
+
+def _profile(row: Row) -> Profile:
+    kind = row.text("gpu_type") or ""
+    return load_profile(next((name for start, name in _TYPES if kind.startswith(start)), "h100"))
+
+
+def _total_memory(row: Row) -> float:
+    """Bytes that the driver offers: as logged, else those of the profile."""
+    logged = row.number("gpu_total_mem_gib")
+    if logged is not None:
+        return logged * GIB
+    kind = row.text("gpu_type")
+    if kind is None or not any(kind.startswith(start) for start, _ in _TYPES):
+        raise Unpredictable(f"memory of GPU {kind or '(not stated)'} is not known")
+    return _profile(row).usable_memory.value
+
+
+def _weights(row: Row) -> Outcome:
+    linear, expert = linear_bytes(row)
+    layout = RolloutLayout(tp=row.integer("tp") or 1)
+    size = kv_cache.rollout_weights(model_of(row), layout, linear_bytes=linear, expert_bytes=expert)
+    spread = _profile(row).coefficient("state_spread")
+    return _outcome(
+        row, "memory.weights", measured=row.number("weights_gib_per_gpu"), predicted=size / GIB,
+        low=size * spread.low / GIB, high=size * spread.high / GIB,
+    )  # fmt: skip
+
+
+def _kv_tokens(row: Row) -> Outcome:
+    model, layout, total = model_of(row), _layout(row), _total_memory(row)
+    if not (row.text("framework") or "").startswith("vLLM"):
+        raise Unpredictable("SGLang's reserve outside mem-fraction-static is not stated")
+    linear, expert = linear_bytes(row)
+    profile = _profile(row)
+    one = kv_cache.kv_bytes_per_token(model, layout)
+
+    weights = kv_cache.rollout_weights(model, layout, linear_bytes=linear, expert_bytes=expert)
+
+    def tokens(sampler: float, base: float, share: float, graphs: float) -> float:
+        got = kv_cache.kv_capacity(
+            model, layout, total_memory=total, weights=weights * share,
+            activation_peak=kv_cache.profile_peak(model, layout, sampler_bytes_per_logit=sampler),
+            non_torch=base + (profile["nccl_bytes"] if layout.tp > 1 else 0.0), graphs=graphs,
+        )  # fmt: skip
+        return got.tokens
+
+    sampler, base, state, graphs = (
+        profile.coefficient(name)
+        for name in (
+            "sampler_bytes_per_logit", "vllm_non_torch_bytes", "state_spread", "cuda_graph_bytes"
+        )
+    )  # fmt: skip
+    measured = row.number("kv_cache_tokens")
+    printed = measured is not None
+    if measured is None:
+        measured = (row.number("kv_cache_gib_per_gpu") or 0.0) * GIB / one
+    return _outcome(
+        row,
+        "memory.kv_tokens",
+        unit="tokens",
+        measured=measured,
+        predicted=tokens(sampler.value, base.value, 1.0, 0.0),
+        low=tokens(sampler.high, base.high, state.high, graphs.value),  # graphs inside the share
+        high=tokens(sampler.low, base.low, state.low, 0.0),
+        fit=row.source.startswith(FIT_SOURCE),
+        detail={"tokens": "as logged" if printed else "logged GiB over bytes per token"},
+    )
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+@cache
+def _models() -> dict[str, ModelSpec]:
+    """Models of rows without a preset, with their source."""
+    from rlhfsim.specs.model.model import Attention, Moe
+
+    small = ModelSpec(
+        name="mixtral-8x2b-4l", num_layers=4, hidden=2048, vocab=32000, ffn=5440,
+        attention=Attention(num_heads=16, num_kv_heads=8, head_dim=128),
+        moe=Moe(num_experts=8, top_k=2, expert_ffn=5440, num_moe_layers=4),
+        source="ISEEKYAN/mbridge@memory_estimator/README.md: parameters per module of test_small.yaml",
+    )  # fmt: skip
+    return {"Mixtral-8x2B, 4 layers": small}
+
+
+def _training(row: Row) -> Outcome:
+    measured, unit = _measured_peak(row)
+    own = _models().get(row.text("model") or "")
+    try:
+        peak: Peak = training_peak(row, own or model_of(row))
+    except ValueError as reason:
+        raise Unpredictable(str(reason)) from reason
+    return _outcome(
+        row,
+        "memory.training_peak",
+        unit="GB",
+        measured=measured * unit / GB,
+        predicted=peak.bytes / GB,
+        low=peak.low / GB,
+        high=peak.high / GB,
+        detail=peak.detail,
+    )
+
+
+def _measured_peak(row: Row) -> tuple[float, float]:
+    """The peak and its unit in bytes; tools of these frameworks print GiB as GB (verl, DeepSpeed, mbridge)."""
+    gib = row.number("peak_mem_gib_per_gpu")
+    if gib is not None:
+        return gib, GIB
+    printed = row.number("peak_mem_gb_as_published")
+    if printed is None:
+        raise Unpredictable("no peak in the row")
+    framework = row.text("framework") or ""
+    binary = any(framework.startswith(name) for name in ("verl", "DeepSpeed", "Megatron-Core"))
+    return printed, GIB if binary else GB

@@ -1,0 +1,77 @@
+"""Users' configurations that ran or ran out of memory, against the ledger's probability of not fitting.
+
+The verdict `out of memory` is a probability of 0.5 or more, fixed in advance; the Brier score needs
+no threshold. Scored are rows with a full configuration whose outcome the GPU memory of that
+configuration decides; every other row is skipped with its reason.
+"""
+
+from __future__ import annotations
+
+from rlhfsim.memory.ledger import ledger
+from rlhfsim.units import GIB
+from rlhfsim.validation.assumptions import apply
+from rlhfsim.validation.cases.oom import Unreadable, case
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row
+
+THRESHOLD = 0.5
+"""Probability from which a case counts as `runs out of memory`."""
+NOT_THE_CONFIGURATION = {
+    "C033": "the same settings work on 2 GPUs and fail on more: not the memory of one GPU",
+    "C035": "processes appear forked: several copies run on each GPU",
+    "C107": "memory grows over steps until it runs out, a cold restart clears it: a leak",
+    "C116": "the same settings work with another inference layer: a fault of the software",
+}
+"""Cases whose thread names another cause than the configuration."""
+OUTCOME = {"works": 0.0, "slow": 0.0, "oom_gpu": 1.0}
+
+
+def outcomes(rows: list[Row]) -> list[Outcome]:
+    """One outcome a row: measured 1 where it ran out of GPU memory, predicted the probability."""
+    return [_outcome(row) for row in rows]
+
+
+def excluded(row: Row) -> str | None:
+    """Why a row is no test of a configuration, or None."""
+    kind = row.text("kind") or ""
+    if kind not in OUTCOME:
+        reasons = {
+            "question": "a question, nobody ran it",
+            "hang": "a hang, not memory",
+            "oom_host": "host memory, whose other users the thread does not state",
+        }
+        return reasons.get(kind, f"kind {kind}")
+    if not (row.text("config_completeness") or "").startswith("full"):
+        return f"configuration is {row.text('config_completeness')}"
+    if "gpu_mem_gb assumed" in (row.text("inferred_fields") or ""):
+        return "the memory of the GPU is the reader's assumption, nobody stated it"
+    return NOT_THE_CONFIGURATION.get(row.text("case_id") or "")
+
+
+def _outcome(row: Row) -> Outcome:
+    filled, notes = apply("oom", row)
+    label = f"{row.text('case_id')} {row.text('model')} {row.text('gpus')}x {row.text('gpu_type') or '?'}"
+    basic = {"kind": "oom", "file": row.file, "line": row.line, "source": row.text("framework") or row.source,
+             "label": label, "unit": "probability"}  # fmt: skip
+    reason = excluded(row)
+    if reason is not None:
+        return Outcome(**basic, skipped=reason)  # type: ignore[arg-type]
+    try:
+        plan = case(filled)
+    except Unreadable as error:
+        return Outcome(**basic, skipped=str(error))  # type: ignore[arg-type]
+    found = ledger(plan.models, plan.placement, plan.workload, plan.cluster, stack=plan.stack)
+    peak = found.peak
+    return Outcome(
+        **basic,  # type: ignore[arg-type]
+        measured=OUTCOME[row.text("kind") or ""],
+        predicted=found.probability_out_of_memory,
+        assumptions=notes,
+        detail={
+            "peak_gib": peak.bytes / GIB,
+            "capacity_gib": peak.capacity / GIB,
+            "phase": peak.name,
+            "largest": f"{found.peak_entry.role} {found.peak_entry.component}",
+            "no_start": found.engine.probability_of_no_start if found.engine else 0.0,
+        },
+    )

@@ -1,0 +1,227 @@
+"""RLHF step and phase times predicted from a row's configuration, against what was published.
+
+Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
+`rlhf.calibrated`: every step predicted after calibration on another row (`transfer`). Every step is
+simulated. What an RL framework adds to its calls is fitted on one table (`rlhf_fit`), whose rows have part
+`fit`. With stale samples the generation column is the trainer's wait, not a time of generation, and is not
+compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from rlhfsim.calibration.one_run import Timed
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.cost import Cost, total
+from rlhfsim.simulation.run import simulate
+from rlhfsim.step.iteration import Iteration, Setting
+from rlhfsim.units import HOUR
+from rlhfsim.validation import assumptions
+from rlhfsim.validation.cases.rlhf import Case, Skip, case, staleness_of
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row
+from rlhfsim.validation.transfer import Published, pairs
+
+PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "generation": ("generation_s", ("actor.generate",)),
+    "logprob": ("logprob_s", ("actor.logprob",)),
+    "ref_logprob": ("ref_logprob_s", ("reference.logprob",)),
+    "values": ("values_s", ("critic.value",)),
+    "update_actor": ("update_actor_s", ("actor.train",)),
+    "update_critic": ("update_critic_s", ("critic.train",)),
+    "weight_sync": ("weight_sync_s", ("actor.sync",)),
+}
+"""Kind -> column and phases of the priced step."""
+WITH_SYNC = ("actor.generate.load", "actor.generate", "actor.generate.unload", "actor.sync")
+"""What verl's timer of a co-located rollout covers: the sharding manager moves weights on entry."""
+
+NEMO = {
+    "generation": ("actor.generate", "rules.score", "actor.generate.unload"),
+    "logprob": (
+        "actor.logprob",
+        "reference.logprob",
+        "reference.logprob.load",
+        "actor.logprob.load",
+    ),
+    "weight_sync": ("actor.train.unload", "actor.generate.load", "actor.sync"),
+}
+"""NeMo-RL's timer of the rollout covers rewards and putting the engine to sleep, of log-probs policy
+and reference with the actor's way back after it (as long as `actor.logprob.load`), of refit the moves
+around the transfer (nemo_rl/algorithms/grpo.py, tag v0.3.0)."""
+FIT_FILE = "rlhf_nemo_rl_v03.csv"
+"""Its rows fitted `rlhf_fit.NAMES` and are never scored."""
+STEPS, WARMUP, SEED = 24, 8, 0
+"""Simulated steps where samples may be stale. Over 64 steps the means of the shipped rows differ by
+at most 4 %, those of the rows that do not wait for one long response by less than 1 %."""
+
+
+def outcomes(rows: Iterable[Row]) -> list[Outcome]:
+    """The step of every row, each phase that a predicted row prints, and steps calibrated on one another."""
+    published: list[Published] = []
+    found = [outcome for row in rows for outcome in _outcomes(row, published)]
+    return found + pairs(published)
+
+
+def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
+    """Outcomes of one row; a row with a step is added to `published`."""
+    filled, shown = assumptions.apply("rlhf", row)
+    try:
+        seconds = step_seconds(filled)
+        it = case(filled)
+        step = priced(it)
+    except (Skip, RlhfsimError) as reason:
+        text = reason.message if isinstance(reason, RlhfsimError) else str(reason)
+        return [_outcome(row, "step", shown, label=_label(row), skipped=text)]
+    label = f"{_label(row)} {it.placement.actor.layout.label}, rollout {_rollout(it)}"
+    found = _phase_outcomes(filled, step, shown, label)
+    if seconds is not None:
+        detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
+        found.insert(
+            0,
+            _outcome(
+                row,
+                "step",
+                shown,
+                label=label,
+                measured=seconds,
+                cost=step.cost,
+                detail=detail,
+                job=job_of(filled, it),
+            ),
+        )
+        published.append(_published(filled, found[0], it, step))
+    return found
+
+
+def _published(row: Row, outcome: Outcome, it: Case, step: Iteration) -> Published:
+    """A row's step with what of it can calibrate."""
+    assert outcome.measured is not None
+    return Published(
+        outcome=outcome, framework=row.text("framework") or "", model=it.workload.model, step=step.cost,
+        times=tuple(_times(row, step, outcome.measured)),
+    )  # fmt: skip
+
+
+def _times(row: Row, step: Iteration, measured_s: float) -> Iterator[Timed]:
+    """Phases that a row prints and what they leave of its step; the step alone without them.
+
+    Rows with stale samples print waits, so only their step counts.
+    """
+    names: set[str] = set()
+    printed = 0.0
+    for kind, (column, phases) in PHASES.items() if staleness_of(row) == 0 else ():
+        cost, cell = timed_cost(row, step, kind), row.text(column) or ""
+        if cost.seconds > 0 and cell.replace(".", "", 1).isdigit() and float(cell) > 0:
+            names |= set(_timed(row, kind, phases))
+            printed += float(cell)
+            yield Timed(cost=cost, measured_s=float(cell))
+    chain = (step.phases[i] for i in step.critical)
+    rest = total(phase.cost for phase in chain if phase.name not in names)
+    if rest.seconds > 0 and measured_s > printed:
+        yield Timed(cost=rest, measured_s=measured_s - printed)
+
+
+def priced(it: Case) -> Iteration:
+    """The prediction of a case: the one place where rows meet the model.
+
+    A synchronous step is simulated once, for every step is the same; with staleness it is the mean of
+    `STEPS` steps after `WARMUP`, which is the steady state. One seed: the same figures every time.
+    """
+    setting = Setting(
+        models=it.models, placement=it.placement, workload=it.workload, cluster=it.cluster,
+        packs=it.packs, train_precision=it.train_precision,
+    )  # fmt: skip
+    if it.placement.schedule.staleness == 0:
+        return simulate(setting).iteration
+    return simulate(setting, steps=STEPS, warmup=WARMUP, seed=SEED).iteration
+
+
+def step_seconds(row: Row) -> float | None:
+    """Published seconds of a step: printed, or the hours of a run over its steps; None if only phases are.
+
+    Raises:
+        Skip: neither is published, or the cell is a range.
+    """
+    text = row.text("step_time_s")
+    if text is not None:
+        if not text.replace(".", "", 1).isdigit():
+            raise Skip("step time is a range")
+        return row.number("step_time_s")
+    hours, steps = row.number("total_hours"), row.number("steps")
+    if hours and steps:
+        return hours * HOUR / steps
+    if any(row.text(column) for column, _ in PHASES.values()):
+        return None
+    raise Skip("step time not published")
+
+
+def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
+    found = []
+    for kind, (column, _) in PHASES.items():
+        cell = row.text(column)
+        waits = kind == "generation" and staleness_of(row) > 0
+        cost = timed_cost(row, step, kind)
+        if cell is None or not cost.parts or waits or not cell.replace(".", "", 1).isdigit():
+            continue
+        measured = row.number(column)
+        if measured:
+            found.append(_outcome(row, kind, shown, label=label, measured=measured, cost=cost))
+    return found
+
+
+def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
+    """What the framework's timer of a kind of `PHASES` covers."""
+    names = _timed(row, kind, PHASES[kind][1])
+    return total(phase.cost for phase in step.phases if phase.name in names)
+
+
+def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The phases that the framework's timer of this name covers."""
+    framework = row.text("framework") or ""
+    if kind == "generation" and framework.startswith("verl") and staleness_of(row) == 0:
+        return WITH_SYNC
+    if framework.startswith("NeMo-RL"):
+        return NEMO.get(kind, names)
+    if kind == "update_actor" and framework == "DeepSpeed-Chat":
+        return ("actor.train", "critic.train")  # its "Training time" is both
+    return names
+
+
+def _outcome(
+    row: Row, kind: str, shown: tuple[str, ...], *, label: str, measured: float | None = None,
+    cost: Cost | None = None, skipped: str | None = None, detail: dict[str, float] | None = None,
+    job: tuple[str, str] = ("", ""),
+) -> Outcome:  # fmt: skip
+    low, high = cost.interval if cost else (None, None)
+    return Outcome(
+        kind=f"rlhf.{kind}", file=row.file, line=row.line, source=row.source, label=label,
+        measured=measured, predicted=cost.seconds if cost else None, low=low, high=high,
+        skipped=skipped, assumptions=shown, part="fit" if row.file == FIT_FILE else "report",
+        job=job[0], release=job[1],
+        detail={**(detail or {}), **({"bound_by": cost.bound_by} if cost else {})},
+    )  # fmt: skip
+
+
+def job_of(row: Row, it: Case) -> tuple[str, str]:
+    """What a plan is for, and the release of the framework that ran it.
+
+    The workload is its settings, not the mean length that a run happened to have.
+    """
+    name, _, release = (row.text("framework") or "").partition(" v")
+    work = it.workload
+    settings = (
+        work.algorithm, work.model, work.critic if work.has_critic else "-", work.prompts, work.samples,
+        row.text("max_response_len") or row.text("mean_response_len"), work.mini_batches,
+    )  # fmt: skip
+    return " ".join(str(x) for x in (*settings, name)), release
+
+
+def _label(row: Row) -> str:
+    shown = (row.text(c) for c in ("actor_model", "gpus", "gpu_type", "framework", "staleness"))
+    return " ".join(text for text in shown if text)
+
+
+def _rollout(it: Case) -> str:
+    assert it.placement.rollout is not None
+    return it.placement.rollout.layout.label

@@ -1,0 +1,58 @@
+"""Training step time predicted from a row's configuration alone, against what was published."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.training.training import train
+from rlhfsim.validation import assumptions
+from rlhfsim.validation.cases.training import Job, Skip, job, measured
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row
+
+FIT_SHARE = 4
+"""One in so many (publication, model) pairs is used to fit constants and is never scored."""
+
+
+def outcomes(rows: Iterable[Row]) -> list[Outcome]:
+    """One outcome per row of training.csv."""
+    return [_outcome(row) for row in rows]
+
+
+def price(it: Job) -> Cost:
+    """The predicted optimizer step of a job."""
+    return train(
+        it.device, it.model, it.layout, it.sequences, backend=it.backend,
+        optimizer_steps=it.flushes, precision=it.precision, lora=it.lora, software=it.software,
+    )  # fmt: skip
+
+
+def part_of(row: Row) -> str:
+    """`fit` for the (publisher, model) pairs whose MD5 says so, `report` for the others.
+
+    The pair decides, not the row: variants of one experiment stay together, over all pages of one
+    repository.
+    """
+    key = f"{row.source.split('@')[0]}|{row.text('model_config_key') or row.text('model')}"
+    return "fit" if int(hashlib.md5(key.encode()).hexdigest(), 16) % FIT_SHARE == 0 else "report"
+
+
+def _outcome(row: Row) -> Outcome:
+    filled, shown = assumptions.apply("training", row)
+    label = " ".join(str(x) for x in (row.text("model"), row.text("gpus"), row.text("gpu_type"),
+                                      "seq", row.text("seq_len"), row.text("precision")) if x)  # fmt: skip
+    base = {"kind": "training", "file": row.file, "line": row.line, "source": row.source}
+    try:
+        it = job(filled)
+        seconds, how = measured(filled, it)
+    except Skip as reason:
+        return Outcome(**base, label=label, skipped=str(reason))  # type: ignore[arg-type]
+    cost = price(it)
+    low, high = cost.interval
+    return Outcome(
+        **base, label=f"{label} {it.layout.label}", measured=seconds, predicted=cost.seconds,  # type: ignore[arg-type]
+        low=low, high=high, assumptions=(*shown, *it.stated), part=part_of(row),  # type: ignore[arg-type]
+        detail={"measured_from": how, "bound_by": cost.bound_by, **{k: round(v, 6) for k, v in cost.by_resource().items()}},
+    )  # fmt: skip

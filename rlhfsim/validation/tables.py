@@ -1,0 +1,104 @@
+"""The kinds of rows that are scored: which table each reads and which module predicts it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.rows import Row, shipped
+
+PER_ROW = (RlhfsimError, AssertionError, ArithmeticError, LookupError, ValueError)
+"""What one row may raise without stopping the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One module of predictions; it may score several kinds (`memory.weights`, ...)."""
+
+    name: str
+    """Module in `rlhfsim.validation` with `outcomes(rows) -> list[Outcome]`."""
+    table: str | None
+    """Table that it reads; None when the rows come from an installed package."""
+    needs: str | None = None
+    """Package without which it cannot run."""
+    title: str = ""
+    """What is predicted, for people."""
+
+    @property
+    def runnable(self) -> bool:
+        """Whether its module and its package are there."""
+        modules = (f"rlhfsim.validation.kinds.{self.name}", self.needs)
+        return all(find_spec(module) is not None for module in modules if module)
+
+
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        Section(name="training", table="training", title="training step time"),
+        Section(name="memory", table="memory", title="memory: weights, KV cache, training peak"),
+        Section(name="decode", table=None, needs="aiconfigurator_core", title="decode step time"),
+        Section(name="inference", table="inference", title="serving throughput"),
+        Section(name="rlhf", table="rlhf", title="RLHF step and phase time"),
+        Section(name="weight_sync", table="weight_sync", title="weight sync time"),
+        Section(name="oom", table="oom_cases", title="out-of-memory verdict"),
+    )
+}
+"""In the order of the scoreboard."""
+
+
+def select(kinds: Sequence[str]) -> dict[str, Section]:
+    """The sections that score any of `kinds` (`memory` or `memory.weights`); all when empty.
+
+    Raises:
+        RlhfsimError: a kind that no section scores.
+    """
+    for kind in kinds:
+        if kind.split(".")[0] not in SECTIONS:
+            raise unknown_name("kind", kind, SECTIONS)
+    wanted = {kind.split(".")[0] for kind in kinds}
+    return {name: section for name, section in SECTIONS.items() if not kinds or name in wanted}
+
+
+def wanted(outcome: Outcome, kinds: Sequence[str]) -> bool:
+    """Whether an outcome is of one of the kinds asked for."""
+    return not kinds or any(
+        outcome.kind == kind or outcome.kind.startswith(f"{kind}.") for kind in kinds
+    )
+
+
+def run(section: Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
+    """The outcomes of a section, on the shipped rows by default.
+
+    A row whose cells cannot be read (a range where a number is needed) is skipped with that
+    reason; it does not stop the others. Neither does a bug of ours: the row says `internal error`,
+    and a test keeps the shipped rows free of it.
+    """
+    module = importlib.import_module(f"rlhfsim.validation.kinds.{section.name}")
+    predict: Callable[[list[Row]], list[Outcome]] = module.outcomes
+    if rows is None:
+        rows = shipped(section.table) if section.table else []
+    try:
+        return predict(list(rows))
+    except PER_ROW:
+        if section.table is None:
+            raise
+        return [outcome for row in rows for outcome in _alone(predict, row, section)]
+
+
+def _alone(
+    predict: Callable[[list[Row]], list[Outcome]], row: Row, section: Section
+) -> Iterable[Outcome]:
+    try:
+        return predict([row])
+    except PER_ROW as error:
+        if isinstance(error, RlhfsimError):
+            reason = error.message
+        else:
+            reason = f"internal error: {type(error).__name__} {error}"[:100].strip()
+        label = row.values.get("model") or row.values.get("actor_model") or ""
+        return [Outcome(kind=section.name, file=row.file, line=row.line, source=row.source,
+                        label=label, skipped=reason)]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Trained weights on their way to the rollout; sleep, wake and offload."""

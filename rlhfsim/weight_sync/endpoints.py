@@ -1,0 +1,220 @@
+"""What a weight sync has to move: bytes and named tensors of a model, and the shards at both ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from rlhfsim.kernels.device import Device
+from rlhfsim.memory.states import lora_params
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
+from rlhfsim.specs.workload.workload import Lora
+
+TRAINED_BYTES = 2.0
+"""Bytes per element of the weights that a trainer hands over (BF16)."""
+_DEFAULT_ADAPTER = Lora()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A model as a weight sync sees it, in the exchange (Hugging Face) naming."""
+
+    dense: float
+    """Elements outside the routed experts."""
+    experts: float
+    """Elements of the routed experts."""
+    dense_tensors: int
+    """Named tensors outside the routed experts."""
+    expert_tensors: int
+    """Named tensors of the routed experts: one per matrix, expert and layer."""
+    layers: int
+    num_experts: int
+    """Routed experts of one layer; 0 in a dense model."""
+    ffn: float
+    """Elements of the dense MLPs."""
+    ffn_tensors: int
+    """Named tensors of the dense MLPs."""
+    largest: float
+    """Elements of the largest tensor."""
+
+    @property
+    def params(self) -> float:
+        """All elements (N)."""
+        return self.dense + self.experts
+
+    @property
+    def tensors(self) -> int:
+        """All named tensors."""
+        return self.dense_tensors + self.expert_tensors
+
+
+def without_ffn(weights: Weights, *, scales: bool = False) -> Weights:
+    """Everything but the MLPs and experts; with `scales` the experts' block scales stay, as names."""
+    return replace(
+        weights,
+        dense=weights.dense - weights.ffn,
+        dense_tensors=weights.dense_tensors - weights.ffn_tensors,
+        experts=0.0,
+        expert_tensors=weights.expert_tensors if scales else 0,
+        ffn=0.0,
+        ffn_tensors=0,
+    )
+
+
+@lru_cache(maxsize=1024)
+def weights_of(model: ModelSpec) -> Weights:
+    """Bytes and tensor names of a model; names are counted as its checkpoint lists them."""
+    matrices = 3 if model.gated else 2
+    moe = model.moe
+    shared = matrices * moe.num_shared_experts if moe else 0
+    per_moe_layer = (1 + (moe.router_bias if moe else 0) + shared) if moe else 0
+    routed = moe.num_moe_layers * moe.num_experts if moe else 0
+    experts = routed * model.params_expert
+    return Weights(
+        dense=model.num_params - experts,
+        experts=experts,
+        dense_tensors=model.num_layers * (_attention_tensors(model) + model.norms_per_layer)
+        + model.num_dense_layers * matrices
+        + model.num_moe_layers * per_moe_layer
+        + model.extra_norms
+        + (1 if model.tied_embeddings else 2),
+        expert_tensors=routed * matrices,
+        ffn=model.num_dense_layers * model.params_layer_dense_mlp,
+        ffn_tensors=model.num_dense_layers * matrices,
+        layers=model.num_layers,
+        num_experts=moe.num_experts if moe else 0,
+        largest=max(model.params_embedding, model.hidden * model.ffn),
+    )
+
+
+def _attention_tensors(model: ModelSpec) -> int:
+    attention = model.attention
+    if attention.kind == "mla":
+        return 7 if attention.q_lora_rank else 5
+    bias = (3 if attention.qkv_bias else 0) + (1 if attention.out_bias else 0)
+    return 4 + bias + (2 if attention.qk_norm != "none" else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Both ends of a weight sync."""
+
+    weights: Weights
+    train: Layout
+    rollout: RolloutLayout
+    source: Device
+    """GPU of the training pool."""
+    target: Device
+    """GPU of the rollout pool."""
+    backend: Backend
+    same_pool: bool
+    """Training and rollout use the same GPUs."""
+    rdma: bool = True
+    """The network lets a GPU write into another node's GPU memory."""
+    adapters: float = 0.0
+    """Elements of the LoRA adapters; 0 when all weights are trained."""
+
+    @property
+    def stored(self) -> float:
+        """Bytes of the model as trained (M)."""
+        return self.weights.params * TRAINED_BYTES
+
+    @property
+    def sent_bytes_per_element(self) -> float:
+        """Storage of an element on the wire: that of the rollout, which is quantised before it."""
+        return BYTES_PER_ELEMENT[self.rollout.precision]
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights are quantised at sync."""
+        return self.sent_bytes_per_element < TRAINED_BYTES
+
+    @property
+    def sent(self) -> float:
+        """Bytes of the whole model as the rollout stores it (S)."""
+        return self.weights.params * self.sent_bytes_per_element
+
+    @property
+    def tensors(self) -> int:
+        """Named tensors that are handed over; block-quantised matrices bring their scales."""
+        return self.weights.tensors * (2 if self.quantised else 1)
+
+    @property
+    def sharded(self) -> bool:
+        """Weights are cut over data-parallel ranks (ZeRO-3, FSDP)."""
+        return self.train.zero == 3
+
+    @property
+    def train_share(self) -> tuple[float, float]:
+        """Share of the dense and of the expert elements that one training GPU holds."""
+        if self.sharded:
+            return 1 / self.train.gpus, 1 / self.train.gpus
+        dense = 1 / (self.train.tp * self.train.pp)
+        return dense, 1 / (self._expert_ranks * self.train.pp)
+
+    @property
+    def _expert_ranks(self) -> int:
+        """GPUs of one pipeline stage over which routed experts are cut."""
+        return self.train.ep * self.train.etp if self.train.ep > 1 else self.train.tp
+
+    @property
+    def rollout_share(self) -> tuple[float, float]:
+        """Share of the dense and of the expert elements that one rollout GPU holds."""
+        layout = self.rollout
+        return 1 / (layout.tp * layout.pp), 1 / layout.replica_gpus
+
+    @property
+    def train_shard(self) -> float:
+        """Bytes of weights on one training GPU."""
+        return self._bytes(self.train_share, TRAINED_BYTES)
+
+    @property
+    def rollout_shard(self) -> float:
+        """Bytes of weights on one rollout GPU."""
+        return self._bytes(self.rollout_share, self.sent_bytes_per_element)
+
+    def _bytes(self, share: tuple[float, float], width: float) -> float:
+        return (self.weights.dense * share[0] + self.weights.experts * share[1]) * width
+
+    @property
+    def gather_ranks(self) -> int:
+        """GPUs of one gather on the training side (one pipeline stage)."""
+        if self.sharded:
+            return self.train.gpus
+        moe = self.weights.experts > 0
+        return max(self.train.tp, self._expert_ranks if moe else 1)
+
+    @property
+    def local_tensors(self) -> float:
+        """Tensors as the engines store them on one rollout GPU: experts fused, stages apart."""
+        fused = 2 * self.weights.layers if self.weights.experts else 0
+        return (self.weights.dense_tensors + fused) / self.rollout.pp
+
+    @property
+    def one_domain(self) -> bool:
+        """Both pools together fit in one scale-up domain."""
+        apart = self.train.gpus + self.rollout.gpus
+        return apart <= min(self.source.domain, self.target.domain)
+
+
+def route(
+    model: ModelSpec,
+    train: Layout,
+    rollout: RolloutLayout,
+    *,
+    source: Device,
+    target: Device,
+    backend: Backend,
+    same_pool: bool,
+    lora: Lora | None = None,
+    rdma: bool = True,
+) -> Route:
+    """The two ends of a weight sync of `model`."""
+    return Route(
+        weights=weights_of(model), train=train, rollout=rollout, source=source, target=target,
+        backend=backend, same_pool=same_pool, rdma=rdma,
+        adapters=lora_params(model, (lora or _DEFAULT_ADAPTER).rank),
+    )  # fmt: skip

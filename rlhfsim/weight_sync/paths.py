@@ -1,0 +1,331 @@
+"""The weight paths: how each chains its stages, what it moves and the memory it needs meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.kernels.links import (
+    Stage,
+    deepspeed_chat_volume,
+    gather_rate,
+    handled,
+    hbm,
+    host_rate,
+    moved,
+    pipelined,
+    serial,
+    vanilla_volume,
+)
+from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route, Weights, without_ffn
+from rlhfsim.weight_sync.stages import (
+    Priced,
+    bucket,
+    calls,
+    gather,
+    gathered,
+    joined,
+    load,
+    num_buckets,
+    quantise,
+    quantise_all,
+    start,
+    wire,
+    wire_rate,
+)
+
+INDEX_BYTES = 4.0
+"""Position of one changed element in a delta (int32)."""
+
+
+def reshard(ends: Route) -> Priced:
+    """S1, zero-redundancy grouping: each GPU gathers what its rollout shard lacks.
+
+        received = M/(t_g p_g) - M/(t p) = (tp - t_g p_g)/(t_g p_g t p) M
+
+    HybridFlow, arXiv 2409.19256, section 5.3 and Table 2. Flat per-layer buffers: one call a
+    fused tensor. Experts likewise, over their own ranks.
+    """
+    target = ends.rollout_shard * TRAINED_BYTES / ends.sent_bytes_per_element
+    received = max(0.0, target - ends.train_shard)
+    share = target / ends.train_shard
+    stage = _in_place(ends, received, ranks=min(ends.train.gpus, max(1, round(share))))
+    return Priced(
+        cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=received
+    )
+
+
+def reshard_vanilla(ends: Route) -> Priced:
+    """S1, HybridFlow-V: (tp - 1)/(tp) M over the model-parallel group; peak M (M8)."""
+    tp, pp = (ends.train.gpus, 1) if ends.sharded else (ends.train.tp, ends.train.pp)
+    received = vanilla_volume(ends.stored, tp, pp)
+    stage = _in_place(ends, received, ranks=tp * pp)
+    return Priced(
+        cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=ends.stored
+    )
+
+
+def reshard_deepspeed_chat(ends: Route) -> Priced:
+    """S1, DeepSpeed-Chat: (tpd - 1)/(tpd) M over all training GPUs; peak M (M8)."""
+    layout = ends.train
+    received = deepspeed_chat_volume(ends.stored, layout.tp, layout.pp, layout.dp * layout.cp)
+    stage = _in_place(ends, received, ranks=layout.gpus)
+    return Priced(
+        cost=serial([stage]), bytes_moved=received * layout.gpus, rollout_bytes=ends.stored
+    )
+
+
+def _in_place(ends: Route, received: float, ranks: int) -> Stage:
+    return Stage(
+        name="reshard",
+        parts=(
+            moved(received, gather_rate(ends.source, ranks)),
+            handled(ends.local_tensors, ends.source, "sync_gather_latency"),
+            *quantise(ends, ends.weights.params * ends.rollout_share[0], ends.local_tensors).parts,
+            handled(1, ends.target, "sync_start_latency"),
+        ),
+    )
+
+
+def ipc(ends: Route) -> Priced:
+    """S2: gather a bucket on every GPU, quantise, hand over the pointer, the engine copies its slice.
+
+    T = start + calls + pipeline(gather + quantise, load) over buckets; every GPU gathers the whole
+    model because the loader picks its slice from full tensors (verl, slime, NeMo-RL).
+    """
+    ready = joined("gather", gather(ends, all_stages=True), quantise_all(ends))
+    count = num_buckets(ends, ends.stored)
+    cost = (
+        serial([start(ends), calls(ends, count)])
+        + pipelined([ready, load(ends)], count)
+    )  # fmt: skip
+    held = 2 * bucket(ends)
+    return Priced(
+        cost=cost,
+        bytes_moved=gathered(ends, all_stages=True)[1] * ends.train.gpus,
+        train_bytes=held,
+    )
+
+
+def ipc_per_parameter(ends: Route) -> Priced:
+    """S2 without buckets: each parameter is gathered, its handle sent and its slice copied in turn.
+
+        T = sum over parameters (t_gather + t_load + t_rpc)
+
+    OpenRLHF `broadcast_to_vllm` with `use_cuda_ipc`, and NeMo-RL before its metadata were prepared
+    ahead (pull request 638).
+    """
+    cost = serial(
+        [
+            start(ends),
+            gather(ends, all_stages=True),
+            quantise_all(ends),
+            load(ends),
+            calls(ends, ends.tensors),
+        ]
+    )
+    moved_bytes = gathered(ends, all_stages=True)[1] * ends.train.gpus
+    held = ends.weights.largest * TRAINED_BYTES
+    return Priced(cost=cost, bytes_moved=moved_bytes, train_bytes=held)
+
+
+def broadcast(
+    ends: Route,
+    *,
+    nics: float = 1.0,
+    lanes: bool = True,
+    overlapped: bool = True,
+    loaded: bool = True,
+) -> Priced:
+    """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides.
+
+    `nics` above 1: all training ranks of the root's node join the communicator (NeMo-RL, pull
+    request 1264). With `lanes` each pipeline stage sends its own part (slime, miles), without them
+    every tensor first goes to all stages (Megatron-Bridge `export_hf_weights`). Without
+    `overlapped` the stages follow each other; without `loaded` the bytes stop in the receivers'
+    buffers.
+    """
+    count = num_buckets(ends, ends.sent)
+    stages = ends.train.pp if lanes and not ends.sharded else 1
+    ready = joined(
+        "gather",
+        gather(ends, all_stages=not lanes),
+        quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
+    )
+    chain = [ready, wire(ends, ends.sent, nics), *([load(ends)] if loaded else [])]
+    cost = serial([start(ends), calls(ends, count)]) + (
+        pipelined(chain, count) if overlapped else serial(chain)
+    )
+    held = 2 * bucket(ends)
+    return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
+
+
+def broadcast_per_parameter(ends: Route) -> Priced:
+    """One remote call, one gather and one broadcast per parameter; nothing overlaps.
+
+        T = sum over parameters (t_gather + b / B + t_load + t_rpc)
+
+    OpenRLHF `broadcast_to_vllm` (issue #533: over 40 % of a step).
+    """
+    cost = serial(
+        [
+            start(ends),
+            gather(ends, all_stages=False),
+            quantise(ends, ends.weights.params, ends.weights.tensors),
+            wire(ends, ends.sent),
+            load(ends),
+            calls(ends, ends.tensors),
+        ]
+    )
+    held = ends.weights.largest * TRAINED_BYTES
+    return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
+
+
+def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False) -> Priced:
+    """S5: MLPs and experts go shard to shard, everything else by a packed broadcast after them.
+
+        T = start + n_mine a + n_local a + max( x_r, x_r n_r / n_t * p/min(p, s) ) / B_nic + T_rest
+
+    x_r bytes that one rollout GPU receives, n_r and n_t rollout and training GPUs, p pipeline
+    stages of which s send at a time (`sync_stage_streams`). The sender stacks its experts (n_mine
+    names), both sides walk the stored tensors (n_local). Slices do not hold whole quantisation
+    blocks, so BF16 crosses the wire and the receiver quantises, unless training stores FP8: then
+    only the scales go the slow way. NVIDIA-NeMo/RL@docs/design-docs/nccl-reshard-refit.md; the
+    same volume as LlamaRL's DDMA (arXiv 2505.24034). `whole`: no rest, all goes by shards.
+    """
+    as_trained = ends if trained_fp8 else _unquantised(ends)
+    rest = without_ffn(ends.weights, scales=trained_fp8)
+    bulk = ends.weights if whole else _only_ffn(ends)
+    direct = replace(as_trained, weights=bulk)
+    received = direct.rollout_shard
+    total = received * ends.rollout.gpus
+    senders = ends.train.gpus * min(1.0, ends.source["sync_stage_streams"] / ends.train.pp)
+    experts = ends.weights.expert_tensors / (ends.train.ep * ends.train.pp)
+    transfer = Stage(
+        name="wire",
+        parts=(
+            moved(max(received, total / senders), wire_rate(ends)),
+            handled(experts + direct.local_tensors, ends.source, "sync_gather_latency"),
+        ),
+    )
+    named = (
+        ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep
+    ) / ends.rollout.pp
+    ready = quantise(as_trained if trained_fp8 else ends, received / TRAINED_BYTES, named)
+    ready = Stage(name="quantise", parts=()) if trained_fp8 else ready
+    nics = min(ends.source.gpus_per_node, ends.train.gpus)
+    after = (
+        Cost()
+        if whole
+        else broadcast(replace(_unquantised(ends), weights=rest), nics=nics, lanes=False).cost
+    )
+    staged = bucket(ends)
+    return Priced(
+        cost=serial([start(ends), transfer, ready]) + after,
+        bytes_moved=total + (0.0 if whole else rest.params * TRAINED_BYTES),
+        train_bytes=staged,
+        rollout_bytes=staged,
+    )
+
+
+def _unquantised(ends: Route) -> Route:
+    return replace(ends, rollout=replace(ends.rollout, precision="bf16"))
+
+
+def _only_ffn(ends: Route) -> Weights:
+    weights = ends.weights
+    return replace(weights, dense=weights.ffn, dense_tensors=weights.ffn_tensors)
+
+
+def p2p_staged(ends: Route) -> Priced:
+    """p2p that gathers full tensors, then shapes each target's shard in pinned host memory.
+
+        T = start + pipe( gather + quantise + d (load + copy) + (d-1) write, write )
+
+    d distinct rollout ranks per sender; only the write to the last of them overlaps the next
+    bucket. The form of miles with Mooncake: `update_weight_p2p.py`; senders are the GPUs of one
+    pipeline stage, each with its own stage's tensors.
+    """
+    stages = ends.train.pp if not ends.sharded else 1
+    senders = min(ends.train.gpus // stages, ends.rollout.gpus)
+    distinct = -(-ends.rollout.replica_gpus // senders)
+    shard = ends.rollout_shard / stages
+    targets = -(-ends.rollout.gpus // senders)
+    write = moved(shard * targets, wire_rate(ends))
+    shape = (
+        *Cost(parts=load(ends).parts).scaled(distinct / stages).parts,
+        moved(shard * distinct, host_rate(ends.source)),
+    )
+    ready = joined(
+        "gather",
+        gather(ends, all_stages=False),
+        quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
+        Stage(name="shape", parts=shape),
+        Stage(name="write", parts=Cost(parts=(write,)).scaled(1 - 1 / distinct).parts),
+    )
+    last = Stage(name="wire", parts=Cost(parts=(write,)).scaled(1 / distinct).parts)
+    return Priced(
+        cost=serial([start(ends)]) + pipelined([ready, last], num_buckets(ends, ends.sent)),
+        bytes_moved=ends.rollout_shard * ends.rollout.gpus,
+        train_bytes=2 * bucket(ends),
+        host_bytes=ends.rollout_shard * min(ends.source.gpus_per_node, ends.train.gpus),
+    )
+
+
+def adapters(ends: Route) -> Priced:
+    """S7, adapters only: r (in + out) elements a matrix, over IPC or a broadcast; one engine call."""
+    size = ends.adapters * TRAINED_BYTES
+    names = 2.0 * ends.weights.tensors
+    link = hbm(ends.target) if ends.same_pool else wire_rate(ends)
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    cost = serial(
+        [
+            start(ends),
+            calls(ends, num_buckets(ends, size)),
+            Stage(name="gather", parts=(moved(size, gather_rate(ends.source, ends.gather_ranks)),
+                                        handled(names, ends.source, latency))),
+            Stage(name="wire", parts=(moved(size, link),)),
+            Stage(name="load", parts=(handled(names, ends.target, "sync_load_latency"),)),
+        ]
+    )  # fmt: skip
+    return Priced(cost=cost, bytes_moved=size, train_bytes=size, rollout_bytes=size)
+
+
+def delta(ends: Route) -> Priced:
+    """S7, changed elements only: compare with a pinned snapshot, gather, send and scatter the changes.
+
+        S' = rho N (beta + 4)      rho changed share (`sync_delta_density`), 4 bytes of position
+        T = shard / B_h2d + shard / B_hbm + n a + pipeline(gather S', wire S', scatter)
+
+    verl `docs/advance/delta_weight_sync.md`. The snapshot is one training shard per GPU.
+    """
+    changed = ends.weights.params * ends.source["sync_delta_density"]
+    size = changed * (TRAINED_BYTES + INDEX_BYTES)
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    compare = Stage(
+        name="compare",
+        parts=(
+            moved(ends.train_shard, host_rate(ends.source)),
+            moved(2 * ends.train_shard, hbm(ends.source)),
+        ),
+    )
+    collect = Stage(
+        name="gather",
+        parts=(
+            moved(size, gather_rate(ends.source, ends.gather_ranks)),
+            handled(ends.weights.tensors, ends.source, latency),
+        ),
+    )
+    send = Stage(
+        name="wire",
+        parts=(moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),),
+    )
+    apply = Stage(name="load", parts=load(ends).parts[1:])
+    cost = serial([start(ends), compare]) + pipelined(
+        [collect, send, apply], num_buckets(ends, size)
+    )
+    snapshot = ends.train_shard * min(ends.source.gpus_per_node, ends.train.gpus)
+    return Priced(
+        cost=cost, bytes_moved=size, train_bytes=2 * bucket(ends), rollout_bytes=bucket(ends),
+        host_bytes=snapshot,
+    )  # fmt: skip

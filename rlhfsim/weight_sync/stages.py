@@ -1,0 +1,154 @@
+"""Stages that weights pass on their way to the rollout: gather, quantise, wire, load, remote calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.kernels.links import (
+    Rate,
+    Stage,
+    gather_rate,
+    handled,
+    hbm,
+    moved,
+    network,
+    scale_up,
+    slower,
+)
+from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """Time, traffic and extra memory of one path."""
+
+    cost: Cost
+    bytes_moved: float = 0.0
+    """Bytes over the deciding link, all GPUs together."""
+    train_bytes: float = 0.0
+    """Extra device memory per training GPU."""
+    rollout_bytes: float = 0.0
+    """Extra device memory per rollout GPU."""
+    host_bytes: float = 0.0
+    """Host memory per node."""
+
+
+def gathered(ends: Route, *, all_stages: bool) -> tuple[float, float]:
+    """Bytes that one training GPU receives until it holds its stage, or the model (all stages).
+
+    received = want - own        dense and experts by their own groups
+    """
+    want = TRAINED_BYTES * (1.0 if all_stages or ends.sharded else 1 / ends.train.pp)
+    return want * ends.weights.params, max(0.0, want * ends.weights.params - ends.train_shard)
+
+
+def gather(ends: Route, *, all_stages: bool) -> Stage:
+    """Full tensors from training shards: all-gather over tp, ep and ZeRO ranks, renaming, packing.
+
+        t = received / B_gather + 2 held / B_hbm + n_tensors a
+
+    B_gather of the group's size (`kernels.links.gather_rate`); a is `sync_unshard_latency` where
+    every parameter is gathered by itself (ZeRO-3, FSDP), else `sync_gather_latency`. Pipeline
+    stages work side by side unless every GPU needs all of them.
+    """
+    held, received = gathered(ends, all_stages=all_stages)
+    stages = ends.train.pp if all_stages else 1
+    link = gather_rate(ends.source, ends.gather_ranks * stages)
+    names = ends.weights.tensors / (1 if all_stages or ends.sharded else ends.train.pp)
+    latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
+    return Stage(
+        name="gather",
+        parts=(
+            moved(received, link),
+            moved(2 * held, hbm(ends.source)),
+            handled(names, ends.source, latency),
+        ),
+    )
+
+
+def quantise(ends: Route, elements: float, tensors: float) -> Stage:
+    """BF16 to the rollout's format: read 2, write 1 byte an element, some kernels a tensor."""
+    if not ends.quantised:
+        return Stage(name="quantise", parts=())
+    bytes_touched = elements * (TRAINED_BYTES + ends.sent_bytes_per_element)
+    return Stage(
+        name="quantise",
+        parts=(
+            moved(bytes_touched, hbm(ends.source)),
+            handled(tensors, ends.source, "sync_quantise_latency"),
+        ),
+    )
+
+
+def load(ends: Route) -> Stage:
+    """The engine copies its slice of every tensor into place.
+
+        t = 2 shard / B_hbm + n_mine a_load + n_experts_named E a_scan
+
+    n_mine: tensors of which this GPU holds a part. Loaders of MoE models search their list of
+    expert names for every expert tensor, half of it on average: hence E per tensor.
+    """
+    factor = ends.tensors / ends.weights.tensors
+    mine = ends.weights.dense_tensors + ends.weights.expert_tensors / ends.rollout.ep
+    scans = ends.weights.expert_tensors * ends.weights.num_experts * factor
+    return Stage(
+        name="load",
+        parts=(
+            moved(2 * ends.rollout_shard, hbm(ends.target)),
+            handled(mine * factor / ends.rollout.pp, ends.target, "sync_load_latency"),
+            handled(scans / ends.rollout.pp, ends.target, "sync_scan_latency"),
+        ),
+    )
+
+
+def quantise_all(ends: Route) -> Stage:
+    """Every rank quantises what it gathered: kernels on full tensors, one after the other."""
+    return quantise(ends, ends.weights.params, ends.weights.tensors)
+
+
+def joined(name: str, *stages: Stage) -> Stage:
+    """Stages that one rank works through without overlap, as one stage."""
+    return Stage(name=name, parts=tuple(p for stage in stages for p in stage.parts))
+
+
+def start(ends: Route) -> Stage:
+    """Barrier, fan-out of the request, last acknowledgement: once per sync."""
+    return Stage(name="start", parts=(handled(1, ends.target, "sync_start_latency"),))
+
+
+def group(ends: Route) -> Stage:
+    """A communicator made for this sync and destroyed after it."""
+    return Stage(name="group", parts=(handled(1, ends.target, "nccl_start_latency"),))
+
+
+def calls(ends: Route, count: float) -> Stage:
+    """`count` remote calls that nothing overlaps."""
+    return Stage(name="calls", parts=(handled(count, ends.target, "sync_rpc_latency"),))
+
+
+def wire(ends: Route, size: float, nics: float = 1.0) -> Stage:
+    """Bytes from one root to every rollout GPU; receivers pass them on, so their number is free.
+
+    Inside one domain NVLink, else the root's NIC (or `nics` of them where several ranks of the
+    root's node have joined the communicator).
+    """
+    return Stage(name="wire", parts=(moved(size, wire_rate(ends, nics)),))
+
+
+def wire_rate(ends: Route, nics: float = 1.0) -> Rate:
+    """Rate of a broadcast between the pools."""
+    fast = slower(scale_up(ends.source), scale_up(ends.target))
+    if ends.one_domain:
+        return fast
+    return slower(fast, slower(network(ends.source), network(ends.target)).scaled(nics))
+
+
+def bucket(ends: Route) -> float:
+    """Bytes of one bucket; a tensor is never split."""
+    return max(ends.target["sync_bucket_bytes"], ends.weights.largest * TRAINED_BYTES)
+
+
+def num_buckets(ends: Route, size: float) -> float:
+    """Buckets of one sync."""
+    return max(1.0, size / bucket(ends))

@@ -1,0 +1,156 @@
+"""The answer to a design question: the chosen plan, the proof, its rivals, and the reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import inf
+
+from rlhfsim.plan import Choice, Plan
+from rlhfsim.search.branch_and_bound import Found, Search
+from rlhfsim.search.candidates import Candidate, most_bytes
+from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.explain import probability_better, reasons
+from rlhfsim.search.planning import asked, plan_of, runner_up, searched
+from rlhfsim.search.request import Request, switched
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.flips import Flip, flips
+from rlhfsim.what_if.gains import Gain, gains
+from rlhfsim.what_if.nothing_fits import nearest_change, shortage
+from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
+
+RUNNERS_UP = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A plan of one workload variant."""
+
+    candidate: Candidate
+    workload: Workload
+    models: Models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """A proven, explained answer."""
+
+    request: Request
+    chosen: Plan | None
+    """None when nothing fits."""
+    runners_up: tuple[Plan, ...]
+    """The best plan that was met of every other kind; simulated, but not proven to be its best."""
+    certificate: Certificate
+    """Where every plan of the space went."""
+    confidence: float | None
+    """Probability that the chosen plan is faster than the first runner-up; None without one."""
+    reasons: tuple[str, ...]
+    """Why the chosen plan won."""
+    flips: tuple[Flip, ...]
+    """Single changes that would make another plan the best."""
+    gains: tuple[Gain, ...]
+    """What each choice that is not allowed would bring, where that was asked."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Layouts outside the space by reason."""
+    shortage: str | None = None
+    """When nothing fits: what the nearest plan lacks."""
+    remedy: str | None = None
+    """When nothing fits: the smallest change that would."""
+    whynots: tuple[WhyNot, ...] = ()
+    """The best plan under each alternative that was asked about."""
+
+    @property
+    def told(self) -> Plan | None:
+        """The chosen plan with what was asked and why it won, as `rlhfsim design` writes it."""
+        if self.chosen is None:
+            return None
+        choice = Choice(
+            asked=asked(self.request), confidence=self.confidence, reasons=self.reasons, flips=tuple(f.planned for f in self.flips),
+            certificate=searched(self.certificate), runners_up=tuple(map(runner_up, self.runners_up)),
+        )  # fmt: skip
+        return replace(self.chosen, choice=choice)
+
+
+def design(
+    request: Request,
+    *,
+    explain: bool = True,
+    left_out: bool = False,
+    rivals: bool = True,
+    instead: Sequence[Alternative] = (),
+) -> Design:
+    """The best plan of a request, with the proof and why it won; `instead` is compared with it.
+
+    `left_out`: also what each choice would bring that does not compete; it takes as long again. Without `rivals`
+    only those runners-up are named that were met on the way, and the search is shorter.
+
+    Raises:
+        RlhfsimError: unknown model, or a request that contradicts itself.
+    """
+    found = list(_searched(request, rivals=rivals))
+    certificate = found[0][1].certificate
+    for _, more in found[1:]:
+        certificate = certificate.plus(more.certificate)
+    refused = sum((f.refused for _, f in found), Counter())
+    ranked = _ranked(request, found)
+    if not ranked:
+        return Design(
+            request=request, chosen=None, runners_up=(), certificate=certificate, confidence=None, reasons=(), flips=(), gains=(),
+            refused=refused, shortage=shortage(request, found[0][1]),
+            remedy=nearest_change(request) if explain else None,
+        )  # fmt: skip
+    best = ranked[0]
+    plans = [plan_of(a.candidate, a.workload, a.models, request.cluster, request.price) for a in ranked[: RUNNERS_UP + 1]]  # fmt: skip
+    base = replace(request, workload=best.workload)
+    source = next(f for w, f in found if w == best.workload)
+    same = [a.candidate for a in ranked if a.workload == best.workload]
+    return Design(
+        request=request, chosen=plans[0], runners_up=tuple(plans[1:]), certificate=certificate, refused=refused,
+        confidence=probability_better(best.candidate.iteration, ranked[1].candidate.iteration) if len(ranked) > 1 else None,
+        reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
+        flips=tuple(flips(base, best.models, same)) if explain else (),
+        gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if left_out else (),
+        whynots=tuple(why_not(a, plans[0], base, source.pricer) for a in instead),
+    )  # fmt: skip
+
+
+def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, Found]]:
+    """A search for each variant of the workload; a later one must beat the earlier ones."""
+    known = inf
+    for workload in variants(request):
+        search = Search(
+            replace(request, workload=workload), models_of(workload), known=known, rivals=rivals
+        )
+        found = search.run()
+        known = min(known, search.limit)
+        yield workload, found
+
+
+def variants(request: Request) -> Iterator[Workload]:
+    """The workload as asked, and with each allowed switch and all of them."""
+    yield request.workload
+    switches = sorted(request.switches - {"async"})
+    sizes = {1, len(switches)} if switches else set()
+    for size in sorted(sizes):
+        for chosen in combinations(switches, size):
+            yield switched(request.workload, frozenset(chosen))
+
+
+def _ranked(request: Request, found: list[tuple[Workload, Found]]) -> list[Answer]:
+    """The best plan first, then the best of every other kind that was met."""
+    answers = []
+    for workload, one in found:
+        models = models_of(workload)
+        candidates = [*([one.best] if one.best else []), *one.rivals]
+        answers += [Answer(candidate=c, workload=workload, models=models) for c in candidates]
+    answers.sort(key=lambda a: value(request, a.candidate))
+    return answers
+
+
+def value(request: Request, candidate: Candidate) -> tuple[float, float]:
+    """What is minimised, then what decides between equals."""
+    pair = candidate.seconds, most_bytes(candidate.ledger)
+    return (pair[1], pair[0]) if request.objective == "memory" else pair

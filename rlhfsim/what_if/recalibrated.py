@@ -1,0 +1,131 @@
+"""What calibration changed: the same question answered on the profile before, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.search.explain import kind
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.calibrated import Provenance
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.region import warnings
+from rlhfsim.what_if.design import Design, design
+from rlhfsim.what_if.estimate import estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """One coefficient that is another than before."""
+
+    profile: str
+    name: str
+    before: Coefficient
+    now: Coefficient
+
+    @property
+    def by(self) -> float:
+        """|ln(now / before)| of the values."""
+        if self.before.value <= 0 or self.now.value <= 0:
+            return math.inf
+        return abs(math.log(self.now.value / self.before.value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """The best plan of a kind, before and now; None where the answer does not list that kind."""
+
+    kind: str
+    place_before: int | None
+    place: int | None
+    before: Plan | None
+    now: Plan | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalibrated:
+    """The answer on calibrated profiles beside the one on the profiles before them."""
+
+    profiles: dict[str, Provenance]
+    moved: tuple[Moved, ...]
+    """Those that moved most come first."""
+    ranks: tuple[Rank, ...]
+    """In the order of now, then of before."""
+    chosen_before: Plan | None
+    its_step_now: Plan | None
+    """The plan chosen before, priced as calibrated; None where it is chosen again."""
+    warnings: tuple[str, ...]
+    """Phases of the chosen plan far from the calibrated runs."""
+
+
+def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
+    """What calibration changed; None where no profile of the request was calibrated or nothing fits.
+
+    Raises:
+        RlhfsimError: a profile before is not found here.
+    """
+    profiles = {p.profile.name: p.profile for p in request.cluster.pools if p.profile.calibration}
+    if not profiles or answer.chosen is None:
+        return None
+    bases = {name: base_of(profile) for name, profile in profiles.items()}
+    before = design(replace(request, cluster=with_bases(request.cluster, bases)), explain=False)
+    old = before.chosen
+    same = old is not None and old.placement == answer.chosen.placement and old.workload == answer.chosen.workload  # fmt: skip
+    return Recalibrated(
+        profiles={name: p.calibration for name, p in profiles.items() if p.calibration},
+        moved=tuple(sorted(_moved(profiles, bases), key=lambda m: -m.by)),
+        ranks=tuple(_ranks(before, answer)),
+        chosen_before=old,
+        its_step_now=None if same or old is None else estimate(old.placement, old.workload, request.cluster),
+        warnings=warnings(answer.chosen, [p.profile for p in request.cluster.pools]),
+    )  # fmt: skip
+
+
+def base_of(profile: Profile) -> Profile:
+    """The profile before, with this one's own datasheet numbers (prices and links given on the command line stay).
+
+    Raises:
+        RlhfsimError: it is not found here.
+    """
+    assert profile.calibration is not None
+    try:
+        base = load_profile(profile.calibration.base)
+    except RlhfsimError as error:
+        raise RlhfsimError("no-profile-before", f"profile {profile.name} was calibrated from {profile.calibration.base}, which is not found here",
+                           help="put its file into hardware_profiles/ or a folder of $RLHFSIM_PROFILES, to see what calibration changed") from error  # fmt: skip
+    return replace(profile, coefficients=base.coefficients, calibration=base.calibration)
+
+
+def with_bases(cluster: Cluster, bases: dict[str, Profile]) -> Cluster:
+    """The cluster on the profiles before."""
+    pools = tuple(replace(p, profile=bases.get(p.profile.name, p.profile)) for p in cluster.pools)
+    return replace(cluster, pools=pools)
+
+
+def _moved(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[Moved]:
+    for key, profile in profiles.items():
+        for name, now in profile.coefficients.items():
+            before = bases[key].coefficients[name]
+            if (before.value, before.low, before.high) != (now.value, now.low, now.high):
+                yield Moved(profile=key, name=name, before=before, now=now)
+
+
+def _ranks(before: Design, now: Design) -> Iterator[Rank]:
+    old, new = _listed(before), _listed(now)
+    for name in dict.fromkeys((*new, *old)):
+        (place_before, plan_before), (place, plan) = old.get(name, (None, None)), new.get(name, (None, None))  # fmt: skip
+        yield Rank(kind=name, place_before=place_before, place=place, before=plan_before, now=plan)
+
+
+def _listed(answer: Design) -> dict[str, tuple[int, Plan]]:
+    """Place and best plan by kind."""
+    found: dict[str, tuple[int, Plan]] = {}
+    plans = (answer.chosen, *answer.runners_up) if answer.chosen else ()
+    for i, plan in enumerate(plans, start=1):
+        found.setdefault(kind(plan), (i, plan))
+    return found

@@ -1,0 +1,1 @@
+"""A file of changes, each designed anew and compared."""

@@ -1,0 +1,94 @@
+"""A point of a what-if against its base: what was changed, what is chosen otherwise, what comes out.
+
+Only what tells plans apart stands here; `rlhfsim diff` shows every field of two plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhfsim.plan import Plan
+from rlhfsim.what_if.differences import LEAST, Change, Leaf, Moved, Value, changes, leaves
+from rlhfsim.what_if.scenarios.result import PointResult
+
+
+def asked(point: PointResult) -> tuple[Change, ...]:
+    """What the point sets to another value than the base has."""
+    before, after = (
+        dict(leaf for path, value in said.items() for leaf in _leaves(path, value))
+        for said in (point.before, point.changes)
+    )
+    return tuple(changes(before, after))
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Leaf]]:
+    """A value, or the values inside a mapping, with their paths."""
+    if isinstance(value, list) and not value:
+        yield path, "none"
+    elif isinstance(value, Mapping | list):
+        yield from leaves(value, path)
+    else:
+        yield path, value
+
+
+def chosen(base: Plan, plan: Plan) -> tuple[Change, ...]:
+    """What another plan is chosen to be."""
+    return tuple(changes(in_short(base), in_short(plan)))
+
+
+def in_short(plan: Plan) -> dict[str, Leaf]:
+    """A plan in a line for each decision."""
+    p, w = plan.placement, plan.workload
+    found: dict[str, Leaf] = {
+        "architecture": plan.architecture,
+        "role_placement": plan.role_placement,
+    }
+    found["pools"] = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
+    found["actor"] = p.actor.layout.label
+    if p.rollout is not None:
+        found["rollout"] = p.rollout.layout.label
+    found["weights by"] = p.weight_path
+    found["staleness"] = p.schedule.staleness
+    found["streaming"] = p.schedule.streaming
+    switches = {
+        "LoRA": w.lora is not None,
+        "FP8 rollout": w.rollout_precision == "fp8",
+        "8-bit Adam": w.optimizer == "adam8bit",
+    }
+    return {**found, "switches": ", ".join(name for name, on in switches.items() if on) or "none"}
+
+
+def comes_out(base: PointResult, point: PointResult) -> tuple[Moved, ...]:
+    """Figures that differ by more than `LEAST`."""
+    one, other = figures(base), figures(point)
+    return tuple(_moved(one, other))
+
+
+def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[Moved]:
+    for name in dict.fromkeys([*one, *other]):
+        a, b = one.get(name), other.get(name)
+        if (
+            a is None
+            or b is None
+            or abs(b.value - a.value) > LEAST * max(abs(a.value), abs(b.value))
+        ):
+            yield Moved(name=name, before=a, after=b)
+
+
+def figures(point: PointResult) -> dict[str, Value]:
+    """Step, time and money of a point by name."""
+    if point.plan is None:
+        return {}
+    p = point.plan.prediction
+    found = {"step": Value(value=p.step_s, unit="s", interval=(p.low_s, p.high_s))}
+    if point.run_s is None:
+        if p.usd_per_step is not None:
+            found["price of a step"] = Value(value=p.usd_per_step, unit="usd")
+        return found
+    if point.steps is not None:
+        found["steps of the run"] = Value(value=point.steps, unit="1")
+    found["time of the run"] = Value(value=point.run_s, unit="s")
+    if point.run_usd is not None:
+        found["price of the run"] = Value(value=point.run_usd, unit="usd")
+    return found

@@ -1,0 +1,151 @@
+"""A what-if from its file to its answers: every question checked first, designed once, then compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.plan import content_hash
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.units import format
+from rlhfsim.what_if.scenarios.break_evens import Duel
+from rlhfsim.what_if.scenarios.cache import Store
+from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, model_hash
+from rlhfsim.what_if.scenarios.document import document_of, read_scenario
+from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, Case, Cases
+from rlhfsim.what_if.scenarios.result import PointResult, Provenance, WhatIf
+from rlhfsim.what_if.scenarios.sensitivity import Ends, ends, marked, tornado
+from rlhfsim.what_if.scenarios.whole_run import result, steps_of
+from rlhfsim.what_if.scenarios.workers import local
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Everything that a scenario asks, ready to be designed."""
+
+    cases: Cases
+    points: tuple[Case, ...]
+    inputs: tuple[Ends, ...]
+    duels: tuple[Duel, ...]
+    name: str
+    text: str
+
+    @property
+    def everything(self) -> tuple[Case, ...]:
+        """The base, then the points."""
+        return (self.cases.base, *self.points)
+
+
+def asked(
+    given: str | Path | Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
+) -> Asked:
+    """A scenario as questions; `only` keeps points by name (`*` matches), and drops what is not about them.
+
+    Raises:
+        RlhfsimError: the first thing wrong, with file and line.
+    """
+    source, text = read_scenario(given)
+    document = document_of(source)
+    cases = Cases(document, source, settings)
+    points = cases.points()
+    by_name = {case.name: case for case in (cases.base, *points)}
+    duels = [Duel(one, i, cases, by_name) for i, one in enumerate(document.break_even)]
+    inputs = ends(cases)
+    if not (points or duels or inputs):
+        raise RlhfsimError("nothing-varied", "the scenario changes nothing", place=source.place(), help="give points, a grid, break_even or tornado")  # fmt: skip
+    if only:
+        points = _kept(points, only)
+        names = {BASE, *(case.name for case in points)}
+        duels = [d for d in duels if {d.text.point, d.text.against or BASE} <= names]
+        inputs = ()
+    return Asked(cases=cases, points=points, inputs=inputs, duels=tuple(duels), name=source.name, text=text)  # fmt: skip
+
+
+def _kept(points: Sequence[Case], only: Sequence[str]) -> tuple[Case, ...]:
+    for wanted in only:
+        if not any(fnmatchcase(case.name, wanted) for case in points):
+            raise unknown_name("point", wanted[:60], [case.name for case in points], place=COMMAND_LINE)  # fmt: skip
+    return tuple(c for c in points if any(fnmatchcase(c.name, wanted) for wanted in only))
+
+
+def whatif(
+    given: str | Path | Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
+    runner: Runner | None = None,
+    store: Store | None = None,
+    progress: Progress | None = None,
+    command: str = "",
+) -> WhatIf:
+    """A scenario answered: every point designed anew and compared.
+
+    Raises:
+        RlhfsimError: the first thing wrong, with file and line, before anything is searched.
+    """
+    begin, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+    asks = asked(given, settings, only)
+    for case in asks.everything:
+        steps_of(case)  # a curve that cannot be read is told before the first search
+    designs = Designs(runner or local(), store, progress)
+    designs.ensure(list(_requests(asks)))
+    found = [result(case, designs.of(case.request)) for case in asks.everything]
+    base, *points = marked(found, asks.everything)
+    bars = tornado(asks.cases, asks.inputs, base, designs)
+    evens = tuple(duel.answer(designs) for duel in asks.duels)
+    document = asks.cases.document
+    return WhatIf(
+        title=document.title, question=document.question, per="run" if any(p.run_s is not None for p in found) else "step",
+        base=base, points=tuple(points), tornado=bars, break_evens=evens, assumptions=document.assumptions,
+        notes=tuple(_notes(asks, found)),
+        provenance=Provenance(
+            rlhfsim_version=_version(), model_hash=model_hash(), scenario=asks.name, scenario_hash=content_hash(asks.text), text=asks.text,
+            command=command, started=started, seconds=time.perf_counter() - begin, searched=designs.searched,
+            from_cache=designs.from_cache,
+        ),
+    )  # fmt: skip
+
+
+def _requests(asks: Asked) -> Iterator[Any]:
+    """Every question that is known before an answer is."""
+    yield from (case.request for case in asks.everything)
+    yield from (case.request for one in asks.inputs for case in (one.low, one.high))
+    yield from (request for duel in asks.duels for request in duel.asked)
+
+
+def _notes(asks: Asked, found: Sequence[PointResult]) -> Iterator[str]:
+    """Where prices come from, and what the intervals hold."""
+    profiles: dict[str, list[Profile]] = {}
+    for case in asks.everything:
+        for pool in case.request.cluster.pools:
+            profiles.setdefault(pool.profile.name, []).append(pool.profile)
+    for name, several in profiles.items():
+        yield from dict.fromkeys(_price(name, profile) for profile in several)
+    if any(p.run_s is not None for p in found):
+        yield "P10 to P90 are those of the step; steps of the run and goodput are taken as given"
+
+
+def _price(name: str, profile: Profile) -> str:
+    price = profile.price
+    if price is None:
+        return f"no price of {name} is known"
+    if price.date == "given":
+        return f"price of {name}: {format(price.value, 'usd/h')}, given by the scenario"
+    source = price.source.split(",")[0]
+    return f"price of {name}: {format(price.value, 'usd/h')}, {format(price.low, 'usd/h')} to {format(price.high, 'usd/h')} ({price.date}, {source})"
+
+
+def _version() -> str:
+    try:
+        return version("rlhfsim")
+    except PackageNotFoundError:
+        return "unknown"

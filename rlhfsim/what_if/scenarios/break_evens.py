@@ -1,0 +1,227 @@
+"""The break-evens of a scenario: from which value on a point is as good as another, or meets a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from rlhfsim import units
+from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.search.request import Request
+from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
+from rlhfsim.what_if.scenarios.designs import Designs
+from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
+from rlhfsim.what_if.scenarios.dotted_paths import dimension
+from rlhfsim.what_if.scenarios.points import BASE, Case, Cases, standing, worded
+from rlhfsim.what_if.scenarios.result import BreakEven, PointResult, Tried
+from rlhfsim.what_if.scenarios.whole_run import result, steps_of
+
+UNITS: dict[Of, units.Dimension] = {"step_time": "s", "time_of_run": "s", "cost_per_step": "usd", "cost_of_run": "usd"}  # fmt: skip
+WORDS: dict[units.Dimension, tuple[str, dict[State, str]]] = {
+    "s": ("takes", {"less": "less time than", "same": "as long as", "more": "longer than", "nothing": "no time beside (neither fits)"}),
+    "usd": ("costs", {"less": "less than", "same": "as much as", "more": "more than", "nothing": "nothing beside (neither fits)"}),
+}  # fmt: skip
+DIGITS = 4
+"""Of a crossing in words."""
+MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
+
+
+class Duel:
+    """One break-even: two sides that can be asked at any value of an input."""
+
+    def __init__(
+        self, text: BreakEvenText, index: int, cases: Cases, points: Mapping[str, Case]
+    ) -> None:
+        """Every value of the range is turned into questions, so that a bad one is found before any search.
+
+        Raises:
+            RlhfsimError: an unknown point or path, ends that are no numbers or not in order, or no length of the run.
+        """
+        self.text, self.cases = text, cases
+        self.at = ("break_even", index)
+        self.a = self._point(points, "point", text.point)
+        self.b = None if text.against is None else self._point(points, "against", text.against)
+        self.unit = UNITS[text.of]
+        self.target = None if text.target is None else self._target(text.target)
+        ends = text.between or text.among or ()
+        values = [self._number(value) for value in ends]
+        self.whole = isinstance(standing(self.a, text.vary), int)
+        if text.between is not None:
+            if not values[0] < values[1]:
+                raise RlhfsimError("empty-range", "the ends of between are not in order", place=self._place("between"), help="the low end first")  # fmt: skip
+            self.xs = samples(*values, whole=self.whole)
+        else:
+            self.xs = sorted(set(values))
+        self._check_known()
+        self.asked = [request for x in self.xs for request in self._requests(x)]
+
+    def _place(self, *keys: str) -> Place:
+        return self.cases.source.place((*self.at, *keys))
+
+    def _point(self, points: Mapping[str, Case], key: str, name: str) -> Case:
+        if name not in points:
+            raise unknown_name("point", name[:60], points, place=self._place(key))
+        return points[name]
+
+    def _target(self, value: float | str) -> float:
+        try:
+            return units.parse(value, self.unit)
+        except RlhfsimError as error:
+            raise error.at(self._place("target")) from error
+
+    def _number(self, value: object) -> float:
+        """A value of the range in base units, as the base reads it."""
+        path = self.text.vary
+        place = self._place("between" if self.text.between else "among")
+        found = standing(
+            self.cases.patched(self.a.name, {path: value}, {path: place}, on=self.a), path
+        )
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise RlhfsimError("no-number", f"{path} is no number: {str(value)[:40]}", place=place, help="vary a number, or give such values as points")  # fmt: skip
+        return float(found)
+
+    def _check_known(self) -> None:
+        """Money needs prices, a run its length.
+
+        Raises:
+            RlhfsimError: missing.
+        """
+        for case in self._sides(self.xs[0]):
+            if case is None:
+                continue
+            if self.text.of.endswith("_run") and steps_of(case) is None:
+                raise RlhfsimError("missing-steps", f"{self.text.of} needs the length of the run", place=self._place("of"), help="give base.run.steps, or a curve and a target")  # fmt: skip
+            if self.unit == "usd" and any(
+                p.profile.price is None for p in case.request.cluster.pools
+            ):
+                raise RlhfsimError("missing-price", f"{self.text.of} needs a price of every GPU", place=self._place("of"), help="give price in base.cluster.pools")  # fmt: skip
+
+    # --- both sides at a value ----------------------------------------------------------------------
+
+    def _sides(self, x: float) -> tuple[Case, Case | None]:
+        b = self.b if self.text.vary_in == "point" or self.b is None else self._varied(self.b, x)
+        return self._varied(self.a, x), b
+
+    def _varied(self, case: Case, x: float) -> Case:
+        path = self.text.vary
+        return self.cases.patched(case.name, {path: int(x) if self.whole else x}, {path: self._place("vary")}, on=case)  # fmt: skip
+
+    def _requests(self, x: float) -> list[Request]:
+        return [case.request for case in self._sides(x) if case is not None]
+
+    def tried(self, xs: Sequence[float], designs: Designs) -> list[Tried]:
+        """Both sides at several values, searched together."""
+        designs.ensure([request for x in xs for request in self._requests(x)])
+        found = []
+        for x in xs:
+            a, b = (
+                None if c is None else self._value(result(c, designs.of(c.request)))
+                for c in self._sides(x)
+            )
+            found.append(Tried(x=x, a=a, b=b if self.b is not None else self.target))
+        return found
+
+    def _value(self, point: PointResult) -> float | None:
+        if point.plan is None:
+            return None
+        p = point.plan.prediction
+        return {"step_time": p.step_s, "cost_per_step": p.usd_per_step, "time_of_run": point.run_s, "cost_of_run": point.run_usd}[self.text.of]  # fmt: skip
+
+    # --- the answer ---------------------------------------------------------------------------------
+
+    def answer(self, designs: Designs) -> BreakEven:
+        """Crossings over the range, in numbers and in words."""
+        curve = Curve(lambda xs: self.tried(xs, designs))
+        curve.add(self.xs)
+        listed = self.text.among is not None
+        found: list[Crossing] = (
+            [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
+        )
+        xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in found)
+        return BreakEven(
+            question=self.text.question or self._question(), path=self.text.vary, unit=dimension(self.text.vary), of=self.text.of,
+            of_unit=self.unit, value=xs[0] if xs else None, crossings=xs, low=self.xs[0], high=self.xs[-1],
+            outcome=self._listed(curve.ordered) if listed else self._worded(curve.ordered, found), curve=curve.ordered,
+        )  # fmt: skip
+
+    def _first_met(self, tried: Sequence[Tried]) -> tuple[float, ...]:
+        """Of listed values each one from which on a is no more than b."""
+        good = [state(t) in ("less", "same") for t in tried]
+        starts = [t.x for t, now, before in zip(tried, good, [False, *good], strict=False) if now and not before]  # fmt: skip
+        return tuple(starts)
+
+    def _question(self) -> str:
+        what = (
+            f"{self.text.point} against {self.text.against}"
+            if self.b
+            else f"{self.text.point} against the target"
+        )
+        return f"{self.text.of} of {what}, over {self.text.vary}"
+
+    def _said(self, x: float) -> str:
+        return worded(self.text.vary, float(f"{x:.{DIGITS}g}"))
+
+    def _phrase(self, how: State) -> str:
+        if self.b is None:
+            return MET[how]
+        verb, words = WORDS[self.unit]
+        return f"{verb} {words[how]} {self.text.against}"
+
+    def _briefly(self, how: State) -> str:
+        """The same once verb and object were said."""
+        words = self._phrase(how) if self.b is None else WORDS[self.unit][1][how]
+        return words.removesuffix(" than").removesuffix(" as")
+
+    def _worded(self, tried: Sequence[Tried], found: Sequence[Crossing]) -> str:
+        """`spot costs less than base below 2.1 USD/h, more above 2.1 USD/h`."""
+        parts = [(s, group) for s, group in stretches(tried)]
+        subject = (
+            self.text.point if self.b else f"target {units.format(self.target or 0.0, self.unit)}"
+        )
+        if not found:
+            how, group = parts[0]
+            return (
+                f"no crossing: {subject} {self._phrase(how)} over the whole range{_margin(group)}"
+            )
+        bounds = [None, *(c.x for c in found), None]
+        said: list[str] = []
+        for (low, high), (how, _) in zip(pairwise(bounds), parts, strict=False):
+            said.append(
+                f"{self._briefly(how) if said else self._phrase(how)} {self._range(low, high)}"
+            )
+        many = f"{len(found)} crossings: " if len(found) > 1 else ""
+        jump = "; at a jump, where another plan wins" if any(c.jump for c in found) else ""
+        return f"{many}{subject} {', '.join(said)}{jump}"
+
+    def _range(self, low: float | None, high: float | None) -> str:
+        if low is None:
+            return f"below {self._said(high or 0.0)}"
+        return (
+            f"above {self._said(low)}"
+            if high is None
+            else f"from {self._said(low)} to {self._said(high)}"
+        )
+
+    def _listed(self, tried: Sequence[Tried]) -> str:
+        """`met at 96, 128; missed at 32, 64`."""
+        by: dict[str, list[str]] = {}
+        for t in tried:
+            by.setdefault(self._phrase(state(t)), []).append(self._said(t.x))
+        subject = (
+            f"{self.text.point} "
+            if self.b
+            else f"target {units.format(self.target or 0.0, self.unit)} "
+        )
+        return subject + "; ".join(f"{phrase} at {', '.join(at)}" for phrase, at in by.items())
+
+
+def _margin(group: Sequence[Tried]) -> str:
+    """`, by 12 % to 40 %`: how far apart the sides are."""
+    shares = [abs(t.a / t.b - 1) for t in group if t.a is not None and t.b]
+    if not shares or max(shares) < 5e-4:
+        return ""
+    low, high = (units.significant(100 * s, 2) for s in (min(shares), max(shares)))
+    return f", by {low} %" if low == high else f", by {low} % to {high} %"
+
+
+__all__ = ["BASE", "Duel"]

@@ -1,0 +1,156 @@
+"""Where one quantity passes another along an input: sampled, then narrowed.
+
+Both sides are designed anew at every value that is tried, so they jump where another plan wins. What is
+followed is the relative difference
+
+    g(x) = (a - b) / (a + b)        1 where a does not fit, -1 where b does not
+
+at `SAMPLES` values over the range. Where g changes sign between two of them it has a crossing, narrowed
+by Brent's method (Brent 1973, ch. 4; scipy.optimize.brentq), which halves the bracket across a jump;
+where it leaves or reaches 0 (both sides choose the same plan), or counts whole things, by halving.
+Two crossings between neighbouring samples are not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import brentq
+
+from rlhfsim.what_if.scenarios.result import Tried
+
+SAMPLES = 9
+WIDE = 4.0
+"""Ends with a larger ratio are sampled in equal factors, others in equal steps."""
+SAME = 1e-9
+"""Difference below which both sides are the same."""
+JUMP = 0.01
+"""Difference on both sides of a crossing above which it is a jump."""
+MAX_HALVINGS = 60
+State = Literal["less", "same", "more", "nothing"]
+"""a against b; nothing: neither fits."""
+
+
+class _Undefined(Exception):
+    """Neither side fits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """A value at which the state changes."""
+
+    x: float
+    jump: bool
+    """Whether the quantities step over each other there."""
+
+
+def samples(low: float, high: float, *, whole: bool) -> list[float]:
+    """Values over a range, both ends among them."""
+    spread = np.geomspace if low > 0 and high / low >= WIDE else np.linspace
+    found = [float(x) for x in spread(low, high, SAMPLES)]
+    found[0], found[-1] = low, high
+    return sorted({float(round(x)) for x in found}) if whole else found
+
+
+def difference(tried: Tried) -> float:
+    """g of one value; positive where a is more.
+
+    Raises:
+        _Undefined: neither side fits.
+    """
+    a, b = tried.a, tried.b
+    if a is None and b is None:
+        raise _Undefined
+    if a is None or b is None:
+        return 1.0 if a is None else -1.0
+    return (a - b) / (a + b) if a + b else 0.0
+
+
+def state(tried: Tried) -> State:
+    """How a stands against b."""
+    try:
+        g = difference(tried)
+    except _Undefined:
+        return "nothing"
+    return "same" if abs(g) <= SAME else "less" if g < 0 else "more"
+
+
+class Curve:
+    """What was tried so far, and how to try more."""
+
+    def __init__(self, evaluate: Callable[[Sequence[float]], Sequence[Tried]]) -> None:
+        """`evaluate` designs both sides at several values."""
+        self.evaluate = evaluate
+        self.tried: dict[float, Tried] = {}
+
+    def at(self, x: float) -> Tried:
+        """One value."""
+        if x not in self.tried:
+            self.add([x])
+        return self.tried[x]
+
+    def add(self, xs: Sequence[float]) -> None:
+        """Several values at once."""
+        new = [x for x in xs if x not in self.tried]
+        self.tried |= dict(zip(new, self.evaluate(new), strict=True)) if new else {}
+
+    @property
+    def ordered(self) -> tuple[Tried, ...]:
+        """Everything that was tried, ascending."""
+        return tuple(self.tried[x] for x in sorted(self.tried))
+
+    def crossings(self, tolerance: float, *, whole: bool) -> Iterator[Crossing]:
+        """Every change of state between neighbouring samples, narrowed to `tolerance`."""
+        for left, right in list(pairwise(self.ordered)):
+            if state(left) != state(right):
+                yield self._narrowed(left, right, tolerance, whole)
+
+    def _narrowed(self, left: Tried, right: Tried, tolerance: float, whole: bool) -> Crossing:
+        if not whole and {state(left), state(right)} == {"less", "more"}:
+            try:
+                return self._brent(left.x, right.x, tolerance)
+            except _Undefined:
+                pass
+        return self._halved(left, right, tolerance, whole)
+
+    def _brent(self, low: float, high: float, tolerance: float) -> Crossing:
+        smallest = min(abs(low), abs(high)) or abs(high - low)
+        x = float(brentq(lambda x: difference(self.at(float(x))), low, high, xtol=tolerance * smallest, rtol=tolerance))  # fmt: skip
+        below = max(t for t in self.tried if t < x or t == low)
+        above = min(t for t in self.tried if t > x or t == high)
+        apart = above - below > 4 * tolerance * max(abs(below), abs(above))
+        steep = min(abs(difference(self.at(t))) for t in (below, above)) > JUMP
+        return Crossing(x=x, jump=steep and not apart)
+
+    def _halved(self, left: Tried, right: Tried, tolerance: float, whole: bool) -> Crossing:
+        """The first value with another state than `left`, by halving."""
+        low, high = left.x, right.x
+        for _ in range(MAX_HALVINGS):
+            if high - low <= (1 if whole else tolerance * max(abs(low), abs(high))):
+                break
+            middle = math.sqrt(low * high) if low > 0 and high / low >= WIDE else (low + high) / 2
+            middle = float(round(middle)) if whole else middle
+            if not low < middle < high:
+                break
+            if state(self.at(middle)) == state(left):
+                low = middle
+            else:
+                high = middle
+        return Crossing(x=high, jump=abs(_or_one(self.at(high))) > JUMP)
+
+
+def _or_one(tried: Tried) -> float:
+    try:
+        return difference(tried)
+    except _Undefined:
+        return 1.0
+
+
+def stretches(tried: Sequence[Tried]) -> list[tuple[State, list[Tried]]]:
+    """Neighbouring values with one state, ascending."""
+    return [(s, list(group)) for s, group in groupby(tried, key=state)]

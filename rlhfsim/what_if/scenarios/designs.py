@@ -1,0 +1,176 @@
+"""Designs of many questions: each searched once, kept on disk, and priced for whoever asks.
+
+A design is known by the hash of what enters its search: pools with the hashes of their profiles, fabric,
+workload, shapes of the models, files of lengths, what may compete, and the code and tables that predict.
+Prices do not enter: no objective depends on them, since the cluster is rented whole, and money follows
+from the step afterwards:
+
+    USD per step = step seconds x sum over pools (GPUs x price)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.plan import content_hash
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import profile_hash
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.lengths import AnyLengths, Empirical
+from rlhfsim.step.prediction import usd_per_step
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.scenarios.cache import Found, Store
+
+ROOT = Path(__file__).resolve().parents[2]
+PREDICTS = (
+    "specs",
+    "kernels",
+    "memory",
+    "rollout",
+    "training",
+    "weight_sync",
+    "step",
+    "simulation",
+    "search",
+    "what_if/design.py",
+    "units.py",
+    "plan.py",
+    "what_if/scenarios/designs.py",
+)
+"""Folders and files of the package that a prediction depends on."""
+
+
+@cache
+def model_hash() -> str:
+    """Hash of the code and the tables that predict; profiles have hashes of their own."""
+    digest = hashlib.sha256()
+    for name in PREDICTS:
+        path = ROOT / name
+        files = (
+            [path]
+            if path.is_file()
+            else sorted(p for p in path.rglob("*") if p.suffix in (".py", ".json", ".yaml"))
+        )
+        for file in files:
+            digest.update(file.relative_to(ROOT).as_posix().encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def search_key(request: Request) -> str:
+    """Hash of everything that a search depends on; prices are not among it."""
+    cluster, workload = request.cluster, request.workload
+    pools = [(profile_hash(p.profile), p.gpus, p.gpus_per_node) for p in cluster.pools]
+    models = models_of(workload)
+    return content_hash(
+        model_hash(), pools, cluster.oversubscription, workload, models, [_observed(workload.prompt_len), _observed(workload.response_len)],
+        _competing(request),
+    )  # fmt: skip
+
+
+def _competing(request: Request) -> dict[str, Any]:
+    """What may compete, in one order."""
+    limits = sorted((x.seat, x.field, x.relation, x.value) for x in request.limits)
+    return {
+        "backend": request.backend, "objective": request.objective, "allow": sorted(request.allow), "forbid": sorted(request.forbid),
+        "fix": {seat: dict(sorted(fields.items())) for seat, fields in sorted(request.fix.items())}, "limits": limits,
+        "architecture": request.architecture, "weight_path": request.weight_path, "max_gpus_per_role": request.max_gpus_per_role,
+        "time_limit": request.time_limit, "max_staleness": request.max_staleness, "max_oom": request.max_oom,
+        "max_memory": request.max_memory,
+    }  # fmt: skip
+
+
+def _observed(lengths: AnyLengths) -> str:
+    """Hash of a file of lengths; empty where there is none."""
+    if not isinstance(lengths, Empirical):
+        return ""
+    return hashlib.sha256(Path(lengths.file).read_bytes()).hexdigest()
+
+
+def search(request: Request) -> Found:
+    """The best plan of a request, or what is missing."""
+    begin = time.perf_counter()
+    # plans that wait for the same learner tie: the dive decides between them, so it is that of `rlhfsim design`
+    answer = design(request, explain=False, rivals="async" in request.switches)
+    return Found(
+        plan=answer.chosen, shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
+        gap=answer.certificate.gap, seconds=time.perf_counter() - begin,
+    )  # fmt: skip
+
+
+def priced(found: Found, cluster: Cluster) -> Found:
+    """The same design at the prices of a cluster: exactly what a search with these prices gives."""
+    plan = found.plan
+    if plan is None:
+        return found
+
+    def rent(seconds: float) -> float | None:
+        return usd_per_step(cluster, seconds)
+
+    prediction = replace(plan.prediction, usd_per_step=rent(plan.prediction.step_s))
+    choice = plan.choice
+    if choice is not None:
+        rivals = tuple(replace(r, usd_per_step=rent(r.step_s)) for r in choice.runners_up)
+        choice = replace(choice, runners_up=rivals)
+    return replace(found, plan=replace(plan, prediction=prediction, choice=choice))
+
+
+Runner = Callable[[Sequence[Request]], Iterator[tuple[int, Found] | None]]
+"""Searches requests in any order: index and design as each is done; None now and then while it waits."""
+Progress = Callable[[int, int], object]
+"""Designs that are there, and all that are wanted so far."""
+
+
+class Designs:
+    """Every design that was asked for; those in the store are not searched again."""
+
+    def __init__(
+        self, runner: Runner, store: Store | None, progress: Progress | None = None
+    ) -> None:
+        """`store`: None keeps nothing."""
+        self.runner, self.store, self.progress = runner, store, progress
+        self.known: dict[str, Found] = {}
+        self.searched = self.from_cache = self.wanted = 0
+
+    def ensure(self, requests: Sequence[Request]) -> None:
+        """Search what is not there yet."""
+        missing: dict[str, Request] = {}
+        for request in requests:
+            key = search_key(request)
+            if key not in self.known and key not in missing and not self._recalled(key):
+                missing[key] = request
+        self.wanted = len(self.known) + len(missing)
+        self._tell()
+        names = list(missing)
+        for done in self.runner(list(missing.values())) if missing else ():
+            if done is not None:
+                key, found = names[done[0]], done[1]
+                self.known[key] = found
+                self.searched += 1
+                if self.store is not None:
+                    self.store.keep(key, found)
+            self._tell()
+
+    def _recalled(self, key: str) -> bool:
+        found = self.store.recall(key) if self.store is not None else None
+        if found is None:
+            return False
+        self.known[key] = found
+        self.from_cache += 1
+        return True
+
+    def _tell(self) -> None:
+        if self.progress is not None:
+            self.progress(len(self.known), self.wanted)
+
+    def of(self, request: Request) -> Found:
+        """The design of a request at its prices."""
+        self.ensure([request])
+        return priced(self.known[search_key(request)], request.cluster)

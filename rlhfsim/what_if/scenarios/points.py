@@ -1,0 +1,284 @@
+"""From a scenario's patches to design questions: every point, checked, with the place of each value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Any
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.clusters import cluster_from
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.loading import Source, convert
+from rlhfsim.units import GB, format, significant
+from rlhfsim.what_if.scenarios.document import Base, Document
+from rlhfsim.what_if.scenarios.dotted_paths import (
+    Keys,
+    check_known,
+    dimension,
+    factor,
+    keys,
+    put,
+    value_at,
+)
+from rlhfsim.what_if.scenarios.question import request_of
+
+BASE = "base"
+GENERIC = frozenset({"value", "mean", "sigma", "max", "min", "std", "kind", "model"})
+"""Last parts of paths that say nothing without the part before."""
+MAX_POINTS = 2000
+"""Points of one scenario; more is a slip."""
+BITS = 8
+"""Of a byte."""
+COMMAND_LINE = Place(file="command line")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One point as a question that can be designed."""
+
+    name: str
+    changes: Mapping[str, Any]
+    before: Mapping[str, Any]
+    """What the base has at the same paths."""
+    request: Request
+    base: Base
+    """The patched base."""
+    located: Located
+
+
+class Located(Source):
+    """A patched base that knows which part of the file, or of the command line, each value comes from."""
+
+    def __init__(
+        self, source: Source, data: Any, patches: Sequence[tuple[Keys, Place]] = ()
+    ) -> None:
+        """`patches`: path below the base, and where it was said; later ones win."""
+        super().__init__(source.name, "", {BASE: data})
+        self.source, self.patches = source, tuple(patches)
+
+    def place(self, path: Keys = ()) -> Place:
+        """Of the patch that set the value, or that is to blame for what lies around it; else of the base."""
+        inside = _trodden(self.data, path)[1:]
+        for where, place in reversed(self.patches):
+            if inside[: len(where)] == where:
+                return place
+        for where, place in reversed(self.patches):
+            if where[: len(inside)] == inside:
+                return place
+        return self.source.place((BASE, *inside))
+
+    def with_patch(self, where: Keys, value: Any, place: Place, base: Base) -> Located:
+        """One value replaced; where the document is silent, beside the defaults of `base`."""
+        data = put(_spelled_out(self.data[BASE], where, base), where, value, place)
+        return Located(self.source, data, (*self.patches, (where, place)))
+
+
+def _spelled_out(data: Any, where: Keys, base: Base) -> Any:
+    """The document with the first part of a path that it leaves to a default written out."""
+    for end in range(1, len(where)):
+        default = value_at(base, where[:end])
+        if value_at(data, where[:end]) is None and is_dataclass(default):
+            return put(data, where[:end], asdict(default))  # type: ignore[arg-type]  # an instance
+    return data
+
+
+def _trodden(data: Any, path: Keys) -> Keys:
+    """A path without the parts that name a kind of a union, which no document has."""
+    found: list[int | str] = []
+    for i, key in enumerate(path):
+        below = value_at(data, (key,)) if isinstance(data, Mapping | list) else None
+        last = i == len(path) - 1
+        if below is None and not last and not (isinstance(data, Mapping) and key in data):
+            continue
+        found.append(key)
+        data = below
+    return tuple(found)
+
+
+class Cases:
+    """The points of one document."""
+
+    def __init__(
+        self, document: Document, source: Source, settings: Mapping[str, Any] | None = None
+    ) -> None:
+        """`settings`: patches of the base, from the command line.
+
+        Raises:
+            RlhfsimError: a setting that does not fit.
+        """
+        self.document, self.source = document, source
+        self.base = self._case(BASE, {}, Located(source, source.data[BASE]))
+        for path, value in (settings or {}).items():
+            check_known(path, Base, COMMAND_LINE)
+            said = _resolved(path, value, self.base, COMMAND_LINE)
+            self.base = self._case(
+                BASE,
+                {},
+                self.base.located.with_patch(keys(path), said, COMMAND_LINE, self.base.base),
+            )
+
+    def _case(self, name: str, given: Mapping[str, Any], located: Located) -> Case:
+        base = convert(Base, located, located.data[BASE], (BASE,))
+        cluster = cluster_from(located, located.data[BASE]["cluster"], (BASE, "cluster"))
+        request = request_of(base, cluster, located)
+        before = {} if name == BASE else {path: standing(self.base, path) for path in given}
+        said = {path: _said(base, path, value) for path, value in given.items()}
+        return Case(
+            name=name, changes=said, before=before, request=request, base=base, located=located
+        )
+
+    def patched(
+        self,
+        name: str,
+        given: Mapping[str, Any],
+        where: Mapping[str, Place],
+        on: Case | None = None,
+    ) -> Case:
+        """A case (default: the base) with values replaced.
+
+        Raises:
+            RlhfsimError: an unknown path, or a value that does not fit there.
+        """
+        under = on or self.base
+        located = under.located
+        for path, value in given.items():
+            check_known(path, Base, where[path])
+            number = _resolved(path, value, under, where[path])
+            located = located.with_patch(keys(path), number, where[path], under.base)
+        return self._case(name, {**under.changes, **given}, located)
+
+    def points(self) -> tuple[Case, ...]:
+        """Named points, then every combination of the grid.
+
+        Raises:
+            RlhfsimError: too many points, a name that stands twice, or a point that cannot be asked.
+        """
+        found = [*self._named(), *self._grid()]
+        seen = {BASE}
+        for case in found:
+            if case.name in seen:
+                place = next(
+                    (
+                        self.source.place(("points", i, "name"))
+                        for i, p in enumerate(self.document.points)
+                        if p.name == case.name
+                    ),
+                    None,
+                )
+                raise RlhfsimError("name-twice", f"two points are named {case.name!r}", place=place or self.source.place(("grid",)), help="give each its own name; the base is named base")  # fmt: skip
+            seen.add(case.name)
+        return tuple(found)
+
+    def _named(self) -> Iterator[Case]:
+        for i, point in enumerate(self.document.points):
+            where = {path: self.source.place(("points", i, "set", path)) for path in point.set}
+            yield self.patched(point.name, point.set, where)
+
+    def _grid(self) -> Iterator[Case]:
+        grid = self.document.grid
+        if not grid:
+            return
+        count = prod(len(values) for values in grid.values())
+        if count > MAX_POINTS:
+            raise RlhfsimError("grid-too-large", f"the grid has {count:,} points", place=self.source.place(("grid",)), help=f"at most {MAX_POINTS:,}; give fewer values, or split the scenario")  # fmt: skip
+        short = short_names(tuple(grid))
+        where = {path: self.source.place(("grid", path)) for path in grid}
+        for values in product(*grid.values()):
+            given = dict(zip(grid, values, strict=True))
+            yield self.patched(
+                ", ".join(f"{short[p]} {worded(p, v)}" for p, v in given.items()), given, where
+            )
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """Each path by its last part, or by as many as tell it from the others."""
+    found = {}
+    for path in paths:
+        parts = path.split(".")
+        least = 2 if parts[-1] in GENERIC else 1
+        for count in range(least, len(parts) + 1):
+            tail = ".".join(parts[-count:])
+            if sum(other == tail or other.endswith(f".{tail}") for other in paths) == 1:
+                break
+        found[path] = tail
+    return found
+
+
+def worded(path: str, value: Any) -> str:
+    """A value as people read it: `2.5 USD/h`, `32,768`, `h200`."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, int | float) and path.endswith(".nic"):  # networks are known by their bits
+        return f"{significant(BITS * value / GB)} Gbit/s"
+    if isinstance(value, int | float) and path.endswith(".per_version"):
+        return f"{significant(100 * value)} %"
+    if isinstance(value, int | float):
+        unit = dimension(path)
+        return significant(value, 6) if unit in ("1", "token") else format(value, unit)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {worded(k, v)}" for k, v in value.items())
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)
+
+
+# --- what stands at a path --------------------------------------------------------------------------
+
+
+def standing(case: Case, path: str) -> Any:
+    """The value of a case at a path; of a pool also what its profile says."""
+    where = keys(path)
+    found = _scalar(value_at(case.base, where))
+    if found is None and where[:2] == ("cluster", "pools") and len(where) == 4:
+        gpu = value_at(case.base, (*where[:3], "gpu"))
+        return _listed(_profile(gpu), str(where[3])) if gpu else None
+    raw = value_at(case.located.data[BASE], where)
+    return raw if found is None else found
+
+
+def _scalar(value: Any) -> Any:
+    return value if isinstance(value, bool | int | float | str) else None
+
+
+@lru_cache(maxsize=64)
+def _profile(name: str) -> Profile:
+    return load_profile(name)
+
+
+def _listed(profile: Profile, name: str) -> float | None:
+    match name:
+        case "price":
+            return profile.price.value if profile.price else None
+        case "nic":
+            return profile.nic.value
+        case "storage":
+            return profile.node.shared_storage.value
+        case "gpus_per_node":
+            return profile.node.gpus
+    return None
+
+
+def _said(base: Base, path: str, given: Any) -> Any:
+    """A patched value as a number in base units where it is one, else as it was given."""
+    found = _scalar(value_at(base, keys(path)))
+    return given if found is None else found
+
+
+def _resolved(path: str, value: Any, under: Case, place: Place) -> Any:
+    """The value itself, or so many times what the case has there.
+
+    Raises:
+        RlhfsimError: there is no number to multiply.
+    """
+    times = factor(value)
+    if times is None:
+        return value
+    number = standing(under, path)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise RlhfsimError("no-number", f"{value} of {path}: there is no number", place=place, help="give the value itself")  # fmt: skip
+    found = number * times
+    return int(found) if isinstance(number, int) and float(found).is_integer() else found

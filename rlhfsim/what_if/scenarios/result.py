@@ -1,0 +1,271 @@
+"""What a what-if returns: every point with its plan, sensitivities, break-evens, and where it all comes from.
+
+Schema `rlhfsim.whatif/1` (docs/whatif.md). Numbers are in base units. Time and money of a point are those
+of its run where the scenario says how long a run is, else those of a step (`WhatIf.per`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import TypeAdapter
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan, write_atomically
+from rlhfsim.specs.loading import checked, convert, parse_json, read_text
+from rlhfsim.units import MIB, Dimension
+from rlhfsim.what_if.scenarios.tables import SUFFIXES, write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA: Literal["rlhfsim.whatif/1"] = "rlhfsim.whatif/1"
+MAX_BYTES = int(256 * MIB)
+"""Largest result that is read."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointResult:
+    """One point of the scenario with the best plan that was found for it."""
+
+    name: str
+    changes: dict[str, Any]
+    """What it sets, by dotted path of the base; empty for the base itself."""
+    before: dict[str, Any] = field(default_factory=dict)
+    """What the base has there; null where it leaves the choice to a default."""
+    plan: Plan | None
+    """None: nothing fits."""
+    shortage: str | None = None
+    """Where nothing fits: what the nearest plan lacks."""
+    gap: float = 0.0
+    """Share of the step by which a plan could still be shorter, where a time limit ended the search."""
+    steps: float | None = None
+    """Steps of the run, those for staleness included; None: the scenario does not say."""
+    run_s: float | None = None
+    """Of the whole run, failures and checkpoints included."""
+    run_low_s: float | None = None
+    """P10, from the interval of the step; steps and goodput are taken as given."""
+    run_high_s: float | None = None
+    """P90, likewise."""
+    run_usd: float | None = None
+    """None: no length of the run, or a price that is not known."""
+    goodput: float | None = None
+    """Share of the time that makes progress; None: the scenario has no failures."""
+    on_front: bool = False
+    """Whether no other point does the same work as fast and as cheaply."""
+    notes: tuple[str, ...] = ()
+    """What a reader must know to believe it."""
+    input_hash: str = ""
+    """Of everything that enters the result: equal hashes give equal results."""
+
+    @property
+    def gpus(self) -> int | None:
+        """Of the whole cluster; None where nothing fits."""
+        return sum(h.gpus for h in self.plan.hardware) if self.plan else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the run, or of a step where the scenario gives no run."""
+        if self.plan is None:
+            return None
+        return self.plan.prediction.step_s if self.run_s is None else self.run_s
+
+    @property
+    def usd(self) -> float | None:
+        """Of the run, or of a step; None where nothing fits or a price is not known."""
+        if self.plan is None:
+            return None
+        return self.run_usd if self.run_s is not None else self.plan.prediction.usd_per_step
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What one input moves, all others as in the base; None: nothing fits there, or no price is known."""
+
+    path: str
+    low_label: str
+    """The low value as people read it."""
+    high_label: str
+    base_label: str
+    low_s: float | None
+    base_s: float | None
+    high_s: float | None
+    low_usd: float | None
+    base_usd: float | None
+    high_usd: float | None
+
+    @property
+    def swing(self) -> float:
+        """The largest relative change of time or money that it makes: what bars are ordered by."""
+        return max(
+            _swing(self.base_s, self.low_s, self.high_s),
+            _swing(self.base_usd, self.low_usd, self.high_usd),
+        )
+
+
+def _swing(base: float | None, *ends: float | None) -> float:
+    return max((abs(e / base - 1) for e in ends if e is not None), default=0.0) if base else 0.0
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One value at which both sides of a break-even were designed anew; None: nothing fits."""
+
+    x: float
+    a: float | None
+    """The point."""
+    b: float | None
+    """What it is held against."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Where one point becomes as good as another one, or meets a target."""
+
+    question: str
+    path: str
+    """What is varied."""
+    unit: Dimension
+    """Of `value`, `low`, `high` and `x`."""
+    of: str
+    """The quantity that is compared: step_time, time_of_run, cost_per_step, cost_of_run."""
+    of_unit: Dimension
+    """Of `a` and `b`."""
+    value: float | None
+    """The crossing; the first of several; None: there is none."""
+    crossings: tuple[float, ...]
+    """All of them, ascending."""
+    low: float
+    """Lower end of the range that was searched."""
+    high: float
+    outcome: str
+    """The answer in words."""
+    curve: tuple[Tried, ...]
+    """Every value that was tried, ascending."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where a result comes from."""
+
+    rlhfsim_version: str
+    model_hash: str
+    """Of the code and the tables that predict: another one may give other numbers."""
+    scenario: str
+    """Path or name."""
+    scenario_hash: str
+    text: str
+    """The scenario as it stands in its file."""
+    command: str
+    """How it was asked; empty from Python."""
+    started: str
+    """UTC, ISO 8601."""
+    seconds: float
+    searched: int
+    """Designs that were searched in this run."""
+    from_cache: int
+    """Designs that an earlier run had left."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A scenario and its answers."""
+
+    schema: Literal["rlhfsim.whatif/1"] = SCHEMA
+    title: str
+    question: str
+    per: Literal["run", "step"]
+    """What `PointResult.seconds`, its `usd` and the bars are for."""
+    base: PointResult
+    points: tuple[PointResult, ...]
+    tornado: tuple[Bar, ...] = ()
+    """The largest swing first."""
+    break_evens: tuple[BreakEven, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    """What the scenario takes for granted, in the words of its author."""
+    notes: tuple[str, ...] = ()
+    provenance: Provenance
+
+    @property
+    def everything(self) -> tuple[PointResult, ...]:
+        """The base, then the points."""
+        return (self.base, *self.points)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        plain: dict[str, Any] = TypeAdapter(WhatIf).dump_python(self, mode="json")
+        return plain
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a point, the base first; columns in docs/whatif.md."""
+        import pandas as pd
+
+        paths = tuple(dict.fromkeys(path for p in self.points for path in p.changes))
+        return pd.DataFrame([row(p, paths) for p in self.everything])
+
+    def write(self, path: str | Path) -> None:
+        """The result as a file: .csv or .parquet (the table of points), any other name JSON (everything)."""
+        where = Path(path)
+        if where.suffix in SUFFIXES:
+            write_table(self.to_frame(), where)
+        else:
+            write_atomically(where, json.dumps(self.to_dict()) + "\n")
+
+
+def read_whatif(path: str | Path) -> WhatIf:
+    """A result that `WhatIf.write` has written as JSON.
+
+    Raises:
+        RlhfsimError: unreadable, malformed, or of another schema version.
+    """
+    source = parse_json(read_text(Path(path), MAX_BYTES), str(path))
+    if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
+        raise RlhfsimError("not-a-whatif", f"this is not a result of schema {SCHEMA}", place=Place(file=str(path)),
+                           help="write one with: rlhfsim whatif SCENARIO --out whatif.json")  # fmt: skip
+    return convert(WhatIf, source)
+
+
+# --- one row of the table ----------------------------------------------------------------------------
+
+
+def row(point: PointResult, paths: tuple[str, ...]) -> dict[str, Any]:
+    """A point flat: name, what it sets, plan, run; empty cells where nothing fits."""
+    set_here = {path: _cell(point.changes.get(path)) for path in paths}
+    return {"name": point.name, **set_here, **_plan(point.plan), **_run(point)}
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def _plan(plan: Plan | None) -> dict[str, Any]:
+    """What the plan is and predicts."""
+    p = plan.prediction if plan else None
+    rollout = plan.placement.rollout if plan else None
+    return {
+        "gpus": sum(h.gpus for h in plan.hardware) if plan else None, "architecture": plan.architecture if plan else None,
+        "role_placement": plan.role_placement if plan else None, "actor": plan.placement.actor.layout.label if plan else None,
+        "rollout": rollout.layout.label if rollout else None, "staleness": plan.placement.schedule.staleness if plan else None,
+        "step_s": p.step_s if p else None, "step_low_s": p.low_s if p else None, "step_high_s": p.high_s if p else None,
+        "usd_per_step": p.usd_per_step if p else None, "kwh_per_step": p.kwh_per_step if p else None,
+        "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu if p else None,
+        "peak_memory_bytes": p.peak_memory_bytes if p else None,
+        "probability_out_of_memory": p.probability_out_of_memory if p else None,
+    }  # fmt: skip
+
+
+def _run(point: PointResult) -> dict[str, Any]:
+    return {
+        "steps": point.steps, "goodput": point.goodput, "run_s": point.run_s, "run_low_s": point.run_low_s,
+        "run_high_s": point.run_high_s, "run_usd": point.run_usd, "gap": point.gap, "on_front": point.on_front,
+        "shortage": point.shortage, "notes": "; ".join(point.notes), "input_hash": point.input_hash,
+    }  # fmt: skip

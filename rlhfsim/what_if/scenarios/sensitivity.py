@@ -1,0 +1,74 @@
+"""What each input moves by itself (a tornado), and which points no other one beats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rlhfsim.search.pareto import undominated
+from rlhfsim.what_if.scenarios.designs import Designs
+from rlhfsim.what_if.scenarios.points import Case, Cases, standing, worded
+from rlhfsim.what_if.scenarios.result import Bar, PointResult
+from rlhfsim.what_if.scenarios.whole_run import result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """One input of the tornado as two questions."""
+
+    path: str
+    low: Case
+    high: Case
+
+
+def ends(cases: Cases) -> tuple[Ends, ...]:
+    """The inputs of the tornado.
+
+    Raises:
+        RlhfsimError: an unknown path or a bad value.
+    """
+    text = cases.document.tornado
+    found = []
+    for path, pair in (text.vary if text else {}).items():
+        where: Mapping[str, object] = {path: cases.source.place(("tornado", "vary", path))}
+        low, high = (cases.patched(f"{path} {worded(path, v)}", {path: v}, where) for v in pair)  # type: ignore[arg-type]  # a place each
+        found.append(Ends(path=path, low=low, high=high))
+    return tuple(found)
+
+
+def tornado(
+    cases: Cases, inputs: Sequence[Ends], base: PointResult, designs: Designs
+) -> tuple[Bar, ...]:
+    """Every input at its low and its high value, the largest swing first."""
+    bars = [_bar(cases, one, base, designs) for one in inputs]
+    return tuple(sorted(bars, key=lambda bar: -bar.swing))
+
+
+def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> Bar:
+    low, high = (result(case, designs.of(case.request)) for case in (one.low, one.high))
+    labels = [
+        worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)
+    ]
+    return Bar(
+        path=one.path, low_label=labels[0], high_label=labels[1], base_label=labels[2], low_s=low.seconds, base_s=base.seconds,
+        high_s=high.seconds, low_usd=low.usd, base_usd=base.usd, high_usd=high.usd,
+    )  # fmt: skip
+
+
+def marked(points: Sequence[PointResult], cases: Sequence[Case]) -> tuple[PointResult, ...]:
+    """The points, with those marked that no other one beats in time and money at once.
+
+    Only points that do the same work compete: plans of equal workloads (with LoRA it is another one), or
+    runs that end at the same target. A point that competes with none is not marked.
+    """
+    front: set[int] = set()
+    work: dict[object, list[int]] = {}
+    for i, (point, case) in enumerate(zip(points, cases, strict=True)):
+        if point.plan is not None and point.seconds is not None and point.usd is not None:
+            same = point.plan.workload if case.base.run.target is None else case.base.run.target
+            work.setdefault(same, []).append(i)
+    for rivals in work.values():
+        if len(rivals) > 1:
+            values = [(points[i].seconds or 0.0, points[i].usd or 0.0) for i in rivals]
+            front |= {rivals[k] for k in undominated(values)}
+    return tuple(replace(p, on_front=i in front) for i, p in enumerate(points))

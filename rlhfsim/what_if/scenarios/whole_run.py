@@ -1,0 +1,201 @@
+"""From the step of a plan to a whole run: its steps, what staleness adds, and what failures cost.
+
+    steps = S (1 + p v)            S given or read from a curve, p per version of lag, v the plan's lag
+    t     = steps x step / goodput
+    USD   = steps x USD per step / goodput
+
+S is the user's: a number, or where a measured curve reaches a target. p is an assumption of the
+scenario with its source. Not known here: how p depends on the task, or a curve at another batch size.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan, content_hash
+from rlhfsim.simulation.summary import FaultOptions, Goodput, SimulationOptions, goodput_of
+from rlhfsim.specs.loading import read_text
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.step.iteration import Setting
+from rlhfsim.units import format, significant
+from rlhfsim.what_if.scenarios.cache import Found
+from rlhfsim.what_if.scenarios.designs import search_key
+from rlhfsim.what_if.scenarios.document import FaultsText, RunText
+from rlhfsim.what_if.scenarios.points import BASE, Case
+from rlhfsim.what_if.scenarios.result import PointResult
+
+
+def result(case: Case, found: Found) -> PointResult:
+    """A point with its plan and its run.
+
+    Raises:
+        RlhfsimError: a curve that cannot be read or does not reach its target.
+    """
+    plan = found.plan
+    length = steps_of(case)
+    point = PointResult(
+        name=case.name, changes=dict(case.changes), before=dict(case.before), plan=plan, shortage=found.shortage, gap=found.gap,
+        input_hash=content_hash(search_key(case.request), [_price(case, i) for i in range(len(case.request.cluster.pools))], case.base.run, length),
+    )  # fmt: skip
+    if plan is None:
+        return point
+    notes = [*_gap_note(found), *_switch_notes(case, plan)]
+    if length is not None:
+        lag = plan.placement.schedule.staleness
+        steps, penalty_notes = _with_penalty(length, lag, case.base.run)
+        share, fault_notes = _goodput(case, found)
+        notes += [*penalty_notes, *fault_notes]
+        if share is not None:
+            point = _over_run(point, steps, share, counted=case.base.run.faults is not None)
+    if plan.prediction.usd_per_step is None:
+        notes.append("no price is known for its GPUs")
+    return replace(point, notes=tuple(notes))
+
+
+def _over_run(point: PointResult, steps: float, share: float, *, counted: bool) -> PointResult:
+    """The step of the plan, `steps` times, at a goodput of `share`."""
+    assert point.plan is not None
+    p, often = point.plan.prediction, steps / share
+    return replace(
+        point, steps=steps, run_s=p.step_s * often, run_low_s=p.low_s * often, run_high_s=p.high_s * often,
+        run_usd=None if p.usd_per_step is None else p.usd_per_step * often, goodput=share if counted else None,
+    )  # fmt: skip
+
+
+def _price(case: Case, pool: int) -> float | None:
+    price = case.request.cluster.pools[pool].profile.price
+    return price.value if price else None
+
+
+def _gap_note(found: Found) -> Iterator[str]:
+    if found.gap > 0:
+        yield f"the search ended at its time limit: a plan could still be up to {significant(100 * found.gap, 2)} % shorter"
+
+
+def _switch_notes(case: Case, plan: Plan) -> Iterator[str]:
+    """Choices of the plan that change what is learnt, beyond those that the workload asks for."""
+    asked, made = case.request.workload, plan.workload
+    words = {
+        "LoRA": (asked.lora, made.lora), "an FP8 rollout": (asked.rollout_precision, made.rollout_precision),
+        "8-bit Adam": (asked.optimizer, made.optimizer), "log-probs of the rollout": (asked.old_logprobs, made.old_logprobs),
+    }  # fmt: skip
+    chosen = [name for name, (before, after) in words.items() if before != after]
+    if chosen:
+        yield f"{' and '.join(chosen)} may change what is learnt; nothing is assumed about that"
+
+
+# --- steps ------------------------------------------------------------------------------------------
+
+
+def steps_of(case: Case) -> float | None:
+    """Steps of the run without lag; None where the scenario does not say.
+
+    Raises:
+        RlhfsimError: as in `reached`.
+    """
+    run = case.base.run
+    if run.curve is None or run.target is None:
+        return None if run.steps is None else float(run.steps)
+    path = Path(run.curve)
+    beside = Path(case.located.name).parent / path
+    try:
+        return reached(beside if beside.is_file() else path, run.target)
+    except RlhfsimError as error:
+        raise error.at(case.located.place((BASE, "run", "curve"))) from error
+
+
+@lru_cache(maxsize=64)
+def reached(path: Path, target: float) -> float:
+    """The first step at which a measured curve reaches a target, between two rows on a straight line.
+
+    Raises:
+        RlhfsimError: no rows of step and value, steps that do not ascend, or a target beyond the last row.
+    """
+    rows = tuple(_rows(path))
+    if not rows:
+        raise RlhfsimError("empty-file", "the curve has no rows", place=Place(file=str(path)), help="two columns: step,value")  # fmt: skip
+    sign = 1.0 if target >= rows[0].value else -1.0
+    before = None
+    for row in rows:
+        if sign * (row.value - target) >= 0:
+            if before is None or row.value == before.value:
+                return max(1.0, row.step)
+            part = (target - before.value) / (row.value - before.value)
+            return max(1.0, before.step + part * (row.step - before.step))
+        before = row
+    best = max(rows, key=lambda r: sign * r.value)
+    raise RlhfsimError("target-not-reached", f"the curve {path.name} ends at step {significant(rows[-1].step, 6)} and comes to {significant(best.value)}, not to {significant(target)}",
+                       help="give a target that was measured, or a longer curve: it is not extrapolated")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    step: float
+    value: float
+
+
+def _rows(path: Path) -> Iterator[_Row]:
+    """Rows of a curve; a first line without numbers is its header."""
+    last = -math.inf
+    for i, cells in enumerate(csv.reader(read_text(path).splitlines())):
+        if not cells:
+            continue
+        place = Place(file=str(path), line=i + 1, column=1, text=",".join(cells))
+        try:
+            row = _Row(float(cells[0]), float(cells[1]))
+        except (ValueError, IndexError) as error:
+            if i == 0:
+                continue
+            raise RlhfsimError("bad-row", "a row of the curve is not step,value", place=place, help="two numbers, separated by a comma") from error  # fmt: skip
+        if not (math.isfinite(row.step) and math.isfinite(row.value)) or row.step <= last:
+            raise RlhfsimError("bad-row", "steps of the curve do not ascend, or a number is not finite", place=place, help="one row a step, in order")  # fmt: skip
+        last = row.step
+        yield row
+
+
+def _with_penalty(length: float, lag: float, run: RunText) -> tuple[float, list[str]]:
+    """Steps with what the scenario says that stale samples cost."""
+    if lag == 0:
+        return length, []
+    penalty = run.staleness_penalty
+    said = f"samples are up to {significant(lag)} version{'s' if lag != 1 else ''} old"
+    if penalty is None:
+        return length, [f"{said}; no penalty for that is assumed: {significant(length, 6)} steps may not suffice"]  # fmt: skip
+    steps = length * (1 + penalty.per_version * lag)
+    more = f"{significant(100 * penalty.per_version, 2)} % more steps a version"
+    return steps, [f"{said}: {more} assumed, {significant(steps, 6)} in place of {significant(length, 6)} ({penalty.source})"]  # fmt: skip
+
+
+# --- failures ---------------------------------------------------------------------------------------
+
+
+def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
+    """Share of the time that makes progress; None where a job makes none."""
+    faults = case.base.run.faults
+    if faults is None:
+        return 1.0, []
+    try:
+        good = _faulty(case, found, faults)
+    except RlhfsimError as error:
+        return None, [error.message]
+    assert good is not None
+    often = f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
+    told = f"{format(faults.mtbf, 's')}, {format(faults.restart, 's')} to restart, {format(faults.checkpoint, 's')} a checkpoint"
+    return good.simulated, [
+        f"goodput {significant(100 * good.simulated)} %: {often}",
+        f"a node fails every {told} ({faults.source})",
+    ]
+
+
+def _faulty(case: Case, found: Found, faults: FaultsText) -> Goodput | None:
+    assert found.plan is not None
+    workload = case.request.workload
+    setting = Setting(models=models_of(workload), placement=found.plan.placement, workload=workload, cluster=case.request.cluster)  # fmt: skip
+    options = FaultOptions(mtbf_s=faults.mtbf, restart_s=faults.restart, checkpoint_s=faults.checkpoint, interval_s=faults.checkpoint_interval)  # fmt: skip
+    return goodput_of(setting, SimulationOptions(faults=options))

@@ -1,0 +1,275 @@
+"""How many GPUs, and of which kind: the fewest or the cheapest that meet the targets.
+
+More GPUs can be slower, and a larger cluster can fail where a smaller one does not (layouts must
+divide it), so no size is concluded from another one. Of each kind of GPU the sizes 1, 2, 4, ... up to
+a node, then 1, 2, 3, 4, 6, 8, 12, 16, ... nodes are tried in ascending order of the objective; for the
+fewest GPUs also up to three sizes before the first that meets the targets. Two things keep that
+cheap. A size is skipped when not even its arithmetic is fast enough:
+
+    T  >=  FLOP of the step / (GPUs x peak FLOP/s)
+
+Valid for every plan: each call does at least the matrix FLOP of its tokens, a GPU does no more than
+its peak, and in steady state an asynchronous step still does the work of one step. What is left is
+searched exactly for plans that are faster than the targets (and cheaper than the best size so far), so
+most of a hopeless size is excluded by the bounds of `search.branch_and_bound` without a simulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rlhfsim.plan import Plan
+from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.pareto import undominated
+from rlhfsim.search.planning import plan_of
+from rlhfsim.search.request import Request
+from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
+from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.workload.dataflow import Call, dataflow
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.iteration import sequences_of
+from rlhfsim.step.prediction import usd_per_step
+from rlhfsim.units import HOUR
+
+Aim = Literal["gpus", "cost"]
+Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
+REFINED = 3
+"""Sizes between the last that misses and the first that meets the targets that are tried too."""
+SURE = 3.0
+"""Standard deviations that the mean of drawn lengths may lie below its expectation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One size of one kind of GPU."""
+
+    gpu: str
+    """Name of the profile."""
+    gpus: int
+    outcome: Outcome
+    """skipped: its arithmetic alone takes too long; too slow: no plan of it is fast enough."""
+    floor_s: float
+    """Seconds that no step of it goes below."""
+    limit_s: float
+    """Longest step that would have helped; inf without one."""
+    plan: Plan | None = None
+    """Its best plan, where one was found."""
+    certificate: Certificate | None = None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """GPUs, seconds and USD of a step."""
+        assert self.plan is not None
+        p = self.plan.prediction
+        return self.gpus, p.step_s, math.inf if p.usd_per_step is None else p.usd_per_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """The price at which another kind of GPU costs as little."""
+
+    gpu: str
+    gpus: int
+    usd_per_hour: float
+    """Of one GPU."""
+    now: float
+    """What it costs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """The answer and everything that was tried."""
+
+    best: Trial | None
+    per_gpu: tuple[Trial, ...]
+    """The best size of each kind that meets the targets, the best first."""
+    trials: tuple[Trial, ...]
+    break_even: tuple[BreakEven, ...]
+
+
+# --- sizes ------------------------------------------------------------------------------------------
+
+
+def sizes(per_node: int, most: int) -> Iterator[int]:
+    """1, 2, 4, ... inside a node, then 1, 2, 3, 4, 6, 8, 12, 16, ... nodes."""
+    inside = 1
+    while inside < min(per_node, most + 1):
+        yield inside
+        inside *= 2
+    nodes, power = [1], 2
+    while power * per_node <= most:
+        nodes += [power, power * 3 // 2] if power > 1 else [power]
+        power *= 2
+    yield from (n * per_node for n in nodes if n * per_node <= most)
+
+
+def resized(request: Request, profile: Profile, gpus: int) -> Request:
+    """The question for another cluster."""
+    pool = make_pool(profile, gpus, gpus_per_node=min(gpus, profile.node.gpus), price=request.price)
+    cluster = Cluster(pools=(pool,), oversubscription=request.cluster.oversubscription)
+    return replace(request, cluster=cluster)
+
+
+def floor_seconds(request: Request, models: Models) -> float:
+    """Seconds that no step on the cluster goes below: its matrix FLOP at peak (see above)."""
+    precisions = {"bf16", "fp16", *([request.workload.rollout_precision])}
+    rate = 0.0
+    for pool in request.cluster.pools:
+        peaks = [p.value for name, p in pool.profile.peak.items() if name in precisions]
+        rate += pool.gpus * max(peaks or [p.value for p in pool.profile.peak.values()])
+    return step_flop(request.workload, models) / rate
+
+
+def step_flop(workload: Workload, models: Models) -> float:
+    """Least matrix FLOP of one step: 2 N_a per token forward, 6 N_a trained (4 with adapters)."""
+    return sum(_call_flop(call, workload, models) for call in dataflow(workload))
+
+
+def _call_flop(call: Call, workload: Workload, models: Models) -> float:
+    if call.kind == "sync" or call.role == "rules":
+        return 0.0
+    active = models.of(call.role).num_matmul_params_active
+    response = stats(workload.response_len)
+    spread = math.sqrt(max(0.0, response.mean_square - response.mean**2) / workload.num_sequences)
+    drawn = max(0.0, response.mean - SURE * spread) * workload.num_sequences
+    if call.kind == "generate":
+        return 2 * active * max(0.0, drawn - workload.num_sequences)
+    prompts = sequences_of(replace(workload, packing=True)).tokens - response.mean * workload.num_sequences  # fmt: skip
+    each = (4 if workload.lora is not None else 6) * workload.epochs if call.kind == "train" else 2
+    return each * active * (prompts + drawn)
+
+
+# --- the search -------------------------------------------------------------------------------------
+
+
+def size(
+    request: Request,
+    profiles: Sequence[Profile],
+    requirements: Sequence[Requirement],
+    *,
+    aim: Aim = "gpus",
+    most: int = 512,
+    steps: int | None = None,
+) -> Sizing:
+    """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets."""
+    models = models_of(request.workload)
+    wanted = narrowed(request, requirements)
+    trials: list[Trial] = []
+    for profile in profiles:
+        trials += _kind(wanted, models, profile, requirements, aim, most, steps)
+    met = [t for t in trials if t.outcome == "meets"]
+    best: dict[str, Trial] = {}
+    for trial in sorted(met, key=lambda t: _rank(t, aim)):
+        best.setdefault(trial.gpu, trial)
+    ranked = tuple(best.values())
+    return Sizing(
+        best=ranked[0] if ranked else None, per_gpu=ranked, trials=tuple(trials),
+        break_even=tuple(_break_even(request, profiles, ranked)),
+    )  # fmt: skip
+
+
+def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
+    gpus, seconds, usd = trial.values
+    return (gpus, usd, seconds) if aim == "gpus" else (usd, gpus, seconds)
+
+
+def _kind(
+    request: Request, models: Models, profile: Profile, requirements: Sequence[Requirement], aim: Aim, most: int,
+    steps: int | None,
+) -> Iterator[Trial]:  # fmt: skip
+    """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
+    tokens = sequences_of(replace(request.workload, packing=True)).tokens
+
+    def tried(gpus: int, cheapest: float) -> Trial:
+        sized = resized(request, profile, gpus)
+        target = most_seconds(sized, requirements, tokens, steps)
+        rate = usd_per_step(sized.cluster, 1.0) or 1.0
+        limit = min(target, cheapest / rate) if aim == "cost" else target
+        trial = attempt(sized, models, requirements, limit, steps)
+        worse = limit < target and trial.outcome in ("too slow", "skipped")
+        return replace(trial, outcome="no better") if worse else trial
+
+    cheapest, before = math.inf, 0
+    for gpus in sizes(profile.node.gpus, most):
+        trial = tried(gpus, cheapest)
+        yield trial
+        if trial.outcome == "meets":
+            if aim == "gpus":
+                yield from _until_met(tried(n, math.inf) for n in between(before, gpus, profile.node.gpus))  # fmt: skip
+                return
+            cheapest = trial.values[2]
+        before = gpus
+
+
+def _until_met(trials: Iterator[Trial]) -> Iterator[Trial]:
+    for trial in trials:
+        yield trial
+        if trial.outcome == "meets":
+            return
+
+
+def between(low: int, high: int, per_node: int) -> list[int]:
+    """Whole nodes between two sizes, at most `REFINED`, evenly spread."""
+    if low < per_node:
+        return []
+    inner = list(range(low + per_node, high, per_node))
+    stride = max(1, -(-len(inner) // REFINED))
+    return inner[::stride]
+
+
+def attempt(
+    request: Request, models: Models, requirements: Sequence[Requirement], limit: float, steps: int | None
+) -> Trial:  # fmt: skip
+    """One size: skipped by its floor, or searched for plans of at most `limit` seconds."""
+    cluster = request.cluster
+    floor = floor_seconds(request, models)
+    trial = Trial(gpu=cluster.pool.profile.name, gpus=cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit)  # fmt: skip
+    if floor > limit:
+        return trial
+    found = Search(request, models, known=math.nextafter(limit, math.inf)).run()
+    trial = replace(trial, certificate=found.certificate)
+    if found.best is None:
+        slow = found.certificate.bounded > 0  # what the limit, not memory, excluded
+        return replace(trial, outcome="too slow" if slow else "does not fit")
+    plan = plan_of(found.best, request.workload, models, cluster, request.price)
+    met = all(v.met for v in verdicts(requirements, plan, steps))
+    return replace(trial, outcome="meets" if met else "misses", plan=plan)
+
+
+def _break_even(request: Request, profiles: Sequence[Profile], ranked: Sequence[Trial]) -> Iterator[BreakEven]:  # fmt: skip
+    """For every kind but the cheapest: the price of a GPU-hour at which a step costs the same.
+
+    p = C / (GPUs x T),  C the cost of a step on the cheapest kind, T the other kind's step
+    """
+    priced = [t for t in ranked if math.isfinite(t.values[2])]
+    if not priced:
+        return
+    cheapest = min(priced, key=lambda t: t.values[2])
+    for trial in priced:
+        if trial is not cheapest:
+            gpus, seconds, usd = trial.values
+            hours = gpus * seconds / HOUR
+            yield BreakEven(gpu=trial.gpu, gpus=trial.gpus, usd_per_hour=cheapest.values[2] / hours, now=usd / hours)  # fmt: skip
+
+
+# --- the front --------------------------------------------------------------------------------------
+
+
+def fronts(request: Request, profiles: Sequence[Profile], most: int) -> tuple[Trial, ...]:
+    """The best plan of every size of every kind that no other one beats in GPUs, time and money."""
+    models = models_of(request.workload)
+    trials = [
+        attempt(resized(request, profile, gpus), models, (), math.inf, None)
+        for profile in profiles
+        for gpus in sizes(profile.node.gpus, most)
+    ]
+    found = [t for t in trials if t.plan is not None]
+    kept = undominated([t.values for t in found])
+    return tuple(sorted((found[i] for i in kept), key=lambda t: t.values))

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhfsim.kernels.cost import part
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.links import (
+    Stage,
+    deepspeed_chat_volume,
+    gather_rate,
+    host_rate,
+    moved,
+    network,
+    peak,
+    pipelined,
+    redundancy,
+    scale_up,
+    serial,
+    vanilla_volume,
+    zero_redundancy_volume,
+)
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.units import GB
+
+M = 140 * GB
+
+
+def device(gpu: str = "h100_sxm", oversubscription: float = 1.0) -> Device:
+    return device_of(Pool(profile=load_profile(gpu), gpus=16, gpus_per_node=8), oversubscription)
+
+
+def stage(seconds: float) -> Stage:
+    return Stage(name="x", parts=(part("network", seconds, "c"),))
+
+
+def test_table_2_of_hybridflow_for_tp8_pp1_dp2_to_tp2() -> None:
+    # arXiv 2409.19256, Table 2: t=8, p=1, d=2, t_g=2, p_g=1
+    assert deepspeed_chat_volume(M, 8, 1, 2) == pytest.approx(15 / 16 * M)
+    assert vanilla_volume(M, 8, 1) == pytest.approx(7 / 8 * M)
+    assert zero_redundancy_volume(M, 8, 1, 2, 1) == pytest.approx((8 - 2) / (2 * 8) * M)
+
+
+def test_table_2_of_hybridflow_with_pipeline_on_both_sides() -> None:
+    assert deepspeed_chat_volume(M, 4, 2, 3) == pytest.approx(23 / 24 * M)
+    assert vanilla_volume(M, 4, 2) == pytest.approx(7 / 8 * M)
+    assert zero_redundancy_volume(M, 4, 2, 2, 2) == pytest.approx((8 - 4) / (4 * 8) * M)
+
+
+def test_peak_and_redundancy_follow_table_2() -> None:
+    assert peak("deepspeed-chat", M, 2, 1) == peak("vanilla", M, 2, 1) == M
+    assert peak("zero-redundancy", M, 2, 1) == M / 2
+    assert redundancy("deepspeed-chat", M, 8, 1, 2) == M / 16
+    assert redundancy("vanilla", M, 8, 1, 2) == M / 8
+    assert redundancy("zero-redundancy", M, 8, 1, 2) == 0
+
+
+def test_one_rank_gathers_nothing() -> None:
+    assert deepspeed_chat_volume(M, 1, 1, 1) == 0
+    assert vanilla_volume(M, 1, 1) == 0
+    assert zero_redundancy_volume(M, 1, 1, 1, 1) == 0
+
+
+def test_finer_generation_than_training_needs_no_gather() -> None:
+    assert zero_redundancy_volume(M, 2, 1, 4, 1) == 0
+
+
+def test_a_pipeline_is_its_slowest_stage_plus_the_filling() -> None:
+    # 4 buckets, stages of 4, 8 and 2 s: (4 + 8 + 2) / 4 to fill, then 3/4 of the slowest
+    assert pipelined([stage(4), stage(8), stage(2)], 4).seconds == pytest.approx(3.5 + 6)
+
+
+def test_a_pipeline_of_one_bucket_is_serial() -> None:
+    stages = [stage(4), stage(8)]
+    assert pipelined(stages, 1).seconds == pytest.approx(serial(stages).seconds) == 12
+
+
+def test_many_buckets_leave_only_the_slowest_stage() -> None:
+    assert pipelined([stage(4), stage(8)], 1e9).seconds == pytest.approx(8)
+
+
+def test_zero_bytes_take_no_time() -> None:
+    assert moved(0, network(device())).seconds == 0
+
+
+def test_a_slow_rate_is_the_long_end_of_the_interval() -> None:
+    link = network(device())
+    found = moved(link.value, link)
+    assert found.seconds == pytest.approx(1)
+    assert found.low == pytest.approx(1 / link.spread[1])
+    assert found.high == pytest.approx(1 / link.spread[0])
+
+
+def test_a_gather_in_one_domain_runs_at_nvlink_speed_and_across_at_the_nics_it_has() -> None:
+    h100 = device()
+    assert gather_rate(h100, 8).value == scale_up(h100).value
+    assert gather_rate(h100, 16).value == pytest.approx(
+        min(scale_up(h100).value, 8 * network(h100).value)
+    )
+    assert gather_rate(h100, 16, stride=8).value == pytest.approx(network(h100).value)
+
+
+def test_an_oversubscribed_fabric_slows_the_network_only() -> None:
+    thin = device(oversubscription=2.0)
+    assert network(thin).value == pytest.approx(network(device()).value / 2)
+    assert scale_up(thin).value == scale_up(device()).value
+
+
+def test_gpus_that_copy_at_once_share_the_host() -> None:
+    h100 = device()
+    alone, all_eight = host_rate(h100, 1), host_rate(h100, 8)
+    assert alone.value == pytest.approx(h100.profile.pcie.value * h100["pcie_efficiency"])
+    assert all_eight.value == pytest.approx(alone.value * h100["pcie_shared_fraction"])
+
+
+def test_very_many_copying_gpus_are_bound_by_host_memory() -> None:
+    assert host_rate(device(), 64).resource == "host"
+
+
+def test_chip_to_chip_links_have_no_shared_port() -> None:
+    gb200 = device("gb200_nvl72")
+    assert host_rate(gb200, 1).rests_on in ("pcie_efficiency", "host_copy_efficiency")
+    assert host_rate(gb200, 2).value >= host_rate(device(), 2).value

@@ -1,0 +1,236 @@
+"""The memory ledger: architectures, residency, the return to the start, and the fast path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlhfsim.memory.ledger import ledger
+from rlhfsim.memory.residency import engine_in_plan, role_in_plan
+from rlhfsim.memory.risk import Item, probability_above
+from rlhfsim.memory.role_bytes import Stack, batch_of
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+from rlhfsim.units import GIB
+
+CLUSTER = Cluster(pools=(make_pool("h100", 16),))
+PPO = Workload(model="8b", algorithm="ppo", prompts=256)
+GRPO = Workload(model="8b", algorithm="grpo", prompts=64, samples=8, reward=Reward(rules=Rules()))
+ZERO3 = Layout(dp=8, zero=3, micro_batch=4)
+
+
+def _colocated(sleep: int = 2, **options: object) -> Placement:
+    seat = Seat(pool="all", layout=ZERO3, **options)
+    rollout = RolloutSeat(
+        pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.4), sleep=sleep
+    )
+    return Placement(
+        pools=(GpuSet(name="all", gpus=8),), actor=seat, critic=seat, rollout=rollout,
+        reference=Seat(pool="all", layout=ZERO3, residency=options.get("residency", "resident")),
+        reward=Seat(pool="all", layout=ZERO3), weight_path="broadcast",
+    )  # fmt: skip
+
+
+def _apart(**schedule: float) -> Placement:
+    train = Seat(pool="train", layout=ZERO3)
+    return Placement(
+        pools=(GpuSet(name="train", gpus=8), GpuSet(name="rollout", start=8, gpus=8)),
+        actor=train, critic=train, reference=train, reward=train, weight_path="broadcast",
+        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(dp=8), sleep=0), schedule=Schedule(**schedule),
+    )  # fmt: skip
+
+
+ARCHITECTURES = {
+    "naive": _colocated(sleep=0),
+    "smart": _colocated(offload_between=True),
+    "hybrid": replace(_colocated(offload_between=True), weight_path="ipc"),
+    "disaggregated": _apart(),
+    "async": _apart(staleness=1),
+}
+
+
+def _ledger(placement: Placement, workload: Workload = PPO, **options):
+    return ledger(models_of(workload), placement, workload, CLUSTER, **options)
+
+
+def _bytes(found, phase: str, pool: str = "all") -> float:
+    return next(p.bytes for p in found.phases if p.name == phase and p.pool == pool)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_has_a_ledger_with_a_named_peak(name):
+    placement = ARCHITECTURES[name]
+    assert placement.architecture == name
+    found = _ledger(placement)
+    assert {p.pool for p in found.phases} == {p.name for p in placement.pools}
+    assert found.peak.bytes == max(p.bytes for p in found.phases)
+    assert found.peak_entry in found.peak.entries
+    assert found.kv_tokens > 0
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_ledger_returns_to_its_start(name):
+    found = _ledger(ARCHITECTURES[name])
+    for pool in ARCHITECTURES[name].pools:
+        ends = [p for p in found.phases if p.pool == pool.name]
+        assert ends[0].name == "start"
+        assert ends[-1].name == "end"
+        assert ends[0].entries == ends[-1].entries
+
+
+def test_freeing_memory_between_phases_lowers_the_peak_of_the_naive_architecture():
+    assert _ledger(ARCHITECTURES["smart"]).peak_bytes < _ledger(ARCHITECTURES["naive"]).peak_bytes
+
+
+def test_a_sleeping_engine_leaves_training_only_its_context():
+    naive, smart = (_ledger(ARCHITECTURES[n]) for n in ("naive", "smart"))
+    engine = [e for e in smart.phases[-5].entries if e.role == "rollout"]
+    components = {e.component for p in smart.phases if p.name == "actor.train" for e in p.entries if e.role == "rollout"}  # fmt: skip
+    assert "kv_cache" not in components
+    assert "weights" not in components
+    assert _bytes(naive, "actor.train") > _bytes(smart, "actor.train") + 20 * GIB
+    assert engine
+
+
+def test_weights_of_trainer_and_engine_stand_side_by_side_in_the_sync():
+    found = _ledger(ARCHITECTURES["hybrid"])
+    sync = next(p for p in found.phases if p.name == "actor.sync")
+    sizes = {(e.role, e.component): e.bytes for e in sync.entries}
+    assert sizes["actor", "weights"] > 0
+    assert sizes["rollout", "weights"] > 14 * GIB
+    assert sizes["actor", "sync_buffers"] >= load_profile("h100")["sync_bucket_bytes"]
+    assert ("rollout", "kv_cache") not in sizes
+
+
+def test_training_states_of_eight_b_on_eight_gpus_are_sixteen_bytes_a_parameter():
+    found = _ledger(ARCHITECTURES["naive"])
+    train = next(p for p in found.phases if p.name == "actor.train")
+    states = sum(e.bytes for e in train.entries if e.role == "actor" and e.component in ("weights", "gradients", "optimizer"))  # fmt: skip
+    assert states == pytest.approx(16 * 8.03e9 / 8, rel=0.01)
+
+
+def test_an_offloaded_role_keeps_no_states_on_the_gpu_but_on_the_host():
+    resident, away = _ledger(_colocated()), _ledger(_colocated(residency="offloaded"))
+    assert _bytes(away, "start") < _bytes(resident, "start")
+    assert away.host_peak_bytes > resident.host_peak_bytes + 8 * 14e9 / 8 * 2
+
+
+def test_sleep_level_one_keeps_the_weights_on_the_host():
+    one, two = _ledger(_colocated(sleep=1)), _ledger(_colocated(sleep=2))
+    assert one.host_peak_bytes - two.host_peak_bytes == pytest.approx(8 * 16.06e9, rel=0.01)
+
+
+def test_a_recreated_role_leaves_nothing_behind():
+    found = _ledger(_colocated(residency="recreated"))
+    start = next(p for p in found.phases if p.name == "start")
+    assert not any(e.role in ("actor", "critic") for e in start.entries)
+
+
+def test_longer_responses_never_need_less_memory():
+    peaks = [
+        _ledger(_colocated(), replace(PPO, response_len=Fixed(value=n))).peak_bytes
+        for n in (512, 2048, 8192)
+    ]
+    assert peaks == sorted(peaks)
+
+
+def test_packed_micro_batches_are_sized_for_their_expected_tokens():
+    law = LogNormal(mean=500, sigma=0.5, max=8192)
+    packed = batch_of(replace(GRPO, response_len=law))
+    padded = batch_of(replace(GRPO, response_len=law, packing=False))
+    assert packed.tokens(1) == padded.tokens(1) == 1024 + 8192
+    assert packed.tokens(16) < padded.tokens(16) == 16 * (1024 + 8192)
+
+
+def test_lora_shares_the_base_with_the_reference():
+    workload = replace(GRPO, lora=Lora(rank=32))
+    seat = Seat(pool="all", layout=ZERO3)
+    placement = replace(_colocated(), critic=None, reward=None, reference=seat, backend="fsdp2")
+    found = _ledger(placement, workload)
+    assert not any(e.role == "reference" and e.component == "weights" for p in found.phases for e in p.entries)  # fmt: skip
+    full = _ledger(placement, GRPO)
+    assert _bytes(found, "actor.train") < _bytes(full, "actor.train") - 10e9
+
+
+def test_a_pipeline_ledger_takes_the_fuller_end():
+    layout = Layout(tp=2, pp=4, zero=1, micro_batch=1, recompute="none")
+    seat = Seat(pool="all", layout=layout)
+    placement = replace(
+        _colocated(), actor=seat, critic=None, reward=None, reference=None, backend="megatron"
+    )
+    workload = replace(GRPO, kl=False)
+    found = _ledger(placement, workload)
+    stages = [
+        role_in_plan(models_of(workload), placement, workload, load_profile("h100"), "actor", stage).training
+        for stage in ("first", "last")
+    ]  # fmt: skip
+    train = next(p for p in found.phases if p.name == "actor.train")
+    mine = sum(e.bytes for e in train.entries if e.role == "actor" and e.component != "sync_buffers")  # fmt: skip
+    nccl = load_profile("h100")["nccl_bytes"]  # of the weight-sync group
+    assert mine == pytest.approx(max(stages) + nccl)
+
+
+def test_an_engine_that_cannot_start_is_rejected_with_probability_one():
+    rollout = RolloutSeat(pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.2))
+    found = _ledger(replace(_colocated(), rollout=rollout))
+    assert not found.fits
+    assert "KV cache" in found.rejected_by
+    assert found.probability_out_of_memory > 0.9
+
+
+def test_seventy_b_on_eight_gpus_is_rejected_with_its_phase_and_component():
+    found = _ledger(_colocated(), replace(PPO, model="70b"))
+    assert "actor.generate needs" in found.rejected_by
+    assert "rollout weights" in found.rejected_by
+    assert found.probability_out_of_memory > 0.99
+
+
+def test_fast_path_agrees_with_the_ledger():
+    profile, models = load_profile("h100"), models_of(PPO)
+    placement = ARCHITECTURES["naive"]
+    found = _ledger(placement)
+    roles = {
+        r: role_in_plan(models, placement, PPO, profile, r)
+        for r in ("actor", "critic", "reference", "reward")
+    }
+    engine = engine_in_plan(models, placement, PPO, profile)
+    group = 2 * profile["nccl_bytes"]  # the weight-sync group, on both sides
+    idle = sum(r.idle for r in roles.values()) + engine.idle + group
+    assert _bytes(found, "start") == pytest.approx(idle)
+    assert _bytes(found, "actor.train") == pytest.approx(idle - roles["actor"].idle + roles["actor"].training)  # fmt: skip
+    assert _bytes(found, "reward.score") == pytest.approx(idle - roles["reward"].idle + roles["reward"].scoring)  # fmt: skip
+    assert _bytes(found, "actor.generate") == pytest.approx(idle - engine.idle + engine.running)
+
+
+def test_a_framework_with_small_gradients_needs_less():
+    small = _ledger(_colocated(), stack=Stack(gradient_bytes=1.0))
+    assert _bytes(small, "actor.train") < _bytes(_ledger(_colocated()), "actor.train")
+
+
+def test_dictionary_has_one_record_per_entry():
+    found = _ledger(ARCHITECTURES["hybrid"])
+    plain = found.to_dict()
+    assert len(plain["entries"]) == sum(len(p.entries) for p in found.phases)
+    assert set(plain["entries"][0]) == {"phase", "pool", "role", "component", "bytes", "low_bytes", "high_bytes"}  # fmt: skip
+
+
+def test_probability_of_a_certain_sum_is_zero_or_one():
+    items = [Item(value=4.0, low=4.0, high=4.0)] * 2
+    assert probability_above(items, 9.0) == 0.0
+    assert probability_above(items, 7.0) == 1.0
+
+
+def test_probability_at_the_ninetieth_percentile_is_a_tenth():
+    assert probability_above([Item(value=2.0, low=1.0, high=4.0)], 4.0) == pytest.approx(0.1)
+
+
+def test_probability_falls_with_the_limit():
+    items = [Item(value=2.0, low=1.5, high=3.0), Item(value=5.0, low=4.0, high=6.0)]
+    chances = [probability_above(items, limit) for limit in (5.0, 7.0, 9.0, 12.0)]
+    assert chances == sorted(chances, reverse=True)

@@ -1,0 +1,162 @@
+"""A small searched plan, a planted run, a small what-if, and their pages; a browser where there is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import planted_plans
+import pytest
+from report_pages import HOSTILE
+
+from rlhfsim.calibration.comparison.side_by_side import SideBySide, read
+from rlhfsim.plan import Plan
+from rlhfsim.present.basis import basis
+from rlhfsim.present.html.content import Page
+from rlhfsim.present.html.page import write
+from rlhfsim.present.pages.plan import plan_page
+from rlhfsim.present.pages.run import run_page
+from rlhfsim.present.pages.whatif import whatif_page
+from rlhfsim.present.sizes import Sizes, other_sizes
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
+from rlhfsim.specs.workload.lengths import Fixed, stats
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.units import HOUR
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.scenarios.answer import whatif
+from rlhfsim.what_if.scenarios.cache import Found
+from rlhfsim.what_if.scenarios.designs import Runner
+from rlhfsim.what_if.scenarios.result import WhatIf
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+BASE: dict[str, Any] = {
+    "cluster": {"pools": [{"gpu": "h100", "gpus": 4}]},
+    "workload": {"algorithm": "grpo", "model": "0.5b", "prompts": 64, "samples": 2, "response_len": {"kind": "fixed", "value": 256}, "reward": {"rules": {"seconds_per_sample": "5 ms"}}},
+    "run": {"steps": 100},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def plan() -> Plan:
+    """Searched, with rivals."""
+    work = Workload(
+        algorithm="grpo", model="0.5b", prompts=64, samples=2, response_len=Fixed(value=256)
+    )
+    told = design(Request(cluster=parse_cluster(4), workload=work)).told
+    assert told is not None
+    return told
+
+
+@pytest.fixture(scope="session")
+def sizes(plan: Plan) -> Sizes:
+    """Half and twice the GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlhfsim.present.sizes.FACTORS", (0.5, 2.0))
+        return other_sizes(basis(plan))
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> SideBySide:
+    """A run on hardware whose true coefficients differ from what was believed."""
+    folder = tmp_path_factory.mktemp("runs") / "a"
+    made = planted_plans.plan(model="qwen2.5-0.5b", gpus=4)
+    known = planted_plans.beliefs((made,), load_profile(planted_plans.GPU))
+    return read(
+        planted_plans.run_folder(folder, made, planted_plans.truth(known, np.random.default_rng(1)))
+    )
+
+
+@pytest.fixture(scope="session")
+def result(plan: Plan) -> WhatIf:
+    """Two points, one of which does not fit, a tornado and a break-even, on planted step times."""
+    return whatif(runner=planted(plan), given={
+        "title": "Small", "question": "What changes?", "base": BASE, "assumptions": ["the batch stays the same"],
+        "points": [{"name": "twice", "set": {"cluster.pools.0.gpus": 8}}, {"name": "too large", "set": {"workload.model": "405b"}}],
+        "tornado": {"vary": {"cluster.pools.0.price": ["0.5x", "2x"], "workload.response_len.value": ["0.5x", "2x"]}},
+            "break_even": [{"question": "At which price do eight cost as much?", "vary": "cluster.pools.0.price", "between": ["0.5 USD/h", "12 USD/h"], "of": "cost_of_run", "point": "twice", "against": "base", "vary_in": "point"}],
+    })  # fmt: skip
+
+
+def planted(plan: Plan) -> Runner:
+    """A step takes a second and 40 GPU-seconds at 256 tokens; 405B does not fit."""
+
+    def run(requests: Sequence[Request]) -> Iterator[tuple[int, Found] | None]:
+        for i, request in enumerate(requests):
+            pool, work = request.cluster.pool, request.workload
+            if work.model == "405b":
+                yield i, Found(plan=None, shortage="too large")
+                continue
+            s = 1 + 40 / pool.gpus * stats(work.response_len).mean / 256
+            usd = pool.profile.price.value * pool.gpus * s / HOUR if pool.profile.price else None
+            told = replace(
+                plan.prediction, step_s=s, low_s=0.9 * s, high_s=1.2 * s, usd_per_step=usd
+            )
+            hardware = (replace(plan.hardware[0], gpus=pool.gpus),)
+            yield i, Found(plan=replace(plan, prediction=told, workload=work, hardware=hardware))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def hostile(plan: Plan) -> Page:
+    """A plan whose every name tries to break out."""
+    pools = tuple(replace(p, name=HOSTILE) for p in plan.placement.pools)
+    assert len(pools) == 1
+    seats = {name: replace(seat, pool=HOSTILE) for name, seat in plan.placement.seats.items()}
+    told = plan.prediction
+    prediction = replace(
+        told, phases=tuple(replace(p, pool=HOSTILE, name=p.name + HOSTILE) for p in told.phases),
+        ledger=tuple(replace(e, pool=HOSTILE, phase=e.phase + HOSTILE) for e in told.ledger),
+    )  # fmt: skip
+    models = tuple(replace(m, name=HOSTILE, path=HOSTILE) for m in plan.models)
+    assert plan.choice is not None
+    rivals = tuple(replace(r, label=HOSTILE, actor=HOSTILE) for r in plan.choice.runners_up)
+    choice = replace(plan.choice, reasons=(HOSTILE,), runners_up=rivals)
+    bad = replace(
+        plan,
+        models=models,
+        placement=replace(plan.placement, pools=pools, **seats),
+        prediction=prediction,
+        choice=choice,
+    )
+    return plan_page(bad, file=HOSTILE, title=HOSTILE)
+
+
+@pytest.fixture(scope="session")
+def pages(
+    plan: Plan, sizes: Sizes, run: SideBySide, result: WhatIf, hostile: Page
+) -> dict[str, Page]:
+    return {
+        "plan": plan_page(plan, sizes=sizes), "run": run_page(run, commands="rlhfsim report a"), "whatif": whatif_page(result, file="whatif.json"),
+        "hostile": hostile,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def files(pages: dict[str, Page], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, page in pages.items():
+        write(folder / f"{name}.html", page)
+    return {name: folder / f"{name}.html" for name in pages}
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium of this machine; in CI its absence is an error."""
+    path = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        reason = f"no browser here: none of {', '.join(BROWSERS)} is installed (README says how)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()

@@ -1,0 +1,316 @@
+"""Parts of pages: the picture of nodes, contributions, sizes, verdicts, commands, assumptions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import planted_plans
+import pytest
+
+from rlhfsim.api import estimate
+from rlhfsim.calibration.comparison.side_by_side import SideBySide
+from rlhfsim.cli.design import _request as asked_request
+from rlhfsim.cli.design import design as design_command
+from rlhfsim.kernels.cost import Cost, part
+from rlhfsim.plan import Asked, Bound, Plan
+from rlhfsim.present import sizes
+from rlhfsim.present.assumptions import tables, unknowns
+from rlhfsim.present.basis import basis
+from rlhfsim.present.figures import memory as figures_memory
+from rlhfsim.present.figures import run as figures_run
+from rlhfsim.present.figures import steps as figures_steps
+from rlhfsim.present.figures import trust as figures_trust
+from rlhfsim.present.figures.picture import meaning, node_groups
+from rlhfsim.present.html import plots
+from rlhfsim.present.html.content import Listing, Page
+from rlhfsim.present.pages.plan import GIVEN, plan_page
+from rlhfsim.present.reproduce import design_arguments
+from rlhfsim.present.sizes import Sizes
+from rlhfsim.search.planning import asked_again
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.lengths import LogNormal, Truncated
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+
+# --- the picture --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def apart() -> Plan:
+    """Two nodes train with TP2, three nodes of the five generate with TP8."""
+    placement = Placement(
+        pools=(GpuSet(name="train", gpus=16), GpuSet(name="rollout", start=16, gpus=24)), actor=Seat(pool="train", layout=Layout(tp=2, dp=8, zero=1)),
+        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(tp=8, dp=3)), weight_path="broadcast", backend="deepspeed",
+    )  # fmt: skip
+    work = Workload(
+        algorithm="grpo",
+        model="8b",
+        prompts=64,
+        samples=4,
+        reference="none",
+        reward=Reward(rules=Rules()),
+    )
+    return estimate(placement, work, parse_cluster(40))
+
+
+def test_equal_nodes_stand_once(apart: Plan) -> None:
+    first, second = node_groups(apart)
+    assert (first.title, second.title) == (
+        "Nodes 0 to 1: 2 equal nodes of 8 GPUs (× 2)",
+        "Nodes 2 to 4: 3 equal nodes of 8 GPUs (× 3)",
+    )
+    assert [(lane.role, lane.pieces) for lane in first.lanes] == [
+        ("actor", ((0, 2, "TP2"), (2, 2, "TP2"), (4, 2, "TP2"), (6, 2, "TP2")))
+    ]
+    assert [(lane.role, lane.pieces) for lane in second.lanes] == [("rollout", ((0, 8, "TP8"),))]
+
+
+def test_layouts_in_words(apart: Plan) -> None:
+    seats = apart.placement.seats
+    assert meaning(seats["rollout"]) == "3 engines, each over 8 GPUs"
+    assert (
+        meaning(seats["actor"])
+        == "8 copies of the model, each over 2 GPUs; optimizer states are split among the copies"
+    )
+    assert (
+        meaning(Seat(pool="a", layout=Layout(dp=64, zero=3)))
+        == "one copy of weights and optimizer, spread over 64 GPUs"
+    )
+
+
+# --- doubts -------------------------------------------------------------------------------------------
+
+
+def test_parts_on_one_coefficient_move_together_and_add_up_to_the_interval() -> None:
+    cost = Cost(
+        parts=(
+            part("compute", 10.0, "a", spread=(0.9, 1.2)),
+            part("hbm", 5.0, "a", spread=(0.8, 1.2)),
+            part("network", 4.0, "b", spread=(0.5, 2.0)),
+            part("host", 1.0, "sure"),
+        )
+    )
+    found = figures_trust.contributions(cost)
+    assert [(p.name, round(p.down_s, 6), round(p.up_s, 6)) for p in found] == [
+        ("b", 2.0, 4.0),
+        ("a", 2.0, 3.0),
+    ]
+    assert sum(p.share for p in found) == pytest.approx(1.0)
+    low, high = cost.interval
+    assert math.hypot(*(p.down_s for p in found)) == pytest.approx(cost.seconds - low)
+    assert math.hypot(*(p.up_s for p in found)) == pytest.approx(high - cost.seconds)
+
+
+def test_the_step_priced_again_is_the_plans_own(plan: Plan) -> None:
+    known = basis(plan)
+    assert known.notes == ()
+    assert known.cost is not None
+    assert known.cost.seconds == pytest.approx(plan.prediction.step_s)
+
+
+def test_a_profile_that_changed_is_said(plan: Plan) -> None:
+    other = replace(plan, hardware=tuple(replace(h, profile_hash="0" * 64) for h in plan.hardware))
+    assert "not the one the plan was made with" in basis(other).notes[0]
+    missing = replace(
+        plan, hardware=tuple(replace(h, profile="no_such_gpu") for h in plan.hardware)
+    )
+    known = basis(missing)
+    assert known.cost is None
+    page = plan_page(missing)
+    assert [s.key for s in page.sections][-1] == "reproduce"
+    assert any("no_such_gpu" in item for item in unknowns(known).items)
+
+
+def test_every_coefficient_in_use_has_value_interval_and_source(plan: Plan) -> None:
+    _, coefficients, _ = tables(basis(plan))
+    assert len(coefficients.rows) > 5
+    for name, value, low, high, source in coefficients.rows:
+        if value.value is not None:
+            assert low.value is not None
+            assert high.value is not None
+            assert low.value <= value.value <= high.value, name.text
+            assert len(source.text) > 5
+
+
+def test_published_steps_are_drawn_with_the_fitted_ones_apart() -> None:
+    figure = figures_trust.scatter()
+    assert figure.plot is not None
+    assert (
+        sum(len(t["x"]) for t in figure.plot["data"] if t.get("meta") != "guide")
+        == len(figures_trust.published())
+        == len(figure.table.rows)
+    )
+    assert [t["name"] for t in figure.plot["data"]].count("used for fitting") == 1
+
+
+# --- sizes --------------------------------------------------------------------------------------------
+
+
+def test_sizes_are_whole_nodes_or_powers_inside_one(plan: Plan) -> None:
+    def of(gpus: int) -> tuple[int, ...]:
+        return sizes.counts(
+            replace(plan, hardware=(replace(plan.hardware[0], gpus=gpus, gpus_per_node=8),))
+        )
+
+    assert of(4) == (1, 2, 8, 16)
+    assert of(64) == (16, 32, 128, 256)
+    assert of(24) == (6, 16, 48, 96)
+    assert of(1) == (2, 4)
+    assert sizes.counts(replace(plan, choice=None)) == ()
+
+
+def test_other_sizes_are_searched_with_the_same_question(plan: Plan, sizes: Sizes) -> None:
+    assert [s.gpus for s in sizes.tried] == [2, 8]
+    assert all(p.workload == plan.workload for p in sizes.found)
+    by_size = {sum(h.gpus for h in p.hardware): p.prediction.step_s for p in sizes.found}
+    assert by_size[8] < plan.prediction.step_s < by_size[2]
+
+
+def test_a_size_whose_search_ran_out_of_time_is_said(plan: Plan) -> None:
+    note = sizes._notes([sizes.Size(gpus=8, plan=plan, gap=0.12), sizes.Size(gpus=2, plan=None)], 3)
+    assert note == [
+        "2 GPUs: nothing fits",
+        "8 GPUs: the search ended after 3 s; a plan could be up to 12.0% shorter",
+    ]
+
+
+# --- verdicts -----------------------------------------------------------------------------------------
+
+
+def test_a_given_plan_says_that_nobody_searched(plan: Plan) -> None:
+    page = plan_page(replace(plan, choice=None))
+    assert GIVEN in page.sure
+    assert not {f.key for f in page.figures} & {"pareto", "rival", "flips"}
+    listings = [b for s in page.sections for b in s.blocks if isinstance(b, Listing)]
+    assert sum(GIVEN in b.items for b in listings) == 2
+
+
+def test_a_plan_that_does_not_fit_says_so_first(plan: Plan) -> None:
+    over = replace(plan.prediction, peak_memory_bytes=1.2 * plan.prediction.capacity_bytes)
+    page = plan_page(replace(plan, prediction=over))
+    assert page.mark == "bad"
+    assert page.verdict.startswith("It does not fit. ")
+    assert "20 % more memory than it has" in page.verdict
+
+
+def test_a_plan_without_a_price_shows_gpu_hours(plan: Plan) -> None:
+    free = replace(plan, prediction=replace(plan.prediction, usd_per_step=None), choice=None)
+    page = plan_page(free)
+    assert "$" not in page.verdict
+    assert page.tiles[1].value == "unknown"
+    assert sizes.cost_of(free) == pytest.approx(4 * plan.prediction.step_s / 3600)
+
+
+def test_the_peak_of_the_figure_is_the_peak_of_the_plan(plan: Plan) -> None:
+    known = basis(plan)
+    held = [
+        figures_memory.held(s)
+        for pool in plan.placement.pools
+        for s in figures_memory.states(known, pool.name)
+    ]
+    assert max(held) == pytest.approx(plan.prediction.peak_memory_bytes)
+    for pool in plan.placement.pools:
+        for state in figures_memory.states(known, pool.name):
+            assert sum(figures_memory.grouped(state[1]).values()) == pytest.approx(
+                figures_memory.held(state)
+            )
+
+
+def test_the_bridge_of_a_run_adds_up(run: SideBySide) -> None:
+    assert run.gap is not None
+    figure = figures_steps.gap(run.gap)
+    assert figure.plot is not None
+    first, *parts, last = figure.plot["data"][0]["y"]
+    assert first + sum(parts) == pytest.approx(last, rel=1e-4)
+
+
+def test_both_sides_of_the_run_start_at_zero(run: SideBySide) -> None:
+    work = figures_run.both(run)
+    for side in ("predicted", "measured"):
+        assert min(w.start_s for w in work if w.side == side) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_call_of_two_groups_counts_once() -> None:
+    def work(where: str, seconds: float) -> figures_run.Work:
+        return figures_run.Work(
+            side="measured", name="actor.sync", where=where, start_s=0.0, seconds=seconds
+        )
+
+    assert figures_run._totals([work("train", 2.0), work("rollout", 3.0), work("train", 0.5)]) == {
+        "actor.sync": 3.0
+    }
+
+
+def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:
+    assert any(t.value == "2 of 3" and "too large" in t.detail for t in pages["whatif"].tiles)
+
+
+# --- commands -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {
+            "objective": "memory",
+            "max_oom": 0.05,
+            "forbid": ("recompute", "split"),
+            "fix": {"actor": {"tp": 2}},
+            "price": 2.5,
+        },
+        {
+            "limits": (
+                Bound(seat="rollout", field="tp", relation="<=", value=2),
+                Bound(seat="actor", field="offload_between", relation="=", value=False),
+            )
+        },
+        {
+            "architecture": "hybrid",
+            "weight_path": "ipc",
+            "time_limit": 30.0,
+            "max_staleness": 2.0,
+            "max_gpus_per_role": 4,
+        },
+    ],
+)
+def test_the_command_of_the_page_asks_the_same_question(
+    plan: Plan, changes: dict[str, object]
+) -> None:
+    assert plan.choice is not None
+    asked = Asked(
+        **{**{f: getattr(plan.choice.asked, f) for f in Asked.__dataclass_fields__}, **changes}
+    )
+    told = replace(plan, choice=replace(plan.choice, asked=asked))
+    context = design_command.make_context("design", design_arguments(told))
+    known = basis(told)
+    assert known.cluster is not None
+    again = asked_again(told, known.cluster)
+    assert asked_request(context.params) == replace(again, price=None)  # it stands in the profile
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Workload(algorithm="ppo", model="0.5b", prompts=32, epochs=2, mini_batches=4, critic="1.5b", seed=7),
+        Workload(algorithm="grpo", model="0.5b", prompts=32, samples=4, kl=False, packing=False, reward=Reward(rules=Rules(seconds_per_sample=0.01)), response_len=LogNormal(mean=300, max=1024)),
+        Workload(algorithm="rloo", model="0.5b", prompts=32, samples=4, reward=Reward(model="1.5b", rules=Rules()), prompt_len=Truncated(mean=200, std=50, max=400)),
+    ],
+)  # fmt: skip
+def test_the_command_tells_every_workload(plan: Plan, work: Workload) -> None:
+    context = design_command.make_context("design", design_arguments(replace(plan, workload=work)))
+    assert asked_request(context.params).workload == work
+
+
+def test_plotly_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match="no_such"):
+        plots.spec([{"type": "bar", "no_such": 1}], {})
+
+
+def test_planted_plans_have_a_page_for_every_architecture() -> None:
+    for made in planted_plans.six_plans():
+        page = plan_page(made)
+        assert page.verdict
+        assert len(page.figures) >= 5

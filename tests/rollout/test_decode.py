@@ -1,0 +1,155 @@
+"""Decode step, prefill and serving terms on a GPU with closed-form kernels, and on measured ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.rollout.decode import decode_step, gpu_work, padded, touched_experts
+from rlhfsim.rollout.prefill import (
+    Terms,
+    group_prefill,
+    output_time,
+    prefill,
+    serving_terms,
+    time_per_output_token,
+)
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import RolloutLayout
+
+H100 = load_profile("h100")
+DENSE = resolve_model("llama-3.1-8b")
+MOE = resolve_model("qwen3-30b-a3b")
+MLA = resolve_model("deepseek-v3")
+ONE = RolloutLayout(tp=1)
+
+
+def device(name: str = "h100", gpus: int = 8) -> Device:
+    profile = load_profile(name)
+    return device_of(Pool(profile=profile, gpus=gpus, gpus_per_node=min(gpus, profile.node.gpus)))
+
+
+def seconds(model, layout, n, c, at=None):  # type: ignore[no-untyped-def]
+    return float(decode_step(at or device(), model, layout, n, c).seconds)
+
+
+def test_batch_sizes_round_up_to_captured_ones():
+    rows = np.array([1.0, 2, 3, 5, 9, 250, 257, 511, 600])
+    assert padded(rows).tolist() == [1, 2, 4, 8, 16, 256, 272, 512, 600]
+    assert padded(rows, cuda_graphs=False).tolist() == rows.tolist()
+
+
+def test_one_token_touches_k_experts_and_many_touch_all():
+    assert float(touched_experts(128, 8, 1)) == pytest.approx(8)
+    assert float(touched_experts(128, 8, 10_000)) == pytest.approx(128)
+    assert float(touched_experts(128, 8, 2)) == pytest.approx(8 + 8 * (1 - 8 / 128))
+
+
+@pytest.mark.parametrize("model", [DENSE, MOE, MLA], ids=["dense", "moe", "mla"])
+def test_a_step_never_beats_one_pass_over_weights_and_cache(model):
+    layout = RolloutLayout(tp=8, ep=8 if model.moe else 1, precision="fp8")
+    for n, context in ((1, 1.0), (64, 2000.0), (256, 8000.0)):
+        cache = n * context * model.kv_bytes_per_token_per_gpu(8, 2)
+        step = gpu_work(device(), model, layout, np.asarray(float(n)), np.asarray(context))
+        weights = (model.num_matmul_params_active if n == 1 else 0) / 8
+        assert float(step.seconds) > (weights + cache) / H100.hbm.value
+
+
+def test_a_step_at_one_sequence_and_no_context_is_near_the_weights_over_bandwidth():
+    weights = 2 * (DENSE.num_params - DENSE.params_embedding) / H100.hbm.value
+    step = float(gpu_work(device(), DENSE, ONE, np.asarray(1.0), np.asarray(0.0)).seconds)
+    assert weights < step < 2.5 * weights
+
+
+def test_a_step_grows_with_sequences_and_context():
+    n = np.array([1.0, 8, 64, 256])[:, None]
+    context = np.array([1.0, 512, 4096, 16384])[None, :]
+    for model in (DENSE, MOE):
+        taken = decode_step(device(), model, ONE, n, context).seconds
+        assert taken.shape == (4, 4)
+        assert (np.diff(taken, axis=0) >= -1e-9).all()
+        assert (np.diff(taken, axis=1) >= -1e-9).all()
+
+
+def test_a_window_bounds_the_attention_of_its_layers():
+    attention = replace(DENSE.attention, sliding_window=1024, num_windowed_layers=DENSE.num_layers)
+    windowed = replace(DENSE, attention=attention)
+    assert seconds(windowed, ONE, 64, 16000) == pytest.approx(seconds(DENSE, ONE, 64, 1024))
+    assert seconds(windowed, ONE, 64, 500) == pytest.approx(seconds(DENSE, ONE, 64, 500))
+
+
+def test_more_hbm_bandwidth_is_never_slower():
+    fast = replace(H100.hbm, value=2 * H100.hbm.value)
+    quick = replace(H100, hbm=fast)
+    other = device_of(Pool(profile=quick, gpus=8, gpus_per_node=8))
+    for n in (1, 32, 256):
+        assert seconds(DENSE, ONE, n, 4000.0, other) <= seconds(DENSE, ONE, n, 4000.0)
+
+
+def test_fp8_weights_and_cache_are_faster_than_bf16():
+    small = RolloutLayout(tp=1, precision="fp8", kv_precision="fp8")
+    assert seconds(DENSE, small, 32, 4000) < seconds(DENSE, ONE, 32, 4000)
+
+
+def test_tensor_parallelism_beyond_the_node_is_paid_on_the_network():
+    across = decode_step(device(gpus=16), DENSE, RolloutLayout(tp=16), 32.0, 1000.0)
+    assert float(across.network) > 0
+    assert float(across.nvlink) == 0
+    inside = decode_step(device(), DENSE, RolloutLayout(tp=8), 32.0, 1000.0)
+    assert float(inside.network) == 0
+    assert float(inside.nvlink) > 0
+
+
+def test_pipeline_stages_do_not_shorten_a_step_of_one_sequence():
+    piped = seconds(DENSE, RolloutLayout(tp=1, pp=2), 1, 1000)
+    assert piped >= seconds(DENSE, ONE, 1, 1000)
+
+
+def test_without_cuda_graphs_the_launches_bound_a_small_step():
+    eager = seconds(DENSE, RolloutLayout(tp=8, cuda_graphs=False), 1, 100)
+    assert eager >= device()["eager_layer_overhead"] * DENSE.num_layers
+    assert eager > seconds(DENSE, RolloutLayout(tp=8), 1, 100)
+
+
+def test_attention_data_parallelism_pays_gather_and_scatter():
+    dp = RolloutLayout(tp=1, attention_dp=8, ep=8, precision="fp8")
+    step = decode_step(device("h200"), MLA, dp, 16.0, 1000.0)
+    assert float(step.nvlink) > 0
+
+
+def test_prefill_is_at_least_the_flop_over_the_peak():
+    taken = float(prefill(device(), DENSE, ONE, 8, 4096).seconds)
+    flop = 2 * (DENSE.num_matmul_params_active - DENSE.params_lm_head) * 8 * 4096
+    assert taken > flop / H100.peak["bf16"].value
+
+
+def test_a_group_pays_its_prompt_once_when_it_shares_it():
+    shared = float(group_prefill(device(), DENSE, ONE, 64, 8, 1024).seconds)
+    alone = float(group_prefill(device(), DENSE, ONE, 64, 8, 1024, shared=False).seconds)
+    assert 6 * shared < alone < 10 * shared
+    assert float(group_prefill(device(), DENSE, ONE, 0, 8, 1024).seconds) == 0
+
+
+def test_output_time_of_one_request_is_its_step_and_prefill_of_others_adds_to_it():
+    terms = Terms(decode=0.010, mixed=0.05, spared=0.01, chunks=1, layers=10, sequences=1, steps=100, launch=0)  # fmt: skip
+    known = {"layer": 1e-4, "step": 1e-3, "sequence": 0.0, "interference": 1.0, "overhead": 0.0}
+    assert output_time(terms, **known) == pytest.approx(0.012)
+    many = replace(terms, sequences=11)
+    x = output_time(many, **known) * 100
+    assert x == pytest.approx(100 * 0.012 + 10 * 0.04 * x / (x + 0.04 + 0.012))
+    assert output_time(replace(many, mixed=0.01), **known) == pytest.approx(0.012)
+
+
+def test_serving_is_slower_than_decode_alone():
+    layout = RolloutLayout(tp=1)
+    busy = time_per_output_token(device(), DENSE, layout, 32, 1024, 256)
+    assert busy > seconds(DENSE, layout, 32, 1024 + 128)
+    alone = serving_terms(device(), DENSE, layout, 32, 1024, 256, engine="sglang")
+    assert alone.spared == 0
+    assert alone.chunks == 1

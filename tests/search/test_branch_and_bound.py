@@ -1,0 +1,132 @@
+"""The search against brute force: every plan of small random spaces is written out, held against the
+ledger and simulated (`conftest`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Cluster, Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.lengths import LogNormal
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+
+BLOCKS, EACH = 20, 10
+"""Random questions: tests, and questions of one test."""
+REL = 1e-9
+COMMON = Workload(
+    algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()),
+    response_len=LogNormal(mean=200, max=1024),
+)  # fmt: skip
+
+
+def agree(case: Any, values: list[float | None], best: float | None, proof: Any) -> None:
+    """One question: same optimum, same space, and a certificate that adds up and claims no more than is true."""
+    fit = [v for v in values if v is not None]
+    assert proof.space == len(values) == case.plans
+    counts = proof.infeasible, proof.dominated, proof.bounded, proof.simulated
+    assert min(counts) >= 0
+    assert sum(counts) == proof.space
+    assert proof.infeasible <= len(values) - len(fit)
+    assert (proof.unexplored, proof.gap, proof.proven) == (0, 0.0, True)
+    assert (best is None) == (not fit)
+    assert (proof.simulated >= 1) == bool(fit)
+    if best is not None:
+        assert best == pytest.approx(min(fit), rel=REL)
+
+
+def check(questions: Any, seeds: range, *, stale: bool = False) -> int:
+    """Compares search and brute force; on how many of the questions something fits."""
+    answered = 0
+    for seed in seeds:
+        case = questions.drawn(seed, stale=stale)
+        if case is None:
+            continue
+        found = Search(case.request, case.models).run()
+        best = None if found.best is None else questions.value(case, found.best)
+        try:
+            agree(case, questions.values(case), best, found.certificate)
+        except AssertionError as error:
+            raise AssertionError(f"question {seed}: {found.certificate}") from error
+        answered += best is not None
+    return answered
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_brute_force_finds_the_same_optimum(questions: Any, block: int) -> None:
+    assert check(questions, range(block * EACH, (block + 1) * EACH)) > 0
+
+
+def test_brute_force_agrees_on_a_space_of_thousands(questions: Any) -> None:
+    case = questions.drawn(7, least=1000, most=2000)
+    assert case is not None
+    found = Search(case.request, case.models).run()
+    best = None if found.best is None else questions.value(case, found.best)
+    agree(case, questions.values(case), best, found.certificate)
+
+
+# --- time limit -------------------------------------------------------------------------------------
+
+
+def question(gpus: int = 8, **changes: Any) -> Request:
+    cluster = Cluster(pools=(Pool(profile=load_profile("h100"), gpus=gpus, gpus_per_node=gpus),))
+    given: dict[str, Any] = {"cluster": cluster, "workload": COMMON}
+    return Request(**(given | changes))
+
+
+def test_a_time_limit_leaves_plans_and_a_gap() -> None:
+    request = question(time_limit=1e-9)
+    stopped = Search(request, models_of(COMMON)).run()
+    whole = Search(replace(request, time_limit=None), models_of(COMMON)).run()
+    proof = stopped.certificate
+    assert stopped.best is not None
+    assert whole.best is not None
+    assert proof.unexplored > 0
+    assert not proof.proven
+    assert 0 < proof.gap < 1
+    assert proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored == proof.space  # fmt: skip
+    assert proof.space == whole.certificate.space
+    # the gap holds: no plan is better by more than that
+    assert whole.best.seconds >= stopped.best.seconds * (1 - proof.gap) * (1 - REL)
+
+
+# --- properties of the answer -------------------------------------------------------------------------
+
+
+def test_a_fixed_choice_never_beats_the_free_one() -> None:
+    free = Search(question(), models_of(COMMON)).run()
+    narrow = Search(question(fix={"actor": {"tp": 2}}), models_of(COMMON)).run()
+    assert free.best is not None
+    assert narrow.best is not None
+    assert free.best.seconds <= narrow.best.seconds * (1 + REL)
+    assert narrow.certificate.space < free.certificate.space
+
+
+def test_a_known_value_bounds_every_plan_that_does_not_beat_it() -> None:
+    best = Search(question(), models_of(COMMON)).run().best
+    assert best is not None
+    again = Search(question(), models_of(COMMON), known=best.seconds * 0.5).run()
+    assert again.best is None
+    assert again.certificate.simulated == 0
+    assert again.certificate.proven
+
+
+def test_the_same_question_has_the_same_answer_and_certificate() -> None:
+    one, two = (Search(question(4), models_of(COMMON)).run() for _ in range(2))
+    assert one.best is not None
+    assert two.best is not None
+    assert one.best.placement == two.best.placement
+    assert one.certificate == two.certificate
+
+
+# --- asynchronous schedules -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", range(2))
+def test_brute_force_finds_the_same_asynchronous_optimum(questions: Any, block: int) -> None:
+    assert check(questions, range(2010 + block * 5, 2015 + block * 5), stale=True) > 0

@@ -1,0 +1,150 @@
+"""Memory at every instant: equal to the ledger's states, back where it began, loud when full."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.simulation.memory_timeline import Book
+from rlhfsim.simulation.run import simulate
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.scenario import load_scenario, system_names
+from rlhfsim.step.iteration import Setting
+
+SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
+
+
+def setting_of(name: str) -> Setting:
+    s = load_scenario(name)
+    return Setting(
+        models=models_of(s.workload), placement=s.placement, workload=s.workload, cluster=s.cluster
+    )
+
+
+def ledger_of(setting: Setting) -> Ledger:
+    return ledger(setting.models, setting.placement, setting.workload, setting.cluster)
+
+
+def bytes_at(found: Ledger, pool: str, name: str) -> float:
+    return next(p.bytes for p in found.phases if (p.pool, p.name) == (pool, name))
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_the_fullest_instant_of_a_step_is_the_fullest_state_of_the_ledger(name: str) -> None:
+    setting = setting_of(name)
+    held = ledger_of(setting)
+    found = simulate(setting, held.kv_tokens, memory="strict")
+    for peak in found.peaks:
+        states = [p.bytes for p in held.phases if p.pool == peak.pool]
+        assert peak.bytes == pytest.approx(max(states), rel=1e-9)
+        assert peak.bytes <= peak.capacity
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_memory_returns_to_its_start_after_every_step(name: str) -> None:
+    setting = setting_of(name)
+    found = simulate(setting, ledger_of(setting).kv_tokens, steps=3, record=True)
+    assert found.trace is not None
+    for counter in ("memory_bytes", "host_bytes"):
+        for pool in setting.placement.pools:
+            values = [c.value for c in found.trace.counters if (c.name, c.pool) == (counter, pool.name)]  # fmt: skip
+            assert values[-1] == pytest.approx(values[0], rel=1e-12)
+    book = Book.of(setting, strict=True)
+    assert book.back_at_start
+    for step in found.iteration.phases:
+        book.begin(step.name, step.start)
+        book.end(step.name, step.end)
+    assert book.back_at_start
+
+
+def test_a_role_is_there_from_the_start_of_its_load_to_the_end_of_its_unload() -> None:
+    setting = setting_of("verl")
+    held, book = ledger_of(setting), Book.of(setting, strict=True)
+    call = next(p for p in held.phases if p.name == "actor.train.load")
+    rest = book.level(call.pool)
+    book.begin("actor.generate.unload", 0.0)
+    book.end("actor.generate.unload", 1.0)  # the engine sleeps while others work
+    asleep = book.level(call.pool)
+    book.begin("actor.train.load", 1.0)
+    assert book.level(call.pool) == pytest.approx(call.bytes)
+    book.end("actor.train.load", 2.0)
+    assert book.level(call.pool) == pytest.approx(call.bytes)
+    book.begin("actor.train", 2.0)
+    assert book.level(call.pool) == pytest.approx(bytes_at(held, call.pool, "actor.train"))
+    book.end("actor.train", 3.0)
+    book.begin("actor.train.unload", 3.0)
+    assert book.level(call.pool) == pytest.approx(call.bytes)
+    book.end("actor.train.unload", 4.0)
+    assert book.level(call.pool) == pytest.approx(asleep)
+    assert rest >= asleep
+
+
+def test_two_calls_at_once_hold_what_both_add() -> None:
+    setting = setting_of("openrlhf")
+    book = Book.of(setting, strict=False)
+    pool = setting.placement.actor.pool
+    rest = book.level(pool)
+    book.begin("actor.logprob", 0.0)
+    one = book.level(pool) - rest
+    book.begin("reference.logprob", 0.0)
+    both = book.level(pool) - rest
+    book.end("actor.logprob", 1.0)
+    assert both == pytest.approx(one + book.level(pool) - rest)
+    book.end("reference.logprob", 1.0)
+    assert book.level(pool) == rest
+
+
+def full(name: str) -> Setting:
+    """The system with micro-batches that no GPU holds."""
+    setting = setting_of(name)
+    seat = setting.placement.actor
+    layout = replace(seat.layout, micro_batch=4096)
+    placement = replace(setting.placement, actor=replace(seat, layout=layout))
+    return replace(setting, placement=placement)
+
+
+def test_a_plan_that_does_not_fit_is_refused_at_the_instant_with_who_and_how_much() -> None:
+    setting = full("openrlhf")
+    kv_tokens = ledger_of(setting).kv_tokens
+    relaxed = simulate(setting, kv_tokens, memory="watch")
+    first = next(p for p in relaxed.iteration.phases if p.name == "actor.logprob")
+    with pytest.raises(RlhfsimError) as caught:
+        simulate(setting, kv_tokens, memory="strict")
+    error = caught.value
+    assert error.code == "out-of-memory"
+    assert f"at {first.start:.3f} s, when actor.logprob begins" in error.message
+    assert "pool actor needs" in error.message
+    assert "of it actor" in error.message
+    assert error.help
+
+
+def test_a_watched_plan_that_does_not_fit_runs_and_says_when_it_was_fullest() -> None:
+    setting = full("openrlhf")
+    found = simulate(setting, ledger_of(setting).kv_tokens, memory="watch")
+    peak = next(p for p in found.peaks if p.pool == "actor")
+    assert peak.bytes > peak.capacity
+    assert peak.name in ("actor.logprob", "actor.train")
+    assert peak.time == next(p.start for p in found.iteration.phases if p.name == peak.name)
+
+
+def test_a_weight_sync_through_the_host_needs_host_memory_while_it_runs() -> None:
+    setting = setting_of("trl")
+    found = simulate(setting, ledger_of(setting).kv_tokens, record=True)
+    assert found.trace is not None
+    sync = next(s for s in found.trace.spans if s.name == "actor.sync")
+    host = [c for c in found.trace.counters if c.name == "host_bytes"]
+    assert [c.time_s for c in host] == [0.0, sync.start_s, sync.end_s]
+    assert host[1].value > host[0].value == pytest.approx(host[2].value)
+
+
+def test_host_memory_that_does_not_suffice_is_refused() -> None:
+    setting = setting_of("trl")
+    pool = setting.cluster.pools[0]
+    node = replace(pool.profile.node, host_memory=replace(pool.profile.node.host_memory, value=1.0))
+    small = replace(pool, profile=replace(pool.profile, node=node))
+    poor = replace(setting, cluster=replace(setting.cluster, pools=(small,)))
+    with pytest.raises(RlhfsimError, match="host memory"):
+        Book.of(poor, strict=True)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.links import host_rate
+from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.workload import Lora, Workload
+from rlhfsim.units import GB
+from rlhfsim.weight_sync.offload import (
+    copy_in,
+    copy_out,
+    held,
+    moves,
+    recreate,
+    rollout_shard,
+    sleep,
+    wake,
+)
+
+DEVICE = device_of(Pool(profile=load_profile("h100_sxm"), gpus=8, gpus_per_node=8))
+MODEL = resolve_model("llama-3.1-8b")
+WORKLOAD = Workload(algorithm="grpo", samples=4)
+TRAIN, SCORE = Call(role="actor", kind="train"), Call(role="reference", kind="logprob")
+
+
+def placement(actor: Seat, rollout: RolloutSeat) -> Placement:
+    return Placement(pools=(GpuSet(name="all", gpus=8),), actor=actor, rollout=rollout,
+                     weight_path="ipc", backend="megatron")  # fmt: skip
+
+
+ACTOR = Seat(pool="all", layout=Layout(tp=2, dp=4))
+ROLLOUT = RolloutSeat(pool="all", layout=RolloutLayout(tp=2, dp=4))
+PLACEMENT = placement(ACTOR, ROLLOUT)
+
+
+def test_a_copy_takes_its_bytes_over_the_pcie_rate() -> None:
+    expected = 10 * GB / host_rate(DEVICE).value + DEVICE["pcie_latency"]
+    assert copy_out(DEVICE, 10 * GB).seconds == pytest.approx(expected)
+    assert copy_in(DEVICE, 10 * GB).seconds == pytest.approx(expected)
+
+
+def test_nothing_takes_no_time() -> None:
+    assert copy_out(DEVICE, 0).seconds == 0
+    assert sleep(DEVICE, 16 * GB, level=0).seconds == wake(DEVICE, 16 * GB, level=0).seconds == 0
+
+
+def test_nvme_is_never_faster_than_host_memory() -> None:
+    assert copy_out(DEVICE, GB, to="nvme").seconds > copy_out(DEVICE, GB).seconds
+    assert copy_in(DEVICE, GB, source="nvme").seconds > copy_in(DEVICE, GB).seconds
+
+
+def test_fewer_copying_gpus_are_never_slower() -> None:
+    assert copy_in(DEVICE, GB, copying=1).seconds < copy_in(DEVICE, GB, copying=8).seconds
+
+
+def test_level_1_copies_the_weights_and_level_2_does_not() -> None:
+    size = 16 * GB
+    assert sleep(DEVICE, size, level=2).seconds == DEVICE["sleep_latency"]
+    copied = sleep(DEVICE, size, level=1).seconds - sleep(DEVICE, size, level=2).seconds
+    assert copied == pytest.approx(copy_out(DEVICE, size).seconds)
+    assert wake(DEVICE, size, level=1).seconds > wake(DEVICE, size, level=2).seconds
+
+
+def test_a_new_process_costs_far_more_than_a_wake() -> None:
+    assert recreate(DEVICE, GB).seconds > 10 * wake(DEVICE, GB, level=1).seconds
+
+
+def test_a_resident_role_does_not_move() -> None:
+    before, after = moves(DEVICE, MODEL, ACTOR, TRAIN, WORKLOAD, PLACEMENT)
+    assert before.seconds == after.seconds == 0
+
+
+def test_offload_between_moves_the_optimizer_both_ways() -> None:
+    seat = replace(ACTOR, offload_between=True)
+    before, after = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    optimizer = MODEL.num_params / 2 * 12 / 4  # tp 2, 12 bytes an element over dp 4
+    assert before.seconds == pytest.approx(
+        copy_in(DEVICE, optimizer, pinned=False).seconds, rel=0.01
+    )
+    assert after.seconds == pytest.approx(before.seconds + DEVICE["sleep_latency"])
+
+
+def test_pinned_memory_is_faster_and_deepspeed_has_it() -> None:
+    assert copy_in(DEVICE, GB).seconds < copy_in(DEVICE, GB, pinned=False).seconds
+    seat = replace(ACTOR, offload_between=True)
+    pinned, _ = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, replace(PLACEMENT, backend="deepspeed"))
+    pageable, _ = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    assert pinned.seconds < pageable.seconds
+
+
+def test_an_optimizer_that_lives_on_the_host_does_not_move() -> None:
+    layout = replace(ACTOR.layout, offload_optimizer="cpu")
+    seat = replace(ACTOR, offload_between=True, layout=layout)
+    before, after = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    assert before.seconds == after.seconds == 0
+
+
+def test_a_frozen_role_is_loaded_and_then_dropped() -> None:
+    seat = replace(ACTOR, residency="offloaded")
+    before, after = moves(DEVICE, MODEL, seat, SCORE, WORKLOAD, PLACEMENT)
+    weights = copy_in(DEVICE, MODEL.num_params, pinned=False)
+    assert before.seconds == pytest.approx(weights.seconds, rel=0.01)
+    assert after.seconds == DEVICE["sleep_latency"]
+
+
+def test_adapters_leave_little_to_move_back() -> None:
+    seat = replace(ACTOR, residency="offloaded")
+    workload = replace(WORKLOAD, lora=Lora(rank=16))
+    _, full = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    _, small = moves(DEVICE, MODEL, seat, TRAIN, workload, PLACEMENT)
+    assert small.seconds < full.seconds / 3
+
+
+def test_the_rollout_wakes_before_generation_and_sleeps_after_it() -> None:
+    call = Call(role="actor", kind="generate")
+    before, after = moves(DEVICE, MODEL, ROLLOUT, call, WORKLOAD, PLACEMENT)
+    assert before.seconds == DEVICE["wake_latency"]
+    assert after.seconds == DEVICE["sleep_latency"]
+
+
+def test_a_recreated_rollout_starts_its_process_each_time() -> None:
+    seat = replace(ROLLOUT, residency="recreated")
+    call = Call(role="actor", kind="generate")
+    before, _ = moves(DEVICE, MODEL, seat, call, WORKLOAD, PLACEMENT)
+    assert before.seconds >= DEVICE["process_start"]
+
+
+def test_fp8_halves_the_rollout_shard() -> None:
+    bf16 = rollout_shard(MODEL, RolloutLayout(tp=2))
+    assert bf16 == pytest.approx(MODEL.num_params * 2 / 2)
+    assert rollout_shard(MODEL, RolloutLayout(tp=2, precision="fp8")) == bf16 / 2
+
+
+def test_a_trained_role_holds_no_frozen_weights() -> None:
+    found = held(MODEL, ACTOR.layout, "megatron", trained=True)
+    assert found.frozen == 0
+    assert found.learned > 0

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.links import gather_rate, network
+from rlhfsim.specs.hardware.hardware import Bandwidth, Pool
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.units import GB, GIB
+from rlhfsim.weight_sync import paths
+from rlhfsim.weight_sync.endpoints import Route, route, weights_of
+from rlhfsim.weight_sync.weight_sync import SyncCost, every_path, sync
+
+H100 = load_profile("h100_sxm")
+DENSE, MOE = resolve_model("llama-3.1-70b"), resolve_model("qwen3-30b-a3b")
+
+
+def device(gpus: int = 16, profile=H100) -> Device:  # type: ignore[no-untyped-def]
+    return device_of(Pool(profile=profile, gpus=gpus, gpus_per_node=8))
+
+
+def ends(train: Layout, rollout: RolloutLayout, *, model=DENSE, same_pool: bool = False, on: Device | None = None) -> Route:  # type: ignore[no-untyped-def]  # fmt: skip
+    on = on or device()
+    return route(
+        model, train, rollout, source=on, target=on, backend="megatron", same_pool=same_pool
+    )
+
+
+def priced(path: str, train: Layout, rollout: RolloutLayout, *, model=DENSE, same_pool: bool = False, lora: Lora | None = None, rdma: bool = True) -> SyncCost:  # type: ignore[no-untyped-def]  # fmt: skip
+    return sync(path, model, train, rollout, source=device(), target=device(), backend="megatron",
+                same_pool=same_pool, lora=lora, rdma=rdma)  # type: ignore[arg-type]  # fmt: skip
+
+
+TRAIN, ROLLOUT = Layout(tp=8, dp=2), RolloutLayout(tp=8)
+
+
+# --- what moves
+
+
+def test_names_of_a_dense_model_are_counted_as_in_its_checkpoint() -> None:
+    # llama-3.1-70b: 80 layers of q k v o, gate up down, two norms; embedding, head, final norm
+    assert weights_of(DENSE).tensors == 80 * 9 + 3
+
+
+def test_names_of_a_mixture_of_experts_are_counted_as_in_its_checkpoint() -> None:
+    # Qwen3-30B-A3B, a layer: q k v o and two head norms, two norms, router, 128 x 3 experts
+    assert weights_of(MOE).tensors == 48 * (6 + 2 + 1 + 128 * 3) + 3 == 18867
+
+
+def test_shards_of_both_ends_add_up_to_the_model() -> None:
+    found = ends(Layout(tp=4, dp=4, ep=8), RolloutLayout(tp=4, dp=4), model=MOE)
+    assert found.rollout_shard * 4 == pytest.approx(found.stored)
+    dense, experts = found.train_share
+    assert (dense, experts) == (1 / 4, 1 / 8)
+
+
+def test_zero_3_cuts_the_weights_over_every_training_gpu() -> None:
+    assert ends(Layout(dp=16, zero=3), ROLLOUT).train_shard == pytest.approx(DENSE.num_params * 2 / 16)  # fmt: skip
+
+
+# --- S1: HybridFlow Table 2 exactly
+
+
+@pytest.mark.parametrize(("tp", "pp", "tp_gen", "pp_gen"), [(8, 1, 2, 1), (4, 2, 2, 1), (8, 2, 4, 2), (8, 1, 8, 1)])  # fmt: skip
+def test_reshard_moves_the_volume_of_hybridflow_table_2(
+    tp: int, pp: int, tp_gen: int, pp_gen: int
+) -> None:
+    layout = Layout(tp=tp, pp=pp, dp=2)
+    rollout = RolloutLayout(tp=tp_gen, pp=pp_gen, dp=layout.gpus // (tp_gen * pp_gen))
+    found = paths.reshard(ends(layout, rollout, same_pool=True))
+    size = DENSE.num_params * 2
+    expected = (tp * pp - tp_gen * pp_gen) / (tp_gen * pp_gen * tp * pp) * size
+    assert found.bytes_moved / layout.gpus == pytest.approx(expected)
+    assert found.rollout_bytes == pytest.approx(expected)
+
+
+def test_vanilla_and_deepspeed_chat_move_the_volumes_of_table_2() -> None:
+    case = ends(TRAIN, RolloutLayout(tp=2, dp=8), same_pool=True)
+    size = DENSE.num_params * 2
+    assert paths.reshard_vanilla(case).bytes_moved / 16 == pytest.approx(7 / 8 * size)
+    assert paths.reshard_deepspeed_chat(case).bytes_moved / 16 == pytest.approx(15 / 16 * size)
+
+
+def test_zero_redundancy_is_fastest_and_deepspeed_chat_slowest() -> None:
+    case = ends(TRAIN, RolloutLayout(tp=2, dp=8), same_pool=True)
+    reshard, vanilla, chat = (
+        f(case).cost.seconds
+        for f in (paths.reshard, paths.reshard_vanilla, paths.reshard_deepspeed_chat)
+    )
+    assert reshard < vanilla < chat
+
+
+# --- S3: by hand
+
+
+def test_a_broadcast_of_a_dense_model_is_bound_by_one_nic() -> None:
+    found = priced("broadcast", TRAIN, ROLLOUT)
+    wire = DENSE.num_params * 2 / (50 * GB * H100["nic_efficiency"])
+    assert found.cost.by_resource()["network"] == pytest.approx(wire)
+    calls = DENSE.num_params * 2 / max(GIB, DENSE.vocab * DENSE.hidden * 2) * H100["sync_rpc_latency"]  # fmt: skip
+    assert found.cost.seconds == pytest.approx(wire + calls + H100["sync_start_latency"], rel=0.01)
+
+
+def test_a_call_per_parameter_costs_its_latency_for_each() -> None:
+    bucketed, single = (priced("broadcast", TRAIN, ROLLOUT).cost.seconds,
+                        paths.broadcast_per_parameter(ends(TRAIN, ROLLOUT)).cost.seconds)  # fmt: skip
+    assert single - bucketed > 723 * H100["sync_rpc_latency"] * 0.8
+
+
+def test_tensor_names_decide_where_experts_are_many() -> None:
+    train, rollout = Layout(tp=1, dp=16, ep=8), RolloutLayout(tp=8, dp=2)
+    assert paths.broadcast_per_parameter(ends(train, rollout, model=MOE)).cost.bound_by == "overhead"  # fmt: skip
+
+
+def test_pools_in_one_nvlink_domain_do_not_cross_the_network() -> None:
+    model = resolve_model("llama-3.1-8b")
+    found = sync("broadcast", model, Layout(tp=4), RolloutLayout(tp=4), source=device(8), target=device(8),
+                 backend="megatron", same_pool=False)  # fmt: skip
+    assert "network" not in found.cost.by_resource()
+
+
+def test_ranks_that_join_on_the_root_node_bring_their_nics() -> None:
+    case = ends(TRAIN, ROLLOUT)
+    narrow, wide = paths.broadcast(case).cost.seconds, paths.broadcast(case, nics=8).cost.seconds
+    assert wide < narrow / 3
+
+
+# --- S5
+
+
+def test_p2p_moves_each_shard_once_per_rollout_gpu() -> None:
+    found = paths.p2p(ends(TRAIN, RolloutLayout(tp=8, dp=2)), whole=True)
+    assert found.bytes_moved == pytest.approx(2 * DENSE.num_params * 2)
+    shard = DENSE.num_params * 2 / 8
+    assert found.cost.by_resource()["network"] == pytest.approx(shard / network(device()).value)
+
+
+def test_few_senders_slow_p2p() -> None:
+    few = paths.p2p(ends(Layout(tp=4, dp=1), RolloutLayout(tp=4, dp=4)), whole=True)
+    many = paths.p2p(ends(Layout(tp=4, dp=4), RolloutLayout(tp=4, dp=4)), whole=True)
+    assert few.cost.seconds > many.cost.seconds
+
+
+# --- limits and monotonicity
+
+
+def test_equal_layouts_in_one_pool_need_no_sync() -> None:
+    found = priced("none", Layout(tp=8, dp=2), RolloutLayout(tp=8, dp=2), same_pool=True)
+    assert found.available
+    assert found.cost.seconds == found.bytes_moved == found.bytes_per_s == 0
+
+
+def test_one_gpu_gathers_nothing_in_place() -> None:
+    model = resolve_model("qwen3-0.6b")
+    found = paths.reshard(ends(Layout(), RolloutLayout(), model=model, same_pool=True))
+    assert found.bytes_moved == 0
+
+
+@pytest.mark.parametrize("field", ["nic", "pcie", "hbm"])
+def test_more_bandwidth_never_makes_a_path_slower(field: str) -> None:
+    rate = getattr(H100, field)
+    faster = replace(H100, **{field: Bandwidth(value=rate.value * 2, source="test")})
+    for same in (False, True):
+        slow, fast = (
+            every_path(DENSE, TRAIN, RolloutLayout(tp=8, dp=2), source=device(profile=p), target=device(profile=p),
+                       backend="megatron", same_pool=same) for p in (H100, faster)
+        )  # fmt: skip
+        for a, b in zip(slow, fast, strict=True):
+            assert b.cost.seconds <= a.cost.seconds * (1 + 1e-9), a.name
+
+
+def test_a_bigger_model_is_never_faster() -> None:
+    models = [resolve_model(n) for n in ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")]  # fmt: skip
+    layouts = (Layout(tp=8, dp=2), RolloutLayout(tp=8, dp=2))
+    rows = [every_path(m, *layouts, source=device(), target=device(), backend="megatron", same_pool=True) for m in models]  # fmt: skip
+    for small, big in pairwise(rows):
+        for a, b in zip(small, big, strict=True):
+            assert a.cost.seconds <= b.cost.seconds * (1 + 1e-9), a.name
+
+
+def test_every_interval_holds_its_value() -> None:
+    for cost in every_path(MOE, Layout(tp=4, pp=2, dp=2, ep=4), RolloutLayout(tp=8, dp=2), source=device(),
+                           target=device(), backend="megatron", same_pool=False):  # fmt: skip
+        low, high = cost.cost.interval
+        assert 0 <= low <= cost.cost.seconds <= high, cost.name
+
+
+# --- who may use what
+
+
+def test_paths_in_place_need_the_same_pool_and_networks_need_two() -> None:
+    for path in ("none", "reshard", "ipc"):
+        assert not priced(path, TRAIN, ROLLOUT, same_pool=False).available
+    for path in ("broadcast", "p2p"):
+        assert not priced(path, TRAIN, RolloutLayout(tp=8, dp=2), same_pool=True).available
+
+
+def test_p2p_needs_rdma() -> None:
+    assert priced("p2p", TRAIN, ROLLOUT).available
+    assert "RDMA" in (priced("p2p", TRAIN, ROLLOUT, rdma=False).why_not or "")
+
+
+def test_adapters_need_an_adapter_policy_and_move_little() -> None:
+    assert not priced("lora", TRAIN, ROLLOUT).available
+    found = priced("lora", TRAIN, ROLLOUT, lora=Lora(rank=16))
+    assert found.available
+    assert found.bytes_moved < found.model_bytes / 100
+
+
+def test_local_disks_of_other_nodes_cannot_be_read() -> None:
+    by_name = {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=device(), target=device(),
+                                             backend="megatron", same_pool=False)}  # fmt: skip
+    assert not by_name["disk-local"].available
+    assert by_name["disk-shared"].available
+
+
+def test_quantising_halves_the_wire_and_needs_fp8_hardware() -> None:
+    def named(gpu: str) -> dict[str, SyncCost]:
+        on = device(profile=load_profile(gpu))
+        return {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=on, target=on, backend="megatron", same_pool=False)}  # fmt: skip
+
+    h100 = named("h100_sxm")
+    assert h100["quantised"].bytes_moved == pytest.approx(h100["broadcast"].bytes_moved / 2)
+    assert h100["quantised"].available
+    assert not named("a100_sxm")["quantised"].available
+
+
+def test_a_delta_moves_six_bytes_per_changed_element() -> None:
+    found = paths.delta(ends(TRAIN, ROLLOUT))
+    assert found.bytes_moved == pytest.approx(DENSE.num_params * H100["sync_delta_density"] * 6)
+
+
+def test_host_memory_holds_the_model_once() -> None:
+    assert priced("host", TRAIN, ROLLOUT).extra_host_bytes == pytest.approx(DENSE.num_params * 2)
+
+
+def test_an_unavailable_path_is_priced_all_the_same() -> None:
+    assert priced("ipc", TRAIN, ROLLOUT).cost.seconds > 0
+
+
+# --- the worked figure of 140 GB in 10 s
+
+
+def test_ten_seconds_for_140_gb_are_14_gb_per_second_and_only_disks_are_that_slow() -> None:
+    found = {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=device(), target=device(),
+                                           backend="megatron", same_pool=False)}  # fmt: skip
+    assert found["broadcast"].model_bytes == pytest.approx(141 * GB, rel=0.01)
+    assert found["broadcast"].bytes_per_s > 14 * GB
+    assert found["disk-local"].bytes_per_s == pytest.approx(14 * GB, rel=0.15)
+    assert found["disk-shared"].bytes_per_s < 14 * GB
+
+
+def test_the_gather_runs_at_the_rate_of_its_group() -> None:
+    case = ends(TRAIN, ROLLOUT)
+    assert case.gather_ranks == 8
+    assert gather_rate(device(), 8).resource == "nvlink"
