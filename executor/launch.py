@@ -18,7 +18,7 @@ from executor.coordination.tracing import coordination_overhead
 from executor.coordination.worker_groups import Rules
 from executor.engines.deepspeed.config import ds_config
 from executor.resolve import Job, engine_specs, rollout_spec
-from executor.restart_loop import Lives, weights_folder
+from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
 from executor.run import Ended, Listener, Watch
 from executor.samples import Sample
@@ -78,25 +78,28 @@ def launch(plan: Plan, settings: Settings, options: Options, listener: Listener)
     """
     if options.dry_run:
         settings = replace(settings, iterations=DRY_ITERATIONS)
-    job, prompter = prepare(
-        plan, settings, dry_step_s=options.dry_step_s if options.dry_run else None
-    )
+    job, prompter = prepare(plan, settings, dry_step_s=options.dry_step_s if options.dry_run else None)
     with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
         found = _checkpoint(files, job, listener) if options.resume else None
         _write_inputs(files, job)
         sweep(str(weights_folder(files)))
         with contextlib.closing(Scorer(settings.rewards)) as scorer:
-            lives = Lives(
-                job=job, files=files, prompter=prompter, rules=_rules(scorer, prompter), listener=listener, address=options.address,
-                self_check=options.self_check, smallest_change=options.smallest_change, watch=options.watch,
-            )  # fmt: skip
-            ended, restarts = lives.live(found)
+            loop = RestartLoop(
+                job=job,
+                files=files,
+                prompter=prompter,
+                rules=_rules(scorer, prompter),
+                listener=listener,
+                address=options.address,
+                self_check=options.self_check,
+                smallest_change=options.smallest_change,
+                watch=options.watch,
+            )
+            ended, restarts = loop.run(found)
             return Outcome(ended=ended, files=files, restarts=restarts)
 
 
-def prepare(
-    plan: Plan, settings: Settings, *, dry_step_s: float | None = None
-) -> tuple[Job, TaskPrompter]:
+def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) -> tuple[Job, TaskPrompter]:
     """Check everything that can be checked without starting anything.
 
     `dry_step_s`: a dry run, whose fake step takes so long; its model need not be here.
@@ -109,12 +112,24 @@ def prepare(
     if not known:
         refusals.check_model(model)
     text = ByteText() if known else Text(model, chat=settings.data.chat_template)
-    job = Job(plan=plan, settings=settings, model=model, gpu=cluster.local_gpus() > 0, max_prompt=1,
-              fake_seconds=None if dry_step_s is None else _fake_seconds(plan, dry_step_s))  # fmt: skip
+    job = Job(
+        plan=plan,
+        settings=settings,
+        model=model,
+        gpu=cluster.local_gpus() > 0,
+        max_prompt=1,
+        fake_seconds=None if dry_step_s is None else _fake_seconds(plan, dry_step_s),
+    )
     refusals.check(job)
     source = open_source(settings.data, plan.workload.algorithm, settings.seed)
-    prompter = TaskPrompter(source=source, text=text, workload=plan.workload, sampling=settings.sampling,
-                            max_tokens=job.max_tokens, seed=settings.seed)  # fmt: skip
+    prompter = TaskPrompter(
+        source=source,
+        text=text,
+        workload=plan.workload,
+        sampling=settings.sampling,
+        max_tokens=job.max_tokens,
+        seed=settings.seed,
+    )
     job = replace(job, max_prompt=prompter.longest_prompt(settings.iterations))
     if not known:
         refusals.check_length(job)
@@ -139,7 +154,10 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
     """Rule rewards of samples, one a sample."""
 
     def score(samples: Sequence[Sample]) -> list[float]:
-        texts = [(prompter.text.decode(s.prompt), prompter.text.decode(s.response), s.answer, s.meta or {}) for s in samples]  # fmt: skip
+        texts = [
+            (prompter.text.decode(s.prompt), prompter.text.decode(s.response), s.answer, s.meta or {})
+            for s in samples
+        ]
         return [scored.total for scored in scorer.score(texts)]
 
     return score
@@ -159,7 +177,7 @@ def _logged(files: run_folder.RunFiles) -> Iterator[None]:
         handler.close()
 
 
-def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> checkpoints.Checkpoint | None:  # fmt: skip
+def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> checkpoints.Checkpoint | None:
     """Where an interrupted run goes on; None: it has no whole checkpoint and begins again."""
     found = checkpoints.newest(files.checkpoints)
     if found is None:
@@ -167,10 +185,15 @@ def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> che
     for text in _changed_settings(files, job.settings):
         listener.phase(f"another setting than before: {text}")
     if found is not None:
-        checkpoints.check_resumable(found, checkpoints.identity(job.plan, run_folder.settings_hash(job.settings)))  # fmt: skip
+        checkpoints.check_resumable(
+            found, checkpoints.identity(job.plan, run_folder.settings_hash(job.settings))
+        )
         if found.progress.iteration >= job.settings.iterations:
-            raise RlhfsimError("run-is-done", f"the run in {files.root} has done its {found.progress.iteration} iterations",
-                               help="raise iterations in the settings (or --iterations) to go on")  # fmt: skip
+            raise RlhfsimError(
+                "run-is-done",
+                f"the run in {files.root} has done its {found.progress.iteration} iterations",
+                help="raise iterations in the settings (or --iterations) to go on",
+            )
     return found
 
 
@@ -185,8 +208,10 @@ def _changed_settings(files: run_folder.RunFiles, settings: Settings) -> list[st
 def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:
     """The emitted configuration of a run, beside its results."""
     shutil.rmtree(files.root / "deepspeed", ignore_errors=True)
-    configs = {role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu) for role, spec in engine_specs(job).items() if spec.optimizer is not None}  # fmt: skip
+    configs = {
+        role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu)
+        for role, spec in engine_specs(job).items()
+        if spec.optimizer is not None
+    }
     vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
-    run_folder.write_inputs(
-        files, plan=job.plan, settings=job.settings, deepspeed=configs, vllm=vllm
-    )
+    run_folder.write_inputs(files, plan=job.plan, settings=job.settings, deepspeed=configs, vllm=vllm)

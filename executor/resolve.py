@@ -13,13 +13,18 @@ from executor.settings import Precision, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.specs.placement.placement import Seat, WeightPath
+from rlhfsim.specs.placement.placement import RolePlacement, WeightPath
 
 TRAINED = ("actor", "critic")
-HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}  # fmt: skip
+HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}
 TRANSPORTS: Mapping[WeightPath, Transport] = {
-    "broadcast": "broadcast", "disk": "disk", "host": "host", "ipc": "ipc", "reshard": "ipc", "lora": "broadcast",
-}  # fmt: skip
+    "broadcast": "broadcast",
+    "disk": "disk",
+    "host": "host",
+    "ipc": "ipc",
+    "reshard": "ipc",
+    "lora": "broadcast",
+}
 """How each weight path travels; `lora` goes through shared memory where both ends are on one host."""
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
 BYTES = {"fp32": 4, "bf16": 2}
@@ -60,9 +65,9 @@ class Job:
 
 def served_by(plan: Plan) -> dict[str, str]:
     """Roles that run on another role's engine: the frozen base of a LoRA policy is its reference."""
-    seats = plan.placement.seats
+    roles = plan.placement.roles
     shared = plan.workload.lora is not None and plan.workload.reference == "same"
-    together = "reference" not in seats or seats["reference"].pool == plan.placement.actor.pool
+    together = "reference" not in roles or roles["reference"].pool == plan.placement.actor.pool
     return {"reference": "actor"} if shared and plan.workload.has_reference and together else {}
 
 
@@ -70,22 +75,30 @@ def engine_specs(job: Job) -> dict[str, EngineSpec]:
     """How the engine of every trained or scoring role is built."""
     plan = job.plan
     found = {}
-    for role, seat in plan.placement.seats.items():
-        if isinstance(seat, Seat) and role not in served_by(plan):
-            found[role] = _engine_spec(job, role, seat)
+    for role, placed in plan.placement.roles.items():
+        if isinstance(placed, RolePlacement) and role not in served_by(plan):
+            found[role] = _engine_spec(job, role, placed)
     return found
 
 
-def _engine_spec(job: Job, role: str, seat: Seat) -> EngineSpec:
+def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
     settings, workload = job.settings, job.plan.workload
     critic = settings.critic_optimizer or settings.optimizer
     optimizer = {"actor": settings.optimizer, "critic": critic}.get(role)
     return EngineSpec(
-        role=role, model=_model_of(job, role), head=HEADS[role], layout=seat.layout, optimizer=optimizer,
-        optimizer_kind=workload.optimizer, precision=job.precision, packing=workload.packing,
+        role=role,
+        model=_model_of(job, role),
+        head=HEADS[role],
+        layout=placed.layout,
+        optimizer=optimizer,
+        optimizer_kind=workload.optimizer,
+        precision=job.precision,
+        packing=workload.packing,
         lora_rank=workload.lora.rank if workload.lora and role == "actor" else None,
-        temperature=settings.sampling.temperature, total_steps=job.total_steps, seed=settings.seed,
-    )  # fmt: skip
+        temperature=settings.sampling.temperature,
+        total_steps=job.total_steps,
+        seed=settings.seed,
+    )
 
 
 def _model_of(job: Job, role: str) -> str:
@@ -95,27 +108,34 @@ def _model_of(job: Job, role: str) -> str:
 
 def rollout_spec(job: Job) -> RolloutSpec:
     """How every replica is built."""
-    seat = job.plan.placement.rollout
-    assert seat is not None, "the plan has no rollout seat"
+    role = job.plan.placement.rollout
+    assert role is not None, "the plan has no rollout role"
     length = job.max_prompt + job.max_tokens + 1
-    running = min(seat.layout.max_num_seqs, math.ceil(job.plan.workload.num_sequences / seat.layout.dp))  # fmt: skip
+    running = min(role.layout.max_num_seqs, math.ceil(job.plan.workload.num_sequences / role.layout.dp))
     return RolloutSpec(
-        model=job.model, layout=seat.layout, max_model_len=length, max_num_seqs=running,
-        kv_bytes=_kv_bytes(job, length * running), precision=job.precision,
-        quantised=seat.layout.precision == "fp8", seed=job.settings.seed,
-    )  # fmt: skip
+        model=job.model,
+        layout=role.layout,
+        max_model_len=length,
+        max_num_seqs=running,
+        kv_bytes=_kv_bytes(job, length * running),
+        precision=job.precision,
+        quantised=role.layout.precision == "fp8",
+        seed=job.settings.seed,
+    )
 
 
 def _kv_bytes(job: Job, tokens: int) -> int:
     """GPU: what the plan's ledger gives the KV cache; CPU: what all running sequences can need."""
     if job.fake_seconds is not None:
         return MIN_KV_BYTES
-    planned = [e.bytes for e in job.plan.prediction.ledger if e.role == "rollout" and e.component == "kv_cache"]  # fmt: skip
+    planned = [
+        e.bytes for e in job.plan.prediction.ledger if e.role == "rollout" and e.component == "kv_cache"
+    ]
     if job.gpu and planned:
         return int(max(planned))
     config = model_config(job.model)
     heads = config.get("num_key_value_heads", config.get("num_attention_heads", 1))
-    size = config.get("head_dim") or config.get("hidden_size", 1) // config.get("num_attention_heads", 1)  # fmt: skip
+    size = config.get("head_dim") or config.get("hidden_size", 1) // config.get("num_attention_heads", 1)
     each = 2 * config.get("num_hidden_layers", 1) * heads * size * BYTES[job.precision]
     return int(min(MAX_CPU_KV_BYTES, max(MIN_KV_BYTES, 1.25 * each * tokens)))
 
@@ -128,8 +148,11 @@ def model_config(folder: str) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG
     if not path.is_file():
-        raise RlhfsimError("no-model", f"{folder!r} is no model folder: it has no {CONFIG}",
-                           help="pass a folder with config.json, weights and tokenizer.json: rlhfsim launch --model FOLDER") from None  # fmt: skip
+        raise RlhfsimError(
+            "no-model",
+            f"{folder!r} is no model folder: it has no {CONFIG}",
+            help="pass a folder with config.json, weights and tokenizer.json: rlhfsim launch --model FOLDER",
+        ) from None
     data = parse_json(read_text(path), str(path)).data
     if not isinstance(data, dict):
         raise RlhfsimError("no-model", "config.json is not an object", place=Place(file=str(path)))
@@ -145,7 +168,10 @@ def environment(job: Job) -> dict[str, str]:
     """Environment variables of every process of the run; settings win."""
     cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     common = {
-        "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error",
-        "DS_LOG_LEVEL": "error", "PYTHONUNBUFFERED": "1",
-    }  # fmt: skip
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "DS_LOG_LEVEL": "error",
+        "PYTHONUNBUFFERED": "1",
+    }
     return common | ({} if job.gpu else cpu) | dict(job.settings.environment)

@@ -1,4 +1,4 @@
-"""The lives of a run: when a part fails, everything is taken down and started again from the newest whole
+"""The restart loop of a run: when a part fails, everything is taken down and started again from the newest whole
 checkpoint, a bounded number of times. Whatever ends a run, the checkpoint to go on from is named.
 """
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Lives:
+class RestartLoop:
     """What every life of a run has in common."""
 
     job: Job
@@ -38,7 +38,7 @@ class Lives:
     smallest_change: Callable[[Plan], str | None] | None
     watch: Watch | None = None
 
-    def live(self, found: checkpoints.Checkpoint | None) -> tuple[Ended, tuple[str, ...]]:
+    def run(self, found: checkpoints.Checkpoint | None) -> tuple[Ended, tuple[str, ...]]:
         """The life that reaches the end, and the failures that ended those before it.
 
         Raises:
@@ -48,7 +48,9 @@ class Lives:
         failures: list[str] = []
         while True:
             try:
-                return self._once(found, check_first=self.self_check and not failures and found is None), tuple(failures)  # fmt: skip
+                return self._once(
+                    found, check_first=self.self_check and not failures and found is None
+                ), tuple(failures)
             except PartFailed as failure:
                 self._stop_if_memory_ran_out(failure)
                 failures.append(str(failure))
@@ -57,27 +59,40 @@ class Lives:
             except RlhfsimError as error:
                 raise self._stopped(error, failures) from error
             except (KeyboardInterrupt, SystemExit):
-                self.listener.phase(f"interrupted; {_words(checkpoints.newest(self.files.checkpoints))}")  # fmt: skip
+                self.listener.phase(f"interrupted; {_words(checkpoints.newest(self.files.checkpoints))}")
                 raise
             finally:
                 _sweep(self.files)
 
     def _once(self, found: checkpoints.Checkpoint | None, *, check_first: bool) -> Ended:
         limit = self.job.settings.limits.start_s
-        with cluster.joined(self.job.plan, self.address, environment(self.job), limit, self.files.logs) as reservation:  # fmt: skip
+        with cluster.joined(
+            self.job.plan, self.address, environment(self.job), limit, self.files.logs
+        ) as reservation:
             run = Run(
-                job=self.job, files=self.files, reservation=reservation, prompter=self.prompter, rules=self.rules,
-                listener=self.listener, resume_from=found, check_first=check_first, watch=self.watch,
-            )  # fmt: skip
+                job=self.job,
+                files=self.files,
+                reservation=reservation,
+                prompter=self.prompter,
+                rules=self.rules,
+                listener=self.listener,
+                resume_from=found,
+                check_first=check_first,
+                watch=self.watch,
+            )
             return run.execute()
 
-    def _stop_if_too_many(self, failure: PartFailed, times: int, found: checkpoints.Checkpoint | None) -> None:  # fmt: skip
+    def _stop_if_too_many(
+        self, failure: PartFailed, times: int, found: checkpoints.Checkpoint | None
+    ) -> None:
         retries = self.job.settings.limits.retries
         if times > retries:
             count = f" ({times} times)" if times > 1 else ""
-            raise RlhfsimError("run-failed", f"{failure}{count}", help=f"read {self.files.logs}; {_words(found)}") from failure  # fmt: skip
+            raise RlhfsimError(
+                "run-failed", f"{failure}{count}", help=f"read {self.files.logs}; {_words(found)}"
+            ) from failure
         logger.warning("a life ended", exc_info=failure)
-        start = f"the checkpoint after iteration {found.progress.iteration}" if found else "the beginning"  # fmt: skip
+        start = f"the checkpoint after iteration {found.progress.iteration}" if found else "the beginning"
         self.listener.phase(f"{failure}; restart {times} of {retries} from {start}")
 
     def _stop_if_memory_ran_out(self, failure: PartFailed) -> None:
@@ -85,15 +100,19 @@ class Lives:
         if not is_out_of_memory(failure):
             return
         ask, plan = self.smallest_change, self.job.plan
-        finding = out_of_memory(plan, failure.call, failure.part, (lambda: ask(plan)) if ask else None)  # fmt: skip
+        finding = out_of_memory(plan, failure.call, failure.part, (lambda: ask(plan)) if ask else None)
         raise RlhfsimError(finding.code, finding.what, help=finding.advice) from failure
 
     def _stopped(self, error: RlhfsimError, failures: list[str]) -> RlhfsimError:
         """Of a run that cannot go on: what failed before, and where to go on."""
         found = checkpoints.newest(self.files.checkpoints)
         if failures:
-            return RlhfsimError(error.code, f"{failures[-1]}; it cannot start again: {error.message}",
-                                place=error.place, help="; ".join(text for text in (error.help, _words(found)) if text))  # fmt: skip
+            return RlhfsimError(
+                error.code,
+                f"{failures[-1]}; it cannot start again: {error.message}",
+                place=error.place,
+                help="; ".join(text for text in (error.help, _words(found)) if text),
+            )
         if found is not None:
             self.listener.phase(f"stopped; {_words(found)}")
         return error
@@ -103,7 +122,7 @@ def _words(found: checkpoints.Checkpoint | None) -> str:
     """Where a run goes on."""
     if found is None:
         return "there is no checkpoint yet (checkpoints.every sets how often one is saved)"
-    return f"resume with --resume: the checkpoint after iteration {found.progress.iteration} is whole"  # fmt: skip
+    return f"resume with --resume: the checkpoint after iteration {found.progress.iteration} is whole"
 
 
 def _sweep(files: RunFiles) -> None:

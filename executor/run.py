@@ -21,7 +21,7 @@ from executor.coordination.failures import PartFailed
 from executor.coordination.recorder import Recorder
 from executor.coordination.run_folder import RunFiles, settings_hash
 from executor.coordination.tracking import Trackers, open_trackers
-from executor.coordination.worker_groups import Crew, Rules
+from executor.coordination.worker_groups import Rules, WorkerGroups
 from executor.resolve import Job
 from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
@@ -92,61 +92,74 @@ class Run:
         shutil.rmtree(self.files.scratch, ignore_errors=True)
         self.files.scratch.mkdir(parents=True, exist_ok=True)
         recorder = Recorder()
-        crew = Crew(self.job, self.reservation, self.files.scratch, recorder, self.rules)
+        workers = WorkerGroups(self.job, self.reservation, self.files.scratch, recorder, self.rules)
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
-            crew.start()
-            return self._live(crew, recorder)
+            workers.start()
+            return self._live(workers, recorder)
         except (PartFailed, RlhfsimError, RayError) as error:
-            found = crew.cause(error)
-            crew.stop()
+            found = workers.cause(error)
+            workers.stop()
             raise found  # noqa: B904  the cause is set where it is another error
         except BaseException:
-            crew.stop()
+            workers.stop()
             raise
         finally:
-            crew.close()
+            workers.close()
 
-    def _live(self, crew: Crew, recorder: Recorder) -> Ended:
+    def _live(self, workers: WorkerGroups, recorder: Recorder) -> Ended:
         loop = Loop(
-            machinery=crew, prompter=self.prompter, workload=self.job.plan.workload,
-            settings=self.job.settings, max_tokens=self.job.max_tokens,
-        )  # fmt: skip
-        first = self._restore(crew, loop)
+            backend=workers,
+            prompter=self.prompter,
+            workload=self.job.plan.workload,
+            settings=self.job.settings,
+            max_tokens=self.job.max_tokens,
+        )
+        first = self._restore(workers, loop)
         if self.check_first and self.job.fake_seconds is None and self.job.plan.workload.generates:
             self.listener.phase("first minute: generate, compare, train, sync, save, load")
-            self_check(crew, loop, self.files.scratch, self.listener.phase)
+            self_check(workers, loop, self.files.scratch, self.listener.phase)
         steps = range(first, self.job.settings.iterations)
         trackers = open_trackers(
-            self.job.settings.tracking, self.files.metrics, self.files.tensorboard, first_step=first,
-            run_id=self.job.plan.input_hash, config={"plan": self.job.plan.input_hash},
-        )  # fmt: skip
+            self.job.settings.tracking,
+            self.files.metrics,
+            self.files.tensorboard,
+            first_step=first,
+            run_id=self.job.plan.input_hash,
+            config={"plan": self.job.plan.input_hash},
+        )
         with contextlib.closing(trackers):
-            return self._iterate(crew, loop, steps, recorder, trackers)
+            return self._iterate(workers, loop, steps, recorder, trackers)
 
-    def _restore(self, crew: Crew, loop: Loop) -> int:
+    def _restore(self, workers: WorkerGroups, loop: Loop) -> int:
         found = self.resume_from
         if found is None:
             return 0
         self.listener.phase(f"restoring the state after iteration {found.progress.iteration}")
-        crew.restore(found.folder)
+        workers.restore(found.folder)
         where = found.progress.data_position
         self._data = Position(where["prompts"], set(where.get("ahead", ())))
-        crew.version = found.progress.weight_version - 1
+        workers.version = found.progress.weight_version - 1
         if self.job.plan.workload.generates:
-            crew.sync(found.progress.iteration)
-            check_restored(crew, loop, self.listener.phase)
+            workers.sync(found.progress.iteration)
+            check_restored(workers, loop, self.listener.phase)
         else:
-            crew.version += 1
+            workers.version += 1
         return found.progress.iteration
 
-    def _iterate(self, crew: Crew, loop: Loop, steps: range, recorder: Recorder, trackers: Trackers) -> Ended:  # fmt: skip
-        rows: list[Row] = [dict(r) for r in (self.resume_from.progress.metrics if self.resume_from else ())]  # fmt: skip
+    def _iterate(
+        self, workers: WorkerGroups, loop: Loop, steps: range, recorder: Recorder, trackers: Trackers
+    ) -> Ended:
+        rows: list[Row] = [dict(r) for r in (self.resume_from.progress.metrics if self.resume_from else ())]
         detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
-        evaluations = {steps.start: self._evaluated(crew, steps.start)} if self.job.settings.evaluation.problems else {}  # fmt: skip
+        evaluations = (
+            {steps.start: self._evaluated(workers, steps.start)}
+            if self.job.settings.evaluation.problems
+            else {}
+        )
         start = last = time.time()
         recorder.fresh()
-        for learned in self._learned(loop, crew, steps):
+        for learned in self._learned(loop, workers, steps):
             row = self._row(learned, time.time() - last, recorder)
             rows.append(row)
             self._data.add({s.group for s in learned.samples})
@@ -154,9 +167,9 @@ class Run:
             self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
             self._detect(detectors, rows)
             done = learned.step + 1
-            if self.job.settings.evaluation.problems and self._due(done, self.job.settings.evaluation.every):  # fmt: skip
-                evaluations[done] = self._evaluated(crew, done)
-            self._checkpoint(crew, done, rows)
+            if self.job.settings.evaluation.problems and self._due(done, self.job.settings.evaluation.every):
+                evaluations[done] = self._evaluated(workers, done)
+            self._checkpoint(workers, done, rows)
             if self.watch is not None and done % self.watch.every == 0:
                 so_far = self._trace(recorder, start, range(steps.start, done))
                 self.listener.phase(self.watch.look(so_far, rows))
@@ -166,14 +179,22 @@ class Run:
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
 
     def _trace(self, recorder: Recorder, start: float, steps: range) -> Trace:
-        return recorder.trace(start_s=start, plan_hash=self.job.plan.input_hash, steps=len(steps), seed=self.job.settings.seed, first_step=steps.start)  # fmt: skip
+        return recorder.trace(
+            start_s=start,
+            plan_hash=self.job.plan.input_hash,
+            steps=len(steps),
+            seed=self.job.settings.seed,
+            first_step=steps.start,
+        )
 
-    def _learned(self, loop: Loop, crew: Crew, steps: range) -> Iterator[Learned]:
+    def _learned(self, loop: Loop, workers: WorkerGroups, steps: range) -> Iterator[Learned]:
         schedule = self.job.plan.placement.schedule
         if not self.job.plan.workload.generates:
             return loop.synchronous(steps)
         if schedule.staleness > 0:
-            return loop.asynchronous(steps, Experience(settings_of(self.job.plan), crew.version), self._data)  # fmt: skip
+            return loop.asynchronous(
+                steps, Experience(settings_of(self.job.plan), workers.version), self._data
+            )
         return loop.streamed(steps) if schedule.streaming else loop.synchronous(steps)
 
     # --- after an iteration -----------------------------------------------------------------------
@@ -183,9 +204,14 @@ class Run:
         if learned.critic:
             engines["critic"] = learned.critic
         return metrics.iteration_metrics(
-            samples=learned.samples, version=learned.version, seconds=seconds, engines=engines,
-            spans=recorder.fresh(), step=learned.step, readings=recorder.memory.values(),
-        )  # fmt: skip
+            samples=learned.samples,
+            version=learned.version,
+            seconds=seconds,
+            engines=engines,
+            spans=recorder.fresh(),
+            step=learned.step,
+            readings=recorder.memory.values(),
+        )
 
     def _detect(self, detectors: Detectors, rows: list[Row]) -> None:
         if self.job.fake_seconds is not None:
@@ -198,25 +224,30 @@ class Run:
     def _due(self, done: int, every: int) -> bool:
         return done == self.job.settings.iterations or (every > 0 and done % every == 0)
 
-    def _checkpoint(self, crew: Crew, done: int, rows: list[Row]) -> None:
+    def _checkpoint(self, workers: WorkerGroups, done: int, rows: list[Row]) -> None:
         keep = self.job.settings.checkpoints
         if self.job.fake_seconds is not None or not self._due(done, keep.every):
             return
         progress = checkpoints.Progress(
-            iteration=done, weight_version=crew.version,
+            iteration=done,
+            weight_version=workers.version,
             data_position={"prompts": self._data.prompts, "ahead": sorted(self._data.ahead)},
-            rng={"seed": self.job.settings.seed},  # every stream of the driver follows from it and the position
+            rng={
+                "seed": self.job.settings.seed
+            },  # every stream of the driver follows from it and the position
             metrics=tuple(rows),
-        )  # fmt: skip
+        )
         wanted = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
-        checkpoints.save(self.files.checkpoints, progress, wanted, crew.save, keep.keep)
+        checkpoints.save(self.files.checkpoints, progress, wanted, workers.save, keep.keep)
 
-    def _evaluated(self, crew: Crew, done: int) -> float:
+    def _evaluated(self, workers: WorkerGroups, done: int) -> float:
         """Share of held-out problems whose greedy response gets the full rule reward."""
         problems = self.prompter.source.held_out(self.job.settings.evaluation.problems)
         requests = self.prompter.greedy(problems, EVALUATION)
-        samples = [replace(self.prompter.sample(c), group=0) for c in crew.generate(requests, done)]
+        samples = [replace(self.prompter.sample(c), group=0) for c in workers.generate(requests, done)]
         right = [reward >= 1.0 for reward in self.rules(samples)]
         accuracy = sum(right) / len(right)
-        self.listener.phase(f"greedy accuracy after {done} iterations: {accuracy:.3f} on {len(right)} held-out problems")  # fmt: skip
+        self.listener.phase(
+            f"greedy accuracy after {done} iterations: {accuracy:.3f} on {len(right)} held-out problems"
+        )
         return accuracy

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from executor.algorithms.iteration import Loop
-from executor.coordination.worker_groups import Crew
+from executor.coordination.worker_groups import WorkerGroups
 from executor.samples import Sample
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.dataflow import Call
@@ -36,55 +36,59 @@ class Agreement:
     tokens: int
 
 
-def agreement(crew: Crew, samples: list[Sample]) -> Agreement:
+def agreement(workers: WorkerGroups, samples: list[Sample]) -> Agreement:
     """Compare; the samples must come from the present weights."""
-    trained = crew.score(Call(role="actor", kind="logprob"), samples, CHECK)
-    gaps = np.concatenate([np.abs(t - s.rollout_logprobs) for t, s in zip(trained, samples, strict=True)])  # fmt: skip
+    trained = workers.score(Call(role="actor", kind="logprob"), samples, CHECK)
+    gaps = np.concatenate([np.abs(t - s.rollout_logprobs) for t, s in zip(trained, samples, strict=True)])
     return Agreement(mean=float(gaps.mean()), largest=float(gaps.max()), tokens=len(gaps))
 
 
-def self_check(crew: Crew, loop: Loop, scratch: Path, say: Say) -> None:
+def self_check(workers: WorkerGroups, loop: Loop, scratch: Path, say: Say) -> None:
     """Run it.
 
     Raises:
         RlhfsimError: the engine's log-probs are not the trainer's, or weights did not arrive.
     """
-    limit = crew.job.settings.logprob_tolerance
-    before = _samples(crew, loop)
-    first = agreement(crew, before)
-    say(f"log-probs of engine and trainer differ by {first.mean:.1e} on average, {first.largest:.1e} at most ({first.tokens} tokens)")  # fmt: skip
+    limit = workers.job.settings.logprob_tolerance
+    before = _samples(workers, loop)
+    first = agreement(workers, before)
+    say(
+        f"log-probs of engine and trainer differ by {first.mean:.1e} on average, {first.largest:.1e} at most ({first.tokens} tokens)"
+    )
     _refuse(first, limit, "initial weights")
     folder = scratch / "self-check"
-    crew.save(folder)
+    workers.save(folder)
     say("state saved")
     learned = loop.learn(CHECK, _rewarded(before))
-    say(f"one training step and sync: {learned.transfer.bytes if learned.transfer else 0:,} bytes, checksums equal")  # fmt: skip
-    second = agreement(crew, _samples(crew, loop))
+    say(
+        f"one training step and sync: {learned.transfer.bytes if learned.transfer else 0:,} bytes, checksums equal"
+    )
+    second = agreement(workers, _samples(workers, loop))
     say(f"after the sync they differ by {second.mean:.1e} on average")
     _refuse(second, limit, "weights after a sync")
-    crew.restore(folder)
-    crew.sync(CHECK)
-    third = agreement(crew, _samples(crew, loop))
+    workers.restore(folder)
+    workers.sync(CHECK)
+    third = agreement(workers, _samples(workers, loop))
     _refuse(third, limit, "restored weights")
     say("state restored and synced; the run starts")
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_restored(crew: Crew, loop: Loop, say: Say) -> None:
+def check_restored(workers: WorkerGroups, loop: Loop, say: Say) -> None:
     """After a restore and its sync: the engine has the weights that the trainer goes on with.
 
     Raises:
         RlhfsimError: their log-probs differ.
     """
-    found = agreement(crew, _samples(crew, loop))
-    say(f"state restored and synced; log-probs of engine and trainer differ by {found.mean:.1e} on average")  # fmt: skip
-    _refuse(found, crew.job.settings.logprob_tolerance, "restored weights")
+    found = agreement(workers, _samples(workers, loop))
+    say(f"state restored and synced; log-probs of engine and trainer differ by {found.mean:.1e} on average")
+    _refuse(found, workers.job.settings.logprob_tolerance, "restored weights")
 
 
-def _samples(crew: Crew, loop: Loop) -> list[Sample]:
+def _samples(workers: WorkerGroups, loop: Loop) -> list[Sample]:
     """A few responses under the present weights."""
-    requests = loop.prompter.requests(0)[: max(PROMPTS * loop.workload.samples, crew.most_ranks)]
-    done = crew.generate([replace(r, max_tokens=min(r.max_tokens, 32)) for r in requests], CHECK)
+    requests = loop.prompter.requests(0)[: max(PROMPTS * loop.workload.samples, workers.most_ranks)]
+    done = workers.generate([replace(r, max_tokens=min(r.max_tokens, 32)) for r in requests], CHECK)
     return [loop.prompter.sample(c) for c in done]
 
 
@@ -92,11 +96,14 @@ def _rewarded(samples: list[Sample]) -> list[Sample]:
     """Rewards that differ within every group, so that there is something to learn; results of all calls filled in."""
     return [
         replace(
-            s, reward=float(i % 2), old_logprobs=s.rollout_logprobs, reference_logprobs=s.rollout_logprobs,
+            s,
+            reward=float(i % 2),
+            old_logprobs=s.rollout_logprobs,
+            reference_logprobs=s.rollout_logprobs,
             values=np.zeros(s.num_tokens, np.float32),
         )
         for i, s in enumerate(samples)
-    ]  # fmt: skip
+    ]
 
 
 def _refuse(found: Agreement, limit: float, what: str) -> None:
@@ -105,4 +112,4 @@ def _refuse(found: Agreement, limit: float, what: str) -> None:
             "logprob-mismatch",
             f"{what}: log-probs of the rollout engine and the trainer differ by {found.mean:.3g} on average, more than {limit:g}",
             help="the engine does not compute what is trained: check dtype, tokenizer and tied embeddings; raise logprob_tolerance only for a known cause (BF16, FP8)",
-        )  # fmt: skip
+        )

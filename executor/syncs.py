@@ -12,7 +12,7 @@ from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
 from executor.coordination.recorder import Recorder
-from executor.coordination.worker_groups import Crew
+from executor.coordination.worker_groups import WorkerGroups
 from executor.launch import prepare
 from executor.resolve import Job, environment
 from executor.samples import Sample
@@ -42,7 +42,7 @@ class PathTime:
     """Largest |log-prob of the engine - of the trainer| after the last sync."""
 
 
-def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say: Say) -> list[PathTime]:  # fmt: skip
+def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say: Say) -> list[PathTime]:
     """Start the plan's trainer and rollout once, then send the weights along every path `repeats` times.
 
     Adapters travel only where the plan trains LoRA; the other paths then carry merged weights.
@@ -52,35 +52,53 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
     """
     job, prompter = prepare(plan, settings)
     with cluster.joined(plan, None, environment(job), settings.limits.start_s) as reservation:
-        crew = Crew(job, reservation, scratch, Recorder(), lambda samples: [0.0] * len(samples))
-        with closing(crew):
+        workers = WorkerGroups(job, reservation, scratch, Recorder(), lambda samples: [0.0] * len(samples))
+        with closing(workers):
             say("starting a trainer and a rollout replica")
-            crew.start()
-            return [_timed(crew, job, prompter, path, scratch, repeats, say) for path in PATHS]
+            workers.start()
+            return [_timed(workers, job, prompter, path, scratch, repeats, say) for path in PATHS]
 
 
-def _timed(crew: Crew, job: Job, prompter: TaskPrompter, path: WeightPath, scratch: Path, repeats: int, say: Say) -> PathTime:  # fmt: skip
+def _timed(
+    workers: WorkerGroups,
+    job: Job,
+    prompter: TaskPrompter,
+    path: WeightPath,
+    scratch: Path,
+    repeats: int,
+    say: Say,
+) -> PathTime:
     placement = replace(job.plan.placement, weight_path=path)
-    crew.reroute(weights.Route(replace(job, plan=replace(job.plan, placement=placement)), crew.trainer, scratch))  # fmt: skip
-    _learn(crew, job, prompter)
-    found = [crew.sync(step) for step in range(repeats + 1)]
-    gap = agreement(crew, _probes(crew, prompter)).largest
+    workers.reroute(
+        weights.Route(replace(job, plan=replace(job.plan, placement=placement)), workers.trainer, scratch)
+    )
+    _learn(workers, job, prompter)
+    found = [workers.sync(step) for step in range(repeats + 1)]
+    gap = agreement(workers, _probes(workers, prompter)).largest
     times = [transfer.seconds for transfer in found[1:]]
     say(f"{path}: {statistics.median(times):.3f} s, log-probs within {gap:.1e}")
     return PathTime(
-        path=path, bytes=found[-1].bytes, first_s=found[0].seconds, median_s=statistics.median(times), low_s=min(times),
-        high_s=max(times), logprob_gap=gap,
-    )  # fmt: skip
+        path=path,
+        bytes=found[-1].bytes,
+        first_s=found[0].seconds,
+        median_s=statistics.median(times),
+        low_s=min(times),
+        high_s=max(times),
+        logprob_gap=gap,
+    )
 
 
-def _learn(crew: Crew, job: Job, prompter: TaskPrompter) -> None:
+def _learn(workers: WorkerGroups, job: Job, prompter: TaskPrompter) -> None:
     """One update, so that a path that brings nothing is seen."""
-    samples = [replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs) for i, s in enumerate(_probes(crew, prompter))]  # fmt: skip
+    samples = [
+        replace(s, reward=float(i % 2), old_logprobs=s.rollout_logprobs)
+        for i, s in enumerate(_probes(workers, prompter))
+    ]
     algorithm, settings = job.plan.workload.algorithm, job.settings.algorithm
     loss = recipes.actor_loss(job.plan.workload, settings, max_tokens=job.max_tokens)
-    crew.train("actor", advantages(algorithm, samples, settings), loss, 0)
+    workers.train("actor", advantages(algorithm, samples, settings), loss, 0)
 
 
-def _probes(crew: Crew, prompter: TaskPrompter) -> list[Sample]:
-    done = crew.generate(prompter.requests(0)[:PROBES], 0)
+def _probes(workers: WorkerGroups, prompter: TaskPrompter) -> list[Sample]:
+    done = workers.generate(prompter.requests(0)[:PROBES], 0)
     return [prompter.sample(c) for c in done]

@@ -45,30 +45,45 @@ def drawn(prior: Prior, rng: np.random.Generator) -> float:
 
 
 def planted_run(
-    plan: Plan, profile: Profile, values: Mapping[str, float], rng: np.random.Generator, *, name: str,
-    steps: int = 4, flaws: Flaws | None = None,
-) -> Observation:  # fmt: skip
+    plan: Plan,
+    profile: Profile,
+    values: Mapping[str, float],
+    rng: np.random.Generator,
+    *,
+    name: str,
+    steps: int = 4,
+    flaws: Flaws | None = None,
+) -> Observation:
     """A run of `plan` on a cluster where `profile` has the coefficients `values`."""
     trace = planted_trace(plan, profile, values, rng, steps=steps, flaws=flaws)
     return observe(plan, trace, name=name)
 
 
 def planted_trace(
-    plan: Plan, profile: Profile, values: Mapping[str, float], rng: np.random.Generator, *, steps: int = 4,
+    plan: Plan,
+    profile: Profile,
+    values: Mapping[str, float],
+    rng: np.random.Generator,
+    *,
+    steps: int = 4,
     flaws: Flaws | None = None,
-) -> Trace:  # fmt: skip
+) -> Trace:
     """The trace of such a run."""
     wrong = flaws or Flaws()
     trace = _trace(plan, with_coefficients(profile, values), profile, steps)
     spans = tuple(s for s in trace.spans if s.name not in wrong.missing)
-    factors = {key: wrong.slowed.get(key[0], 1.0) * float(np.exp(wrong.noise * rng.normal())) for key in _keys(spans)}  # fmt: skip
+    factors = {
+        key: wrong.slowed.get(key[0], 1.0) * float(np.exp(wrong.noise * rng.normal())) for key in _keys(spans)
+    }
     return replace(trace, spans=stretched(spans, factors), counters=())
 
 
 def _trace(plan: Plan, changed: Profile, profile: Profile, steps: int) -> Trace:
     models = models_of(plan.workload)
     memory = ledger(models, plan.placement, plan.workload, cluster_with(plan, profile))
-    setting = Setting(models=models, placement=plan.placement, workload=plan.workload, cluster=cluster_with(plan, changed))  # fmt: skip
+    setting = Setting(
+        models=models, placement=plan.placement, workload=plan.workload, cluster=cluster_with(plan, changed)
+    )
     tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     trace = simulate(setting, tokens, steps=steps, record=True, plan_hash=plan.input_hash).trace
     assert trace is not None
@@ -79,9 +94,7 @@ def _keys(spans: Iterable[Span]) -> list[tuple[str, int]]:
     return list(dict.fromkeys((s.name, s.step) for s in spans))
 
 
-def stretched(
-    spans: tuple[Span, ...], factors: Mapping[tuple[str, int], float]
-) -> tuple[Span, ...]:
+def stretched(spans: tuple[Span, ...], factors: Mapping[tuple[str, int], float]) -> tuple[Span, ...]:
     """The spans on a clock that runs at the factor of the phase at work, and at 1 between phases.
 
     Where several work at once the one that began last sets the pace.

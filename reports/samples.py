@@ -44,9 +44,13 @@ def planned(gpus: int, workload: Workload, backend: Backend = "deepspeed") -> Pa
 def reasoning() -> Workload:
     """GRPO with verifiable rewards and long responses that vary."""
     return Workload(
-        algorithm="grpo", model="deepseek-v3", prompts=512, samples=16, response_len=LogNormal(mean=4000, sigma=0.8, max=16384),
+        algorithm="grpo",
+        model="deepseek-v3",
+        prompts=512,
+        samples=16,
+        response_len=LogNormal(mean=4000, sigma=0.8, max=16384),
         reward=Reward(rules=Rules(seconds_per_sample=0.005)),
-    )  # fmt: skip
+    )
 
 
 SAMPLES: dict[str, Callable[[], Page]] = {
@@ -55,9 +59,7 @@ SAMPLES: dict[str, Callable[[], Page]] = {
     "plan_405b_512": lambda: planned(512, Workload(model="405b")),
     "plan_deepseek_v3_2048": lambda: planned(2048, reasoning(), "megatron"),
     "whatif_h100_to_b200": lambda: whatif_page(whatif("h100-to-b200"), file="whatif.json"),
-    "run_demo": lambda: run_page(
-        read(RUN), commands=f"rlhfsim demo --out {RUN}\nrlhfsim report {RUN}"
-    ),
+    "run_demo": lambda: run_page(read(RUN), commands=f"rlhfsim demo --out {RUN}\nrlhfsim report {RUN}"),
 }
 """Name of the file -> its page."""
 

@@ -33,12 +33,27 @@ if TYPE_CHECKING:
     from rlhfsim.what_if.scenarios.result import read_whatif as read_whatif
 
 _HOMES = {
-    "Placement": "specs.placement.placement", "Plan": "plan", "Request": "search.request", "RlhfsimError": "errors",
-    "Simulation": "simulation.summary", "SimulationOptions": "simulation.summary", "Trace": "trace", "Workload": "specs.workload.workload",
-    "design": "api", "estimate": "api", "estimate_file": "api", "parse_cluster": "specs.hardware.profiles", "read_plan": "plan",
-    "read_trace": "trace", "read_whatif": "what_if.scenarios.result", "simulate_file": "api", "WhatIf": "what_if.scenarios.result",
-    "whatif": "api", "write_plan": "plan", "write_trace": "trace",
-}  # fmt: skip
+    "Placement": "specs.placement.placement",
+    "Plan": "plan",
+    "Request": "search.request",
+    "RlhfsimError": "errors",
+    "Simulation": "simulation.summary",
+    "SimulationOptions": "simulation.summary",
+    "Trace": "trace",
+    "Workload": "specs.workload.workload",
+    "design": "api",
+    "estimate": "api",
+    "estimate_file": "api",
+    "parse_cluster": "specs.hardware.profiles",
+    "read_plan": "plan",
+    "read_trace": "trace",
+    "read_whatif": "what_if.scenarios.result",
+    "simulate_file": "api",
+    "WhatIf": "what_if.scenarios.result",
+    "whatif": "api",
+    "write_plan": "plan",
+    "write_trace": "trace",
+}
 __all__ = list(_HOMES)  # names resolved lazily below
 
 

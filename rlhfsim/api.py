@@ -21,7 +21,7 @@ from rlhfsim.simulation.summary import (
     randomness,
 )
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import load_profile, make_pool, profile_hash
+from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.scenario import load_scenario
 from rlhfsim.specs.workload.workload import Workload
@@ -61,9 +61,7 @@ def estimate_request(request: Request) -> Plan:
     found = design(request, explain=False)
     if found.chosen is None:
         raise RlhfsimError(
-            "nothing-fits",
-            "no plan with these choices fits",
-            help=found.remedy or "free some of the choices",
+            "nothing-fits", "no plan with these choices fits", help=found.remedy or "free some of the choices"
         )
     return found.chosen
 
@@ -74,17 +72,13 @@ def cluster_of(plan: Plan) -> Cluster:
     Raises:
         RlhfsimError: a profile is unknown here.
     """
-    pools = tuple(
-        make_pool(h.profile, h.gpus, gpus_per_node=h.gpus_per_node) for h in plan.hardware
-    )
-    return Cluster(pools=pools, oversubscription=plan.oversubscription)
+    pools = tuple(node_group(h.profile, h.gpus, gpus_per_node=h.gpus_per_node) for h in plan.hardware)
+    return Cluster(node_groups=pools, oversubscription=plan.oversubscription)
 
 
 def stale_profiles(plan: Plan) -> tuple[str, ...]:
     """Profiles whose content differs from the one the plan was made with."""
-    return tuple(
-        h.profile for h in plan.hardware if profile_hash(load_profile(h.profile)) != h.profile_hash
-    )
+    return tuple(h.profile for h in plan.hardware if profile_hash(load_profile(h.profile)) != h.profile_hash)
 
 
 # --- simulation -------------------------------------------------------------------------------------
@@ -108,10 +102,16 @@ def simulate_file(
     asked = options or SimulationOptions()
     priced = priced_placement(*_read(path))
     placement = priced.setting.placement
-    ahead = math.ceil(placement.schedule.staleness) + RUN_AHEAD if placement.schedule.staleness else 0  # fmt: skip
+    ahead = math.ceil(placement.schedule.staleness) + RUN_AHEAD if placement.schedule.staleness else 0
     warmup = max(ahead, asked.warmup)
     plan = planned(priced, priced.iteration, price)
-    base = Simulation(estimate=plan, plan=plan, seed=asked.seed, warmup=warmup, randomness=randomness(asked, priced.setting.workload))  # fmt: skip
+    base = Simulation(
+        estimate=plan,
+        plan=plan,
+        seed=asked.seed,
+        warmup=warmup,
+        randomness=randomness(asked, priced.setting.workload),
+    )
     reason = _rejection(priced)
     if reason is not None:
         return replace(base, rejected_by=reason)
@@ -140,18 +140,30 @@ def _rejection(priced: PricedPlacement) -> str | None:
     return reason
 
 
-def _run(priced: PricedPlacement, asked: SimulationOptions, warmup: int, seed: int, *, record: bool) -> Simulated:  # fmt: skip
+def _run(
+    priced: PricedPlacement, asked: SimulationOptions, warmup: int, seed: int, *, record: bool
+) -> Simulated:
     from rlhfsim.simulation.run import simulate
 
     return simulate(
-        priced.setting, priced.kv_tokens, steps=asked.steps, warmup=warmup, seed=seed, noise=noise_of(asked),
-        record=record, memory="watch" if record else None,
-    )  # fmt: skip
+        priced.setting,
+        priced.kv_tokens,
+        steps=asked.steps,
+        warmup=warmup,
+        seed=seed,
+        noise=noise_of(asked),
+        record=record,
+        memory="watch" if record else None,
+    )
 
 
 def _told(
-    base: Simulation, priced: PricedPlacement, runs: Sequence[Simulated], asked: SimulationOptions, price: float | None
-) -> Simulation:  # fmt: skip
+    base: Simulation,
+    priced: PricedPlacement,
+    runs: Sequence[Simulated],
+    asked: SimulationOptions,
+    price: float | None,
+) -> Simulation:
     first = runs[0]
     trace = replace(first.trace, plan_hash=base.plan.input_hash) if first.trace else None
     lost: dict[str, float] = {}
@@ -169,7 +181,7 @@ def _told(
         contention={k: v for k, v in sorted(lost.items(), key=lambda kv: -kv[1]) if v > 0},
         staleness=(sum(s.mean for s in stale) / len(stale), max(s.max for s in stale)) if stale else None,
         queue=level(trace, "queue_samples", base.warmup) if trace and stale else None,
-    )  # fmt: skip
+    )
 
 
 # --- what if ----------------------------------------------------------------------------------------
@@ -200,6 +212,11 @@ def whatif(
     from rlhfsim.what_if.scenarios.workers import local, on_ray
 
     return answer(
-        scenario, settings=settings, only=only, runner=local(jobs) if ray is None else on_ray(ray or None),
-        store=None if cache is None else Store(Path(cache)), progress=progress, command=command,
-    )  # fmt: skip
+        scenario,
+        settings=settings,
+        only=only,
+        runner=local(jobs) if ray is None else on_ray(ray or None),
+        store=None if cache is None else Store(Path(cache)),
+        progress=progress,
+        command=command,
+    )

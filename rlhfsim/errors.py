@@ -30,9 +30,7 @@ class RlhfsimError(ValueError):
     A `ValueError`, so that a check inside a pydantic validator keeps its place in the file.
     """
 
-    def __init__(
-        self, code: str, message: str, place: Place | None = None, help: str | None = None
-    ) -> None:
+    def __init__(self, code: str, message: str, place: Place | None = None, help: str | None = None) -> None:
         """`code` is a stable kebab-case name, `message` a lower-case sentence without full stop."""
         super().__init__(code, message, place, help)  # SimPy and pickle build it again from `args`
         self.code = code
@@ -42,11 +40,7 @@ class RlhfsimError(ValueError):
 
     def at(self, place: Place) -> RlhfsimError:
         """The same error with a place, unless it has one already."""
-        return (
-            self
-            if self.place
-            else RlhfsimError(self.code, self.message, place=place, help=self.help)
-        )
+        return self if self.place else RlhfsimError(self.code, self.message, place=place, help=self.help)
 
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.message}"]
@@ -62,15 +56,11 @@ class RlhfsimError(ValueError):
         return "\n".join(lines)
 
 
-def unknown_name(
-    kind: str, name: str, known: Iterable[str], *, place: Place | None = None
-) -> RlhfsimError:
+def unknown_name(kind: str, name: str, known: Iterable[str], *, place: Place | None = None) -> RlhfsimError:
     """An error for a name that is not in a closed list, with the nearest known ones as remedy."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
-    listed = (
-        ", ".join(near) if near else ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
-    )
+    listed = ", ".join(near) if near else ", ".join(names[:40]) + (", ..." if len(names) > 40 else "")
     remedy = f"did you mean {listed}" if near else f"known: {listed}"
     return RlhfsimError(
         f"unknown-{kind.replace(' ', '-')}", f"unknown {kind} {name!r}", place=place, help=remedy

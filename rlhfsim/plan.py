@@ -12,16 +12,19 @@ import os
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import AliasChoices, Field, TypeAdapter
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.units import Dimension
 
-SCHEMA: Literal["rlhfsim.plan/1"] = "rlhfsim.plan/1"
+SCHEMA: Literal["rlhfsim.plan/2"] = "rlhfsim.plan/2"
+OLDER = "rlhfsim.plan/1"
+"""Still read: it said `seat` for role, and `flips` for break-evens."""
 
 
 @checked
@@ -53,9 +56,9 @@ class PlannedHardware:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleGpus:
-    """Where the ranks of one seat run: `nodes[i]` holds ranks in order."""
+    """Where the ranks of one role run: `nodes[i]` holds ranks in order."""
 
-    seat: str
+    role: Annotated[str, Field(validation_alias=AliasChoices("role", "seat"))]
     nodes: tuple[int, ...]
     """Node of each rank."""
     gpus: tuple[int, ...]
@@ -122,9 +125,9 @@ class Prediction:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A bound on one field of a seat that was asked for: `actor.tp<=4`."""
+    """A bound on one field of a role that was asked for: `actor.tp<=4`."""
 
-    seat: str
+    role: Annotated[str, Field(validation_alias=AliasChoices("role", "seat"))]
     field: str
     relation: Literal["=", "!=", "<=", ">="]
     value: bool | int | str
@@ -175,12 +178,17 @@ class BreakEven:
     factor: float
     now: float | None
     """The quantity as it is, in base units; None where it has no single value."""
-    unit: str
+    unit: Dimension
     winner: str
     step_s: float
     """The winner's step there."""
     chosen_step_s: float | None
     """The chosen plan's; None: it no longer fits."""
+
+    @property
+    def value(self) -> float | None:
+        """The quantity at the break-even."""
+        return None if self.now is None else self.now * self.factor
 
 
 @checked
@@ -213,7 +221,9 @@ class Choice:
     confidence: float | None
     """Probability that the plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...]
-    flips: tuple[BreakEven, ...]
+    break_evens: Annotated[
+        tuple[BreakEven, ...], Field(validation_alias=AliasChoices("break_evens", "flips"))
+    ]
     certificate: Searched
     runners_up: tuple[RunnerUp, ...]
 
@@ -223,7 +233,7 @@ class Choice:
 class Plan:
     """A chosen placement with workload, hardware, prediction and provenance."""
 
-    schema: Literal["rlhfsim.plan/1"] = SCHEMA
+    schema: Literal["rlhfsim.plan/2"] = SCHEMA
     rlhfsim_version: str
     architecture: Architecture
     role_placement: RolePlacementLabel
@@ -254,18 +264,21 @@ def read_plan(path: str | Path) -> Plan:
         RlhfsimError: unreadable, malformed, or of another schema version.
     """
     source = parse_json(read_text(Path(path)), str(path))
-    if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
-        raise RlhfsimError("not-a-plan", f"this is not a plan of schema {SCHEMA}", place=Place(file=str(path)),
-                           help="write one with: rlhfsim design --out plan.json")  # fmt: skip
-    return convert(Plan, source)
+    schema = source.data.get("schema") if isinstance(source.data, dict) else None
+    if schema not in (SCHEMA, OLDER):
+        raise RlhfsimError(
+            "not-a-plan",
+            f"this is not a plan of schema {SCHEMA}",
+            place=Place(file=str(path)),
+            help="write one with: rlhfsim design --out plan.json",
+        )
+    return convert(Plan, source, source.data | {"schema": SCHEMA})
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` in one step; a reader sees the old file or the new one, never a part."""
     try:
-        handle, name = tempfile.mkstemp(
-            dir=path.parent or Path(), prefix=f".{path.name}.", text=True
-        )
+        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.", text=True)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
@@ -275,8 +288,12 @@ def write_atomically(path: Path, text: str) -> None:
             os.unlink(name)
             raise
     except OSError as error:
-        raise RlhfsimError("unwritable-file", f"cannot write: {(error.strerror or 'error').lower()}", place=Place(file=str(path)),
-                           help="check that the folder exists and is writable") from error  # fmt: skip
+        raise RlhfsimError(
+            "unwritable-file",
+            f"cannot write: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(path)),
+            help="check that the folder exists and is writable",
+        ) from error
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:

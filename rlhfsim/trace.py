@@ -26,9 +26,7 @@ MAX_BYTES = 256 * 2**20
 """Larger traces are refused before they are parsed."""
 ALL = "all"
 """The group of a span that occupies every GPU of its pool."""
-CounterName = Literal[
-    "kv_bytes", "memory_bytes", "host_bytes", "queue_samples", "weight_version", "running"
-]
+CounterName = Literal["kv_bytes", "memory_bytes", "host_bytes", "queue_samples", "weight_version", "running"]
 Source = Literal["predicted", "measured"]
 Window = tuple[float, float]
 """Seconds from and to."""
@@ -63,8 +61,11 @@ class Span:
     def __post_init__(self) -> None:
         """Time runs forward."""
         if not self.end_s >= self.start_s:
-            raise RlhfsimError("span-ends-before-start", f"span {self.name!r} ends at {self.end_s!r} s, before its start at {self.start_s!r} s",
-                               help="start_s <= end_s, in seconds from the start of the trace")  # fmt: skip
+            raise RlhfsimError(
+                "span-ends-before-start",
+                f"span {self.name!r} ends at {self.end_s!r} s, before its start at {self.start_s!r} s",
+                help="start_s <= end_s, in seconds from the start of the trace",
+            )
 
     @property
     def seconds(self) -> float:
@@ -140,9 +141,7 @@ def busy_share(trace: Trace, pool: str, window: Window | None = None) -> float:
         return 0.0
     spans = [s for s in trace.spans if s.pool == pool and s.kind != "wait"]
     groups = dict.fromkeys(s.group for s in spans if s.group != ALL) or {ALL: None}
-    times = (
-        covered((s.start_s, s.end_s) for s in spans if s.group in (group, ALL)) for group in groups
-    )
+    times = (covered((s.start_s, s.end_s) for s in spans if s.group in (group, ALL)) for group in groups)
     total = sum(max(0.0, min(b, end) - max(a, start)) for time in times for a, b in time)
     return total / len(groups) / (end - start)
 
@@ -178,8 +177,12 @@ def read_trace(path: str | Path) -> Trace:
     """
     source = parse_json(read_text(Path(path), MAX_BYTES), str(path))
     if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
-        raise RlhfsimError("not-a-trace", f"this is not a trace of schema {SCHEMA}", place=Place(file=str(path)),
-                           help="write one with: rlhfsim simulate plan.json --trace out.json")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-trace",
+            f"this is not a trace of schema {SCHEMA}",
+            place=Place(file=str(path)),
+            help="write one with: rlhfsim simulate plan.json --trace out.json",
+        )
     return convert(Trace, source)
 
 

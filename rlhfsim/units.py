@@ -60,14 +60,10 @@ def parse(value: str | float | int, dimension: Dimension) -> float:
         return _finite(_as_float(value), value, dimension)
     match = _NUMBER.match(value)
     if not match:
-        raise RlhfsimError(
-            "bad-quantity", f"{value!r} is not a number with a unit", help=hint(dimension)
-        )
+        raise RlhfsimError("bad-quantity", f"{value!r} is not a number with a unit", help=hint(dimension))
     number, unit = float(match[1]), match[2]
     if unit and unit not in _UNITS[dimension]:
-        raise RlhfsimError(
-            "unknown-unit", f"unknown unit {unit!r} in {value!r}", help=hint(dimension)
-        )
+        raise RlhfsimError("unknown-unit", f"unknown unit {unit!r} in {value!r}", help=hint(dimension))
     return _finite(_scaled(number, _UNITS[dimension].get(unit, 1.0)), value, dimension)
 
 
@@ -98,32 +94,31 @@ def _as_float(value: float | int) -> float:
 
 def _finite(number: float, shown: object, dimension: Dimension) -> float:
     if not math.isfinite(number):
-        raise RlhfsimError(
-            "bad-quantity", f"{shown!r:.60} is not a finite quantity", help=hint(dimension)
-        )
+        raise RlhfsimError("bad-quantity", f"{shown!r:.60} is not a finite quantity", help=hint(dimension))
     return number
 
 
 def hint(dimension: Dimension) -> str:
     """How a quantity of this dimension is written, for the help line of an error."""
     examples = {
-        "byte": "80 GB, 141 GiB", "byte/s": "3.35 TB/s, 400 Gbit/s", "flop/s": "989 TFLOP/s",
-        "s": "10 us, 3 ms, 2 s, 1 h", "usd": "12.5 USD", "usd/h": "2.50 USD/h", "W": "700 W",
-        "J": "1 kWh", "token": "1024, 8k", "1": "0.85, 85 %",
-    }  # fmt: skip
+        "byte": "80 GB, 141 GiB",
+        "byte/s": "3.35 TB/s, 400 Gbit/s",
+        "flop/s": "989 TFLOP/s",
+        "s": "10 us, 3 ms, 2 s, 1 h",
+        "usd": "12.5 USD",
+        "usd/h": "2.50 USD/h",
+        "W": "700 W",
+        "J": "1 kWh",
+        "token": "1024, 8k",
+        "1": "0.85, 85 %",
+    }
     return f"write it like {examples[dimension]}"
 
 
 _SCALES: dict[Dimension, tuple[tuple[float, str], ...]] = {
     "byte": ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
     "byte/s": ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
-    "flop/s": (
-        (1e18, "EFLOP/s"),
-        (1e15, "PFLOP/s"),
-        (1e12, "TFLOP/s"),
-        (1e9, "GFLOP/s"),
-        (1.0, "FLOP/s"),
-    ),
+    "flop/s": ((1e18, "EFLOP/s"), (1e15, "PFLOP/s"), (1e12, "TFLOP/s"), (1e9, "GFLOP/s"), (1.0, "FLOP/s")),
     "s": ((86400.0, "d"), (3600.0, "h"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
     "usd": ((1.0, "USD"),),
     "usd/h": ((1.0, "USD/h"),),

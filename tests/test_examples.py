@@ -60,5 +60,5 @@ def test_the_nodes_of_the_examples_hold_the_gpus_of_their_plan() -> None:
 def test_the_scripts_parse() -> None:
     sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text())
     for script in (EXAMPLES["slurm.sbatch"].read_text(), sky["setup"], sky["run"]):
-        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)  # fmt: skip
+        done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr

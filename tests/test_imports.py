@@ -51,13 +51,7 @@ EXECUTOR_LAYERS = [
 EXECUTOR_RANK = {name: rank for rank, names in enumerate(EXECUTOR_LAYERS) for name in names}
 THIRD_PARTY = {  # library -> the only places that may import it
     "numpy": {"rlhfsim", "executor"},
-    "pydantic": {
-        "rlhfsim.specs",
-        "rlhfsim.plan",
-        "rlhfsim.trace",
-        "rlhfsim.what_if",
-        "executor.settings",
-    },
+    "pydantic": {"rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace", "rlhfsim.what_if", "executor.settings"},
     "yaml": {"rlhfsim.specs", "rlhfsim.validation", "rlhfsim.calibration", "executor.coordination"},
     "click": {"rlhfsim.cli"},
     "rich": {"rlhfsim.cli", "rlhfsim.present"},
@@ -114,8 +108,7 @@ def _imports(path: Path) -> list[str]:
             assert node.level == 0, f"relative import in {path}"
             base = node.module or ""
             names += [
-                f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
-                for alias in node.names
+                f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names
             ]
     return names
 
@@ -169,9 +162,7 @@ def _assert_below_in_executor(module: str, name: str) -> None:
 
 
 def test_every_module_is_in_a_layer() -> None:
-    unlisted = [
-        m for m in MODULES if m != "rlhfsim" and m.startswith("rlhfsim.") and _layer(m) not in RANK
-    ]
+    unlisted = [m for m in MODULES if m != "rlhfsim" and m.startswith("rlhfsim.") and _layer(m) not in RANK]
     assert not unlisted
 
 

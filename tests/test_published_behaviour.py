@@ -25,11 +25,17 @@ from rlhfsim.search.request import Request
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.iteration import Setting
@@ -46,8 +52,11 @@ DRIFT = 0.05
 """How far the model may move before the document is written again."""
 PAPER = {
     **{(model, gpus): "colocated" for model in MODELS for gpus in (16, 32, 64)},
-    ("34B", 96): "split", ("34B", 128): "split", ("13B", 96): "split", ("13B", 128): "standalone",
-}  # fmt: skip
+    ("34B", 96): "split",
+    ("34B", 128): "split",
+    ("13B", 96): "split",
+    ("13B", 128): "standalone",
+}
 """Fastest placement in HybridFlow, Fig. 12 and 13."""
 Cell = dict[str, float | None]
 
@@ -61,9 +70,11 @@ def step_of(model: str, gpus: int, kind: str) -> float | None:
     workload = Workload(model=MODELS[model], prompts=1024, mini_batches=8)
     others = frozenset(KINDS) - {kind}
     request = Request(
-        cluster=Cluster(pools=(make_pool("a100-80", gpus),), oversubscription=FABRIC), workload=workload,
-        backend="megatron", forbid=others | {"offload", "async"},
-    )  # fmt: skip
+        cluster=Cluster(node_groups=(node_group("a100-80", gpus),), oversubscription=FABRIC),
+        workload=workload,
+        backend="megatron",
+        forbid=others | {"offload", "async"},
+    )
     found = Search(request, models_of(workload)).run()
     assert found.certificate.gap == 0
     return found.best.seconds if found.best else None
@@ -158,10 +169,8 @@ def test_the_document_shows_what_the_search_finds(model: str, gpus: int) -> None
 
 
 @pytest.mark.parametrize(("model", "published"), [("llama-2-7b", 2), ("llama-2-13b", 4)])
-def test_a_smaller_generation_group_than_that_of_training_is_not_slower(
-    model: str, published: int
-) -> None:
-    device, length = device_of(make_pool("a100-80", 16), FABRIC), Fixed(value=1024)
+def test_a_smaller_generation_group_than_that_of_training_is_not_slower(model: str, published: int) -> None:
+    device, length = device_of(node_group("a100-80", 16), FABRIC), Fixed(value=1024)
     asked = Requests(prompts=1024, samples=1, prompt_lengths=length, response_lengths=length)
     seconds = {
         tp: generate(device, resolve_model(model), RolloutLayout(tp=tp, dp=16 // tp), asked).seconds
@@ -180,28 +189,39 @@ TAIL = LogNormal(mean=800, sigma=1.0, max=16384)
 
 def grpo(prompts: int, response: AnyLengths, *, prompt: int = 512, updates: int = 1) -> Workload:
     return Workload(
-        algorithm="grpo", model="qwen2.5-7b", prompts=prompts, samples=8, kl=False, reward=RULES,
-        old_logprobs="rollout", mini_batches=updates, prompt_len=Fixed(value=prompt), response_len=response,
-    )  # fmt: skip
+        algorithm="grpo",
+        model="qwen2.5-7b",
+        prompts=prompts,
+        samples=8,
+        kl=False,
+        reward=RULES,
+        old_logprobs="rollout",
+        mini_batches=updates,
+        prompt_len=Fixed(value=prompt),
+        response_len=response,
+    )
 
 
 def h100(gpus: int, fabric: float = 1.0) -> Cluster:
-    return Cluster(pools=(make_pool("h100", gpus),), oversubscription=fabric)
+    return Cluster(node_groups=(node_group("h100", gpus),), oversubscription=fabric)
 
 
 def run(placement: Placement, workload: Workload, gpus: int, steps: int = 1) -> Simulated:
-    setting = Setting(
-        models=models_of(workload), placement=placement, workload=workload, cluster=h100(gpus)
-    )
+    setting = Setting(models=models_of(workload), placement=placement, workload=workload, cluster=h100(gpus))
     return simulate(setting, steps=steps, warmup=3 if steps > 1 else 0, seed=0)
 
 
-def best(workload: Workload, gpus: int, *, fabric: float = 1.0, stale: bool = False) -> tuple[float, Placement]:  # fmt: skip
+def best(
+    workload: Workload, gpus: int, *, fabric: float = 1.0, stale: bool = False
+) -> tuple[float, Placement]:
     """The proven best plan: synchronous ones, or only those with samples a version old."""
     request = Request(
-        cluster=h100(gpus, fabric), workload=workload, backend="megatron" if fabric == 1 else "deepspeed",
-        allow=frozenset({"async"}) if stale else frozenset(), architecture="async" if stale else None,
-    )  # fmt: skip
+        cluster=h100(gpus, fabric),
+        workload=workload,
+        backend="megatron" if fabric == 1 else "deepspeed",
+        allow=frozenset({"async"}) if stale else frozenset(),
+        architecture="async" if stale else None,
+    )
     found = Search(request, models_of(workload)).run()
     assert found.best is not None
     assert found.certificate.gap == 0
@@ -211,21 +231,23 @@ def best(workload: Workload, gpus: int, *, fabric: float = 1.0, stale: bool = Fa
 def apart(rollout: int) -> Placement:
     """8 GPUs train, others generate by pairs."""
     return Placement(
-        pools=(GpuSet(name="train", gpus=8), GpuSet(name="rollout", start=8, gpus=rollout)),
-        actor=Seat(pool="train", layout=Layout(tp=2, dp=4, zero=1)),
-        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(tp=2, dp=rollout // 2)),
-        weight_path="broadcast", backend="megatron",
-    )  # fmt: skip
+        pools=(ResourcePool(name="train", gpus=8), ResourcePool(name="rollout", start=8, gpus=rollout)),
+        actor=RolePlacement(pool="train", layout=Layout(tp=2, dp=4, zero=1)),
+        rollout=RolloutPlacement(pool="rollout", layout=RolloutLayout(tp=2, dp=rollout // 2)),
+        weight_path="broadcast",
+        backend="megatron",
+    )
 
 
 def shared(gpus: int) -> Placement:
     """All GPUs are one tensor-parallel group, in training and in generation."""
     return Placement(
-        pools=(GpuSet(name="all", gpus=gpus),),
-        actor=Seat(pool="all", layout=Layout(tp=gpus, zero=1)),
-        rollout=RolloutSeat(pool="all", layout=RolloutLayout(tp=gpus), sleep=1),
-        weight_path="ipc", backend="megatron",
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=gpus),),
+        actor=RolePlacement(pool="all", layout=Layout(tp=gpus, zero=1)),
+        rollout=RolloutPlacement(pool="all", layout=RolloutLayout(tp=gpus), sleep=1),
+        weight_path="ipc",
+        backend="megatron",
+    )
 
 
 def generation(found: Simulated) -> float:
@@ -243,9 +265,9 @@ def test_no_number_of_gpus_generates_faster_than_the_longest_response_alone() ->
     found = run(apart(128), grpo(64, TAIL), 136)
     assert found.iteration.generation is not None
     longest = Fixed(value=found.iteration.generation.decode_steps)
-    asked = Requests(prompts=1, samples=1, prompt_lengths=Fixed(value=512), response_lengths=longest)  # fmt: skip
-    device = device_of(make_pool("h100", 8), 1.0)
-    alone = generate(device, resolve_model("qwen2.5-7b"), RolloutLayout(tp=2, dp=1), asked, worker=True)  # fmt: skip
+    asked = Requests(prompts=1, samples=1, prompt_lengths=Fixed(value=512), response_lengths=longest)
+    device = device_of(node_group("h100", 8), 1.0)
+    alone = generate(device, resolve_model("qwen2.5-7b"), RolloutLayout(tp=2, dp=1), asked, worker=True)
     assert alone.seconds <= generation(found) < 1.05 * alone.seconds
 
 
@@ -266,7 +288,7 @@ def test_short_even_responses_on_two_nodes_make_stale_samples_the_slower_choice(
 def test_one_step_off_beats_every_synchronous_plan_where_both_sides_have_as_much_to_do() -> None:
     workload = grpo(256, LogNormal(mean=2000, sigma=0.6, max=8192), updates=4)
     synchronous, _ = best(workload, 16)
-    trains = Seat(pool="train", layout=Layout(cp=2, dp=4, zero=1, recompute="full"))
+    trains = RolePlacement(pool="train", layout=Layout(cp=2, dp=4, zero=1, recompute="full"))
     plan = replace(apart(8), actor=trains, schedule=Schedule(staleness=1))
     ahead = run(plan, workload, 16, steps=6)
     assert ledger(models_of(workload), plan, workload, h100(16)).rejected_by is None

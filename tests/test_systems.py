@@ -101,9 +101,7 @@ def priced(name: str) -> tuple[Setting, float | None]:
 
 
 @pytest.mark.parametrize("name", sorted(set(SYSTEMS) - {"sample-factory"}))
-def test_a_synchronous_system_simulates_to_its_priced_step_and_never_runs_out_of_memory(
-    name: str,
-) -> None:
+def test_a_synchronous_system_simulates_to_its_priced_step_and_never_runs_out_of_memory(name: str) -> None:
     setting, kv_tokens = priced(name)
     alone = iteration(
         setting.models, setting.placement, setting.workload, setting.cluster, kv_tokens=kv_tokens
@@ -121,7 +119,7 @@ def test_sample_factory_simulates_within_its_staleness_bound_above_its_limit() -
     found = simulate(setting, kv_tokens, steps=12, warmup=4, seed=0, memory="strict")
     assert found.staleness is not None
     assert found.staleness.max <= setting.placement.schedule.staleness
-    assert found.seconds >= stale_bound(program(setting, kv_tokens), setting, kv_tokens) * (1 - 1e-9)  # fmt: skip
+    assert found.seconds >= stale_bound(program(setting, kv_tokens), setting, kv_tokens) * (1 - 1e-9)
     assert found.seconds < 1.25 * found_without_staleness(setting, kv_tokens)
 
 

@@ -28,13 +28,27 @@ DOC = (Path(__file__).parents[1] / "docs" / "trace.md").read_text(encoding="utf-
 
 def span(start: float, end: float, **changes: Any) -> Span:
     given_fields: dict[str, Any] = {
-        "name": "actor.train", "role": "actor", "kind": "train", "pool": "a", "step": 0, "bound_by": "compute", **changes,
-    }  # fmt: skip
+        "name": "actor.train",
+        "role": "actor",
+        "kind": "train",
+        "pool": "a",
+        "step": 0,
+        "bound_by": "compute",
+        **changes,
+    }
     return Span(start_s=start, end_s=end, **given_fields)
 
 
 def trace(*spans: Span, counters: tuple[Counter, ...] = ()) -> Trace:
-    return Trace(source="predicted", rlhfsim_version="0.1.0", plan_hash="abc", seed=7, steps=1, spans=spans, counters=counters)  # fmt: skip
+    return Trace(
+        source="predicted",
+        rlhfsim_version="0.1.0",
+        plan_hash="abc",
+        seed=7,
+        steps=1,
+        spans=spans,
+        counters=counters,
+    )
 
 
 FULL = trace(
@@ -52,11 +66,19 @@ def test_a_trace_that_is_written_and_read_again_is_the_same(tmp_path: Path) -> N
     assert read_trace(tmp_path / "t.json") == FULL
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.text(max_size=5), st.none() | st.integers(0, 9)), max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 1e9), st.floats(0, 1e9), st.text(max_size=5), st.none() | st.integers(0, 9)),
+        max_size=5,
+    )
+)
 def test_any_trace_survives_json(
     tmp_path_factory: Any, rows: list[tuple[float, float, str, int | None]]
 ) -> None:
-    spans = [span(a, a + b, name=name or "x", version=v, attributes={"note": name, "n": b}) for a, b, name, v in rows]  # fmt: skip
+    spans = [
+        span(a, a + b, name=name or "x", version=v, attributes={"note": name, "n": b})
+        for a, b, name, v in rows
+    ]
     path = tmp_path_factory.mktemp("t") / "t.json"
     write_trace(path, trace(*spans))
     assert read_trace(path).spans == tuple(spans)
@@ -79,10 +101,8 @@ def test_a_file_has_one_span_or_counter_a_line() -> None:
         ('"source": "predicted"', '"source": "guessed"', "bad-value", 3),
         ('"steps": 1,', '"steps": 1', "malformed-json", 8),
     ],
-)  # fmt: skip
-def test_a_bad_trace_names_the_line(
-    tmp_path: Path, old: str, new: str, code: str, line: int
-) -> None:
+)
+def test_a_bad_trace_names_the_line(tmp_path: Path, old: str, new: str, code: str, line: int) -> None:
     text = dumps(FULL)
     assert old in text
     path = tmp_path / "t.json"
@@ -97,7 +117,7 @@ def test_a_bad_trace_names_the_line(
 
 def test_a_plan_is_not_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_text('{"schema": "rlhfsim.plan/1"}')
+    path.write_text('{"schema": "rlhfsim.plan/2"}')
     with pytest.raises(RlhfsimError, match="not a trace of schema"):
         read_trace(path)
 
@@ -143,7 +163,13 @@ def test_waiting_is_not_work_and_a_window_cuts_spans() -> None:
     assert busy_share(t, "b") == 0.0
 
 
-@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100), st.sampled_from(["all", "r0", "r1"])), min_size=1, max_size=8))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 100), st.floats(0, 100), st.sampled_from(["all", "r0", "r1"])),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_busy_share_lies_between_0_and_1(rows: list[tuple[float, float, str]]) -> None:
     t = trace(*(span(a, a + b, group=g) for a, b, g in rows))
     assert 0 <= busy_share(t, "a") <= 1 + 1e-12
@@ -159,6 +185,10 @@ def test_the_peak_is_the_first_largest_value_of_its_pool() -> None:
 
 
 def test_pools_stand_in_the_order_of_their_spans() -> None:
-    t = trace(span(0, 1, pool="b"), span(0, 1), counters=(Counter(name="host_bytes", pool="node", time_s=0, value=1),))  # fmt: skip
+    t = trace(
+        span(0, 1, pool="b"),
+        span(0, 1),
+        counters=(Counter(name="host_bytes", pool="node", time_s=0, value=1),),
+    )
     assert t.pools == ("b", "a", "node")
     assert t.end_s == 1

@@ -20,10 +20,16 @@ from rlhfsim.plan import Plan
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Algorithm, Reward, Rules, Workload
 from rlhfsim.units import GB, significant
@@ -35,22 +41,32 @@ TOLERANCE = 0.12
 Rows = list[list[str]]
 RULES = Reward(rules=Rules())
 GRPO = Workload(
-    algorithm="grpo", model="qwen2.5-7b", prompts=256, samples=8, kl=False, reward=RULES, old_logprobs="rollout",
-    prompt_len=Fixed(value=512), response_len=LogNormal(mean=1000, sigma=0.7, max=4096),
-)  # fmt: skip
+    algorithm="grpo",
+    model="qwen2.5-7b",
+    prompts=256,
+    samples=8,
+    kl=False,
+    reward=RULES,
+    old_logprobs="rollout",
+    prompt_len=Fixed(value=512),
+    response_len=LogNormal(mean=1000, sigma=0.7, max=4096),
+)
 PPO = Workload(
-    algorithm="ppo", model="llama-2-7b", prompts=384,
-    prompt_len=Fixed(value=512), response_len=LogNormal(mean=600, sigma=1.0, max=4096),
-)  # fmt: skip
+    algorithm="ppo",
+    model="llama-2-7b",
+    prompts=384,
+    prompt_len=Fixed(value=512),
+    response_len=LogNormal(mean=600, sigma=1.0, max=4096),
+)
 SPLIT = {
     "generation": ("actor.generate",),
     "reward scoring": ("reward.score", "reference.logprob", "critic.value", "actor.logprob", "rules.score"),
     "training": ("actor.train", "critic.train"),
-}  # fmt: skip
+}
 
 
 def h100(gpus: int) -> Cluster:
-    return Cluster(pools=(make_pool("h100", gpus),))
+    return Cluster(node_groups=(node_group("h100", gpus),))
 
 
 @cache
@@ -74,63 +90,88 @@ def fits(plan: Plan) -> str:
 
 
 def hybrid(gpus: int, tp: int = 1) -> Placement:
-    actor = Seat(pool="all", offload_between=True, layout=Layout(dp=gpus, zero=3, micro_batch=2))
+    actor = RolePlacement(pool="all", offload_between=True, layout=Layout(dp=gpus, zero=3, micro_batch=2))
     engine = RolloutLayout(tp=tp, dp=gpus // tp, memory_utilization=0.6)
     return Placement(
-        pools=(GpuSet(name="all", gpus=gpus),), backend="fsdp2", actor=actor, weight_path="ipc",
-        rollout=RolloutSeat(pool="all", layout=engine, sleep=2),
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=gpus),),
+        backend="fsdp2",
+        actor=actor,
+        weight_path="ipc",
+        rollout=RolloutPlacement(pool="all", layout=engine, sleep=2),
+    )
 
 
 def four_roles(gpus: int) -> Placement:
-    trained = Seat(pool="all", offload_between=True, layout=Layout(dp=gpus, zero=3, micro_batch=4))
-    frozen = Seat(pool="all", residency="offloaded", layout=Layout(dp=gpus, zero=3, micro_batch=8))
+    trained = RolePlacement(pool="all", offload_between=True, layout=Layout(dp=gpus, zero=3, micro_batch=4))
+    frozen = RolePlacement(pool="all", residency="offloaded", layout=Layout(dp=gpus, zero=3, micro_batch=8))
     return Placement(
-        pools=(GpuSet(name="all", gpus=gpus),), actor=trained, critic=trained, reference=frozen, reward=frozen,
-        rollout=RolloutSeat(pool="all", sleep=2, layout=RolloutLayout(dp=gpus, memory_utilization=0.5)), weight_path="ipc",
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=gpus),),
+        actor=trained,
+        critic=trained,
+        reference=frozen,
+        reward=frozen,
+        rollout=RolloutPlacement(pool="all", sleep=2, layout=RolloutLayout(dp=gpus, memory_utilization=0.5)),
+        weight_path="ipc",
+    )
 
 
 def guideline_70b(shared: bool, offload: bool) -> Placement:
     """Actor and critic TP8 PP2 on 16 GPUs (shared, or 16 each), reference and reward TP8 on 8 each."""
     start = 16 if shared else 32
     pools = (
-        GpuSet(name="actor", gpus=16), *(() if shared else (GpuSet(name="critic", start=16, gpus=16),)),
-        GpuSet(name="reference", start=start, gpus=8), GpuSet(name="reward", start=start + 8, gpus=8),
-    )  # fmt: skip
-    trained = Seat(pool="actor", offload_between=offload, layout=Layout(tp=8, pp=2, zero=1))
-    frozen = Seat(pool="reference", layout=Layout(tp=8, zero=0, micro_batch=4))
+        ResourcePool(name="actor", gpus=16),
+        *(() if shared else (ResourcePool(name="critic", start=16, gpus=16),)),
+        ResourcePool(name="reference", start=start, gpus=8),
+        ResourcePool(name="reward", start=start + 8, gpus=8),
+    )
+    trained = RolePlacement(pool="actor", offload_between=offload, layout=Layout(tp=8, pp=2, zero=1))
+    frozen = RolePlacement(pool="reference", layout=Layout(tp=8, zero=0, micro_batch=4))
     engine = RolloutLayout(tp=8, dp=2, memory_utilization=0.8 if offload else 0.3)
     return Placement(
-        pools=pools, backend="megatron", actor=trained, critic=replace(trained, pool="actor" if shared else "critic"),
-        reference=frozen, reward=replace(frozen, pool="reward"), weight_path="ipc",
-        rollout=RolloutSeat(pool="actor", sleep=2, layout=engine),
-    )  # fmt: skip
+        pools=pools,
+        backend="megatron",
+        actor=trained,
+        critic=replace(trained, pool="actor" if shared else "critic"),
+        reference=frozen,
+        reward=replace(frozen, pool="reward"),
+        weight_path="ipc",
+        rollout=RolloutPlacement(pool="actor", sleep=2, layout=engine),
+    )
 
 
 LARGE = replace(
-    GRPO, model="llama-3.1-405b", prompts=128, old_logprobs="recompute", prompt_len=Fixed(value=1024),
+    GRPO,
+    model="llama-3.1-405b",
+    prompts=128,
+    old_logprobs="recompute",
+    prompt_len=Fixed(value=1024),
     response_len=LogNormal(mean=1500, sigma=0.8, max=6144),
-)  # fmt: skip
+)
 
 
 def disaggregated_405b(schedule: Schedule, recompute: Literal["none", "full"]) -> Placement:
     actor = Layout(tp=8, pp=16, dp=2, zero=1, recompute=recompute)
     engine = RolloutLayout(tp=8, pp=2, dp=8, memory_utilization=0.85)
     return Placement(
-        pools=(GpuSet(name="train", gpus=256), GpuSet(name="rollout", start=256, gpus=128)), backend="megatron",
-        actor=Seat(pool="train", layout=actor), rollout=RolloutSeat(pool="rollout", sleep=0, layout=engine),
-        weight_path="broadcast", schedule=schedule,
-    )  # fmt: skip
+        pools=(ResourcePool(name="train", gpus=256), ResourcePool(name="rollout", start=256, gpus=128)),
+        backend="megatron",
+        actor=RolePlacement(pool="train", layout=actor),
+        rollout=RolloutPlacement(pool="rollout", sleep=0, layout=engine),
+        weight_path="broadcast",
+        schedule=schedule,
+    )
 
 
 def hybrid_405b() -> Placement:
     actor = Layout(tp=8, pp=16, dp=3, zero=1)
     engine = RolloutLayout(tp=8, pp=2, dp=24, memory_utilization=0.7)
     return Placement(
-        pools=(GpuSet(name="all", gpus=384),), backend="megatron", weight_path="ipc",
-        actor=Seat(pool="all", layout=actor, offload_between=True), rollout=RolloutSeat(pool="all", sleep=2, layout=engine),
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=384),),
+        backend="megatron",
+        weight_path="ipc",
+        actor=RolePlacement(pool="all", layout=actor, offload_between=True),
+        rollout=RolloutPlacement(pool="all", sleep=2, layout=engine),
+    )
 
 
 @cache
@@ -138,9 +179,13 @@ def design_64(algorithm: Algorithm) -> Design:
     online = {"ppo": (1024, 1), "grpo": (128, 8)}
     prompts, samples = online[algorithm]
     workload = Workload(
-        algorithm=algorithm, model="llama-3.1-70b", prompts=prompts, samples=samples,
-        prompt_len=Fixed(value=1024), response_len=LogNormal(mean=1000, sigma=0.7, max=4096),
-    )  # fmt: skip
+        algorithm=algorithm,
+        model="llama-3.1-70b",
+        prompts=prompts,
+        samples=samples,
+        prompt_len=Fixed(value=1024),
+        response_len=LogNormal(mean=1000, sigma=0.7, max=4096),
+    )
     return design(Request(cluster=h100(64), workload=workload, backend="megatron"), explain=False)
 
 
@@ -162,8 +207,7 @@ def split() -> Rows:
     plans = [shares(priced(four_roles(8), w, 8)) for w in (PPO, fixed, tailed)]
     founded = dict(zip(plans[0], (60, 10, 20, 10), strict=True))
     return [
-        [what, f"{founded[what]} %", *(f"{100 * plan[what]:.0f} %" for plan in plans)]
-        for what in founded
+        [what, f"{founded[what]} %", *(f"{100 * plan[what]:.0f} %" for plan in plans)] for what in founded
     ]
 
 
@@ -188,9 +232,7 @@ def one_node() -> Rows:
         plan = priced(hybrid(8, tp), GRPO, 8)
         spent = sum(p.seconds for p in plan.prediction.phases if p.name == "actor.generate")
         peak = plan.prediction.peak_memory_bytes / GB
-        found.append(
-            [f"TP{tp} x{8 // tp}", text(spent, 3), text(plan.prediction.step_s, 3), text(peak)]
-        )
+        found.append([f"TP{tp} x{8 // tp}", text(spent, 3), text(plan.prediction.step_s, 3), text(peak)])
     return found
 
 
@@ -211,15 +253,27 @@ def four_hundred() -> Rows:
     runs = [
         ("disaggregated, synchronous", disaggregated_405b(Schedule(), "full")),
         ("async, staleness 1", disaggregated_405b(Schedule(staleness=1), "full")),
-        ("async, staleness 2, partial rollouts", disaggregated_405b(Schedule(staleness=2, partial_rollout=True), "full")),
-        ("the same without recomputation", disaggregated_405b(Schedule(staleness=2, partial_rollout=True), "none")),
+        (
+            "async, staleness 2, partial rollouts",
+            disaggregated_405b(Schedule(staleness=2, partial_rollout=True), "full"),
+        ),
+        (
+            "the same without recomputation",
+            disaggregated_405b(Schedule(staleness=2, partial_rollout=True), "none"),
+        ),
         ("hybrid, all 384 in one pool", hybrid_405b()),
-    ]  # fmt: skip
+    ]
     plans = [(name, priced(placement, LARGE, 384)) for name, placement in runs]
     return [
-        [name, text(plan.prediction.step_s, 3), text(plan.prediction.peak_memory_bytes / GB), plan.prediction.peak_phase, fits(plan)]
+        [
+            name,
+            text(plan.prediction.step_s, 3),
+            text(plan.prediction.peak_memory_bytes / GB),
+            plan.prediction.peak_phase,
+            fits(plan),
+        ]
         for name, plan in plans
-    ]  # fmt: skip
+    ]
 
 
 def designed() -> Rows:
@@ -230,21 +284,26 @@ def designed() -> Rows:
         rollout = chosen.placement.rollout
         assert rollout is not None
         found.append(
-            [algorithm.upper(), chosen.architecture, chosen.placement.actor.layout.label, rollout.layout.label, chosen.placement.weight_path,
-             text(chosen.prediction.step_s), text(chosen.prediction.peak_memory_bytes / GB)]
-        )  # fmt: skip
+            [
+                algorithm.upper(),
+                chosen.architecture,
+                chosen.placement.actor.layout.label,
+                rollout.layout.label,
+                chosen.placement.weight_path,
+                text(chosen.prediction.step_s),
+                text(chosen.prediction.peak_memory_bytes / GB),
+            ]
+        )
     return found
 
 
 @cache
 def generation_on_a100(model: str, tp: int) -> float:
     """Seconds of 1024 prompts and responses of 1024 tokens on 16 A100."""
-    device = device_of(make_pool("a100", 16), 1.0)
+    device = device_of(node_group("a100", 16), 1.0)
     length = Fixed(value=1024)
     requests = Requests(prompts=1024, samples=1, prompt_lengths=length, response_lengths=length)
-    return generate(
-        device, resolve_model(model), RolloutLayout(tp=tp, dp=16 // tp), requests
-    ).seconds
+    return generate(device, resolve_model(model), RolloutLayout(tp=tp, dp=16 // tp), requests).seconds
 
 
 def hybridflow() -> Rows:
@@ -256,9 +315,14 @@ def hybridflow() -> Rows:
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
-    "split": split, "throughput": throughput, "one-node": one_node, "70b": seventy, "405b": four_hundred,
-    "design": designed, "hybridflow": hybridflow,
-}  # fmt: skip
+    "split": split,
+    "throughput": throughput,
+    "one-node": one_node,
+    "70b": seventy,
+    "405b": four_hundred,
+    "design": designed,
+    "hybridflow": hybridflow,
+}
 
 
 # --- the document against the tables ----------------------------------------------------------------------
@@ -283,9 +347,7 @@ def test_the_table_of_the_document_is_what_the_model_says(name: str) -> None:
     document = DOC.read_text()
     begin, end = block(name, document)
     shown, computed = document[begin:end], written(TABLES[name]())
-    assert NUMBER.sub("#", shown) == NUMBER.sub("#", computed), (
-        "run python tests/test_worked_figures.py"
-    )
+    assert NUMBER.sub("#", shown) == NUMBER.sub("#", computed), "run python tests/test_worked_figures.py"
     for old, new in zip(NUMBER.findall(shown), NUMBER.findall(computed), strict=True):
         value = float(new.replace(",", ""))
         assert float(old.replace(",", "")) == pytest.approx(value, rel=TOLERANCE, abs=1.5), computed

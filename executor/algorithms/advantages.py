@@ -154,7 +154,7 @@ def _ppo(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
 def _gae_of(sample: Sample, settings: Algorithm) -> tuple[Array, Array]:
     """Advantages and returns (R,) of one sample."""
     if sample.values is None:
-        raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")  # fmt: skip
+        raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")
     rewards = token_rewards("ppo", sample, settings)
     return gae(rewards, sample.values.astype(np.float64), settings.gamma, settings.lam)
 

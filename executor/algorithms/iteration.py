@@ -1,4 +1,4 @@
-"""The iteration loops, over a machinery that runs calls: synchronous, streamed and asynchronous.
+"""The iteration loops, over a backend that runs calls: synchronous, streamed and asynchronous.
 
 They follow the dataflow of `rlhfsim.specs.workload.dataflow`, the same that the simulator prices: which call needs
 which is said there alone. Nothing here knows Ray or an engine.
@@ -27,7 +27,7 @@ SCORING = ("logprob", "value", "score")
 Metrics = Mapping[str, float]
 
 
-class Machinery(Protocol):
+class LoopBackend(Protocol):
     """Runs calls on a cluster; calls of one pool wait for each other."""
 
     version: int
@@ -44,7 +44,9 @@ class Machinery(Protocol):
     def score(self, call: Call, samples: Sequence[Sample], step: int) -> list[Any]:
         """Results of one scoring call, one a sample."""
 
-    def train(self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int) -> list[dict[str, float]]:  # fmt: skip
+    def train(
+        self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int
+    ) -> list[dict[str, float]]:
         """Metrics of each optimizer step."""
 
     def sync(self, step: int) -> Transfer:
@@ -109,7 +111,7 @@ class Learned:
 class Loop:
     """What an iteration needs."""
 
-    machinery: Machinery
+    backend: LoopBackend
     prompter: Prompter
     workload: Workload
     settings: Settings
@@ -131,9 +133,9 @@ class Loop:
         """Whole groups are scored while others still generate; training starts with the full batch."""
         for step in steps:
             requests = self.prompter.requests(step)
-            self.machinery.submit(requests, step)
+            self.backend.submit(requests, step)
             with ThreadPoolExecutor(max_workers=1) as scoring, self._all_or_stop():
-                parts = [scoring.submit(self._scored, group, step) for group in self._groups(len(requests))]  # fmt: skip
+                parts = [scoring.submit(self._scored, group, step) for group in self._groups(len(requests))]
                 samples = [s for part in parts for s in part.result()]
             yield self.learn(step, sorted(samples, key=lambda s: s.id))
 
@@ -149,7 +151,7 @@ class Loop:
             for step in steps:
                 samples = buffer.take(self.settings.limits.call_s)
                 learned = self.learn(step, self._scored(samples, step))
-                buffer.published(self.machinery.version)
+                buffer.published(self.backend.version)
                 yield learned
 
     # --- parts ------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ class Loop:
         try:
             yield
         except BaseException:
-            self.machinery.stop()
+            self.backend.stop()
             raise
 
     def _results(self, running: Mapping[str, Future[Any]]) -> dict[str, Any]:
@@ -174,7 +176,7 @@ class Loop:
     def _experience(self, step: int) -> list[Sample]:
         if not self.workload.generates:
             return self.prompter.given(step)
-        completions = self.machinery.generate(self.prompter.requests(step), step)
+        completions = self.backend.generate(self.prompter.requests(step), step)
         return [self.prompter.sample(c) for c in completions]
 
     def _groups(self, requests: int) -> Iterator[list[Sample]]:
@@ -182,7 +184,7 @@ class Loop:
         open_groups: dict[int, list[Sample]] = {}
         seen = 0
         while seen < requests:
-            for completion in self.machinery.poll(self.settings.limits.call_s):
+            for completion in self.backend.poll(self.settings.limits.call_s):
                 sample = self.prompter.sample(completion)
                 group = open_groups.setdefault(sample.group, [])
                 group.append(sample)
@@ -199,13 +201,13 @@ class Loop:
             for name in call.needs:
                 if name in futures:
                     futures[name].result()
-            return self.machinery.score(call, samples, step)
+            return self.backend.score(call, samples, step)
 
         with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
             for call in calls:
                 futures[call.name] = pool.submit(run, call)
             results = self._results(futures)
-        return [self._merged(s, {name: r[i] for name, r in results.items()}) for i, s in enumerate(samples)]  # fmt: skip
+        return [self._merged(s, {name: r[i] for name, r in results.items()}) for i, s in enumerate(samples)]
 
     def _merged(self, sample: Sample, found: Mapping[str, Any]) -> Sample:
         rewards = [found[name] for name in ("rules.score", "reward.score") if name in found]
@@ -220,32 +222,36 @@ class Loop:
 
     def learn(self, step: int, samples: list[Sample]) -> Learned:
         """Advantages, training of critic and actor side by side, weight sync."""
-        version = self.machinery.version
+        version = self.backend.version
         if self.workload.generates:
             samples = advantages(self.workload.algorithm, samples, self.settings.algorithm)
         tasks: dict[str, Callable[[], list[dict[str, float]]]] = {}
         if self.workload.has_critic:
             critic = recipes.critic_loss(self.settings.algorithm)
-            tasks["critic"] = lambda: self.machinery.train("critic", samples, critic, step)
+            tasks["critic"] = lambda: self.backend.train("critic", samples, critic, step)
         baseline = self._kl_baseline(samples, step) if self.workload.algorithm == "kto" else None
         actor = recipes.actor_loss(
             self.workload, self.settings.algorithm, max_tokens=self.max_tokens, kl_baseline=baseline
         )
-        tasks["actor"] = lambda: self.machinery.train("actor", samples, actor, step)
+        tasks["actor"] = lambda: self.backend.train("actor", samples, actor, step)
         with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
             running = {role: pool.submit(task) for role, task in tasks.items()}
             metrics = {role: tuple(found) for role, found in self._results(running).items()}
-        transfer = self.machinery.sync(step) if self.workload.generates else None
+        transfer = self.backend.sync(step) if self.workload.generates else None
         return Learned(
-            step=step, samples=tuple(samples), actor=metrics["actor"], critic=metrics.get("critic", ()),
-            transfer=transfer, version=version,
-        )  # fmt: skip
+            step=step,
+            samples=tuple(samples),
+            actor=metrics["actor"],
+            critic=metrics.get("critic", ()),
+            transfer=transfer,
+            version=version,
+        )
 
     def _kl_baseline(self, samples: Sequence[Sample], step: int) -> float:
         """KTO's baseline: how far the policy is from the reference on responses of other prompts."""
         others = mismatched(samples)
-        policy = self.machinery.score(Call(role="actor", kind="logprob"), others, step)
-        reference = self.machinery.score(Call(role="reference", kind="logprob"), others, step)
+        policy = self.backend.score(Call(role="actor", kind="logprob"), others, step)
+        reference = self.backend.score(Call(role="reference", kind="logprob"), others, step)
         return kl_baseline(policy, reference)
 
 
@@ -275,7 +281,7 @@ class _Feeder:
         try:
             while not self._stop.is_set():
                 self._submit()
-                for completion in self._loop.machinery.poll(0.2):
+                for completion in self._loop.backend.poll(0.2):
                     self._receive(self._loop.prompter.sample(completion))
         except BaseException as error:
             self._buffer.fail(error)
@@ -290,7 +296,7 @@ class _Feeder:
             self._next += 1
         chosen, self._waiting = self._waiting[:room], self._waiting[room:]
         self._buffer.submitted([group[0].id // self._loop.workload.samples for group in chosen])
-        self._loop.machinery.submit([r for group in chosen for r in group], self._next - 1)
+        self._loop.backend.submit([r for group in chosen for r in group], self._next - 1)
 
     def _receive(self, sample: Sample) -> None:
         group = self._open.setdefault(sample.group, [])

@@ -86,10 +86,7 @@ def policy_loss(
     terms = surrogate
     if batch.reference_logprobs is not None:
         divergence = kl(new - _logprobs(batch.reference_logprobs, mask), kl_estimator, torch.exp)
-        metrics |= {
-            "kl/mean": mean_of(divergence, mask),
-            "max:kl/max": largest_of(divergence, mask),
-        }
+        metrics |= {"kl/mean": mean_of(divergence, mask), "max:kl/max": largest_of(divergence, mask)}
         terms = terms + kl_coefficient * divergence if kl_in == "loss" else terms
     if entropy_coefficient:
         assert batch.entropy is not None, "an entropy bonus needs Batch.entropy with gradient"

@@ -62,10 +62,7 @@ def _number(value: Tensor) -> float:
 
 
 def _explained(
-    error: float | None,
-    error_squared: float | None,
-    returns: float | None,
-    returns_squared: float | None,
+    error: float | None, error_squared: float | None, returns: float | None, returns_squared: float | None
 ) -> float | None:
     """1 - Var(error) / Var(return); None where returns do not vary."""
     if error is None or error_squared is None or returns is None or returns_squared is None:

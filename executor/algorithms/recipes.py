@@ -122,9 +122,7 @@ def _problems(workload: Workload, settings: Settings, staleness: float) -> Itera
         )
 
 
-def _online_problems(
-    workload: Workload, settings: Settings, staleness: float
-) -> Iterator[RlhfsimError]:
+def _online_problems(workload: Workload, settings: Settings, staleness: float) -> Iterator[RlhfsimError]:
     """Of algorithms that generate."""
     algorithm, made = settings.algorithm, recipe(workload.algorithm)
     corrected = algorithm.correction != "none" or workload.old_logprobs == "rollout"

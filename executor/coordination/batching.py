@@ -40,8 +40,14 @@ def _units(samples: Sequence[Sample], pairs: bool) -> list[list[int]]:
 
 
 def optimizer_steps(
-    samples: Sequence[Sample], *, ranks: int, mini_batches: int, epochs: int, seed: Sequence[int], pairs: bool = False
-) -> list[list[MiniBatch]]:  # fmt: skip
+    samples: Sequence[Sample],
+    *,
+    ranks: int,
+    mini_batches: int,
+    epochs: int,
+    seed: Sequence[int],
+    pairs: bool = False,
+) -> list[list[MiniBatch]]:
     """For every rank its mini-batch of every optimizer step; normalisers count all ranks.
 
     Fewer units (samples, or pairs) than mini-batches, as in a self-check, make as many steps as units.
@@ -49,7 +55,11 @@ def optimizer_steps(
     plan: list[list[MiniBatch]] = [[] for _ in range(ranks)]
     units = _units(samples, pairs)
     for epoch in range(epochs):
-        order = np.random.default_rng([*seed, epoch]).permutation(len(units)) if mini_batches > 1 else np.arange(len(units))  # fmt: skip
+        order = (
+            np.random.default_rng([*seed, epoch]).permutation(len(units))
+            if mini_batches > 1
+            else np.arange(len(units))
+        )
         for chunk in np.array_split(order, min(mini_batches, len(units))):
             chosen = [samples[i] for u in chunk for i in units[u]]
             shares = balanced(chosen, ranks, pairs=pairs)

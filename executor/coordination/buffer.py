@@ -53,11 +53,17 @@ class BufferSettings:
         assert self.staleness >= 0, self.staleness
         assert self.concurrent is None or self.concurrent >= 1, self.concurrent
         if self.bound is not None and self.bound < self.batch:
-            raise RlhfsimError("buffer-below-batch", f"a buffer of {self.bound} entries never holds a batch of {self.batch}",
-                               help="raise queue to at least one batch")  # fmt: skip
+            raise RlhfsimError(
+                "buffer-below-batch",
+                f"a buffer of {self.bound} entries never holds a batch of {self.batch}",
+                help="raise queue to at least one batch",
+            )
         if self.uses > 1 and self.policy == "wait":
-            raise RlhfsimError("reuse-needs-drop", f"entries that are used {self.uses} times do not go with the policy wait",
-                               help="use policy drop: what is sampled again leaves by age")  # fmt: skip
+            raise RlhfsimError(
+                "reuse-needs-drop",
+                f"entries that are used {self.uses} times do not go with the policy wait",
+                help="use policy drop: what is sampled again leaves by age",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +124,11 @@ class Buffer:
     def room(self) -> int:
         """Entries that may be submitted now."""
         s = self.settings
-        limits = [math.floor((s.staleness + self.version - self._first + 1) * s.batch + 1e-9) - self._accepted - self.running]  # fmt: skip
+        limits = [
+            math.floor((s.staleness + self.version - self._first + 1) * s.batch + 1e-9)
+            - self._accepted
+            - self.running
+        ]
         if s.concurrent is not None:
             limits.append(s.concurrent - self.running)
         if s.bound is not None:

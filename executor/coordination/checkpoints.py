@@ -27,7 +27,7 @@ from typing import Any
 from executor.coordination.manifest import MANIFEST, problems, sync, write_manifest, write_synced
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.placement import Seat
+from rlhfsim.specs.placement.placement import RolePlacement
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"
@@ -89,17 +89,26 @@ def identity(plan: Plan, settings_hash: str) -> Identity:
     return Identity(
         plan_hash=plan.input_hash,
         settings_hash=settings_hash,
-        world={role: _shape(seat) for role, seat in plan.placement.seats.items() if isinstance(seat, Seat) and role in ("actor", "critic")},
+        world={
+            role: _shape(placed)
+            for role, placed in plan.placement.roles.items()
+            if isinstance(placed, RolePlacement) and role in ("actor", "critic")
+        },
         inputs={name: plain[name] for name in ("workload", "placement", "hardware")},
-    )  # fmt: skip
+    )
 
 
-def _shape(seat: Seat) -> dict[str, int]:
-    layout = seat.layout
+def _shape(role: RolePlacement) -> dict[str, int]:
+    layout = role.layout
     return {
-        "ranks": layout.gpus, "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "cp": layout.cp,
-        "ep": layout.ep, "zero": layout.zero,
-    }  # fmt: skip
+        "ranks": layout.gpus,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "dp": layout.dp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "zero": layout.zero,
+    }
 
 
 # --- save -------------------------------------------------------------------------------------------
@@ -132,15 +141,17 @@ def save(
         reason = _disk_trouble(error)
         if reason is None:
             raise
-        raise RlhfsimError("checkpoint-not-written", f"cannot write the checkpoint of iteration {progress.iteration}: {reason} ({free})", place=Place(file=str(root)),
-                           help="free space on this disk or choose another folder; older checkpoints remain") from error  # fmt: skip
+        raise RlhfsimError(
+            "checkpoint-not-written",
+            f"cannot write the checkpoint of iteration {progress.iteration}: {reason} ({free})",
+            place=Place(file=str(root)),
+            help="free space on this disk or choose another folder; older checkpoints remain",
+        ) from error
     _prune(root, keep)
     return Checkpoint(folder=place, identity=identity, progress=progress)
 
 
-def _fill(
-    folder: Path, progress: Progress, identity: Identity, write: Callable[[Path], None]
-) -> None:
+def _fill(folder: Path, progress: Progress, identity: Identity, write: Callable[[Path], None]) -> None:
     folder.mkdir()
     for role in identity.world:
         (folder / role).mkdir()
@@ -160,8 +171,12 @@ def _check_ranks(folder: Path, identity: Identity) -> None:
     for role, shape in identity.world.items():
         found = sum(path.is_file() for path in (folder / role).rglob("*"))
         if found < shape["ranks"]:
-            raise RlhfsimError("checkpoint-incomplete", f"{role} wrote {found} files for {shape['ranks']} ranks", place=Place(file=str(folder)),
-                               help="the folder must be on a file system that all nodes share")  # fmt: skip
+            raise RlhfsimError(
+                "checkpoint-incomplete",
+                f"{role} wrote {found} files for {shape['ranks']} ranks",
+                place=Place(file=str(folder)),
+                help="the folder must be on a file system that all nodes share",
+            )
 
 
 def _publish(partial: Path, place: Path) -> None:
@@ -200,9 +215,7 @@ def _disk_trouble(error: BaseException) -> str | None:
     while seen is not None:
         if isinstance(seen, OSError) and not isinstance(seen, ConnectionError | TimeoutError):
             return (seen.strerror or os.strerror(seen.errno or errno.EIO)).lower()
-        found = next(
-            (why for words, why in _DISK_WORDS.items() if words in str(seen).lower()), None
-        )
+        found = next((why for words, why in _DISK_WORDS.items() if words in str(seen).lower()), None)
         if found:
             return found
         seen = seen.__cause__
@@ -233,7 +246,7 @@ def _try_read(folder: Path) -> Checkpoint | None:
         except (ValueError, TypeError, KeyError) as error:
             found = [f"{STATE} cannot be read: {error!r}"]
     more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    logger.warning("checkpoint %s is broken and is skipped: %s%s", folder, "; ".join(found[:_SHOWN]), more)  # fmt: skip
+    logger.warning("checkpoint %s is broken and is skipped: %s%s", folder, "; ".join(found[:_SHOWN]), more)
     return None
 
 
@@ -250,9 +263,7 @@ def _number(folder: Path) -> int:
 def _read(folder: Path) -> Checkpoint:
     data = json.loads((folder / STATE).read_text(encoding="utf-8"))
     progress = data["progress"] | {"metrics": tuple(data["progress"]["metrics"])}
-    return Checkpoint(
-        folder=folder, identity=Identity(**data["identity"]), progress=Progress(**progress)
-    )
+    return Checkpoint(folder=folder, identity=Identity(**data["identity"]), progress=Progress(**progress))
 
 
 def check_resumable(checkpoint: Checkpoint, wanted: Identity) -> None:
@@ -264,12 +275,25 @@ def check_resumable(checkpoint: Checkpoint, wanted: Identity) -> None:
     saved = checkpoint.identity
     for code, what, differ, before, now in (
         ("checkpoint-of-other-ranks", "ranks", saved.world != wanted.world, saved.world, wanted.world),
-        ("checkpoint-of-other-plan", "inputs of the plan", saved.plan_hash != wanted.plan_hash, saved.inputs, wanted.inputs),
-    ):  # fmt: skip
+        (
+            "checkpoint-of-other-plan",
+            "inputs of the plan",
+            saved.plan_hash != wanted.plan_hash,
+            saved.inputs,
+            wanted.inputs,
+        ),
+    ):
         if differ:
-            listed = "; ".join(differences(before, now)) or f"its hash was {saved.plan_hash}, it is {wanted.plan_hash}"  # fmt: skip
-            raise RlhfsimError(code, f"the checkpoint was written with other {what}: {listed}", place=Place(file=str(checkpoint.folder)),
-                               help="run with the plan of this folder (plan.json), or start afresh in another folder")  # fmt: skip
+            listed = (
+                "; ".join(differences(before, now))
+                or f"its hash was {saved.plan_hash}, it is {wanted.plan_hash}"
+            )
+            raise RlhfsimError(
+                code,
+                f"the checkpoint was written with other {what}: {listed}",
+                place=Place(file=str(checkpoint.folder)),
+                help="run with the plan of this folder (plan.json), or start afresh in another folder",
+            )
     if saved.settings_hash != wanted.settings_hash:
         logger.warning("settings differ from those that wrote %s", checkpoint.folder)
 
@@ -284,7 +308,11 @@ def differences(before: Any, now: Any, path: str = "") -> list[str]:
 def _leaves(before: Any, now: Any, path: str) -> list[str]:
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         names = dict.fromkeys([*before, *now])
-        return [text for name in names for text in _leaves(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))]  # fmt: skip
+        return [
+            text
+            for name in names
+            for text in _leaves(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
+        ]
     # a plan gives tuples where its JSON gives lists
     same = json.dumps(before, default=str) == json.dumps(now, default=str)
     return [] if same or before == now else [f"{path} was {_short(before)}, is {_short(now)}"]
@@ -296,5 +324,14 @@ def _short(value: Any) -> str:
 
 
 __all__ = [
-    "MANIFEST", "STATE", "Checkpoint", "Identity", "Progress", "check_resumable", "differences", "identity", "newest", "save",
-]  # fmt: skip
+    "MANIFEST",
+    "STATE",
+    "Checkpoint",
+    "Identity",
+    "Progress",
+    "check_resumable",
+    "differences",
+    "identity",
+    "newest",
+    "save",
+]

@@ -62,8 +62,8 @@ class Connection:
 
 
 def places(plan: Plan) -> tuple[Place, ...]:
-    """Every GPU that a seat of the plan uses, in order."""
-    return tuple(sorted({p for seat in plan.gpu_map for p in zip(seat.nodes, seat.gpus, strict=True)}))  # fmt: skip
+    """Every GPU that a role of the plan uses, in order."""
+    return tuple(sorted({p for role in plan.gpu_map for p in zip(role.nodes, role.gpus, strict=True)}))
 
 
 def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> Connection:
@@ -74,19 +74,32 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     """
     if address is not None:
         try:
-            ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, runtime_env={"env_vars": dict(environment)})  # fmt: skip
+            ray.init(
+                address=address,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                runtime_env={"env_vars": dict(environment)},
+            )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RlhfsimError("no-ray-cluster", f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
-                               help="start one with: ray start --head, or leave out --address") from error  # fmt: skip
+            raise RlhfsimError(
+                "no-ray-cluster",
+                f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
+                help="start one with: ray start --head, or leave out --address",
+            ) from error
         return Connection(resource=_resource(), local=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     gpus = local_gpus()
-    options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}  # fmt: skip
+    options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     ray.init(
-        address="local", include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, object_store_memory=OBJECT_STORE_BYTES,
-        runtime_env={"env_vars": dict(environment)}, **options,
-    )  # fmt: skip
+        address="local",
+        include_dashboard=False,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+        object_store_memory=OBJECT_STORE_BYTES,
+        runtime_env={"env_vars": dict(environment)},
+        **options,
+    )
     return Connection(resource=GPU if gpus else SLOT, local=True)
 
 
@@ -105,8 +118,9 @@ def nodes(resource: str) -> list[Node]:
     """Living nodes with slots, those with most first; addresses break ties, so that the order is stable."""
     found = [
         Node(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
-        for n in ray.nodes() if n["Alive"]
-    ]  # fmt: skip
+        for n in ray.nodes()
+        if n["Alive"]
+    ]
     return sorted((n for n in found if n.slots), key=lambda n: (-n.slots, n.address, n.id))
 
 
@@ -116,7 +130,9 @@ def node_is_gone(node_id: str) -> bool:
     if node is None or not node["Alive"]:
         return True
     try:
-        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=CONNECT_S).close()  # fmt: skip
+        socket.create_connection(
+            (node["NodeManagerAddress"], node["NodeManagerPort"]), timeout=CONNECT_S
+        ).close()
     except ConnectionRefusedError:
         return True
     except OSError:  # slow or behind a firewall: Ray decides
@@ -139,12 +155,14 @@ def check(plan: Plan, resource: str) -> None:
         "cluster-too-small",
         f"the plan needs {sum(need)} {kind} ({_listed(need)}), the cluster has {sum(have)} ({_listed(have)})",
         help="design for this cluster (rlhfsim design --gpus ...), add nodes, or run a scaled plan: rlhfsim launch --scale",
-    )  # fmt: skip
+    )
 
 
 def _listed(slots: list[int]) -> str:
     counts = Counter(slots)
-    return ", ".join(f"{count} node{'s' * (count > 1)} of {size}" for size, count in counts.items()) or "no node"  # fmt: skip
+    return (
+        ", ".join(f"{count} node{'s' * (count > 1)} of {size}" for size, count in counts.items()) or "no node"
+    )
 
 
 @ray.remote
@@ -182,7 +200,7 @@ class Reservation:
             return {}
         probes = [_gpu_ids.options(**self.options(place, PROBE_SHARE)).remote() for place in places]
         ids = [str(i) for found in ray.get(probes, timeout=PROBE_S) for i in found]
-        return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(ids)}  # fmt: skip
+        return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(ids)}
 
     def release(self) -> None:
         """Give every slot back."""
@@ -205,9 +223,10 @@ def reserve(plan: Plan, resource: str, timeout_s: float) -> Reservation:
         for node, wanted in by_node.items()
     }
     reservation = Reservation(
-        resource=resource, groups=groups,
+        resource=resource,
+        groups=groups,
         bundles={place: i for wanted in by_node.values() for i, place in enumerate(wanted)},
-    )  # fmt: skip
+    )
     try:
         _wait(plan, groups, resource, timeout_s)
     except RlhfsimError:
@@ -216,27 +235,30 @@ def reserve(plan: Plan, resource: str, timeout_s: float) -> Reservation:
     return reservation
 
 
-def _wait(
-    plan: Plan, groups: Mapping[int, PlacementGroup], resource: str, timeout_s: float
-) -> None:
+def _wait(plan: Plan, groups: Mapping[int, PlacementGroup], resource: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     for node, group in groups.items():
         while not group.wait(timeout_seconds=min(POLL_S, max(0.1, deadline - time.monotonic()))):
             free = ray.available_resources().get(resource, 0)
             total = ray.cluster_resources().get(resource, 0)
             check(plan, resource)  # a node that is lost is noticed late
-            logger.warning("waiting for node %d of the plan: %g of %g %s free", node, free, total, resource)  # fmt: skip
+            logger.warning("waiting for node %d of the plan: %g of %g %s free", node, free, total, resource)
             if time.monotonic() >= deadline:
                 raise RlhfsimError(
-                    "cluster-busy", f"node {node} of the plan needs {len(group.bundle_specs)} {resource} on one node; {free:g} of {total:g} are free after {timeout_s:g} s",
+                    "cluster-busy",
+                    f"node {node} of the plan needs {len(group.bundle_specs)} {resource} on one node; {free:g} of {total:g} are free after {timeout_s:g} s",
                     help="see who holds them with: ray status",
-                )  # fmt: skip
+                )
 
 
 @contextlib.contextmanager
 def joined(
-    plan: Plan, address: str | None, environment: Mapping[str, str], timeout_s: float, logs: Path | None = None
-) -> Iterator[Reservation]:  # fmt: skip
+    plan: Plan,
+    address: str | None,
+    environment: Mapping[str, str],
+    timeout_s: float,
+    logs: Path | None = None,
+) -> Iterator[Reservation]:
     """A cluster that fits the plan, reserved; released and left at the end, its logs copied to `logs`."""
     connection = connect(plan, address, environment)
     try:

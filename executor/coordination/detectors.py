@@ -91,9 +91,7 @@ class Expected:
 def expected(plan: Plan, *, priced_here: bool = True) -> Expected:
     """Of a plan; `priced_here` False: it was priced for other hardware than it runs on (a CPU run)."""
     phase = next((p for p in plan.prediction.phases if p.name == "actor.generate"), None)
-    return Expected(
-        generate=phase if priced_here else None, staleness=plan.placement.schedule.staleness
-    )
+    return Expected(generate=phase if priced_here else None, staleness=plan.placement.schedule.staleness)
 
 
 # --- numbers that are none, or far too large --------------------------------------------------------
@@ -104,20 +102,32 @@ def non_finite(history: History) -> Finding | None:
     bad = [f"{name} is {value}" for name, value in history[-1].items() if not math.isfinite(value)]
     if not bad:
         return None
-    return Finding(code="not-finite", severity="stop", what=f"{', '.join(bad[:4])} in step {_step(history)}",
-                   advice="go back to the last checkpoint with a lower learning rate or tighter gradient clipping (optimizer.max_grad_norm)")  # fmt: skip
+    return Finding(
+        code="not-finite",
+        severity="stop",
+        what=f"{', '.join(bad[:4])} in step {_step(history)}",
+        advice="go back to the last checkpoint with a lower learning rate or tighter gradient clipping (optimizer.max_grad_norm)",
+    )
 
 
 def exploding(history: History, limits: Limits) -> Finding | None:
     """Loss or gradient norm far above what was usual, two steps in a row."""
-    watched = {"policy/loss": limits.loss_floor, "value/loss": limits.loss_floor,
-               "policy/grad_norm": limits.grad_norm_floor, "value/grad_norm": limits.grad_norm_floor}  # fmt: skip
+    watched = {
+        "policy/loss": limits.loss_floor,
+        "value/loss": limits.loss_floor,
+        "policy/grad_norm": limits.grad_norm_floor,
+        "value/grad_norm": limits.grad_norm_floor,
+    }
     for name, floor in watched.items():
         now, before = _split(np.abs(_series(history, name)), 2, limits.usual)
         usual = float(np.median(before)) if len(before) >= 8 else math.inf
         if len(now) and now.min() > max(limits.explosion * usual, floor):
-            return Finding(code="exploding", severity="warn", what=f"|{name}| is {now[-1]:.3g}, usual was {usual:.3g}",
-                           advice="lower the learning rate, clip gradients tighter (optimizer.max_grad_norm), look at the rewards of the last batches")  # fmt: skip
+            return Finding(
+                code="exploding",
+                severity="warn",
+                what=f"|{name}| is {now[-1]:.3g}, usual was {usual:.3g}",
+                advice="lower the learning rate, clip gradients tighter (optimizer.max_grad_norm), look at the rewards of the last batches",
+            )
     return None
 
 
@@ -129,8 +139,12 @@ def kl_blow_up(history: History, limits: Limits) -> Finding | None:
     usual = float(np.median(before)) if len(before) >= 8 else math.inf
     if now.min() <= min(limits.kl, max(limits.kl_floor, limits.explosion * usual)):
         return None
-    return Finding(code="kl-blow-up", severity="warn", what=f"kl/mean is {now[-1]:.3g} nats a token",
-                   advice="raise algorithm.kl_coefficient, lower the learning rate, or fewer epochs a batch")  # fmt: skip
+    return Finding(
+        code="kl-blow-up",
+        severity="warn",
+        what=f"kl/mean is {now[-1]:.3g} nats a token",
+        advice="raise algorithm.kl_coefficient, lower the learning rate, or fewer epochs a batch",
+    )
 
 
 # --- rewards and policy -----------------------------------------------------------------------------
@@ -142,8 +156,12 @@ def equal_rewards(history: History, limits: Limits) -> Finding | None:
     if not len(now) or now.max() > 1e-8:
         return None
     reward = history[-1].get("reward/mean", math.nan)
-    return Finding(code="rewards-equal", severity="warn", what=f"every sample of the last {limits.steps} steps has reward {reward:.3g}",
-                   advice="check the reward (does it recognise a right answer?), add diversity: temperature, more samples a prompt, prompts of other difficulty")  # fmt: skip
+    return Finding(
+        code="rewards-equal",
+        severity="warn",
+        what=f"every sample of the last {limits.steps} steps has reward {reward:.3g}",
+        advice="check the reward (does it recognise a right answer?), add diversity: temperature, more samples a prompt, prompts of other difficulty",
+    )
 
 
 def falling_reward(history: History, limits: Limits, window: int = 5) -> Finding | None:
@@ -159,12 +177,16 @@ def falling_reward(history: History, limits: Limits, window: int = 5) -> Finding
     smooth = np.convolve(rewards, np.full(window, 1 / window), mode="valid")
     span = float(np.ptp(rewards))
     between = 1.4826 * float(np.median(np.abs(np.diff(rewards)))) / math.sqrt(2)
-    inside = float(np.median(_series(history, "reward/std"))) if "reward/std" in history[-1] else 0.0  # fmt: skip
+    inside = float(np.median(_series(history, "reward/std"))) if "reward/std" in history[-1] else 0.0
     fall = float(smooth.max() - smooth[-limits.steps :].max())
     if fall <= max(limits.reward_drop * inside, 4 * between, 0.25 * span, 1e-6):
         return None
-    return Finding(code="reward-falling", severity="warn", what=f"reward/mean fell from {smooth.max():.3g} (step {_step(history) - len(smooth) + 1 + int(smooth.argmax())}) to {smooth[-1]:.3g}",
-                   advice="go back to a checkpoint near the best and lower the learning rate or raise algorithm.kl_coefficient")  # fmt: skip
+    return Finding(
+        code="reward-falling",
+        severity="warn",
+        what=f"reward/mean fell from {smooth.max():.3g} (step {_step(history) - len(smooth) + 1 + int(smooth.argmax())}) to {smooth[-1]:.3g}",
+        advice="go back to a checkpoint near the best and lower the learning rate or raise algorithm.kl_coefficient",
+    )
 
 
 def entropy_collapse(history: History, limits: Limits) -> Finding | None:
@@ -175,8 +197,12 @@ def entropy_collapse(history: History, limits: Limits) -> Finding | None:
     start, now = float(np.median(series[:5])), series[-limits.steps :]
     if now.max() >= min(limits.entropy_share * start, limits.entropy):
         return None
-    return Finding(code="entropy-collapsed", severity="warn", what=f"policy/entropy is {now[-1]:.3g} nats a token, {start:.3g} at the start",
-                   advice="raise algorithm.clip_high or algorithm.entropy_coefficient, lower the learning rate; harmless where the task is solved")  # fmt: skip
+    return Finding(
+        code="entropy-collapsed",
+        severity="warn",
+        what=f"policy/entropy is {now[-1]:.3g} nats a token, {start:.3g} at the start",
+        advice="raise algorithm.clip_high or algorithm.entropy_coefficient, lower the learning rate; harmless where the task is solved",
+    )
 
 
 def truncated_responses(history: History, limits: Limits) -> Finding | None:
@@ -184,8 +210,12 @@ def truncated_responses(history: History, limits: Limits) -> Finding | None:
     now = _last(history, "response/truncated", limits.steps)
     if not len(now) or now.min() <= limits.truncated:
         return None
-    return Finding(code="responses-truncated", severity="warn", what=f"{now.mean():.0%} of the responses of the last {limits.steps} steps were cut",
-                   advice="raise sampling.max_tokens, or reward short answers")  # fmt: skip
+    return Finding(
+        code="responses-truncated",
+        severity="warn",
+        what=f"{now.mean():.0%} of the responses of the last {limits.steps} steps were cut",
+        advice="raise sampling.max_tokens, or reward short answers",
+    )
 
 
 # --- rollout ----------------------------------------------------------------------------------------
@@ -196,20 +226,34 @@ def mismatch(history: History, limits: Limits) -> Finding | None:
     now = _last(history, "mismatch/mean_abs_dlogp", 1)
     if not len(now) or now[0] <= limits.mismatch:
         return None
-    return Finding(code="logprob-mismatch", severity="warn", what=f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {limits.mismatch:g}",
-                   advice="check that the weight sync is complete (tied embeddings), that temperature and precision agree on both sides, and keep algorithm.correction on")  # fmt: skip
+    return Finding(
+        code="logprob-mismatch",
+        severity="warn",
+        what=f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {limits.mismatch:g}",
+        advice="check that the weight sync is complete (tied embeddings), that temperature and precision agree on both sides, and keep algorithm.correction on",
+    )
 
 
 def stale_rollouts(history: History, limits: Limits, plan: Expected) -> Finding | None:
     """Samples older than the schedule allows, or old ones together with much clipping."""
     oldest = _last(history, "staleness/max", 1)
     if len(oldest) and oldest[0] > math.ceil(plan.staleness):
-        return Finding(code="rollouts-stale", severity="warn", what=f"the oldest sample is {oldest[0]:.0f} versions old, the schedule allows {plan.staleness:g}",
-                       advice="sync weights more often (shorter sync interval), or raise schedule.staleness")  # fmt: skip
-    ages, clipped = (_last(history, name, limits.steps) for name in ("staleness/mean", "policy/clip_fraction"))  # fmt: skip
+        return Finding(
+            code="rollouts-stale",
+            severity="warn",
+            what=f"the oldest sample is {oldest[0]:.0f} versions old, the schedule allows {plan.staleness:g}",
+            advice="sync weights more often (shorter sync interval), or raise schedule.staleness",
+        )
+    ages, clipped = (
+        _last(history, name, limits.steps) for name in ("staleness/mean", "policy/clip_fraction")
+    )
     if len(ages) and len(clipped) and ages.min() >= 1 and clipped.min() > limits.clipped:
-        return Finding(code="rollouts-stale", severity="warn", what=f"samples are {ages[-1]:.1f} versions old on average and {clipped[-1]:.0%} of their tokens are clipped",
-                       advice="sync weights more often or lower schedule.staleness, or lower the learning rate")  # fmt: skip
+        return Finding(
+            code="rollouts-stale",
+            severity="warn",
+            what=f"samples are {ages[-1]:.1f} versions old on average and {clipped[-1]:.0%} of their tokens are clipped",
+            advice="sync weights more often or lower schedule.staleness, or lower the learning rate",
+        )
     return None
 
 
@@ -221,8 +265,12 @@ def slow_generation(history: History, limits: Limits, plan: Expected) -> Finding
     if not len(now) or np.median(now) <= limits.slow * plan.generate.high_s:
         return None
     phase, share = plan.generate, _share(history)
-    return Finding(code="generation-slow", severity="warn", what=f"actor.generate takes {shown(float(np.median(now)), 's')}{share}, predicted {shown(phase.seconds, 's')} ({shown(phase.low_s, 's')} to {shown(phase.high_s, 's')})",
-                   advice="look at the inference engine: preemptions (KV cache too small), max_num_seqs, few long responses at the end, CUDA graphs off; then calibrate the profile")  # fmt: skip
+    return Finding(
+        code="generation-slow",
+        severity="warn",
+        what=f"actor.generate takes {shown(float(np.median(now)), 's')}{share}, predicted {shown(phase.seconds, 's')} ({shown(phase.low_s, 's')} to {shown(phase.high_s, 's')})",
+        advice="look at the inference engine: preemptions (KV cache too small), max_num_seqs, few long responses at the end, CUDA graphs off; then calibrate the profile",
+    )
 
 
 def _share(history: History) -> str:
@@ -243,10 +291,16 @@ def findings(history: History, plan: Expected, limits: Limits | None = None) -> 
     if stop := non_finite(history):  # nothing else means much then
         return (stop,)
     found = (
-        exploding(history, limits), kl_blow_up(history, limits), equal_rewards(history, limits), falling_reward(history, limits),
-        entropy_collapse(history, limits), truncated_responses(history, limits), mismatch(history, limits),
-        stale_rollouts(history, limits, plan), slow_generation(history, limits, plan),
-    )  # fmt: skip
+        exploding(history, limits),
+        kl_blow_up(history, limits),
+        equal_rewards(history, limits),
+        falling_reward(history, limits),
+        entropy_collapse(history, limits),
+        truncated_responses(history, limits),
+        mismatch(history, limits),
+        stale_rollouts(history, limits, plan),
+        slow_generation(history, limits, plan),
+    )
     return tuple(finding for finding in found if finding)
 
 
@@ -267,7 +321,7 @@ class Detectors:
         new = tuple(finding for finding in found if finding.code not in self._lasting)
         self._lasting = {finding.code for finding in found}
         for finding in new:
-            logger.log(logging.ERROR if finding.severity == "stop" else logging.WARNING, "%s", finding)  # fmt: skip
+            logger.log(logging.ERROR if finding.severity == "stop" else logging.WARNING, "%s", finding)
         return new
 
 

@@ -47,7 +47,10 @@ class Experience:
 
     def put(self, group: Sequence[Sample]) -> None:
         """All samples of one prompt."""
-        oldest = min(int(s.versions.min()) if s.versions is not None and len(s.versions) else self._buffer.version for s in group)  # fmt: skip
+        oldest = min(
+            int(s.versions.min()) if s.versions is not None and len(s.versions) else self._buffer.version
+            for s in group
+        )
         content: Any = ray.put(list(group))
         with self._changed:
             self._buffer.finish(group[0].group, content, oldest)
@@ -65,7 +68,11 @@ class Experience:
                 if self._failure is not None:
                     raise self._failure
                 if time.monotonic() > deadline:
-                    raise PartFailed("rollout", "timed out", f"{self._buffer.ready} of {self._buffer.settings.batch} groups were ready after {limit_s:g} s")  # fmt: skip
+                    raise PartFailed(
+                        "rollout",
+                        "timed out",
+                        f"{self._buffer.ready} of {self._buffer.settings.batch} groups were ready after {limit_s:g} s",
+                    )
                 self._changed.wait(LOOK_S)
         groups = ray.get([e.content for e in sorted(entries, key=lambda e: e.id)], timeout=limit_s)  # type: ignore[arg-type,return-value]
         return [sample for group in groups for sample in group]

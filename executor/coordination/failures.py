@@ -15,7 +15,13 @@ from rlhfsim.errors import RlhfsimError
 Cause = Literal["died", "raised", "timed out"]
 LOOK_S = 1.0
 """Between two looks at calls that run."""
-ANOTHER_LIFE_HELPS = ("weight-sync-failed", "weight-sync-timeout", "weight-sync-checksum", "weight-sync-version", "engine-broken")  # fmt: skip
+ANOTHER_LIFE_HELPS = (
+    "weight-sync-failed",
+    "weight-sync-timeout",
+    "weight-sync-checksum",
+    "weight-sync-version",
+    "engine-broken",
+)
 """Codes of errors that tell of a lost partner, not of bad input."""
 
 
@@ -95,4 +101,6 @@ def node_lost(part: str, node_id: str, where: str = "", what: str = "") -> PartF
 
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if isinstance(error, RayTaskError) else lines[0])[:300] if lines else type(error).__name__  # fmt: skip
+    return (
+        (lines[-1] if isinstance(error, RayTaskError) else lines[0])[:300] if lines else type(error).__name__
+    )

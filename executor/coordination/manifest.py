@@ -18,12 +18,10 @@ _THREADS = 4
 
 def write_manifest(folder: Path) -> None:
     """Sync all files and folders to disk, then write the manifest, then sync that."""
-    paths = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST
-    )
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     with ThreadPoolExecutor(_THREADS) as pool:  # hashing and syncing release the interpreter lock
         entries = list(pool.map(_sealed, paths))
-    files = {p.relative_to(folder).as_posix(): entry for p, entry in zip(paths, entries, strict=True)}  # fmt: skip
+    files = {p.relative_to(folder).as_posix(): entry for p, entry in zip(paths, entries, strict=True)}
     for inner in sorted(path for path in folder.rglob("*") if path.is_dir()):
         sync(inner)
     write_synced(folder / MANIFEST, json.dumps({"schema": SCHEMA, "files": files}, indent=1) + "\n")
@@ -35,7 +33,7 @@ def problems(folder: Path, *, contents: bool = True) -> list[str]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = dict(manifest["files"])
-        wanted = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}  # fmt: skip
+        wanted = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except FileNotFoundError:
         return [f"{MANIFEST} is missing"]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -54,7 +54,7 @@ def _lengths(samples: Sequence[Sample]) -> Row:
 
 
 def _staleness(samples: Sequence[Sample], version: int) -> Row:
-    ages = [version - int(s.versions.min()) for s in samples if s.versions is not None and len(s.versions)]  # fmt: skip
+    ages = [version - int(s.versions.min()) for s in samples if s.versions is not None and len(s.versions)]
     return _named("staleness", mean=np.mean(ages), max=max(ages)) if ages else {}
 
 
@@ -77,7 +77,9 @@ def _mismatch(samples: Sequence[Sample]) -> Row:
     if not pairs:
         return {}
     gap = np.concatenate([rollout - old for rollout, old in pairs])
-    return _named("mismatch", mean_abs_dlogp=np.abs(gap).mean(), max_abs_dlogp=np.abs(gap).max(), kl=_k3(gap).mean())  # fmt: skip
+    return _named(
+        "mismatch", mean_abs_dlogp=np.abs(gap).mean(), max_abs_dlogp=np.abs(gap).max(), kl=_k3(gap).mean()
+    )
 
 
 def _k3(log_ratio: Array) -> Array:
@@ -92,12 +94,16 @@ def _explained(samples: Sequence[Sample]) -> Row:
         return {}
     returns, values = (np.concatenate(side) for side in zip(*pairs, strict=True))
     spread = returns.var()
-    return {"value/explained_var": float(1 - (returns - values).var() / spread)} if spread > 1e-12 else {}  # fmt: skip
+    return {"value/explained_var": float(1 - (returns - values).var() / spread)} if spread > 1e-12 else {}
 
 
 def _pairs(found: Iterable[tuple[Floats | None, Floats | None]]) -> list[tuple[Array, Array]]:
     """(R,) float64 pairs of the samples that have both, at least one token long."""
-    return [(a.astype(np.float64), b.astype(np.float64)) for a, b in found if a is not None and b is not None and len(a)]  # fmt: skip
+    return [
+        (a.astype(np.float64), b.astype(np.float64))
+        for a, b in found
+        if a is not None and b is not None and len(a)
+    ]
 
 
 def _named(prefix: str, **values: float | np.floating | np.integer) -> Row:
@@ -109,9 +115,11 @@ def engine_metrics(role: str, steps: Sequence[Mapping[str, float]]) -> Row:
     names = dict.fromkeys(name for step in steps for name in step)
     prefix = PREFIXES.get(role, role)
     return {
-        name if "/" in name else f"{prefix}/{name}": float(np.mean([step[name] for step in steps if name in step]))
+        name if "/" in name else f"{prefix}/{name}": float(
+            np.mean([step[name] for step in steps if name in step])
+        )
         for name in names
-    }  # fmt: skip
+    }
 
 
 def throughput(samples: Sequence[Sample], seconds: float) -> Row:
@@ -119,7 +127,7 @@ def throughput(samples: Sequence[Sample], seconds: float) -> Row:
     if seconds <= 0:
         return {}
     tokens = sum(sample.length for sample in samples)
-    return _named("throughput", tokens_per_sec=tokens / seconds, samples_per_sec=len(samples) / seconds)  # fmt: skip
+    return _named("throughput", tokens_per_sec=tokens / seconds, samples_per_sec=len(samples) / seconds)
 
 
 def memory(readings: Iterable[tuple[str, Mapping[str, float]]]) -> Row:
@@ -131,7 +139,7 @@ def memory(readings: Iterable[tuple[str, Mapping[str, float]]]) -> Row:
     for node, reading in readings:
         allocated = max(allocated, reading.get("allocated", 0.0))
         host[node] = host.get(node, 0.0) + reading.get("host", 0.0)
-    return _named("memory", allocated_gb=allocated / GB, host_gb=max(host.values()) / GB) if host else {}  # fmt: skip
+    return _named("memory", allocated_gb=allocated / GB, host_gb=max(host.values()) / GB) if host else {}
 
 
 def times(spans: Iterable[Span], step: int) -> Row:
@@ -151,12 +159,18 @@ def times(spans: Iterable[Span], step: int) -> Row:
 
 
 def iteration_metrics(
-    *, samples: Sequence[Sample], version: int, seconds: float, engines: Mapping[str, Sequence[Mapping[str, float]]],
-    spans: Iterable[Span], step: int, readings: Iterable[tuple[str, Mapping[str, float]]] = (),
-) -> Row:  # fmt: skip
+    *,
+    samples: Sequence[Sample],
+    version: int,
+    seconds: float,
+    engines: Mapping[str, Sequence[Mapping[str, float]]],
+    spans: Iterable[Span],
+    step: int,
+    readings: Iterable[tuple[str, Mapping[str, float]]] = (),
+) -> Row:
     """The row of an iteration. `engines`: metrics of every optimizer step by role."""
     row: Row = {}
     for role, steps in engines.items():
         row |= engine_metrics(role, steps)
     row |= sample_metrics(samples, version)
-    return row | throughput(samples, seconds) | memory(readings) | times(spans, step) | {"time/step": seconds}  # fmt: skip
+    return row | throughput(samples, seconds) | memory(readings) | times(spans, step) | {"time/step": seconds}

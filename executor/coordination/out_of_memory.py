@@ -9,11 +9,16 @@ from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.units import format as shown
 
 WORDS = (
-    "out of memory", "outofmemory", "can't allocate memory", "cannot allocate memory", "no available memory for the cache blocks",
-    "running low on memory", "memory pressure",
-)  # fmt: skip
+    "out of memory",
+    "outofmemory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "no available memory for the cache blocks",
+    "running low on memory",
+    "memory pressure",
+)
 """How torch, CUDA, the C library, vLLM and Ray say it."""
-REMEDY = "smaller micro-batch, recompute: full, offload_optimizer: cpu, or a lower memory_utilization of the rollout engine"  # fmt: skip
+REMEDY = "smaller micro-batch, recompute: full, offload_optimizer: cpu, or a lower memory_utilization of the rollout engine"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -41,8 +46,12 @@ def out_of_memory(
     rows = rows or _fullest(plan, plan.prediction.peak_phase)
     listed = ", ".join(f"{r.role} {r.component} {shown(r.bytes, 'byte')}" for r in rows[:5])
     total = sum(row.bytes for row in rows)
-    return Finding(code="out-of-memory", severity="stop", what=f"{part} ran out of memory in {phase}; the plan {where} {shown(total, 'byte')} of {shown(plan.prediction.capacity_bytes, 'byte')}: {listed}",
-                   advice=(smallest_change() if smallest_change else None) or REMEDY)  # fmt: skip
+    return Finding(
+        code="out-of-memory",
+        severity="stop",
+        what=f"{part} ran out of memory in {phase}; the plan {where} {shown(total, 'byte')} of {shown(plan.prediction.capacity_bytes, 'byte')}: {listed}",
+        advice=(smallest_change() if smallest_change else None) or REMEDY,
+    )
 
 
 def _fullest(plan: Plan, phase: str) -> list[LedgerEntry]:

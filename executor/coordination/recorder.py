@@ -5,13 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from executor.coordination.tracing import (
-    SAME_CLOCK,
-    ClockOffset,
-    Recorded,
-    Tracer,
-    assemble,
-)
+from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Recorded, Tracer, assemble
 from executor.coordination.worker import Reply
 from rlhfsim.trace import Span, Trace
 
@@ -27,9 +21,7 @@ class Recorder:
         self.memory: dict[str, tuple[str, Mapping[str, float]]] = {}
         """Latest node and bytes of every part by name."""
 
-    def add(
-        self, reply: Reply, offset: ClockOffset = SAME_CLOCK, part: str = "", node: str = ""
-    ) -> None:
+    def add(self, reply: Reply, offset: ClockOffset = SAME_CLOCK, part: str = "", node: str = "") -> None:
         """Keep what a reply of `part` on `node` brought."""
         with self._lock:
             self._parts.append((reply.recorded, offset))
@@ -44,8 +36,15 @@ class Recorder:
             self._seen = len(self._parts)
         return new
 
-    def trace(self, *, start_s: float, plan_hash: str, steps: int, seed: int, first_step: int = 0) -> Trace:  # fmt: skip
+    def trace(self, *, start_s: float, plan_hash: str, steps: int, seed: int, first_step: int = 0) -> Trace:
         """All so far."""
         with self._lock:
             self._parts.append((self.tracer.drain(), SAME_CLOCK))
-            return assemble(self._parts, start_s=start_s, plan_hash=plan_hash, steps=steps, seed=seed, first_step=first_step)  # fmt: skip
+            return assemble(
+                self._parts,
+                start_s=start_s,
+                plan_hash=plan_hash,
+                steps=steps,
+                seed=seed,
+                first_step=first_step,
+            )

@@ -178,7 +178,7 @@ class Replica:
             self._pause()
             return
         with self._changed:
-            fresh, self._incoming = (self._incoming, []) if self._commands.empty() else ([], self._incoming)  # fmt: skip
+            fresh, self._incoming = (self._incoming, []) if self._commands.empty() else ([], self._incoming)
         if fresh:
             engine.add(fresh)
             self._busy_since = self._busy_since or time.time()
@@ -202,8 +202,19 @@ class Replica:
 
     def _record(self, since: float) -> None:
         now = time.time()
-        self._tracer.add(Span(name="actor.generate", role="actor", kind="generate", pool=self._me.pool, group=self._group,
-                              step=self._step, start_s=since, end_s=max(since, now), bound_by="measured"))  # fmt: skip
+        self._tracer.add(
+            Span(
+                name="actor.generate",
+                role="actor",
+                kind="generate",
+                pool=self._me.pool,
+                group=self._group,
+                step=self._step,
+                start_s=since,
+                end_s=max(since, now),
+                bound_by="measured",
+            )
+        )
         self._tracer.counter("running", self._me.pool, 0.0, self._group)
 
     def _pause(self) -> None:
@@ -257,7 +268,9 @@ class Replica:
         return self._command(timed)
 
     def _span(self, tags: Tags) -> Any:
-        return self._tracer.span(tags.name, "actor", tags.kind, self._me.pool, self._group, tags.step, tags.version)  # fmt: skip
+        return self._tracer.span(
+            tags.name, "actor", tags.kind, self._me.pool, self._group, tags.step, tags.version
+        )
 
     @property
     def _group(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor.resolve import Job
-from rlhfsim.specs.placement.placement import Seat
+from rlhfsim.specs.placement.placement import RolePlacement
 
 OPTIMIZER = "optimizer"
 """Only the optimizer states leave; weights stay."""
@@ -42,14 +42,14 @@ class Residency:
 
     @contextlib.contextmanager
     def present(self, role: str, call: str, step: int, *, states: bool = False) -> Iterator[None]:
-        """The role is in memory inside the block, with its optimizer where `states` says; then where its seat keeps it."""
+        """The role is in memory inside the block, with its optimizer where `states` says; then where its role keeps it."""
         if self._away.get(role) in ((OPTIMIZER,) if states else ()) + ("offloaded", "recreated"):
             self._move(self._planned("load", role, self._away.pop(role), call), step)
         yield
         self.rest(role, step, call)
 
     def rest(self, role: str, step: int, call: str = "") -> None:
-        """To where its seat keeps it between calls."""
+        """To where its role keeps it between calls."""
         how = self._resting_place(role)
         if how is not None and role not in self._away:
             self._move(self._planned("unload", role, how, call or f"{role}.start"), step)
@@ -57,11 +57,11 @@ class Residency:
 
     def _resting_place(self, role: str) -> str | None:
         """None: it stays in memory."""
-        seat = self._job.plan.placement.seats[role]
-        assert isinstance(seat, Seat)
-        if seat.residency != "resident":
-            return seat.residency
-        return OPTIMIZER if seat.offload_between else None
+        placed = self._job.plan.placement.roles[role]
+        assert isinstance(placed, RolePlacement)
+        if placed.residency != "resident":
+            return placed.residency
+        return OPTIMIZER if placed.offload_between else None
 
     def _planned(self, method: Literal["load", "unload"], role: str, how: str, call: str) -> Move:
         to_disk = how == "recreated" or not self._job.gpu  # on a CPU only files give memory back

@@ -55,7 +55,7 @@ class RolloutPool:
         """Names of the replicas, for people."""
         return [f"rollout replica {i}" for i in range(len(self.actors))]
 
-    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Any]:  # fmt: skip
+    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Any]:
         """Values of all replicas.
 
         Raises:
@@ -81,7 +81,7 @@ class RolloutPool:
                 shares[lightest].append(request)
                 loads[lightest] += 1
                 self.outstanding[request.id] = lightest
-        refs = [a.submit.remote(share, step) for a, share in zip(self.actors, shares, strict=True) if share]  # fmt: skip
+        refs = [a.submit.remote(share, step) for a, share in zip(self.actors, shares, strict=True) if share]
         parts = [p for p, share in zip(self.parts, shares, strict=True) if share]
         collect(refs, parts, "rollout submit", limit_s)
 
@@ -106,7 +106,9 @@ class RolloutPool:
         while unfinished := [id for id, completion in mine.items() if completion is None]:
             if time.monotonic() > deadline:
                 slow = self.parts[self.outstanding.get(unfinished[0], 0)]
-                raise PartFailed(slow, "timed out", f"{len(unfinished)} responses unfinished after {limit_s:g} s")  # fmt: skip
+                raise PartFailed(
+                    slow, "timed out", f"{len(unfinished)} responses unfinished after {limit_s:g} s"
+                )
             self._fetch(LONG_POLL_S, all_of_them=True)
         with self._lock:
             self._waited.remove(mine)
@@ -170,28 +172,34 @@ class RolloutPool:
 
 
 def spawn(
-    plan: Plan, reservation: Reservation, share: float, environment: Mapping[str, str],
-    fake_seconds: Mapping[str, float] | None, record: Record,
-) -> RolloutPool:  # fmt: skip
+    plan: Plan,
+    reservation: Reservation,
+    share: float,
+    environment: Mapping[str, str],
+    fake_seconds: Mapping[str, float] | None,
+    record: Record,
+) -> RolloutPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
-    seat = plan.placement.rollout
-    assert seat is not None, "the plan has no rollout seat"
+    role = plan.placement.rollout
+    assert role is not None, "the plan has no rollout role"
     actor_class = ray.remote(Replica)
     actors = [
         actor_class.options(
-            max_restarts=0, max_concurrency=THREADS, runtime_env={"env_vars": {**environment, **reservation.devices(places)}},
+            max_restarts=0,
+            max_concurrency=THREADS,
+            runtime_env={"env_vars": {**environment, **reservation.devices(places)}},
             **reservation.options(places[0], share),
-        ).remote(ReplicaIdentity(index=index, pool=seat.pool, fake_seconds=fake_seconds))
+        ).remote(ReplicaIdentity(index=index, pool=role.pool, fake_seconds=fake_seconds))
         for index, places in enumerate(replica_places(plan))
-    ]  # fmt: skip
-    return RolloutPool(pool=seat.pool, actors=actors, receivers_each=seat.layout.replica_gpus, record=record)  # fmt: skip
+    ]
+    return RolloutPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)
 
 
 def replica_places(plan: Plan) -> list[tuple[Place, ...]]:
-    """GPUs of every replica: consecutive ranks of the rollout seat."""
-    seat = plan.placement.rollout
-    assert seat is not None
-    gpus = next(s for s in plan.gpu_map if s.seat == "rollout")
+    """GPUs of every replica: consecutive ranks of the rollout role."""
+    role = plan.placement.rollout
+    assert role is not None
+    gpus = next(s for s in plan.gpu_map if s.role == "rollout")
     ranks = list(zip(gpus.nodes, gpus.gpus, strict=True))
-    each = seat.layout.replica_gpus
-    return [tuple(ranks[i * each : (i + 1) * each]) for i in range(seat.layout.dp)]
+    each = role.layout.replica_gpus
+    return [tuple(ranks[i * each : (i + 1) * each]) for i in range(role.layout.dp)]

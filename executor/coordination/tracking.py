@@ -39,7 +39,7 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0) -> None:
         """Lines of `first_step` and later are removed: a resumed run writes them again."""
         self._path = path
-        kept = [row for row in read_metrics(path) if row[STEP] < first_step] if path.exists() else []  # fmt: skip
+        kept = [row for row in read_metrics(path) if row[STEP] < first_step] if path.exists() else []
         write_atomically(path, "".join(_line(row) for row in kept))
         self._file = path.open("a", encoding="utf-8")
 
@@ -53,8 +53,12 @@ class MetricsFile:
             self._file.write(_line({STEP: step, **row}))
             self._file.flush()
         except OSError as error:
-            raise RlhfsimError("unwritable-file", f"cannot write: {(error.strerror or 'error').lower()}", place=Place(file=str(self._path)),
-                               help="free space on this disk; resume with --resume") from error  # fmt: skip
+            raise RlhfsimError(
+                "unwritable-file",
+                f"cannot write: {(error.strerror or 'error').lower()}",
+                place=Place(file=str(self._path)),
+                help="free space on this disk; resume with --resume",
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -110,7 +114,9 @@ class WeightsAndBiases:
     def __init__(self, project: str, folder: Path, config: Mapping[str, Any], run_id: str) -> None:
         """`run_id` lets a resumed run go on in the same place."""
         module = _library("wandb", "wandb", "tracking.wandb_project: null")
-        self._run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")  # fmt: skip
+        self._run = module.init(
+            project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow"
+        )
 
     def log(self, step: int, row: Mapping[str, float]) -> None:
         """All of a step at once."""
@@ -144,8 +150,11 @@ def _library(module: str, package: str, off: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise RlhfsimError("missing-library", f"{package} is not installed",
-                           help=f"install it (pip install --no-deps {package}), or set {off}") from error  # fmt: skip
+        raise RlhfsimError(
+            "missing-library",
+            f"{package} is not installed",
+            help=f"install it (pip install --no-deps {package}), or set {off}",
+        ) from error
 
 
 class Trackers:
@@ -176,9 +185,14 @@ class Trackers:
 
 
 def open_trackers(
-    tracking: Tracking, metrics: Path, tensorboard: Path, *, first_step: int = 0, run_id: str = "rlhfsim",
+    tracking: Tracking,
+    metrics: Path,
+    tensorboard: Path,
+    *,
+    first_step: int = 0,
+    run_id: str = "rlhfsim",
     config: Mapping[str, Any] | None = None,
-) -> Trackers:  # fmt: skip
+) -> Trackers:
     """Everything that settings ask for, ready to log.
 
     Raises:

@@ -75,11 +75,15 @@ class Watch:
             if self.failure is not None or not ray.is_initialized():
                 return 0
             present = dict(self._actors())
-            self._asked = {part: asked for part, asked in self._asked.items() if present.get(part) is asked[0]}  # fmt: skip
+            self._asked = {
+                part: asked for part, asked in self._asked.items() if present.get(part) is asked[0]
+            }
             for part in present.keys() - self._asked.keys():
                 self._asked[part] = (present[part], present[part].whereabouts.remote())
             waiting = {ref: part for part, (_, ref) in self._asked.items()}
-            ready, busy = ray.wait(list(waiting), num_returns=len(waiting), timeout=0.2) if waiting else ([], [])  # fmt: skip
+            ready, busy = (
+                ray.wait(list(waiting), num_returns=len(waiting), timeout=0.2) if waiting else ([], [])
+            )
             silent = [ref for ref in ready if not self._read(waiting[ref], ref)]
             return len(busy) + len(silent)
         return 0

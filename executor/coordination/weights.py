@@ -53,21 +53,24 @@ class Route:
 
     def _spec(self, receivers: int) -> ChannelSpec:
         settings, placement = self._job.settings, self._job.plan.placement
-        host, port = ray.get(
-            self._trainer.actors[0].address.remote(), timeout=settings.limits.call_s
-        )
+        host, port = ray.get(self._trainer.actors[0].address.remote(), timeout=settings.limits.call_s)
         self._folder.mkdir(parents=True, exist_ok=True)
         return ChannelSpec(
-            name=f"weights-{uuid4().hex[:8]}", transport=TRANSPORTS[placement.weight_path], host=host, port=port,
-            receivers=receivers, folder=str(self._folder),
-            bucket_bytes=settings.bucket_bytes, adapters_only=placement.weight_path == "lora",
-            base_model=self._job.model if placement.weight_path == "lora" else "", lora_scale=LORA_ALPHA_OVER_RANK,
-            timeout_s=settings.limits.sync_s, device="cuda" if self._job.gpu else "cpu",
-        )  # fmt: skip
+            name=f"weights-{uuid4().hex[:8]}",
+            transport=TRANSPORTS[placement.weight_path],
+            host=host,
+            port=port,
+            receivers=receivers,
+            folder=str(self._folder),
+            bucket_bytes=settings.bucket_bytes,
+            adapters_only=placement.weight_path == "lora",
+            base_model=self._job.model if placement.weight_path == "lora" else "",
+            lora_scale=LORA_ALPHA_OVER_RANK,
+            timeout_s=settings.limits.sync_s,
+            device="cuda" if self._job.gpu else "cpu",
+        )
 
-    def send(
-        self, rollout: RolloutPool | None, version: int, step: int, record: Record
-    ) -> Transfer:
+    def send(self, rollout: RolloutPool | None, version: int, step: int, record: Record) -> Transfer:
         """One sync.
 
         Raises:
@@ -79,7 +82,9 @@ class Route:
             return self._save(version, tags, record)
         limit = self._job.settings.limits.sync_s * 2
         pool = ThreadPoolExecutor(max_workers=2)
-        sending = pool.submit(self._trainer.call, "send", "actor", self._channel, version, tags, limit_s=limit)  # fmt: skip
+        sending = pool.submit(
+            self._trainer.call, "send", "actor", self._channel, version, tags, limit_s=limit
+        )
         receiving = pool.submit(self._receive, rollout, version, tags, limit)
         pool.shutdown(wait=False)
         both: list[Future[Any]] = [sending, receiving]
@@ -92,14 +97,14 @@ class Route:
         _compare(sent, received)
         return sent
 
-    def _receive(
-        self, rollout: RolloutPool, version: int, tags: Tags, limit: float
-    ) -> list[Transfer]:
+    def _receive(self, rollout: RolloutPool, version: int, tags: Tags, limit: float) -> list[Transfer]:
         assert self._channel is not None
         schedule = self._job.plan.placement.schedule
         if schedule.overlapped_sync:
             return rollout.tagged("stage", self._channel.name, version, tags=tags, limit_s=limit)
-        return rollout.tagged("receive", self._channel.name, version, schedule.partial_rollout, tags=tags, limit_s=limit)  # fmt: skip
+        return rollout.tagged(
+            "receive", self._channel.name, version, schedule.partial_rollout, tags=tags, limit_s=limit
+        )
 
     def _save(self, version: int, tags: Tags, record: Record) -> Transfer:
         """No replica lives: the weights become a model folder, which stays until the next one has read it."""
@@ -132,4 +137,8 @@ def _compare(sent: Transfer, received: list[Any]) -> None:
     for index, transfer in enumerate(received):
         for one in transfer if isinstance(transfer, list) else [transfer]:
             if one.checksum != sent.checksum:
-                raise PartFailed(f"rollout replica {index}", "raised", f"its weights are not the trainer's: checksum {one.checksum}, sent {sent.checksum}")  # fmt: skip
+                raise PartFailed(
+                    f"rollout replica {index}",
+                    "raised",
+                    f"its weights are not the trainer's: checksum {one.checksum}, sent {sent.checksum}",
+                )

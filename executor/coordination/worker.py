@@ -175,7 +175,7 @@ class Worker:
         if self._me.fake_seconds is not None:
             engine.sync()
             return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
-        buckets = iter([engine.adapters()]) if channel.adapters_only else engine.buckets(channel.bucket_bytes)  # fmt: skip
+        buckets = iter([engine.adapters()]) if channel.adapters_only else engine.buckets(channel.bucket_bytes)
         if self._me.rank == 0:
             sent: Transfer = self._senders[channel.name].send(buckets, version)
             return sent
@@ -206,13 +206,20 @@ class Worker:
 
     def _span(self, role: str, tags: Tags, **attributes: float | str) -> Any:
         return self._tracer.span(
-            tags.name, role, tags.kind, self._me.pool, f"rank {self._me.rank}", tags.step, tags.version, **attributes
-        )  # fmt: skip
+            tags.name,
+            role,
+            tags.kind,
+            self._me.pool,
+            f"rank {self._me.rank}",
+            tags.step,
+            tags.version,
+            **attributes,
+        )
 
     def _reply(self, value: Any, role: str) -> Reply:
         engine = self._engines.get(role)
         memory = dict(engine.memory()) if engine is not None else _process_memory()
-        self._tracer.counter("memory_bytes", self._me.pool, memory["allocated"], f"rank {self._me.rank}")  # fmt: skip
+        self._tracer.counter("memory_bytes", self._me.pool, memory["allocated"], f"rank {self._me.rank}")
         return Reply(value=value, recorded=self._tracer.drain(), memory=memory)
 
 

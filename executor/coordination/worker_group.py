@@ -14,7 +14,7 @@ from executor.coordination.failures import collect
 from executor.coordination.worker import Identity, Reply, Worker
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import Seat
+from rlhfsim.specs.placement.placement import RolePlacement
 
 Shape = tuple[int, int, int]
 """tp, pp, dp."""
@@ -41,19 +41,21 @@ class GroupSpec:
 
 def group_specs(plan: Plan, served_by: Mapping[str, str]) -> tuple[GroupSpec, ...]:
     """The worker groups of a plan; roles in `served_by` run on another role's engine."""
-    gpus = {s.seat: tuple(zip(s.nodes, s.gpus, strict=True)) for s in plan.gpu_map}
+    gpus = {s.role: tuple(zip(s.nodes, s.gpus, strict=True)) for s in plan.gpu_map}
     found: dict[Any, list[str]] = {}
-    for role, seat in plan.placement.seats.items():
-        if isinstance(seat, Seat) and role not in served_by:
-            key = (gpus[role], seat.layout.tp, seat.layout.pp, seat.layout.dp)
+    for role, placed in plan.placement.roles.items():
+        if isinstance(placed, RolePlacement) and role not in served_by:
+            key = (gpus[role], placed.layout.tp, placed.layout.pp, placed.layout.dp)
             found.setdefault(key, []).append(role)
     return tuple(_spec(plan, roles, key[0]) for key, roles in found.items())
 
 
 def _spec(plan: Plan, roles: list[str], places: tuple[Place, ...]) -> GroupSpec:
-    seat = plan.placement.seats[roles[0]]
-    assert isinstance(seat, Seat)
-    return GroupSpec(name="+".join(roles), pool=seat.pool, roles=tuple(roles), places=places, layout=seat.layout)  # fmt: skip
+    role = plan.placement.roles[roles[0]]
+    assert isinstance(role, RolePlacement)
+    return GroupSpec(
+        name="+".join(roles), pool=role.pool, roles=tuple(roles), places=places, layout=role.layout
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class WorkerGroup:
         """Names of the ranks, for people."""
         return [f"{self.spec.name} rank {i}" for i in range(len(self.actors))]
 
-    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Reply]:  # fmt: skip
+    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Reply]:
         """Replies of all ranks; `each` gives every rank an own first argument.
 
         Raises:
@@ -85,26 +87,37 @@ class WorkerGroup:
 
 
 def spawn(
-    spec: GroupSpec, reservation: Reservation, share: float, environment: Mapping[str, str],
+    spec: GroupSpec,
+    reservation: Reservation,
+    share: float,
+    environment: Mapping[str, str],
     fake_seconds: Mapping[str, float] | None,
-) -> WorkerGroup:  # fmt: skip
+) -> WorkerGroup:
     """Start the processes of a group; `join` makes them a group."""
     actor_class = ray.remote(Worker)
     actors = [
         actor_class.options(
-            name=None, max_restarts=0, runtime_env={"env_vars": _rank_environment(environment, rank, len(spec.places))},
+            name=None,
+            max_restarts=0,
+            runtime_env={"env_vars": _rank_environment(environment, rank, len(spec.places))},
             **reservation.options(place, share),
-        ).remote(Identity(group=spec.name, pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds))
+        ).remote(
+            Identity(
+                group=spec.name, pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds
+            )
+        )
         for rank, place in enumerate(spec.places)
-    ]  # fmt: skip
+    ]
     return WorkerGroup(spec=spec, actors=actors)
 
 
 def _rank_environment(environment: Mapping[str, str], rank: int, world: int) -> dict[str, str]:
-    return {**environment, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}  # fmt: skip
+    return {**environment, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
 
 
 def join(group: WorkerGroup, limit_s: float) -> None:
     """Rendezvous of all ranks at rank 0."""
-    [(host, port)] = collect([group.actors[0].address.remote()], group.parts[:1], "start of the process", limit_s)  # fmt: skip
+    [(host, port)] = collect(
+        [group.actors[0].address.remote()], group.parts[:1], "start of the process", limit_s
+    )
     group.call("start", host, port, limit_s, limit_s=limit_s)

@@ -37,7 +37,7 @@ from executor.engines.protocols import LossSpec, Transfer
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.samples import Completion, Request, Sample
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import Call
 
 Rules = Callable[[Sequence[Sample]], list[float]]
@@ -53,7 +53,7 @@ TENANTS = 8
 """Most processes that share one slot: each takes that share of it."""
 
 
-class Crew:
+class WorkerGroups:
     """Living processes of one plan."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Crew:
         made = [
             groups.spawn(s, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds)
             for s in specs
-        ]  # fmt: skip
+        ]
         self._groups = {role: group for group in made for role in group.spec.roles}
         tasks: list[Callable[[], None]] = [partial(self._start_group, group) for group in made]
         if self.job.plan.workload.generates:
@@ -108,7 +108,11 @@ class Crew:
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""
         rollout = self.rollout
-        found = {part: actor for group in self._groups.values() for part, actor in zip(group.parts, group.actors, strict=True)}  # fmt: skip
+        found = {
+            part: actor
+            for group in self._groups.values()
+            for part, actor in zip(group.parts, group.actors, strict=True)
+        }
         if rollout is not None and not rollout.ending:
             found |= dict(zip(rollout.parts, rollout.actors, strict=True))
         return {} if self._stopped else found
@@ -116,7 +120,9 @@ class Crew:
     def _note_processes(self) -> None:
         """Which process is which part: for people who look for one."""
         actors = self._actors()
-        found = collect([a.whereabouts.remote() for a in actors.values()], list(actors), "start", self._limits.call_s)  # fmt: skip
+        found = collect(
+            [a.whereabouts.remote() for a in actors.values()], list(actors), "start", self._limits.call_s
+        )
         pids = {part: pid for part, (pid, _) in zip(actors, found, strict=True)}
         self.watch.homes |= {part: node for part, (_, node) in zip(actors, found, strict=True)}
         (self._scratch / PROCESSES).write_text(json.dumps(pids, indent=1))
@@ -151,8 +157,13 @@ class Crew:
         spec = rollout_spec(self.job)
         spec = replace(spec, model=model or spec.model, version=self.version)
         self.rollout = rollout.spawn(
-            self.job.plan, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds, self._record_rollout,
-        )  # fmt: skip
+            self.job.plan,
+            self._reservation,
+            1 / TENANTS,
+            self._environment,
+            self.job.fake_seconds,
+            self._record_rollout,
+        )
         if self._stopped:
             self.rollout.kill()
         self.rollout.build(spec, self._limits.start_s)
@@ -198,34 +209,34 @@ class Crew:
 
     def generate(self, requests: Sequence[Request], step: int) -> list[Completion]:
         """Responses in the order of their requests."""
-        seat = self.job.plan.placement.rollout
-        assert seat is not None
-        with self._pools[seat.pool]:
-            self._wake(seat, step)
+        role = self.job.plan.placement.rollout
+        assert role is not None
+        with self._pools[role.pool]:
+            self._wake(role, step)
             assert self.rollout is not None
             done = self.rollout.generate(requests, step, self._limits.call_s)
-            self._sleep(seat, step)
+            self._sleep(role, step)
         return done
 
-    def _wake(self, seat: RolloutSeat, step: int) -> None:
+    def _wake(self, role: RolloutPlacement, step: int) -> None:
         tags = Tags(name="actor.generate.load", kind="load", step=step, version=self.version)
         if self.rollout is None:
             assert self.route is not None
-            with self.recorder.tracer.span(tags.name, "actor", tags.kind, seat.pool, step=step):
+            with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
                 self._start_rollout(self.route.folder_of(self.version))
         elif self._asleep:
             self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
         self._asleep = False
 
-    def _sleep(self, seat: RolloutSeat, step: int) -> None:
+    def _sleep(self, role: RolloutPlacement, step: int) -> None:
         tags = Tags(name="actor.generate.unload", kind="unload", step=step, version=self.version)
         assert self.rollout is not None
-        if seat.residency == "recreated":
-            with self.recorder.tracer.span(tags.name, "actor", tags.kind, seat.pool, step=step):
+        if role.residency == "recreated":
+            with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
                 self.rollout.close()
                 self.rollout = None
-        elif seat.sleep:
-            self.rollout.tagged("sleep", seat.sleep, tags=tags, limit_s=self._limits.call_s)
+        elif role.sleep:
+            self.rollout.tagged("sleep", role.sleep, tags=tags, limit_s=self._limits.call_s)
             self._asleep = True
 
     def submit(self, requests: Sequence[Request], step: int) -> None:
@@ -257,39 +268,45 @@ class Crew:
                 results[index] = value
         return results
 
-    def _shared(self, group: WorkerGroup, method: str, shares: list[list[int]], samples: Sequence[Sample],
-                role: str, what: str, tags: Tags) -> list[Reply]:  # fmt: skip
+    def _shared(
+        self,
+        group: WorkerGroup,
+        method: str,
+        shares: list[list[int]],
+        samples: Sequence[Sample],
+        role: str,
+        what: str,
+        tags: Tags,
+    ) -> list[Reply]:
         """A call in which data-parallel replicas get different samples; each share is stored once."""
         refs = [ray.put([samples[i] for i in share]) for share in shares]
         layout = self._layout(role)
         mine = [refs[mesh.coordinates(r, layout).dp] for r in range(len(group.actors))]
         with group.lock:
-            calls = [
-                actor.forward.remote(role, what, mine[i], tags)
-                for i, actor in enumerate(group.actors)
-            ]
+            calls = [actor.forward.remote(role, what, mine[i], tags) for i, actor in enumerate(group.actors)]
         replies = collect(calls, group.parts, tags.name, self._limits.call_s)
         self._record(group, replies)
         return replies
 
-    def train(self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int) -> list[dict[str, float]]:  # fmt: skip
+    def train(
+        self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int
+    ) -> list[dict[str, float]]:
         """Optimizer steps of one iteration; their metrics."""
         group, workload, layout = self._groups[role], self.job.plan.workload, self._layout(role)
         plan = optimizer_steps(
-            samples, ranks=layout.dp, mini_batches=workload.mini_batches, epochs=workload.epochs,
-            seed=(self.job.settings.seed, step + 1), pairs=recipes.recipe(workload.algorithm).actor == "dpo",
-        )  # fmt: skip
+            samples,
+            ranks=layout.dp,
+            mini_batches=workload.mini_batches,
+            epochs=workload.epochs,
+            seed=(self.job.settings.seed, step + 1),
+            pairs=recipes.recipe(workload.algorithm).actor == "dpo",
+        )
         tags = Tags(name=f"{role}.train", kind="train", step=step, version=self.version)
         refs = [ray.put(batches) for batches in plan]
         mine = [refs[mesh.coordinates(r, layout).dp] for r in range(len(group.actors))]
-        with (
-            self._pools[group.spec.pool],
-            self._residency.present(role, tags.name, step, states=True),
-        ):
+        with self._pools[group.spec.pool], self._residency.present(role, tags.name, step, states=True):
             with group.lock:
-                calls = [
-                    a.train.remote(role, mine[i], loss, tags) for i, a in enumerate(group.actors)
-                ]
+                calls = [a.train.remote(role, mine[i], loss, tags) for i, a in enumerate(group.actors)]
             replies = collect(calls, group.parts, tags.name, self._limits.call_s)
             self._record(group, replies)
         metrics: list[dict[str, float]] = replies[0].value
@@ -310,10 +327,10 @@ class Crew:
                 self._prepare_rollout(placement.rollout, step)
                 return self.route.send(self.rollout, self.version, step, self._record)
 
-    def _prepare_rollout(self, seat: RolloutSeat, step: int) -> None:
+    def _prepare_rollout(self, role: RolloutPlacement, step: int) -> None:
         """For a sync: a sleeping engine wakes; one that is created again for every rollout goes, and reads files."""
-        if self.rollout is not None and seat.residency == "recreated":
-            self._sleep(seat, step)
+        if self.rollout is not None and role.residency == "recreated":
+            self._sleep(role, step)
         elif self.rollout is not None and self._asleep:
             tags = Tags(name="actor.sync.load", kind="load", step=step, version=self.version)
             self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
@@ -327,9 +344,9 @@ class Crew:
         return max(self._layout(role).dp for role in self._groups)
 
     def _layout(self, role: str) -> Layout:
-        seat = self.job.plan.placement.seats[role]
-        assert isinstance(seat, Seat)
-        return seat.layout
+        placed = self.job.plan.placement.roles[role]
+        assert isinstance(placed, RolePlacement)
+        return placed.layout
 
     def save(self, folder: Path) -> None:
         """Every trained role's state, a folder each."""
@@ -348,18 +365,22 @@ class Crew:
                     self._pools[group.spec.pool],
                     self._residency.present(role, f"{role}.{method}", 0, states=True),
                 ):
-                    self._record(group, group.call(method, role, str(folder / role), limit_s=self._limits.call_s))  # fmt: skip
+                    self._record(
+                        group, group.call(method, role, str(folder / role), limit_s=self._limits.call_s)
+                    )
 
     def _move(self, move: Move, step: int) -> None:
         """One role in or out, on every rank."""
         group = self._groups[move.role]
         tags = Tags(name=move.name, kind=move.method, step=step, version=self.version)
         places = (move.folder,) if move.method == "unload" else ()
-        self._record(group, group.call(move.method, move.role, move.how, *places, tags, limit_s=self._limits.call_s))  # fmt: skip
+        self._record(
+            group, group.call(move.method, move.role, move.how, *places, tags, limit_s=self._limits.call_s)
+        )
 
     def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
         for part, reply in zip(group.parts, replies, strict=True):
-            self.recorder.add(reply, self._offsets.get(part, SAME_CLOCK), part, self._nodes.get(part, ""))  # fmt: skip
+            self.recorder.add(reply, self._offsets.get(part, SAME_CLOCK), part, self._nodes.get(part, ""))
 
     def _record_rollout(self, reply: Reply) -> None:
         self.recorder.add(reply)

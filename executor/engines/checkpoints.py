@@ -50,7 +50,7 @@ def save(trained: Trained, folder: Path) -> None:
         "module": _module(trained.model),
         "optimizer": [_optimizer_state(trained.engine, master) for master in masters(trained.engine)],
         "random": _random(),
-    }  # fmt: skip
+    }
     path = _path(folder)
     torch.save(state, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
@@ -66,8 +66,11 @@ def load(trained: Trained, folder: Path) -> None:
     """
     path = _path(folder)
     if not path.is_file():
-        raise RlhfsimError("no-checkpoint", f"{folder} has no {path.name}: it was not saved by {dist.get_world_size()} ranks",
-                           help="resume with the layout that saved it, or start from its model.safetensors")  # fmt: skip
+        raise RlhfsimError(
+            "no-checkpoint",
+            f"{folder} has no {path.name}: it was not saved by {dist.get_world_size()} ranks",
+            help="resume with the layout that saved it, or start from its model.safetensors",
+        )
     state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
     _check(state["identity"], _identity(trained.spec), path)
     trained.steps = state["steps"]
@@ -94,7 +97,7 @@ def masters(engine: Any) -> list[Tensor]:
         "fp32_groups_flat",
     ):
         if (groups := getattr(outer, name, None)) is not None:
-            return [tensor for group in groups for tensor in (group if isinstance(group, list) else [group])]  # fmt: skip
+            return [tensor for group in groups for tensor in (group if isinstance(group, list) else [group])]
     return [tensor for group in engine.basic_optimizer.param_groups for tensor in group["params"]]
 
 
@@ -118,8 +121,11 @@ def _identity(spec: EngineSpec) -> dict[str, Any]:
 def _check(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
     for key, value in wanted.items():
         if saved.get(key) != value:
-            raise RlhfsimError("checkpoint-layout", f"{path} was saved with {key}={saved.get(key)}, this run has {key}={value}",
-                               help="resume with the layout that saved it, or start from its model.safetensors")  # fmt: skip
+            raise RlhfsimError(
+                "checkpoint-layout",
+                f"{path} was saved with {key}={saved.get(key)}, this run has {key}={value}",
+                help="resume with the layout that saved it, or start from its model.safetensors",
+            )
 
 
 def _module_tensors(model: heads.Model) -> Iterator[tuple[str, Tensor]]:
@@ -137,7 +143,10 @@ def _module(model: heads.Model) -> dict[str, Tensor]:
 
 def _optimizer_state(engine: Any, master: Tensor) -> dict[str, Any]:
     states = engine.basic_optimizer.state.get(master, {})
-    values = {key: value.detach().cpu().clone() if isinstance(value, Tensor) else value for key, value in states.items()}  # fmt: skip
+    values = {
+        key: value.detach().cpu().clone() if isinstance(value, Tensor) else value
+        for key, value in states.items()
+    }
     return {"master": master.detach().cpu().clone(), "states": values}
 
 

@@ -108,9 +108,12 @@ class FakeRollout:
     def _completion(self, request: Request) -> Completion:
         tokens = max(1, request.max_tokens // 2)
         return Completion(
-            id=request.id, tokens=np.zeros(tokens, np.int64), logprobs=np.zeros(tokens, np.float32),
-            versions=np.full(tokens, self._version, np.int32), finish="stop",
-        )  # fmt: skip
+            id=request.id,
+            tokens=np.zeros(tokens, np.int64),
+            logprobs=np.zeros(tokens, np.float32),
+            versions=np.full(tokens, self._version, np.int32),
+            finish="stop",
+        )
 
     @property
     def unfinished(self) -> int:

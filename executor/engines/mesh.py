@@ -47,17 +47,18 @@ def world_size(layout: Layout) -> int:
         RlhfsimError: context parallelism, which no engine of the executor has.
     """
     if layout.cp > 1:
-        raise RlhfsimError("executor-context-parallel", f"the executor does not run context parallelism, the layout has cp={layout.cp}",
-                           help="use cp: 1 with more tp, pp or dp")  # fmt: skip
+        raise RlhfsimError(
+            "executor-context-parallel",
+            f"the executor does not run context parallelism, the layout has cp={layout.cp}",
+            help="use cp: 1 with more tp, pp or dp",
+        )
     return layout.tp * layout.pp * layout.dp
 
 
 def sharers(rank: int, layout: Layout) -> tuple[int, ...]:
     """Ranks that get the same samples as `rank`, itself among them, in rank order."""
     dp = coordinates(rank, layout).dp
-    return tuple(
-        rank_at(layout, pp=pp, dp=dp, tp=tp) for pp in range(layout.pp) for tp in range(layout.tp)
-    )
+    return tuple(rank_at(layout, pp=pp, dp=dp, tp=tp) for pp in range(layout.pp) for tp in range(layout.tp))
 
 
 def leaders(layout: Layout) -> tuple[int, ...]:

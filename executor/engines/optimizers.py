@@ -36,23 +36,22 @@ def adam(spec: EngineSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
     return torch.optim.AdamW(parameters, **arguments)
 
 
-def _adam8bit(
-    parameters: Iterable[nn.Parameter], arguments: dict[str, Any]
-) -> torch.optim.Optimizer:
+def _adam8bit(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     try:
         import bitsandbytes
     except ImportError:
         bitsandbytes = None
     if bitsandbytes is None or not torch.cuda.is_available():
-        raise RlhfsimError("adam8bit-unavailable", "8-bit Adam states need bitsandbytes and a CUDA GPU",
-                           help="pip install bitsandbytes on a GPU machine, or use optimizer: adam")  # fmt: skip
+        raise RlhfsimError(
+            "adam8bit-unavailable",
+            "8-bit Adam states need bitsandbytes and a CUDA GPU",
+            help="pip install bitsandbytes on a GPU machine, or use optimizer: adam",
+        )
     optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(parameters, **arguments)
     return optimizer
 
 
-def _host_adam(
-    parameters: Iterable[nn.Parameter], arguments: dict[str, Any]
-) -> torch.optim.Optimizer:
+def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
     """DeepSpeedCPUAdam on a machine with a GPU and a compiler (it builds for about a minute once), else torch's.
 
     Without a GPU the optimizer is on the host anyway and torch's AdamW needs no build.
@@ -64,5 +63,5 @@ def _host_adam(
         optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **arguments)
         return optimizer
     reason = "no compiler" if torch.cuda.is_available() else "no GPU"
-    logger.warning("optimizer states on the host with torch's AdamW, not DeepSpeedCPUAdam: %s", reason)  # fmt: skip
+    logger.warning("optimizer states on the host with torch's AdamW, not DeepSpeedCPUAdam: %s", reason)
     return torch.optim.AdamW(parameters, **arguments)

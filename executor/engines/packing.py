@@ -75,11 +75,7 @@ def micro_batches(
 
 
 def micro_batch(
-    samples: Sequence[Sample],
-    *,
-    packed: bool,
-    select: Select = "tokens",
-    device: torch.device | str = "cpu",
+    samples: Sequence[Sample], *, packed: bool, select: Select = "tokens", device: torch.device | str = "cpu"
 ) -> MicroBatch:
     """One micro-batch of these samples."""
     rows = [np.concatenate([sample.prompt, sample.response]).astype(np.int64) for sample in samples]
@@ -132,11 +128,7 @@ def _packed(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _selected(
-    samples: Sequence[Sample],
-    rows: list[np.ndarray],
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    select: Select,
+    samples: Sequence[Sample], rows: list[np.ndarray], starts: np.ndarray, lengths: np.ndarray, select: Select
 ) -> tuple[np.ndarray, np.ndarray]:
     """Places of hidden states and the tokens that belong to them.
 

@@ -24,7 +24,11 @@ logger = logging.getLogger(__name__)
 
 def device() -> torch.device:
     """Where this rank computes; a process sees one GPU."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")  # fmt: skip
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
 
 
 class Scorer:
@@ -64,14 +68,14 @@ class Scorer:
 
     def _tokenwise(self, samples: Sequence[Sample], head: Head) -> list[Floats]:
         self._expect(head)
-        return [row for batch, flat in self._outputs(samples, "tokens") for row in batch.split(flat)]  # fmt: skip
+        return [row for batch, flat in self._outputs(samples, "tokens") for row in batch.split(flat)]
 
-    def _outputs(
-        self, samples: Sequence[Sample], select: Select
-    ) -> list[tuple[MicroBatch, Tensor]]:
+    def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
         """Outputs (N,) of every micro-batch of this rank, in order."""
         layout = self.spec.layout
-        batches = micro_batches(samples, layout.micro_batch, packed=self.spec.packing, select=select, device=self.device)  # fmt: skip
+        batches = micro_batches(
+            samples, layout.micro_batch, packed=self.spec.packing, select=select, device=self.device
+        )
         extra = self._rounds(len(batches)) - len(batches)
         with evaluated(self.model), torch.no_grad():
             done = [(batch, self.call(batch)[0]) for batch in batches]

@@ -68,9 +68,7 @@ class Storages:
         unique: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            moves = storage.device.type == "cuda" or (
-                folder is not None and storage.device.type == "cpu"
-            )
+            moves = storage.device.type == "cuda" or (folder is not None and storage.device.type == "cpu")
             if moves and storage.nbytes():
                 unique.setdefault(storage.data_ptr(), storage)
         self._storages = list(unique.values())

@@ -44,11 +44,7 @@ def grouped(named: Mapping[str, nn.Parameter], bucket_bytes: int) -> Iterator[li
 
 
 def buckets(
-    named: Mapping[str, nn.Parameter],
-    shards: Mapping[int, Shard],
-    bucket_bytes: int,
-    *,
-    first: bool,
+    named: Mapping[str, nn.Parameter], shards: Mapping[int, Shard], bucket_bytes: int, *, first: bool
 ) -> Iterator[Bucket]:
     """Buckets of full tensors on the rank that is `first`, empty ones elsewhere; valid until the next."""
     for names in grouped(named, bucket_bytes):
@@ -89,8 +85,11 @@ def shards(module: nn.Module) -> dict[int, Shard]:
         elif type(layer) is LinearAllreduce:
             found[id(layer.weight)] = Shard(layer, 1)
         elif isinstance(layer, TensorParallel_Layer):
-            raise RlhfsimError("autotp-layer", f"tensor parallelism of {type(layer).__name__} ({name}) is not gathered here",
-                               help="use tp: 1 for this model")  # fmt: skip
+            raise RlhfsimError(
+                "autotp-layer",
+                f"tensor parallelism of {type(layer).__name__} ({name}) is not gathered here",
+                help="use tp: 1 for this model",
+            )
     return found
 
 

@@ -20,14 +20,18 @@ def measure(setup: Setup) -> list[Measured]:
     cuda = setup.device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
     found = []
-    for streams, length, queries, width in product(*(CUDA if cuda else QUICK if setup.quick else GRID)):  # fmt: skip
+    for streams, length, queries, width in product(*(CUDA if cuda else QUICK if setup.quick else GRID)):
         heads = int(streams * queries)
         q = torch.randn(1, heads, int(length), int(width), device=setup.device, dtype=dtype)
         k = torch.randn(1, int(streams), int(length), int(width), device=setup.device, dtype=dtype)
 
         def attend(q: torch.Tensor = q, k: torch.Tensor = k) -> torch.Tensor:
-            return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)  # fmt: skip
+            return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
 
         taken = samples(attend, setup.repeats(8, 4), setup.device)
-        found.append(summarise("attention", taken, "s", "torch SDPA, causal, forward", at=(streams, length, queries, width)))  # fmt: skip
+        found.append(
+            summarise(
+                "attention", taken, "s", "torch SDPA, causal, forward", at=(streams, length, queries, width)
+            )
+        )
     return found

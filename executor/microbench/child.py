@@ -44,7 +44,9 @@ def _answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     scratch = folder / "scratch"
     scratch.mkdir()
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    setup = Setup(device=device, scratch=scratch, quick=task["quick"], part=task["part"], spawned=task["spawned"])  # fmt: skip
+    setup = Setup(
+        device=device, scratch=scratch, quick=task["quick"], part=task["part"], spawned=task["spawned"]
+    )
     module = importlib.import_module(task["module"])
     try:
         return {"measured": [asdict(found) for found in module.measure(setup)]}

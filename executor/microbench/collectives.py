@@ -37,12 +37,21 @@ def measure(setup: Setup) -> list[Measured]:
     starts, times = results.get()
     how = f"{backend}, {ranks} processes of this machine"
     found = [summarise("group_start", starts, "s", f"start and first collective of a group, {how}")]
-    return found + [summarise("all_reduce", taken, "s", how, at=(float(ranks), size)) for size, taken in times.items()]  # fmt: skip
+    return found + [
+        summarise("all_reduce", taken, "s", how, at=(float(ranks), size)) for size, taken in times.items()
+    ]
 
 
 def _rank(
-    rank: int, ranks: int, backend: str, scratch: Path, sizes: tuple[float, ...], repeats: int, groups: int, results: Any
-) -> None:  # fmt: skip
+    rank: int,
+    ranks: int,
+    backend: str,
+    scratch: Path,
+    sizes: tuple[float, ...],
+    repeats: int,
+    groups: int,
+    results: Any,
+) -> None:
     torch.set_num_threads(1)
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
@@ -52,7 +61,9 @@ def _rank(
         if group:
             dist.destroy_process_group()
         started = time.perf_counter()
-        dist.init_process_group(backend, init_method=f"file://{scratch}/group{group}", rank=rank, world_size=ranks)  # fmt: skip
+        dist.init_process_group(
+            backend, init_method=f"file://{scratch}/group{group}", rank=rank, world_size=ranks
+        )
         dist.all_reduce(torch.ones(1, device=device))
         starts.append(time.perf_counter() - started)
     times = {size: _all_reduce(size, repeats, device) for size in sizes}

@@ -47,16 +47,22 @@ def measure(setup: Setup) -> list[Measured]:
 
 def engine_at(setup: Setup, layers: int) -> VllmEngine:
     """An engine on a new tiny model."""
-    folder = tiny.build(setup.scratch / "model", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS)  # fmt: skip
+    folder = tiny.build(setup.scratch / "model", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS)
     precision: Precision = "bf16" if setup.device == "cuda" else "fp32"
     layout = RolloutLayout(max_batched_tokens=BUDGET)
-    return VllmEngine(RolloutSpec(
-        model=str(folder), layout=layout, max_model_len=MAX_LEN, max_num_seqs=MAX_BATCH,
-        kv_bytes=256 * int(MIB), precision=precision,
-    ))  # fmt: skip
+    return VllmEngine(
+        RolloutSpec(
+            model=str(folder),
+            layout=layout,
+            max_model_len=MAX_LEN,
+            max_num_seqs=MAX_BATCH,
+            kv_bytes=256 * int(MIB),
+            precision=precision,
+        )
+    )
 
 
-def _measured(engine: VllmEngine, layers: int, sequences: int, prompt: int, steps: int) -> list[Measured]:  # fmt: skip
+def _measured(engine: VllmEngine, layers: int, sequences: int, prompt: int, steps: int) -> list[Measured]:
     first, decode = _point(engine, sequences, prompt, steps)
     again, _ = _point(engine, sequences, prompt, 2)
     third, _ = _point(engine, sequences, prompt, 2)
@@ -68,13 +74,22 @@ def _measured(engine: VllmEngine, layers: int, sequences: int, prompt: int, step
     ]
 
 
-def _point(engine: VllmEngine, sequences: int, prompt: int, steps: int) -> tuple[float, list[float]]:  # fmt: skip
+def _point(engine: VllmEngine, sequences: int, prompt: int, steps: int) -> tuple[float, list[float]]:
     """Seconds of the prefill pass, and of each decode step between the first ones and the last."""
     draw = np.random.default_rng(sequences * 1000 + prompt)
-    engine.add([
-        Request(id=i, prompt=draw.integers(4, 60, prompt), max_tokens=WARM + steps + 2, temperature=1.0, top_p=1.0, seed=i)
-        for i in range(sequences)
-    ])  # fmt: skip
+    engine.add(
+        [
+            Request(
+                id=i,
+                prompt=draw.integers(4, 60, prompt),
+                max_tokens=WARM + steps + 2,
+                temperature=1.0,
+                top_p=1.0,
+                seed=i,
+            )
+            for i in range(sequences)
+        ]
+    )
     taken = []
     while engine.unfinished:
         started = time.perf_counter()

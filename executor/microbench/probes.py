@@ -29,8 +29,12 @@ PROBES = (
     Probe(name="storage", title="write with fsync, read past the page cache", limit_s=180),
     Probe(name="optimizer", title="AdamW against the number of parameters"),
     Probe(name="train", title="forward and backward against layers"),
-    Probe(name="decode", title="steps of vLLM against layers, batch and context", parts=("2", "6"), limit_s=240),
-    Probe(name="start", title="interpreter and vLLM engine", parts=("1", "2", "3"), quick=("1",), limit_s=400),
+    Probe(
+        name="decode", title="steps of vLLM against layers, batch and context", parts=("2", "6"), limit_s=240
+    ),
+    Probe(
+        name="start", title="interpreter and vLLM engine", parts=("1", "2", "3"), quick=("1",), limit_s=400
+    ),
     Probe(name="sleep", title="sleep and wake of vLLM", limit_s=240),
-)  # fmt: skip
+)
 BY_NAME = {probe.name: probe for probe in PROBES}

@@ -24,7 +24,12 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.measured import Machine, Measured, Missing, Session, summarise
 
 MACHINE_LIMIT_S = 120.0
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}  # fmt: skip
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "DS_ACCELERATOR": "cpu",
+}
 """Of the processes, where a CPU computes: one core is one device, as the executor runs."""
 
 
@@ -34,7 +39,7 @@ class Listener(Protocol):
     def started(self, probe: Probe, number: int, total: int) -> None:
         """A probe begins."""
 
-    def ended(self, probe: Probe, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:  # fmt: skip
+    def ended(self, probe: Probe, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:
         """It ended, or has no result."""
 
 
@@ -68,7 +73,11 @@ def _scratch() -> TemporaryDirectory[str]:
 def _machine(folder: Path) -> Machine:
     answer, reason = _child({"probe": "machine"}, folder / "machine", MACHINE_LIMIT_S)
     if answer is None:
-        raise RlhfsimError("not-measured", f"torch does not start here: {reason}", help="see docs/executor.md for the install")  # fmt: skip
+        raise RlhfsimError(
+            "not-measured",
+            f"torch does not start here: {reason}",
+            help="see docs/executor.md for the install",
+        )
     facts = answer["machine"]
     return Machine(**facts | {"versions": tuple(tuple(pair) for pair in facts["versions"])})
 
@@ -78,12 +87,7 @@ def _probe(probe: Probe, folder: Path, quick: bool) -> tuple[list[Measured], str
     found: list[Measured] = []
     parts = probe.quick if quick and probe.quick is not None else probe.parts
     for part in parts:
-        task = {
-            "probe": probe.name,
-            "module": f"{probe.package}.{probe.name}",
-            "quick": quick,
-            "part": part,
-        }
+        task = {"probe": probe.name, "module": f"{probe.package}.{probe.name}", "quick": quick, "part": part}
         answer, reason = _child(task, folder / f"{probe.name}{part}", probe.limit_s)
         if answer is None or "missing" in answer:
             return [], reason if answer is None else answer["missing"]
@@ -97,9 +101,13 @@ def _merged(found: Sequence[Measured]) -> list[Measured]:
     for one in found:
         by_point.setdefault((one.name, one.at), []).append(one)
     return [
-        same[0] if len(same) == 1 else replace(summarise(same[0].name, [m.value for m in same], same[0].unit, same[0].how), at=same[0].at)
+        same[0]
+        if len(same) == 1
+        else replace(
+            summarise(same[0].name, [m.value for m in same], same[0].unit, same[0].how), at=same[0].at
+        )
         for same in by_point.values()
-    ]  # fmt: skip
+    ]
 
 
 def _child(task: dict[str, Any], folder: Path, limit_s: float) -> tuple[dict[str, Any] | None, str]:
@@ -109,9 +117,13 @@ def _child(task: dict[str, Any], folder: Path, limit_s: float) -> tuple[dict[str
     file.write_text(json.dumps(task | {"spawned": time.monotonic()}))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "executor.microbench.child", str(file)], stdin=subprocess.DEVNULL, stdout=output,
-            stderr=subprocess.STDOUT, start_new_session=True, env={**ENVIRONMENT, **os.environ},
-        )  # fmt: skip
+            [sys.executable, "-m", "executor.microbench.child", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**ENVIRONMENT, **os.environ},
+        )
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:

@@ -14,9 +14,7 @@ LAYERS = 2
 def measure(setup: Setup) -> list[Measured]:
     """Seconds of sleep at level 2 and of the wake after it."""
     if setup.device == "cpu":
-        raise unavailable(
-            "vLLM's CPU build frees nothing when it sleeps; sleep and wake need a GPU"
-        )
+        raise unavailable("vLLM's CPU build frees nothing when it sleeps; sleep and wake need a GPU")
     engine = engine_at(setup, LAYERS)
     asleep, awake = [], []
     try:

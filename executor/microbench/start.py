@@ -16,4 +16,6 @@ def measure(setup: Setup) -> list[Measured]:
     engine = engine_at(setup, LAYERS)
     ready = time.monotonic() - setup.spawned
     engine.close()
-    return [summarise("process_start", [ready], "s", "interpreter, imports and a vLLM engine with a tiny model")]  # fmt: skip
+    return [
+        summarise("process_start", [ready], "s", "interpreter, imports and a vLLM engine with a tiny model")
+    ]

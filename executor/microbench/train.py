@@ -22,7 +22,9 @@ def measure(setup: Setup) -> list[Measured]:
 def _pass(setup: Setup, layers: int) -> Measured:
     from transformers import AutoModelForCausalLM
 
-    folder = tiny.build(setup.scratch / f"model{layers}", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS)  # fmt: skip
+    folder = tiny.build(
+        setup.scratch / f"model{layers}", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS
+    )
     dtype = torch.bfloat16 if setup.device == "cuda" else torch.float32
     model: Any = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype)
     model.to(setup.device).train()
@@ -33,4 +35,10 @@ def _pass(setup: Setup, layers: int) -> Measured:
 
     taken = samples(step, setup.repeats(20, 8), setup.device)
     at = (float(layers), float(SEQUENCES * LENGTH), float(LENGTH))
-    return summarise("train_pass", taken, "s", f"transformers, forward and backward of {SEQUENCES * LENGTH} tokens, width {HIDDEN}, eager", at=at)  # fmt: skip
+    return summarise(
+        "train_pass",
+        taken,
+        "s",
+        f"transformers, forward and backward of {SEQUENCES * LENGTH} tokens, width {HIDDEN}, eager",
+        at=at,
+    )

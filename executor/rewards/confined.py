@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from executor.rewards import isolation as cage
-from executor.rewards import protocol as wire
+from executor.rewards import isolation, protocol
 from rlhfsim.errors import RlhfsimError
 
 _log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ _FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000_000
 _START_S = 30.0
 _GRACE_S = 10.0  # beyond the wall limit, until the worker itself counts as lost
 _CAPABILITIES = "SYS_ADMIN SETUID SETGID SETPCAP KILL CHOWN DAC_OVERRIDE FOWNER"
-_WORKER_PARTS = ("__init__", "zygote", "cage", "seccomp", "program", "wire")
+_WORKER_PARTS = ("__init__", "fork_server", "isolation", "seccomp", "program", "protocol")
 
 
 def impossible(reason: str) -> RlhfsimError:
@@ -65,7 +64,7 @@ class Worker:
         try:
             if self._process.poll() is not None:
                 self._restart()
-            wire.write_message(self._input, job)
+            protocol.write_message(self._input, job)
             reply: dict[str, Any] = self._receive(job["wall_s"] + _GRACE_S)
         except (OSError, TimeoutError, EOFError) as error:
             _log.warning("a sandbox worker is lost and replaced: %s", error)
@@ -163,15 +162,15 @@ def _command(mode: Mode, scratch: str) -> list[str]:
 
 
 def _bubblewrap(root: Path, scratch: str) -> list[str]:
-    """bwrap with the same view as `cage.enter_namespaces`; as root it keeps what the worker needs to drop root."""
+    """bwrap with the same view as `isolation.enter_namespaces`; as root it keeps what the worker needs to drop root."""
     command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--dev", "/dev", "--proc", "/proc", "--chdir", "/"]
     if os.geteuid() == 0:
         for name in _CAPABILITIES.split():
             command += ["--cap-add", f"CAP_{name}"]
     else:
-        command += ["--unshare-user", "--uid", str(cage.NOBODY), "--gid", str(cage.NOBODY)]
-    for path in cage.readable():
+        command += ["--unshare-user", "--uid", str(isolation.NOBODY), "--gid", str(isolation.NOBODY)]
+    for path in isolation.readable():
         if path.startswith("/dev/"):
             continue
         for parent in reversed(Path(path).parents[:-1]):
@@ -181,5 +180,5 @@ def _bubblewrap(root: Path, scratch: str) -> list[str]:
     for name in ("__init__", *(f"rewards/{part}" for part in _WORKER_PARTS)):
         inside = f"{_INSIDE}/executor/{name}.py"
         command += ["--ro-bind", str(root / "executor" / f"{name}.py"), inside]
-    size = ["--perms", "0700", "--size", str(cage.SCRATCH_BYTES)]
+    size = ["--perms", "0700", "--size", str(isolation.SCRATCH_BYTES)]
     return [*command, *size, "--tmpfs", scratch, "--"]

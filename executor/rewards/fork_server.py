@@ -23,9 +23,7 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executor.rewards import isolation as cage
-from executor.rewards import protocol as wire
-from executor.rewards import seccomp
+from executor.rewards import isolation, protocol, seccomp
 from executor.rewards.program import run_program
 
 _PRELOADED = (
@@ -48,15 +46,15 @@ def main(argument: str) -> None:
     try:
         facts, ruleset = _confine(settings["mode"], settings["scratch"], settings["uid"])
     except OSError as error:
-        wire.write_message(wire_out, {"failed": str(error)})
+        protocol.write_message(wire_out, {"failed": str(error)})
         return
-    wire.write_message(wire_out, facts)
+    protocol.write_message(wire_out, facts)
     _settle(settings["scratch"])
     for processes in (False, True) if facts["seccomp"] else ():
         _executing(None, processes)  # kept, for the children
-    while (job := wire.read_message(wire_in)) is not None:
+    while (job := protocol.read_message(wire_in)) is not None:
         outcome = _Execution(job, facts, ruleset, settings["scratch"]).outcome()
-        wire.write_message(wire_out, outcome)
+        protocol.write_message(wire_out, outcome)
 
 
 def _take_wires() -> tuple[BinaryIO, BinaryIO]:
@@ -74,22 +72,22 @@ def _confine(mode: str, scratch: str, wanted: int) -> tuple[dict[str, Any], int 
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # there is no /proc later
     uid = _mapped(wanted) if root else None
     if mode == "namespaces":
-        cage.enter_namespaces(scratch)
+        isolation.enter_namespaces(scratch)
     elif mode == "bubblewrap" and not root:
         with contextlib.suppress(OSError):
-            cage.own_user_namespace(os.geteuid(), os.getegid())
+            isolation.own_user_namespace(os.geteuid(), os.getegid())
     if uid is not None:
         os.chown(scratch, uid, uid)
-    cage.hide()
-    cage.renounce()
-    ruleset = cage.landlock(scratch) if cage.landlock_version() else None
+    isolation.hide()
+    isolation.renounce()
+    ruleset = isolation.landlock(scratch) if isolation.landlock_version() else None
     facts = {
         "mode": mode,
         "uid": uid,
         "baseline": pages * os.sysconf("SC_PAGE_SIZE"),
         "pids": mode != "kernel" and _survives(lambda: None, own_pids=True),
-        "landlock": cage.landlock_version() if ruleset is not None else 0,
-        "seccomp": seccomp.available() and seccomp.install(cage.LIBC, seccomp.lasting()),
+        "landlock": isolation.landlock_version() if ruleset is not None else 0,
+        "seccomp": seccomp.available() and seccomp.install(isolation.LIBC, seccomp.lasting()),
     }
     return facts, ruleset
 
@@ -100,7 +98,7 @@ def _mapped(wanted: int) -> int:
         first, _, count = (int(word) for word in line.split())
         if first <= wanted < first + count:
             return wanted
-    return cage.NOBODY
+    return isolation.NOBODY
 
 
 def _settle(scratch: str) -> None:
@@ -119,7 +117,7 @@ def _settle(scratch: str) -> None:
 def _survives(action: Any, *, own_pids: bool) -> bool:
     """Whether a child process can do this."""
     try:
-        pid = cage.clone(own_pids=own_pids)
+        pid = isolation.clone(own_pids=own_pids)
     except OSError:
         return False
     if pid == 0:
@@ -133,9 +131,7 @@ def _survives(action: Any, *, own_pids: bool) -> bool:
 class _Execution:
     """One program in one child."""
 
-    def __init__(
-        self, job: dict[str, Any], facts: dict[str, Any], ruleset: int | None, scratch: str
-    ) -> None:
+    def __init__(self, job: dict[str, Any], facts: dict[str, Any], ruleset: int | None, scratch: str) -> None:
         self.job, self.facts, self.ruleset, self.scratch = job, facts, ruleset, scratch
         self.token = secrets.token_hex(16)
         self.processes = int(job["processes"]) if facts["pids"] else 1
@@ -144,7 +140,7 @@ class _Execution:
         """Run it to its end or its limits; afterwards nothing of it is left."""
         pipes = [os.pipe() for _ in range(3)]  # output, errors, verdict
         start = time.monotonic()
-        pid = cage.clone(own_pids=self.facts["pids"])
+        pid = isolation.clone(own_pids=self.facts["pids"])
         if pid == 0:
             self._child([write for _, write in pipes])
         for _, write in pipes:
@@ -246,14 +242,14 @@ class _Execution:
     def _confine(self, ruleset: int | None) -> None:
         tasks = _TASKS if self.processes == 1 else self.processes
         memory = int(self.job["memory_bytes"]) + self.facts["baseline"]
-        cage.drop_privileges(self.facts["uid"])
-        cage.limit(memory=memory, cpu_s=self._cpu_s(), tasks=tasks)
+        isolation.drop_privileges(self.facts["uid"])
+        isolation.limit(memory=memory, cpu_s=self._cpu_s(), tasks=tasks)
         if ruleset is not None:
-            cage.restrict(ruleset)
+            isolation.restrict(ruleset)
         if self.facts["seccomp"]:
             own = None if self.facts["pids"] else os.getpid()
             steps = _executing(own, self.processes > 1)
-            if not seccomp.install(cage.LIBC, steps):
+            if not seccomp.install(isolation.LIBC, steps):
                 raise OSError("the seccomp filter was refused")
 
 

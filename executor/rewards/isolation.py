@@ -14,9 +14,7 @@ import struct
 import sys
 from pathlib import Path
 
-LIBC = ctypes.PyDLL(
-    None, use_errno=True
-)  # PyDLL keeps the interpreter lock: clone must not lose it
+LIBC = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock: clone must not lose it
 
 _NEWNS, _NEWCGROUP, _NEWUTS, _NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 _NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -37,9 +35,7 @@ _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_ADD, _SYS_LANDLOCK_RESTRICT = 444, 445, 446
 
 _FS_EXECUTE, _FS_READ_FILE, _FS_READ_DIR, _FS_WRITE, _FS_TRUNCATE = 1, 4, 8, 2, 1 << 14
 _FS_READ = _FS_EXECUTE | _FS_READ_FILE | _FS_READ_DIR
-_FS_FILE = (
-    _FS_EXECUTE | _FS_READ_FILE | _FS_WRITE | _FS_TRUNCATE
-)  # rights that make sense on a file
+_FS_FILE = _FS_EXECUTE | _FS_READ_FILE | _FS_WRITE | _FS_TRUNCATE  # rights that make sense on a file
 _NET_TCP = 3  # bind and connect
 _SCOPES = 3  # abstract Unix sockets and signals end at the domain's border
 
@@ -124,9 +120,7 @@ def _set_attributes(path: str, attributes: bytes, *, recursive: bool) -> None:
     if os.path.islink(path):
         return
     flags = _AT_RECURSIVE if recursive else 0
-    done = LIBC.syscall(
-        _SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, len(attributes)
-    )
+    done = LIBC.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, path.encode(), flags, attributes, len(attributes))
     _check(done, f"mount_setattr {path}")
 
 

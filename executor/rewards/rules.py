@@ -72,9 +72,7 @@ class Scorer:
         self.rules = tuple(rules)
         self.names = _names(rules)
         self._workers = workers or len(os.sched_getaffinity(0))
-        self._sandbox = (
-            Sandbox(self._workers) if any(rule.kind == "code" for rule in rules) else None
-        )
+        self._sandbox = Sandbox(self._workers) if any(rule.kind == "code" for rule in rules) else None
         self._callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
         self._all_callers = [Caller() for _ in range(self._workers)]
         for caller in self._all_callers:
@@ -198,10 +196,7 @@ def _programs(rule: RewardRule, index: int, sample: Text) -> list[tuple[Program,
         return [(Program(code=code, tests=tests, **limits), None)]
     if all(isinstance(test, str) for test in tests):
         return [(Program(code=code, tests="\n".join(tests), **limits), None)]
-    return [
-        (Program(code=code, stdin=str(test["input"]), **limits), str(test["output"]))
-        for test in tests
-    ]
+    return [(Program(code=code, stdin=str(test["input"]), **limits), str(test["output"])) for test in tests]
 
 
 def _check(rule: RewardRule) -> None:

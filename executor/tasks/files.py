@@ -188,9 +188,7 @@ def _decoded(lines: Any, path: Path) -> Any:
     try:
         yield from lines
     except UnicodeDecodeError as error:
-        raise RlhfsimError(
-            "data-encoding", f"is not UTF-8: {error}", place=Place(file=str(path))
-        ) from None
+        raise RlhfsimError("data-encoding", f"is not UTF-8: {error}", place=Place(file=str(path))) from None
 
 
 def _malformed(line: str) -> str:
@@ -235,8 +233,11 @@ def _bad_turns(value: list[Any], column: str, *, chat: bool) -> str:
     """What is wrong with a conversation; empty for nothing."""
     if not chat:
         return f"column {column!r} holds a conversation, which needs data.chat_template: true"
-    whole = all(isinstance(t, dict) and isinstance(t.get("role"), str) and isinstance(t.get("content"), str) for t in value)  # fmt: skip
-    return "" if value and whole else f"column {column!r} must be text or turns of role and content"  # fmt: skip
+    whole = all(
+        isinstance(t, dict) and isinstance(t.get("role"), str) and isinstance(t.get("content"), str)
+        for t in value
+    )
+    return "" if value and whole else f"column {column!r} must be text or turns of role and content"
 
 
 def _place(path: Path, row: int) -> Place:

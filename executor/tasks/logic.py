@@ -30,9 +30,7 @@ class Puzzle:
 
 def draw(rng: np.random.Generator, difficulty: int) -> Puzzle:
     """A puzzle of `difficulty` statements."""
-    return (
-        _knights(rng, difficulty) if difficulty > 1 and rng.integers(2) else _order(rng, difficulty)
-    )
+    return _knights(rng, difficulty) if difficulty > 1 and rng.integers(2) else _order(rng, difficulty)
 
 
 def _order(rng: np.random.Generator, statements: int) -> Puzzle:

@@ -52,9 +52,13 @@ class TaskPrompter:
     def _request(self, number: int, problem: Problem, prompt: Tokens) -> Request:
         self._open[number] = (problem, prompt)
         return Request(
-            id=number, prompt=prompt, max_tokens=self.max_tokens, temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p, seed=_seed(self.seed, number),
-        )  # fmt: skip
+            id=number,
+            prompt=prompt,
+            max_tokens=self.max_tokens,
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            seed=_seed(self.seed, number),
+        )
 
     def greedy(self, problems: list[Problem], first_id: int) -> list[Request]:
         """Requests of an evaluation: one greedy response each."""
@@ -62,17 +66,23 @@ class TaskPrompter:
         for i, problem in enumerate(problems):
             prompt = self.text.encode(problem.prompt)
             self._open[first_id + i] = (problem, prompt)
-            found.append(Request(id=first_id + i, prompt=prompt, max_tokens=self.max_tokens, temperature=0.0))  # fmt: skip
+            found.append(Request(id=first_id + i, prompt=prompt, max_tokens=self.max_tokens, temperature=0.0))
         return found
 
     def sample(self, completion: Completion) -> Sample:
         """The sample of a completed request; a request completes once."""
         problem, prompt = self._open.pop(completion.id)
         return Sample(
-            id=completion.id, group=completion.id // self.workload.samples, prompt=prompt,
-            response=completion.tokens, finish=completion.finish, versions=completion.versions,
-            rollout_logprobs=completion.logprobs, answer=problem.answer, meta=dict(problem.meta),
-        )  # fmt: skip
+            id=completion.id,
+            group=completion.id // self.workload.samples,
+            prompt=prompt,
+            response=completion.tokens,
+            finish=completion.finish,
+            versions=completion.versions,
+            rollout_logprobs=completion.logprobs,
+            answer=problem.answer,
+            meta=dict(problem.meta),
+        )
 
     def given(self, step: int) -> list[Sample]:
         """Samples of DPO (both sides of each pair, chosen first) or KTO (one labelled response each)."""
@@ -81,21 +91,29 @@ class TaskPrompter:
     def _given(self, group: int, problem: Problem) -> list[Sample]:
         if self.workload.algorithm == "dpo":
             sides = [("chosen", 1.0), ("rejected", -1.0)]
-            return [self._labelled(2 * group + i, group, problem, name, label) for i, (name, label) in enumerate(sides)]  # fmt: skip
+            return [
+                self._labelled(2 * group + i, group, problem, name, label)
+                for i, (name, label) in enumerate(sides)
+            ]
         label = float(problem.meta["label"])
         return [self._labelled(group, group, problem, "response", label)]
 
-    def _labelled(
-        self, number: int, group: int, problem: Problem, name: str, label: float
-    ) -> Sample:
+    def _labelled(self, number: int, group: int, problem: Problem, name: str, label: float) -> Sample:
         if name not in problem.meta:
-            raise RlhfsimError("no-preferences", f"{self.workload.algorithm} needs {name!r} of every example, the data has none",
-                               help="name the columns in data: chosen_column, rejected_column, label_column")  # fmt: skip
+            raise RlhfsimError(
+                "no-preferences",
+                f"{self.workload.algorithm} needs {name!r} of every example, the data has none",
+                help="name the columns in data: chosen_column, rejected_column, label_column",
+            )
         return Sample(
-            id=number, group=group, prompt=self.text.encode(problem.prompt),
+            id=number,
+            group=group,
+            prompt=self.text.encode(problem.prompt),
             response=self.text.encode_response(str(problem.meta[name]))[: self.max_tokens],
-            label=label, answer=problem.answer, meta=dict(problem.meta),
-        )  # fmt: skip
+            label=label,
+            answer=problem.answer,
+            meta=dict(problem.meta),
+        )
 
 
 def _seed(seed: int, number: int) -> int:

@@ -65,7 +65,11 @@ class Drawn(Protocol):
 
 
 Draw = Callable[[np.random.Generator, int], Drawn]
-GENERATORS: Mapping[str, Draw] = {"arithmetic": arithmetic.draw, "comparison": comparison.draw, "logic": logic.draw}  # fmt: skip
+GENERATORS: Mapping[str, Draw] = {
+    "arithmetic": arithmetic.draw,
+    "comparison": comparison.draw,
+    "logic": logic.draw,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +102,7 @@ class Generated:
             drawn = GENERATORS[self.task](rng, self.difficulty)
             if is_held_out(drawn.key) == held_out:
                 break
-        problem = Problem(
-            prompt=drawn.prompt, answer=drawn.answer, meta={"difficulty": self.difficulty}
-        )
+        problem = Problem(prompt=drawn.prompt, answer=drawn.answer, meta={"difficulty": self.difficulty})
         return _with_preference(problem, drawn.wrong, self.preference, good=index % 2 == 0)
 
 

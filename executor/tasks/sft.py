@@ -66,16 +66,12 @@ def greedy_accuracy(
     """Share of problems whose greedy response is exactly the answer."""
     if not problems:
         return 0.0
-    responses = greedy(
-        folder, [str(p.prompt) for p in problems], max_tokens=max_tokens, batch=batch
-    )
+    responses = greedy(folder, [str(p.prompt) for p in problems], max_tokens=max_tokens, batch=batch)
     hits = sum(r == p.answer for r, p in zip(responses, problems, strict=True))
     return hits / len(problems)
 
 
-def greedy(
-    folder: str | Path, prompts: Sequence[str], *, max_tokens: int = 8, batch: int = 256
-) -> list[str]:
+def greedy(folder: str | Path, prompts: Sequence[str], *, max_tokens: int = 8, batch: int = 256) -> list[str]:
     """Greedy responses without special tokens, batch by batch, padded on the left."""
     model, tokenizer = _load(folder)
     model.eval()

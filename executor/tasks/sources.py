@@ -21,19 +21,13 @@ def open_source(data: Data, algorithm: str, seed: int) -> Source:
     """
     preference = _PREFERENCES.get(algorithm, "none")
     if data.task != "file":
-        return Generated(
-            task=data.task, difficulty=data.difficulty, seed=seed, preference=preference
-        )
+        return Generated(task=data.task, difficulty=data.difficulty, seed=seed, preference=preference)
     if not data.path:
-        raise RlhfsimError(
-            "data-missing", "task 'file' needs data.path", help="name a JSONL or Parquet file"
-        )
+        raise RlhfsimError("data-missing", "task 'file' needs data.path", help="name a JSONL or Parquet file")
     return FileSource(data, seed=seed, preference=preference)
 
 
-def check_lengths(
-    problems: Sequence[Problem], count_tokens: Callable[[Prompt], int], *, most: int
-) -> None:
+def check_lengths(problems: Sequence[Problem], count_tokens: Callable[[Prompt], int], *, most: int) -> None:
     """Refuse a prompt of more than `most` tokens: cutting it would ask something else.
 
     Raises:

@@ -32,12 +32,17 @@ class Text:
 
         path = Path(folder) / TOKENIZER
         if not path.is_file():
-            raise RlhfsimError("no-tokenizer", f"{str(folder)!r} has no {TOKENIZER}",
-                               help="save a fast tokenizer beside the weights: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)")  # fmt: skip
+            raise RlhfsimError(
+                "no-tokenizer",
+                f"{str(folder)!r} has no {TOKENIZER}",
+                help="save a fast tokenizer beside the weights: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
+            )
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises bare Exception
-            raise RlhfsimError("bad-tokenizer", f"cannot be read as a tokenizer: {error}"[:200], place=Place(file=str(path))) from error  # fmt: skip
+            raise RlhfsimError(
+                "bad-tokenizer", f"cannot be read as a tokenizer: {error}"[:200], place=Place(file=str(path))
+            ) from error
         self._chat = _chat(Path(folder)) if chat else None
         self.stops = _stops(Path(folder))
 
@@ -46,7 +51,7 @@ class Text:
         if self._chat is None:
             assert isinstance(prompt, str), "checked when the data are read"
             return np.asarray(self._tokenizer.encode(prompt).ids, np.int64)
-        shown = self._chat.apply_chat_template(_turns(prompt), add_generation_prompt=True, tokenize=False)  # fmt: skip
+        shown = self._chat.apply_chat_template(_turns(prompt), add_generation_prompt=True, tokenize=False)
         return np.asarray(self._tokenizer.encode(shown, add_special_tokens=False).ids, np.int64)
 
     def encode_response(self, text: str) -> Tokens:
@@ -66,8 +71,12 @@ def _chat(folder: Path) -> Any:
 
     found: Any = AutoTokenizer.from_pretrained(folder)
     if not found.chat_template:
-        raise RlhfsimError("no-chat-template", "data.chat_template is set, but the tokenizer has no template", place=Place(file=str(folder)),
-                           help="set data.chat_template: false, or save the tokenizer of an instruct model beside the weights")  # fmt: skip
+        raise RlhfsimError(
+            "no-chat-template",
+            "data.chat_template is set, but the tokenizer has no template",
+            place=Place(file=str(folder)),
+            help="set data.chat_template: false, or save the tokenizer of an instruct model beside the weights",
+        )
     return found
 
 

@@ -76,21 +76,14 @@ def config(
     return folder
 
 
-def build(
-    folder: str | Path,
-    *,
-    seed: int = 0,
-    **shape: Unpack[Shape],
-) -> Path:
+def build(folder: str | Path, *, seed: int = 0, **shape: Unpack[Shape]) -> Path:
     """Write a randomly initialised model with its tokenizer and return the folder.
 
     Equal arguments give equal weights; the caller's random state stays as it was.
     """
     import os
 
-    os.environ.setdefault(
-        "DS_ACCELERATOR", "cpu"
-    )  # transformers looks for DeepSpeed, which asks which
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers looks for DeepSpeed, which asks which
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar

@@ -29,9 +29,7 @@ class SentBuckets:
         self.control = control
         self.link: _SendLink | None = None
 
-    def send(
-        self, prefix: str, version: int, buckets: Iterable[list[Named]], digest: Digest
-    ) -> int:
+    def send(self, prefix: str, version: int, buckets: Iterable[list[Named]], digest: Digest) -> int:
         """Move everything; the number of buckets."""
         link = self.link = self.link or self._make()
         link.begin(prefix)

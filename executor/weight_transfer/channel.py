@@ -208,6 +208,4 @@ def _incoming(spec: ChannelSpec, control: Control, index: int) -> Incoming:
 
 def to_host(tensors: Iterator[Named]) -> list[tuple[str, Tensor]]:
     """Private host copies of everything received, for a load at a later time."""
-    return [
-        (name, torch.empty_like(tensor, device="cpu").copy_(tensor)) for name, tensor in tensors
-    ]
+    return [(name, torch.empty_like(tensor, device="cpu").copy_(tensor)) for name, tensor in tensors]

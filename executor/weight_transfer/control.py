@@ -30,12 +30,7 @@ class Control:
         side = "host" if master else "reach"
         try:
             self.store = dist.TCPStore(  # type: ignore[attr-defined]
-                spec.host,
-                spec.port,
-                None,
-                master,
-                timedelta(seconds=spec.timeout_s),
-                wait_for_workers=False,
+                spec.host, spec.port, None, master, timedelta(seconds=spec.timeout_s), wait_for_workers=False
             )
         except RuntimeError as error:
             raise self._timeout(

@@ -30,9 +30,7 @@ class SentHostFile:
         self.control = control
         self.path = shared.shared_path(spec, "model")
 
-    def send(
-        self, prefix: str, version: int, buckets: Iterator[list[Named]], digest: Digest
-    ) -> int:
+    def send(self, prefix: str, version: int, buckets: Iterator[list[Named]], digest: Digest) -> int:
         """Write and announce the file; one bucket."""
         self.prefix = prefix
         pieces, at = list[Piece](), 0
@@ -69,9 +67,7 @@ class ReceivedHostFile:
 
     def tensors(self, prefix: str, version: int, digest: Digest) -> Iterator[Named]:
         """Everything in the order sent, valid until the iterator ends."""
-        table = self.control.take(
-            prefix + "table", "the sender to write the model to shared memory"
-        )
+        table = self.control.take(prefix + "table", "the sender to write the model to shared memory")
         flat = shared.attach(Path(table["path"]), table["bytes"])
         for piece in pieces_of(table):
             bucket = Bucket(flat, [piece])
@@ -88,9 +84,7 @@ class SentFolder:
     def __init__(self, spec: ChannelSpec, control: Control) -> None:
         self.spec, self.control = spec, control
 
-    def send(
-        self, prefix: str, version: int, buckets: Iterator[list[Named]], digest: Digest
-    ) -> int:
+    def send(self, prefix: str, version: int, buckets: Iterator[list[Named]], digest: Digest) -> int:
         """Write the version's folder and announce it; the number of files."""
         self.prefix = prefix
         order: list[tuple[str, list[str]]] = []

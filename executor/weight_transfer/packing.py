@@ -65,9 +65,7 @@ def header_of(pieces: Iterable[Piece], size: int) -> dict[str, Any]:
 def pieces_of(header: dict[str, Any]) -> list[Piece]:
     """Undo `header_of`."""
     return [
-        Piece(
-            name=name, dtype=dtype, shape=tuple(shape), total=total, start=start, size=size, at=at
-        )
+        Piece(name=name, dtype=dtype, shape=tuple(shape), total=total, start=start, size=size, at=at)
         for name, dtype, shape, total, start, size, at in header["pieces"]
     ]
 
@@ -81,9 +79,7 @@ def describe(name: str, tensor: Tensor, at: int) -> Piece:
     """A whole tensor as one piece."""
     size = tensor.numel() * tensor.element_size()
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Piece(
-        name=name, dtype=dtype, shape=tuple(tensor.shape), total=size, start=0, size=size, at=at
-    )
+    return Piece(name=name, dtype=dtype, shape=tuple(tensor.shape), total=size, start=0, size=size, at=at)
 
 
 def aligned(size: int) -> int:
@@ -91,9 +87,7 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def pack(
-    tensors: Iterable[Named], capacity: int, buffer: Callable[[int], Tensor]
-) -> Iterator[Bucket]:
+def pack(tensors: Iterable[Named], capacity: int, buffer: Callable[[int], Tensor]) -> Iterator[Bucket]:
     """Fill buckets of `capacity` bytes; `buffer(i)` gives the i-th one once it is free to write."""
     number, used, pieces = 0, 0, list[Piece]()
     flat = buffer(0)
@@ -174,6 +168,4 @@ class Digest:
 def _sums(data: Tensor) -> bytes:
     words = (data.view(torch.int32) if data.numel() % 4 == 0 else data).to(torch.int64)
     weights = torch.arange(1, words.numel() + 1, device=words.device)
-    return bytes(
-        torch.stack([words.sum(), (words * weights).sum()]).cpu().view(torch.uint8).numpy()
-    )
+    return bytes(torch.stack([words.sum(), (words * weights).sum()]).cpu().view(torch.uint8).numpy())

@@ -33,9 +33,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=ROOT / "runs" / "closed_loop")
     parser.add_argument("--limit", type=float, default=float("inf"))
     parser.add_argument("--only", nargs="+", help="names of runs; no report is written")
-    parser.add_argument(
-        "--partial", action="store_true", help="report of the runs there are; no new ones"
-    )
+    parser.add_argument("--partial", action="store_true", help="report of the runs there are; no new ones")
     asked = parser.parse_args()
     bind()
     go_first()
@@ -66,7 +64,12 @@ def run_all(wanted: list[Run], runs: Path, deadline: float) -> None:
     os.environ.setdefault("RAY_worker_niceness", "0")
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 4, "resources": {"slot": SLOTS}, "object_store_memory": 256 * 2**20, "include_dashboard": False}  # fmt: skip
+    head = {
+        "num_cpus": 4,
+        "resources": {"slot": SLOTS},
+        "object_store_memory": 256 * 2**20,
+        "include_dashboard": False,
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for i, run in enumerate(wanted):
@@ -76,7 +79,7 @@ def run_all(wanted: list[Run], runs: Path, deadline: float) -> None:
             begin = time.monotonic()
             others = execute(run, runs, cluster.address)
             seconds = time.monotonic() - begin
-            (runs / run.name / SURROUNDINGS).write_text(json.dumps({"others": others, "seconds": seconds}))  # fmt: skip
+            (runs / run.name / SURROUNDINGS).write_text(json.dumps({"others": others, "seconds": seconds}))
             print(f"    done in {seconds:.0f} s; others kept {others:.2f} cores busy", flush=True)
     finally:
         cluster.shutdown()

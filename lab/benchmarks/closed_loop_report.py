@@ -15,16 +15,7 @@ from pathlib import Path
 from statistics import median, quantiles, stdev
 from typing import Any
 
-from closed_loop_runs import (
-    ITERATIONS,
-    PROFILE,
-    REPEATED,
-    REPEATS,
-    SURROUNDINGS,
-    Role,
-    Run,
-    schedule,
-)
+from closed_loop_runs import ITERATIONS, PROFILE, REPEATED, REPEATS, SURROUNDINGS, Role, Run, schedule
 from closed_loop_text import READING, TEXT
 
 from rlhfsim.calibration.evidence import SHORT
@@ -82,10 +73,21 @@ def rows_of(
     step = median(seen.step_s)
     times = {STEP: seen.step_s, **seen.phases}
     return [
-        Row(run=run.name, config=run.config.name, role=run.role, phase=phase, measured=median(found), p90=p90(found), n=len(found),
-            cold=cold.get(phase), calibrated=calibrated.get(phase), share=median(found) / step)
-        for phase, found in times.items() if found
-    ]  # fmt: skip
+        Row(
+            run=run.name,
+            config=run.config.name,
+            role=run.role,
+            phase=phase,
+            measured=median(found),
+            p90=p90(found),
+            n=len(found),
+            cold=cold.get(phase),
+            calibrated=calibrated.get(phase),
+            share=median(found) / step,
+        )
+        for phase, found in times.items()
+        if found
+    ]
 
 
 # --- figures ----------------------------------------------------------------------------------------
@@ -137,7 +139,16 @@ def targets(rows: Sequence[Row]) -> list[Target]:
         after, before = (errors(rows, role, step=step, cold=cold) for cold in (False, True))
         if not after:
             continue
-        found.append(Target(what=what, limit=limit, cold=median(before), reached=median(after), worst=max(after), n=len(after)))  # fmt: skip
+        found.append(
+            Target(
+                what=what,
+                limit=limit,
+                cold=median(before),
+                reached=median(after),
+                worst=max(after),
+                n=len(after),
+            )
+        )
     return found
 
 
@@ -165,11 +176,18 @@ def target_table(rows: Sequence[Row]) -> str:
     return table(
         ("median error of", "target", "cold", "calibrated", "worst", "n", "met"),
         [
-            (t.what, percent(t.limit), percent(t.cold), percent(t.reached), percent(t.worst), str(t.n),
-             "-" if math.isinf(t.limit) else "yes" if t.met else "no")
+            (
+                t.what,
+                percent(t.limit),
+                percent(t.cold),
+                percent(t.reached),
+                percent(t.worst),
+                str(t.n),
+                "-" if math.isinf(t.limit) else "yes" if t.met else "no",
+            )
             for t in targets(rows)
         ],
-    )  # fmt: skip
+    )
 
 
 def config_table(runs: Sequence[Run], around: Mapping[str, Mapping[str, float]]) -> str:
@@ -177,11 +195,34 @@ def config_table(runs: Sequence[Run], around: Mapping[str, Mapping[str, float]])
     lines = []
     for run in runs:
         c, near = run.config, around.get(run.name, {})
-        lines.append((
-            run.name, run.role, c.algorithm, c.architecture, c.path, str(c.dp), str(c.zero), str(c.micro_batch), f"{c.prompts} x {c.samples}",
-            f"{c.prompt_len} + {c.response_len}", f"{near.get('others', math.nan):.2f}",
-        ))  # fmt: skip
-    head = ("run", "role", "algorithm", "architecture", "weight path", "ranks", "ZeRO", "micro-batch", "prompts x samples", "tokens", "others")  # fmt: skip
+        lines.append(
+            (
+                run.name,
+                run.role,
+                c.algorithm,
+                c.architecture,
+                c.path,
+                str(c.dp),
+                str(c.zero),
+                str(c.micro_batch),
+                f"{c.prompts} x {c.samples}",
+                f"{c.prompt_len} + {c.response_len}",
+                f"{near.get('others', math.nan):.2f}",
+            )
+        )
+    head = (
+        "run",
+        "role",
+        "algorithm",
+        "architecture",
+        "weight path",
+        "ranks",
+        "ZeRO",
+        "micro-batch",
+        "prompts x samples",
+        "tokens",
+        "others",
+    )
     return table(head, lines)
 
 
@@ -191,9 +232,7 @@ def coefficient_table(found: Calibration) -> str:
         (f"`{c.name}`", quantity(c.before), quantity(c.after), str(c.n), str(c.runs))
         for c in sorted(found.coefficients, key=lambda c: c.name)
     ]
-    return table(
-        ("coefficient", "before (P10 to P90)", "after (P10 to P90)", "data", "runs"), lines
-    )
+    return table(("coefficient", "before (P10 to P90)", "after (P10 to P90)", "data", "runs"), lines)
 
 
 def quantity(c: Coefficient) -> str:
@@ -206,11 +245,21 @@ def step_table(rows: Sequence[Row]) -> str:
     return table(
         ("run", "role", "measured", "p90", "n", "cold", "calibrated", "error cold", "error calibrated"),
         [
-            (r.run, r.role, seconds(r.measured), seconds(r.p90), str(r.n), seconds(r.cold), seconds(r.calibrated),
-             percent(error(r.cold, r.measured)), percent(error(r.calibrated, r.measured)))
-            for r in rows if r.phase == STEP
+            (
+                r.run,
+                r.role,
+                seconds(r.measured),
+                seconds(r.p90),
+                str(r.n),
+                seconds(r.cold),
+                seconds(r.calibrated),
+                percent(error(r.cold, r.measured)),
+                percent(error(r.calibrated, r.measured)),
+            )
+            for r in rows
+            if r.phase == STEP
         ],
-    )  # fmt: skip
+    )
 
 
 def phase_table(rows: Sequence[Row], role: Role) -> str:
@@ -223,8 +272,26 @@ def phase_table(rows: Sequence[Row], role: Role) -> str:
         after = [error(r.calibrated, r.measured) for r in chosen]
         bias = math.exp(median(math.log(r.calibrated / r.measured) for r in chosen if r.calibrated))
         share = median(r.share for r in chosen)
-        lines.append((name, str(len(chosen)), percent(share), percent(median(before)), percent(median(after)), percent(p90(after)), f"{bias:.2f}"))  # fmt: skip
-    head = ("phase", "runs", "share of the step", "cold, median", "calibrated, median", "calibrated, p90", "predicted / measured")  # fmt: skip
+        lines.append(
+            (
+                name,
+                str(len(chosen)),
+                percent(share),
+                percent(median(before)),
+                percent(median(after)),
+                percent(p90(after)),
+                f"{bias:.2f}",
+            )
+        )
+    head = (
+        "phase",
+        "runs",
+        "share of the step",
+        "cold, median",
+        "calibrated, median",
+        "calibrated, p90",
+        "predicted / measured",
+    )
     return table(head, lines)
 
 
@@ -234,7 +301,10 @@ def unpriced(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.cold is None and row.share >= SHORT:
             found.setdefault(row.phase, []).append(row.share)
-    told = [f"`{name}` ({percent(median(shares))} of the step, {len(shares)} runs)" for name, shares in found.items()]  # fmt: skip
+    told = [
+        f"`{name}` ({percent(median(shares))} of the step, {len(shares)} runs)"
+        for name, shares in found.items()
+    ]
     return ", ".join(told) or "none"
 
 
@@ -242,7 +312,9 @@ def machine() -> str:
     """This machine in words, without its name."""
     try:
         text = Path("/proc/cpuinfo").read_text()
-        name = next(line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name"))  # fmt: skip
+        name = next(
+            line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         name = platform.machine()
     return name
@@ -264,35 +336,63 @@ def write(runs: Path, out: Path) -> None:
         rows += rows_of(run, seen[run.name], case.seconds(), case.seconds(values))
     around = {run.name: json.loads((runs / run.name / SURROUNDINGS).read_text()) for run in made}
     out.mkdir(parents=True, exist_ok=True)
-    (out / "calibration.json").write_text(json.dumps(record(made, rows, found, around, seen), indent=1) + "\n")  # fmt: skip
+    (out / "calibration.json").write_text(
+        json.dumps(record(made, rows, found, around, seen), indent=1) + "\n"
+    )
     (out / "calibration.md").write_text(report(made, rows, found, around, seen))
     picture(rows, out / "calibration.svg")
     print(target_table(rows), flush=True)
 
 
 def record(
-    made: Sequence[Run], rows: Sequence[Row], found: Calibration,
-    around: Mapping[str, Mapping[str, float]], seen: Mapping[str, Observation],
-) -> dict[str, Any]:  # fmt: skip
+    made: Sequence[Run],
+    rows: Sequence[Row],
+    found: Calibration,
+    around: Mapping[str, Mapping[str, float]],
+    seen: Mapping[str, Observation],
+) -> dict[str, Any]:
     """The traces' summary and the figures of the report."""
     runs = [
         {
-            "name": run.name, "role": run.role, **asdict(run.config), **around[run.name], "name_of_config": run.config.name,
-            "prompt_tokens": seen[run.name].prompt_tokens, "response_tokens": seen[run.name].response_tokens,
+            "name": run.name,
+            "role": run.role,
+            **asdict(run.config),
+            **around[run.name],
+            "name_of_config": run.config.name,
+            "prompt_tokens": seen[run.name].prompt_tokens,
+            "response_tokens": seen[run.name].response_tokens,
             "left_out": list(seen[run.name].left_out),
             "phases": {
-                r.phase: {"median_s": r.measured, "p90_s": r.p90, "n": r.n, "cold_s": r.cold, "calibrated_s": r.calibrated}
-                for r in rows if r.run == run.name
+                r.phase: {
+                    "median_s": r.measured,
+                    "p90_s": r.p90,
+                    "n": r.n,
+                    "cold_s": r.cold,
+                    "calibrated_s": r.calibrated,
+                }
+                for r in rows
+                if r.run == run.name
             },
         }
         for run in made
-    ]  # fmt: skip
-    coefficients = {c.name: {"before": _triple(c.before), "after": _triple(c.after), "data": c.n, "runs": c.runs} for c in found.coefficients}  # fmt: skip
-    reached = [{**asdict(t), "limit": None if math.isinf(t.limit) else t.limit, "met": t.met} for t in targets(rows)]  # fmt: skip
+    ]
+    coefficients = {
+        c.name: {"before": _triple(c.before), "after": _triple(c.after), "data": c.n, "runs": c.runs}
+        for c in found.coefficients
+    }
+    reached = [
+        {**asdict(t), "limit": None if math.isinf(t.limit) else t.limit, "met": t.met} for t in targets(rows)
+    ]
     return {
-        "schema": SCHEMA, "profile": PROFILE, "machine": machine(), "targets": reached, "repeat_spread": spread(rows),
-        "coefficients": coefficients, "unidentified": {u.name: u.reason for u in found.unidentified}, "runs": runs,
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "profile": PROFILE,
+        "machine": machine(),
+        "targets": reached,
+        "repeat_spread": spread(rows),
+        "coefficients": coefficients,
+        "unidentified": {u.name: u.reason for u in found.unidentified},
+        "runs": runs,
+    }
 
 
 def _triple(c: Coefficient) -> dict[str, float]:
@@ -300,28 +400,56 @@ def _triple(c: Coefficient) -> dict[str, float]:
 
 
 def report(
-    made: Sequence[Run], rows: Sequence[Row], found: Calibration,
-    around: Mapping[str, Mapping[str, float]], seen: Mapping[str, Observation],
-) -> str:  # fmt: skip
+    made: Sequence[Run],
+    rows: Sequence[Row],
+    found: Calibration,
+    around: Mapping[str, Mapping[str, float]],
+    seen: Mapping[str, Observation],
+) -> str:
     """calibration.md."""
     counted = {name: o.steps for name, o in seen.items()}
     whole = [near["seconds"] for near in around.values()]
     versions = next(iter(seen.values())).versions
-    used = ", ".join(f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed", "ray") if name in versions)  # fmt: skip
+    used = ", ".join(
+        f"{name} {versions[name]}" for name in ("torch", "vllm", "deepspeed", "ray") if name in versions
+    )
     return TEXT.format(
-        machine=machine(), used=used, runs=len(made), configs=len({r.config.name for r in made}), iterations=ITERATIONS,
-        least=min(counted.values()), start=median(whole), targets=target_table(rows), spread=percent(spread(rows)), repeats=REPEATS,
-        spreads=SPREADS, repeated=" and ".join(f"`{name}`" for name in REPEATED), steps=step_table(rows), phases=phase_table(rows, "predict"),
-        second=phase_table(rows, "second model"), unpriced=unpriced(rows), configurations=config_table(made, around),
-        absent=", ".join(r.name for r in schedule() if r not in made) or "none", coefficients=coefficient_table(found), short=percent(SHORT), data=found.data, short_target=percent(STEP_TARGET),
+        machine=machine(),
+        used=used,
+        runs=len(made),
+        configs=len({r.config.name for r in made}),
+        iterations=ITERATIONS,
+        least=min(counted.values()),
+        start=median(whole),
+        targets=target_table(rows),
+        spread=percent(spread(rows)),
+        repeats=REPEATS,
+        spreads=SPREADS,
+        repeated=" and ".join(f"`{name}`" for name in REPEATED),
+        steps=step_table(rows),
+        phases=phase_table(rows, "predict"),
+        second=phase_table(rows, "second model"),
+        unpriced=unpriced(rows),
+        configurations=config_table(made, around),
+        absent=", ".join(r.name for r in schedule() if r not in made) or "none",
+        coefficients=coefficient_table(found),
+        short=percent(SHORT),
+        data=found.data,
+        short_target=percent(STEP_TARGET),
         unidentified=", ".join(f"`{u.name}`" for u in found.unidentified) or "none",
-        outliers="; ".join(found.outliers) or "none", reading=READING,
-    )  # fmt: skip
+        outliers="; ".join(found.outliers) or "none",
+        reading=READING,
+    )
 
 
 # --- picture ----------------------------------------------------------------------------------------
 
-COLOURS: dict[Role, str] = {"calibrate": "#999999", "predict": "#2166ac", "repeat": "#67a9cf", "second model": "#b2500c"}  # fmt: skip
+COLOURS: dict[Role, str] = {
+    "calibrate": "#999999",
+    "predict": "#2166ac",
+    "repeat": "#67a9cf",
+    "second model": "#b2500c",
+}
 
 
 def picture(rows: Sequence[Row], path: Path) -> None:
@@ -329,19 +457,30 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "calibration"  # equal runs, equal file
-    figure, axes = plt.subplots(1, 2, figsize=(9.2, 4.6), sharex=True, sharey=True, layout="constrained")  # fmt: skip
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 4.6), sharex=True, sharey=True, layout="constrained")
     for panel, title in zip(axes, ("cold", "calibrated"), strict=True):
         for role, colour in COLOURS.items():
             chosen = [r for r in rows if r.role == role and r.counts]
             for step in (False, True):
                 some = [r for r in chosen if (r.phase == STEP) == step]
                 predicted = [r.cold if title == "cold" else r.calibrated for r in some]
-                panel.scatter([r.measured for r in some], predicted, s=42 if step else 9, c=colour, alpha=0.9 if step else 0.5,
-                              linewidths=0, label=f"{role}, step" if step else None)  # fmt: skip
+                panel.scatter(
+                    [r.measured for r in some],
+                    predicted,
+                    s=42 if step else 9,
+                    c=colour,
+                    alpha=0.9 if step else 0.5,
+                    linewidths=0,
+                    label=f"{role}, step" if step else None,
+                )
         ends = [0.02, 20]
         panel.plot(ends, ends, color="#444", linewidth=0.8)
-        panel.fill_between(ends, [e * 0.8 for e in ends], [e * 1.2 for e in ends], color="#444", alpha=0.08, linewidth=0)  # fmt: skip
-        panel.set(xscale="log", yscale="log", xlabel="measured, s", title=f"{title} (small: phases; band: 20 %)")  # fmt: skip
+        panel.fill_between(
+            ends, [e * 0.8 for e in ends], [e * 1.2 for e in ends], color="#444", alpha=0.08, linewidth=0
+        )
+        panel.set(
+            xscale="log", yscale="log", xlabel="measured, s", title=f"{title} (small: phases; band: 20 %)"
+        )
     axes[0].set_ylabel("predicted, s")
     axes[0].legend(fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})

@@ -24,7 +24,7 @@ from executor.settings import Data, Limits, RewardRule, Settings, Tracking
 from rlhfsim.api import estimate
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import Fixed
@@ -41,7 +41,7 @@ SURROUNDINGS = "surroundings.json"
 """Of a run folder: cores that other processes kept busy during its steps, and the seconds of the whole run."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {},
-    "smart": {"rollout": {"sleep": 2}, "seat": {"residency": "offloaded", "offload_between": True}},
+    "smart": {"rollout": {"sleep": 2}, "role": {"residency": "offloaded", "offload_between": True}},
     "hybrid": {"rollout": {"sleep": 1}},
     "disaggregated": {"apart": True},
     "async": {"apart": True, "schedule": {"staleness": 1}},
@@ -79,39 +79,166 @@ class Config:
 PAIRS: tuple[tuple[Config, Config], ...] = (
     (
         Config(name="naive-a", architecture="naive", path="host", prompts=8, prompt_len=32, response_len=32),
-        Config(name="naive-b", architecture="naive", path="host", prompts=12, prompt_len=48, response_len=24, dp=2, zero=2, micro_batch=4),
+        Config(
+            name="naive-b",
+            architecture="naive",
+            path="host",
+            prompts=12,
+            prompt_len=48,
+            response_len=24,
+            dp=2,
+            zero=2,
+            micro_batch=4,
+        ),
     ),
     (
-        Config(name="smart-a", architecture="smart", path="disk", prompts=8, prompt_len=24, response_len=48, dp=2, zero=1),
+        Config(
+            name="smart-a",
+            architecture="smart",
+            path="disk",
+            prompts=8,
+            prompt_len=24,
+            response_len=48,
+            dp=2,
+            zero=1,
+        ),
         Config(name="smart-b", architecture="smart", path="disk", prompts=6, prompt_len=48, response_len=32),
     ),
     (
-        Config(name="hybrid-a", architecture="hybrid", path="ipc", prompts=8, prompt_len=32, response_len=24, dp=2, zero=3),
-        Config(name="hybrid-b", architecture="hybrid", path="ipc", prompts=12, prompt_len=24, response_len=40),
+        Config(
+            name="hybrid-a",
+            architecture="hybrid",
+            path="ipc",
+            prompts=8,
+            prompt_len=32,
+            response_len=24,
+            dp=2,
+            zero=3,
+        ),
+        Config(
+            name="hybrid-b", architecture="hybrid", path="ipc", prompts=12, prompt_len=24, response_len=40
+        ),
     ),
     (
-        Config(name="disaggregated-a", architecture="disaggregated", path="broadcast", prompts=12, prompt_len=48, response_len=48),
-        Config(name="disaggregated-b", architecture="disaggregated", path="broadcast", prompts=8, prompt_len=24, response_len=32, dp=2, zero=3, micro_batch=4),
+        Config(
+            name="disaggregated-a",
+            architecture="disaggregated",
+            path="broadcast",
+            prompts=12,
+            prompt_len=48,
+            response_len=48,
+        ),
+        Config(
+            name="disaggregated-b",
+            architecture="disaggregated",
+            path="broadcast",
+            prompts=8,
+            prompt_len=24,
+            response_len=32,
+            dp=2,
+            zero=3,
+            micro_batch=4,
+        ),
     ),
     (
-        Config(name="ppo-a", architecture="disaggregated", path="broadcast", algorithm="ppo", prompts=24, samples=1, prompt_len=32, response_len=32),
-        Config(name="ppo-b", architecture="hybrid", path="ipc", algorithm="ppo", prompts=32, samples=1, prompt_len=48, response_len=24, dp=2, zero=1),
+        Config(
+            name="ppo-a",
+            architecture="disaggregated",
+            path="broadcast",
+            algorithm="ppo",
+            prompts=24,
+            samples=1,
+            prompt_len=32,
+            response_len=32,
+        ),
+        Config(
+            name="ppo-b",
+            architecture="hybrid",
+            path="ipc",
+            algorithm="ppo",
+            prompts=32,
+            samples=1,
+            prompt_len=48,
+            response_len=24,
+            dp=2,
+            zero=1,
+        ),
     ),
     (
-        Config(name="long-a", architecture="hybrid", path="ipc", prompts=12, prompt_len=64, response_len=16, dp=2, zero=2, micro_batch=4),
-        Config(name="long-b", architecture="disaggregated", path="disk", prompts=8, prompt_len=16, response_len=64, dp=2, zero=1),
+        Config(
+            name="long-a",
+            architecture="hybrid",
+            path="ipc",
+            prompts=12,
+            prompt_len=64,
+            response_len=16,
+            dp=2,
+            zero=2,
+            micro_batch=4,
+        ),
+        Config(
+            name="long-b",
+            architecture="disaggregated",
+            path="disk",
+            prompts=8,
+            prompt_len=16,
+            response_len=64,
+            dp=2,
+            zero=1,
+        ),
     ),
     (
-        Config(name="async-a", architecture="async", path="broadcast", prompts=8, prompt_len=32, response_len=32),
-        Config(name="async-b", architecture="async", path="broadcast", prompts=12, prompt_len=24, response_len=40),
+        Config(
+            name="async-a", architecture="async", path="broadcast", prompts=8, prompt_len=32, response_len=32
+        ),
+        Config(
+            name="async-b", architecture="async", path="broadcast", prompts=12, prompt_len=24, response_len=40
+        ),
     ),
-)  # fmt: skip
+)
 SECOND: tuple[Config, ...] = (
-    Config(name="wide-naive", architecture="naive", path="host", prompts=6, prompt_len=32, response_len=24, model="wide"),
-    Config(name="wide-smart", architecture="smart", path="disk", prompts=4, prompt_len=32, response_len=24, dp=2, zero=1, model="wide"),
-    Config(name="wide-hybrid", architecture="hybrid", path="ipc", prompts=6, prompt_len=24, response_len=32, dp=2, zero=2, micro_batch=4, model="wide"),
-    Config(name="wide-disaggregated", architecture="disaggregated", path="broadcast", prompts=4, prompt_len=48, response_len=32, model="wide"),
-)  # fmt: skip
+    Config(
+        name="wide-naive",
+        architecture="naive",
+        path="host",
+        prompts=6,
+        prompt_len=32,
+        response_len=24,
+        model="wide",
+    ),
+    Config(
+        name="wide-smart",
+        architecture="smart",
+        path="disk",
+        prompts=4,
+        prompt_len=32,
+        response_len=24,
+        dp=2,
+        zero=1,
+        model="wide",
+    ),
+    Config(
+        name="wide-hybrid",
+        architecture="hybrid",
+        path="ipc",
+        prompts=6,
+        prompt_len=24,
+        response_len=32,
+        dp=2,
+        zero=2,
+        micro_batch=4,
+        model="wide",
+    ),
+    Config(
+        name="wide-disaggregated",
+        architecture="disaggregated",
+        path="broadcast",
+        prompts=4,
+        prompt_len=48,
+        response_len=32,
+        model="wide",
+    ),
+)
 REPEATED = ("hybrid-b", "disaggregated-b")
 """Configurations that are run `REPEATS` times: one rank, two ranks."""
 
@@ -137,8 +264,10 @@ def schedule() -> tuple[Run, ...]:
     wide = [Run(config=c, role="second model") for c in SECOND]
     again = [
         Run(config=b, role="repeat", repeat=k)
-        for k in range(1, REPEATS) for _, b in PAIRS if b.name in REPEATED
-    ]  # fmt: skip
+        for k in range(1, REPEATS)
+        for _, b in PAIRS
+        if b.name in REPEATED
+    ]
     return (*first, *second, *wide, *again)
 
 
@@ -180,7 +309,10 @@ def prompts_file(length: int, runs: Path) -> Path:
     """A JSONL file of different prompts with that many characters, one token each."""
     path = runs / f"prompts-{length}.jsonl"
     letters = random.Random(length)
-    rows = [{"prompt": "".join(letters.choices(string.ascii_lowercase, k=length)), "answer": "1"} for _ in range(PROMPTS_IN_FILE)]  # fmt: skip
+    rows = [
+        {"prompt": "".join(letters.choices(string.ascii_lowercase, k=length)), "answer": "1"}
+        for _ in range(PROMPTS_IN_FILE)
+    ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -189,37 +321,57 @@ def prompts_file(length: int, runs: Path) -> Path:
 def workload_of(config: Config, model: Path) -> Workload:
     """What a step has to do."""
     return Workload(
-        algorithm=config.algorithm, model=str(model / "config.json"), prompts=config.prompts, samples=config.samples,  # type: ignore[arg-type]
-        prompt_len=Fixed(value=config.prompt_len), response_len=Fixed(value=config.response_len), packing=False,
+        algorithm=config.algorithm,
+        model=str(model / "config.json"),
+        prompts=config.prompts,
+        samples=config.samples,  # type: ignore[arg-type]
+        prompt_len=Fixed(value=config.prompt_len),
+        response_len=Fixed(value=config.response_len),
+        packing=False,
         reward=Reward(rules=Rules(seconds_per_sample=0.00004, workers=1)),
-    )  # fmt: skip
+    )
 
 
 def plan_of(config: Config, model: Path) -> Plan:
     """The plan, priced with the shipped profile."""
     work, made = workload_of(config, model), ARCHITECTURES[config.architecture]
     apart = made.get("apart", False)
-    layout = {"dp": config.dp, "zero": config.zero, "micro_batch": config.micro_batch, "recompute": "none"}  # fmt: skip
+    layout = {"dp": config.dp, "zero": config.zero, "micro_batch": config.micro_batch, "recompute": "none"}
     train = "train" if apart else "all"
     roles = ["actor", "reference", *(["critic"] if work.has_critic else [])]
-    seats = {role: {"pool": train, "layout": layout, **made.get("seat", {})} for role in roles}
-    rollout = {"pool": "rollout" if apart else "all", "sleep": 0, "layout": {"dp": 1, "memory_utilization": 0.3, "max_num_seqs": config.sequences}}  # fmt: skip
-    pools = [{"name": train, "gpus": config.dp}, *([{"name": "rollout", "start": config.dp, "gpus": 1}] if apart else [])]  # fmt: skip
+    placed_roles = {role: {"pool": train, "layout": layout, **made.get("role", {})} for role in roles}
+    rollout = {
+        "pool": "rollout" if apart else "all",
+        "sleep": 0,
+        "layout": {"dp": 1, "memory_utilization": 0.3, "max_num_seqs": config.sequences},
+    }
+    pools = [
+        {"name": train, "gpus": config.dp},
+        *([{"name": "rollout", "start": config.dp, "gpus": 1}] if apart else []),
+    ]
     fields = {
-        "backend": "deepspeed", "pools": pools, "schedule": made.get("schedule", {}), "weight_path": config.path,
-        "rollout": rollout | made.get("rollout", {}), **seats,
-    }  # fmt: skip
+        "backend": "deepspeed",
+        "pools": pools,
+        "schedule": made.get("schedule", {}),
+        "weight_path": config.path,
+        "rollout": rollout | made.get("rollout", {}),
+        **placed_roles,
+    }
     placed = convert(Placement, parse_yaml("{}", config.name), fields)
     gpus = config.dp + apart
-    return estimate(placed, work, Cluster(pools=(make_pool(PROFILE, gpus, gpus_per_node=gpus),)))
+    return estimate(placed, work, Cluster(node_groups=(node_group(PROFILE, gpus, gpus_per_node=gpus),)))
 
 
 def settings_of(config: Config, model: Path, runs: Path) -> Settings:
     """Settings of a run: prompts of one length, one reward rule."""
     return Settings(
-        model=str(model), iterations=ITERATIONS, rewards=(RewardRule(kind="digits"),), tracking=Tracking(tensorboard=False),
-        data=Data(task="file", path=str(prompts_file(config.prompt_len, runs))), limits=Limits(start_s=240, call_s=120, sync_s=60, retries=0),
-    )  # fmt: skip
+        model=str(model),
+        iterations=ITERATIONS,
+        rewards=(RewardRule(kind="digits"),),
+        tracking=Tracking(tensorboard=False),
+        data=Data(task="file", path=str(prompts_file(config.prompt_len, runs))),
+        limits=Limits(start_s=240, call_s=120, sync_s=60, retries=0),
+    )
 
 
 class Heard:
@@ -236,7 +388,11 @@ class Heard:
 
     def iteration(self, row: Mapping[str, float], total: int) -> None:
         """A line a step."""
-        print(f"    step {int(row['step']) + 1} of {total}: {row['time/step']:.2f} s", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"    step {int(row['step']) + 1} of {total}: {row['time/step']:.2f} s",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def finding(self, finding: Any) -> None:
         """To the error stream."""
@@ -257,7 +413,12 @@ def execute(run: Run, runs: Path, address: str) -> float:
     model = model_folder(run.config.model, runs)
     heard, others = Heard(), Neighbours()
     with contextlib.closing(others):
-        launch(plan_of(run.config, model), settings_of(run.config, model, runs), Options(out=partial, address=address), heard)  # fmt: skip
+        launch(
+            plan_of(run.config, model),
+            settings_of(run.config, model, runs),
+            Options(out=partial, address=address),
+            heard,
+        )
         busy = others.share(heard.steps_from)
     shutil.rmtree(partial / "checkpoints", ignore_errors=True)
     shutil.rmtree(final, ignore_errors=True)

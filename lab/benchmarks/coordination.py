@@ -28,7 +28,9 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=10.0)
     parser.add_argument("--algorithm", default="ppo")
     asked = parser.parse_args()
-    print(f"{'architecture':16} {'overhead':>9}   limit {LIMIT:.0%} of a {asked.step_seconds:g} s iteration of {asked.algorithm}")  # fmt: skip
+    print(
+        f"{'architecture':16} {'overhead':>9}   limit {LIMIT:.0%} of a {asked.step_seconds:g} s iteration of {asked.algorithm}"
+    )
     for architecture in ("naive", "smart", "hybrid", "disaggregated"):
         print(f"{architecture:16} {share(architecture, asked.algorithm, asked.step_seconds):9.2%}")
 
@@ -37,8 +39,10 @@ def share(architecture: str, algorithm: str, step_s: float) -> float:
     """Of the last iteration of a dry run."""
     with TemporaryDirectory() as folder:
         # the profile's controller time is a guess of this very overhead: without it the fake step is shorter
-        made = runs.plan(architecture, algorithm, tiny.build(Path(folder) / "model", layers=2), workload={"prompts": 128})  # fmt: skip
-        settings = Settings(rewards=(RewardRule(kind="digits"),), tracking=Tracking(tensorboard=False))  # fmt: skip
+        made = runs.plan(
+            architecture, algorithm, tiny.build(Path(folder) / "model", layers=2), workload={"prompts": 128}
+        )
+        settings = Settings(rewards=(RewardRule(kind="digits"),), tracking=Tracking(tensorboard=False))
         options = Options(out=Path(folder) / "run", dry_run=True, dry_step_s=step_s)
         outcome = launch(made, settings, options, runs.Quiet())
         return list(coordination_overhead(outcome.ended.trace).values())[-1]

@@ -56,7 +56,7 @@ def _print(case: Case, spent: list[Spent]) -> None:
     memory, most = max(s.memory_bytes for s in spent) / MB, case.memory_limit_mb
     limit = f"{case.wall_limit_s:g} s" + (f", {most:g} MB" if most else "")
     ok = wall <= case.wall_limit_s and (most is None or memory <= most)
-    print(f"{case.title:<26}{wall:>9.2f}{cpu:>9.2f}{memory:>7.0f}   {limit}  {'ok' if ok else 'MISSED'}")  # fmt: skip
+    print(f"{case.title:<26}{wall:>9.2f}{cpu:>9.2f}{memory:>7.0f}   {limit}  {'ok' if ok else 'MISSED'}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from executor.settings import Algorithm, Data, Evaluation, Optimizer, RewardRule
 from rlhfsim.api import estimate
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import Fixed
@@ -66,13 +66,25 @@ class Task:
 
 
 TASKS = {
-    "logic": Task(generator="logic", difficulty=2, warm_up_until=0.4, iterations=48, text="""Two statements a puzzle, half of each kind: which of three letters is larger (`b>c,a>b;a?c=` -> `>`), and who of two people
+    "logic": Task(
+        generator="logic",
+        difficulty=2,
+        warm_up_until=0.4,
+        iterations=48,
+        text="""Two statements a puzzle, half of each kind: which of three letters is larger (`b>c,a>b;a?c=` -> `>`), and who of two people
 tells the truth (`a:-a+-b,b:a*b;ab=` -> ...; - lies, + or, * and). Guessing gives half of the first and, by the most frequent answer, about
 a third of the second. A held-out puzzle is one whose text is not trained on; the same claim with its two halves
-swapped may be."""),
-    "comparison": Task(generator="comparison", difficulty=2, warm_up_until=0.5, iterations=112, text="""`max(37,52)=` -> `52`, `min(37,52)=` -> `37`. A held-out pair is not trained on in either order. Copying one of the
-two numbers at random would be right half the time."""),
-}  # fmt: skip
+swapped may be.""",
+    ),
+    "comparison": Task(
+        generator="comparison",
+        difficulty=2,
+        warm_up_until=0.5,
+        iterations=112,
+        text="""`max(37,52)=` -> `52`, `min(37,52)=` -> `37`. A held-out pair is not trained on in either order. Copying one of the
+two numbers at random would be right half the time.""",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +101,7 @@ class Recipe:
 RECIPES = {
     "grpo": Recipe(prompts=128, samples=4, mini_batches=4, learning_rate=5e-4),
     "ppo": Recipe(prompts=256, samples=1, mini_batches=4, learning_rate=5e-4, critic_learning_rate=1e-3),
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -104,7 +116,10 @@ def main() -> None:
     for seed in asked.seeds:
         for algorithm in asked.algorithms:
             found = measure(asked.task, algorithm, seed) | {"cores": cores}
-            print(f"{algorithm} seed {seed}: {found['start']:.3f} -> {found['end']:.3f} in {found['seconds']:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"{algorithm} seed {seed}: {found['start']:.3f} -> {found['end']:.3f} in {found['seconds']:.0f} s",
+                flush=True,
+            )
             write(asked.out, found)
 
 
@@ -142,15 +157,28 @@ def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
         task = Generated(task=TASKS[name].generator, difficulty=TASKS[name].difficulty, seed=seed)  # type: ignore[arg-type]
         steps = warm_up(base, model, task, TASKS[name].warm_up_until)
         warm_up_s = time.perf_counter() - begin
-        ended = launch(plan(algorithm, model), settings(name, algorithm, model, seed), Options(out=Path(folder) / "run"), heard).ended  # fmt: skip
+        ended = launch(
+            plan(algorithm, model),
+            settings(name, algorithm, model, seed),
+            Options(out=Path(folder) / "run"),
+            heard,
+        ).ended
     accuracy = {str(step): value for step, value in sorted(ended.evaluations.items())}
     return {
-        "task": name, "algorithm": algorithm, "seed": seed, "recipe": asdict(RECIPES[algorithm]),
-        "start": accuracy["0"], "end": accuracy[str(TASKS[name].iterations)],
-        "seconds": time.perf_counter() - begin, "warm_up_s": warm_up_s, "warm_up_steps": steps,
+        "task": name,
+        "algorithm": algorithm,
+        "seed": seed,
+        "recipe": asdict(RECIPES[algorithm]),
+        "start": accuracy["0"],
+        "end": accuracy[str(TASKS[name].iterations)],
+        "seconds": time.perf_counter() - begin,
+        "warm_up_s": warm_up_s,
+        "warm_up_steps": steps,
         "iteration_s": statistics.median(b - a for a, b in itertools.pairwise(heard.ends)),
-        "load": os.getloadavg()[1], "accuracy": accuracy, "reward": [row["reward/mean"] for row in ended.rows],
-    }  # fmt: skip
+        "load": os.getloadavg()[1],
+        "accuracy": accuracy,
+        "reward": [row["reward/mean"] for row in ended.rows],
+    }
 
 
 def warm_up(base: Path, model: Path, task: Any, until: float) -> int:
@@ -159,7 +187,7 @@ def warm_up(base: Path, model: Path, task: Any, until: float) -> int:
 
     probe = task.batch(PROBE_FROM, PROBES)
     for number in range(MOST_ROUNDS):
-        sft.warm_up(model if number else base, model, task, ROUND, WARM_UP_BATCH, WARM_UP_RATE, seed=number)  # fmt: skip
+        sft.warm_up(model if number else base, model, task, ROUND, WARM_UP_BATCH, WARM_UP_RATE, seed=number)
         if sft.greedy_accuracy(model, probe) >= until:
             break
     return (number + 1) * ROUND
@@ -169,45 +197,57 @@ def plan(algorithm: str, model: Path) -> Plan:
     """Disaggregated: every trained role on one slot, the rollout on another."""
     recipe = RECIPES[algorithm]
     work = Workload(
-        algorithm=algorithm, model=str(model / "config.json"), prompts=recipe.prompts, samples=recipe.samples,  # type: ignore[arg-type]
-        mini_batches=recipe.mini_batches, kl=False, packing=False, reward=Reward(rules=Rules(seconds_per_sample=0.001, workers=1)),
-        prompt_len=Fixed(value=MOST_PROMPT_TOKENS), response_len=Fixed(value=MOST_TOKENS),
-    )  # fmt: skip
+        algorithm=algorithm,
+        model=str(model / "config.json"),
+        prompts=recipe.prompts,
+        samples=recipe.samples,  # type: ignore[arg-type]
+        mini_batches=recipe.mini_batches,
+        kl=False,
+        packing=False,
+        reward=Reward(rules=Rules(seconds_per_sample=0.001, workers=1)),
+        prompt_len=Fixed(value=MOST_PROMPT_TOKENS),
+        response_len=Fixed(value=MOST_TOKENS),
+    )
     layout = {
         "dp": 1,
         "zero": 1,
         "micro_batch": work.num_sequences // recipe.mini_batches,
         "recompute": "none",
     }
-    seats = {role: {"pool": "train", "layout": layout} for role in ("actor", "critic") if role == "actor" or work.has_critic}  # fmt: skip
-    rollout = {"pool": "rollout", "layout": {"dp": 1, "memory_utilization": 0.3, "max_num_seqs": work.num_sequences}}  # fmt: skip
-    pools = [{"name": "train", "gpus": 1}, {"name": "rollout", "start": 1, "gpus": 1}]
-    fields = {
-        "backend": "deepspeed",
-        "pools": pools,
-        "weight_path": "broadcast",
-        "rollout": rollout,
-        **seats,
+    roles = {
+        role: {"pool": "train", "layout": layout}
+        for role in ("actor", "critic")
+        if role == "actor" or work.has_critic
     }
+    rollout = {
+        "pool": "rollout",
+        "layout": {"dp": 1, "memory_utilization": 0.3, "max_num_seqs": work.num_sequences},
+    }
+    pools = [{"name": "train", "gpus": 1}, {"name": "rollout", "start": 1, "gpus": 1}]
+    fields = {"backend": "deepspeed", "pools": pools, "weight_path": "broadcast", "rollout": rollout, **roles}
     placed = convert(Placement, parse_yaml("{}", "learning"), fields)
-    return estimate(placed, work, Cluster(pools=(make_pool("cpu-core", 2, gpus_per_node=2),)))
+    return estimate(placed, work, Cluster(node_groups=(node_group("cpu-core", 2, gpus_per_node=2),)))
 
 
 def settings(name: str, algorithm: str, model: Path, seed: int) -> Settings:
     """The reward is 1 for the right answer, else 0; no KL term."""
     recipe = RECIPES[algorithm]
     optimizer = Optimizer(
-        learning_rate=recipe.learning_rate,
-        betas=(0.9, 0.99),
-        schedule="linear",
-        warmup_steps=WARM_UP_OF_RATE,
+        learning_rate=recipe.learning_rate, betas=(0.9, 0.99), schedule="linear", warmup_steps=WARM_UP_OF_RATE
     )
     critic = replace(optimizer, learning_rate=recipe.critic_learning_rate or recipe.learning_rate)
     return Settings(
-        model=str(model), data=Data(task=TASKS[name].generator, difficulty=TASKS[name].difficulty), rewards=(RewardRule(kind="answer"),),  # type: ignore[arg-type]
-        algorithm=Algorithm(kl_coefficient=0.0), optimizer=optimizer, critic_optimizer=critic, iterations=TASKS[name].iterations,
-        seed=seed, evaluation=Evaluation(problems=HELD_OUT, every=TASKS[name].iterations // EVALUATIONS), tracking=Tracking(tensorboard=False),
-    )  # fmt: skip
+        model=str(model),
+        data=Data(task=TASKS[name].generator, difficulty=TASKS[name].difficulty),
+        rewards=(RewardRule(kind="answer"),),  # type: ignore[arg-type]
+        algorithm=Algorithm(kl_coefficient=0.0),
+        optimizer=optimizer,
+        critic_optimizer=critic,
+        iterations=TASKS[name].iterations,
+        seed=seed,
+        evaluation=Evaluation(problems=HELD_OUT, every=TASKS[name].iterations // EVALUATIONS),
+        tracking=Tracking(tensorboard=False),
+    )
 
 
 # --- reports ----------------------------------------------------------------------------------------
@@ -231,18 +271,37 @@ def write(folder: Path, found: Mapping[str, Any]) -> None:
 
 def report(runs: Sequence[Mapping[str, Any]]) -> str:
     """The table, with what was run."""
-    recipes = [f"* {name}: {_recipe(next(r['recipe'] for r in runs if r['algorithm'] == name))}" for name in RECIPES if any(r["algorithm"] == name for r in runs)]  # fmt: skip
+    recipes = [
+        f"* {name}: {_recipe(next(r['recipe'] for r in runs if r['algorithm'] == name))}"
+        for name in RECIPES
+        if any(r["algorithm"] == name for r in runs)
+    ]
     rows = [
         f"| {r['algorithm']} | {r['seed']} | {r['start']:.3f} | {r['end']:.3f} | {r['end'] - r['start']:+.3f} | {_last(r):.3f} | "
-        f"{r['seconds']:.0f} s | {r['warm_up_s']:.0f} s | {r['warm_up_steps']} | {r['iteration_s']:.2f} s | {r['load']:.1f} |" for r in runs
-    ]  # fmt: skip
+        f"{r['seconds']:.0f} s | {r['warm_up_s']:.0f} s | {r['warm_up_steps']} | {r['iteration_s']:.2f} s | {r['load']:.1f} |"
+        for r in runs
+    ]
     passed = sum(r["end"] - r["start"] >= WANTED_RISE and r["seconds"] <= LIMIT_S for r in runs)
     return TEXT.format(
-        rows="\n".join(rows), recipes="\n".join(recipes), passed=passed, runs=len(runs), rise=WANTED_RISE,
-        limit=LIMIT_S / 60, rise_steps=WARM_UP_OF_RATE, held_out=HELD_OUT, generator=TASKS[runs[0]["task"]].generator, text=TASKS[runs[0]["task"]].text, iterations=TASKS[runs[0]["task"]].iterations,
-        until=TASKS[runs[0]["task"]].warm_up_until, round=ROUND, probes=PROBES, batch=WARM_UP_BATCH, rate=WARM_UP_RATE,
-        difficulty=TASKS[runs[0]["task"]].difficulty, cores=runs[0]["cores"],
-    )  # fmt: skip
+        rows="\n".join(rows),
+        recipes="\n".join(recipes),
+        passed=passed,
+        runs=len(runs),
+        rise=WANTED_RISE,
+        limit=LIMIT_S / 60,
+        rise_steps=WARM_UP_OF_RATE,
+        held_out=HELD_OUT,
+        generator=TASKS[runs[0]["task"]].generator,
+        text=TASKS[runs[0]["task"]].text,
+        iterations=TASKS[runs[0]["task"]].iterations,
+        until=TASKS[runs[0]["task"]].warm_up_until,
+        round=ROUND,
+        probes=PROBES,
+        batch=WARM_UP_BATCH,
+        rate=WARM_UP_RATE,
+        difficulty=TASKS[runs[0]["task"]].difficulty,
+        cores=runs[0]["cores"],
+    )
 
 
 TEXT = """# Learning
@@ -276,13 +335,11 @@ chosen on runs of seeds 0, 2 and 3 in earlier settings; no seed was left out of 
 
 
 def _recipe(recipe: Mapping[str, Any]) -> str:
-    critic = (
-        f", {recipe['critic_learning_rate']:g} of the critic"
-        if recipe["critic_learning_rate"]
-        else ""
+    critic = f", {recipe['critic_learning_rate']:g} of the critic" if recipe["critic_learning_rate"] else ""
+    return (
+        f"{recipe['prompts']} prompts x {recipe['samples']} samples in "
+        f"{recipe['mini_batches']} mini-batches, learning rate {recipe['learning_rate']:g}{critic}"
     )
-    return (f"{recipe['prompts']} prompts x {recipe['samples']} samples in "
-            f"{recipe['mini_batches']} mini-batches, learning rate {recipe['learning_rate']:g}{critic}")  # fmt: skip
 
 
 def _last(run: Mapping[str, Any]) -> float:
@@ -293,7 +350,7 @@ def _last(run: Mapping[str, Any]) -> float:
 # --- picture ----------------------------------------------------------------------------------------
 
 COLOURS = {"grpo": "#2166ac", "ppo": "#b2500c"}
-TITLES = {"accuracy": "greedy accuracy, held-out problems", "reward": "mean reward, training samples"}  # fmt: skip
+TITLES = {"accuracy": "greedy accuracy, held-out problems", "reward": "mean reward, training samples"}
 
 
 def picture(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
@@ -302,14 +359,27 @@ def picture(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 
     names = [name for name in RECIPES if any(r["algorithm"] == name for r in runs)]
     plt.rcParams["svg.hashsalt"] = "learning"  # equal runs, equal file
-    figure, axes = plt.subplots(2, len(names), figsize=(4.6 * len(names), 6.4), sharex=True, sharey=True, squeeze=False, layout="constrained")  # fmt: skip
+    figure, axes = plt.subplots(
+        2,
+        len(names),
+        figsize=(4.6 * len(names), 6.4),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
     for column, name in enumerate(names):
         for row, (kind, title) in enumerate(TITLES.items()):
-            curves = pd.DataFrame({r["seed"]: _points(r, kind) for r in runs if r["algorithm"] == name}).dropna()  # fmt: skip
+            curves = pd.DataFrame(
+                {r["seed"]: _points(r, kind) for r in runs if r["algorithm"] == name}
+            ).dropna()
             panel(axes[row][column], curves, COLOURS[name])
             axes[row][column].set(title=f"{name.upper()}: {title}", ylim=(0, 1))
         axes[1][column].set_xlabel("iteration")
-    figure.suptitle("Real runs on 2 CPU cores (line: mean of the seeds; band: smallest to largest; thin: each seed)", fontsize=9)  # fmt: skip
+    figure.suptitle(
+        "Real runs on 2 CPU cores (line: mean of the seeds; band: smallest to largest; thin: each seed)",
+        fontsize=9,
+    )
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
 
@@ -317,7 +387,9 @@ def picture(runs: Sequence[Mapping[str, Any]], path: Path) -> None:
 def panel(axes: Any, curves: pd.DataFrame, colour: str) -> None:
     """`curves`: a column a seed, a row an iteration."""
     axes.plot(curves, color=colour, linewidth=0.7, alpha=0.5)
-    axes.fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.15, linewidth=0)  # fmt: skip
+    axes.fill_between(
+        curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, alpha=0.15, linewidth=0
+    )
     axes.plot(curves.mean(axis=1), color=colour, linewidth=2.2)
     axes.grid(axis="y", color="#ddd")
 

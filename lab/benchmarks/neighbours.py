@@ -36,7 +36,9 @@ class Neighbours:
         before = _others()
         while not self._over.wait(SAMPLE_S):
             now = _others()
-            self._samples.append((time.monotonic(), sum(max(0.0, s - before.get(pid, 0.0)) for pid, s in now.items())))  # fmt: skip
+            self._samples.append(
+                (time.monotonic(), sum(max(0.0, s - before.get(pid, 0.0)) for pid, s in now.items()))
+            )
             before = now
 
 

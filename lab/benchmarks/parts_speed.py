@@ -17,7 +17,7 @@ from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Seat
+from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.training.training import train
@@ -37,9 +37,9 @@ def seconds(function: Callable[[], object], repeats: int) -> float:
 def main() -> None:
     """Print one row for each part."""
     cluster = parse_cluster(64, "h100")
-    device, model = device_of(cluster.pool), resolve_model("70b")
+    device, model = device_of(cluster.node_group), resolve_model("70b")
     layout, batch = Layout(tp=8, pp=2, dp=4), batch_of(Workload(model="70b"))
-    seat, profile = Seat(pool="all", layout=layout), cluster.pool.profile
+    role, profile = RolePlacement(pool="all", layout=layout), cluster.node_group.profile
     asked = Requests(
         prompts=512,
         samples=16,
@@ -49,17 +49,30 @@ def main() -> None:
     cases = (
         ("load a profile with curves", 0.06, 20, lambda: load_profile("h100")),
         ("build kernel curves", 0.02, 20, lambda: KernelCurves(profile)),
-        ("price 8,192 responses", 0.02, 20, lambda: generate(device, model, RolloutLayout(tp=8, dp=8), asked)),
+        (
+            "price 8,192 responses",
+            0.02,
+            20,
+            lambda: generate(device, model, RolloutLayout(tp=8, dp=8), asked),
+        ),
         ("look up a preset", 0.02, 100, lambda: resolve_model("deepseek-v3")),
-        ("price a known training layout", 0.0002, 500, lambda: train(device, model, layout, uniform(1024, 2048), backend="megatron")),
-        ("bytes of a role", 0.0001, 500, lambda: role_bytes(model, seat, backend="megatron", profile=profile, batch=batch, trained=True)),
-    )  # fmt: skip
+        (
+            "price a known training layout",
+            0.0002,
+            500,
+            lambda: train(device, model, layout, uniform(1024, 2048), backend="megatron"),
+        ),
+        (
+            "bytes of a role",
+            0.0001,
+            500,
+            lambda: role_bytes(model, role, backend="megatron", profile=profile, batch=batch, trained=True),
+        ),
+    )
     print(f"{'part':<32}{'ms':>10}{'limit ms':>12}")
     for title, limit, repeats, function in cases:
         spent = seconds(function, repeats)
-        print(
-            f"{title:<32}{spent * 1e3:>10.3f}{limit * 1e3:>12.3f}  {'ok' if spent <= limit else 'MISSED'}"
-        )
+        print(f"{title:<32}{spent * 1e3:>10.3f}{limit * 1e3:>12.3f}  {'ok' if spent <= limit else 'MISSED'}")
 
 
 if __name__ == "__main__":

@@ -54,9 +54,11 @@ def run(command: list[str]) -> Spent:
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} failed with {process.returncode}")
     return Spent(
-        wall_s=wall, cpu_s=usage.ru_utime + usage.ru_stime,
-        memory_bytes=max(peak.stop(), usage.ru_maxrss * KIB), output=output,
-    )  # fmt: skip
+        wall_s=wall,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        memory_bytes=max(peak.stop(), usage.ru_maxrss * KIB),
+        output=output,
+    )
 
 
 class _Peak:

@@ -33,9 +33,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=cores)
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()
-    print(
-        f"{cores} cores, {options.workers} workers, load average {os.getloadavg()[0]:.1f} before\n"
-    )
+    print(f"{cores} cores, {options.workers} workers, load average {os.getloadavg()[0]:.1f} before\n")
     print(f"{'':34}{'a second':>10}{'a core second':>15}{'CPU ms each':>13}")
     for mode in MODES:
         sandboxed(mode, options.workers, options.seconds)

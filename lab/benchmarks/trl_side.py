@@ -28,23 +28,42 @@ def main() -> None:
     turns, lengths = _turns(case)
     batch = case["prompts"] * case["samples"]
     config = GRPOConfig(
-        output_dir=str(work / "trl"), use_cpu=True,
-        bf16=False, gradient_checkpointing=False,  # TRL's defaults: slower here, and not what ours does
-        per_device_train_batch_size=batch // case["trl_micro_batches"], gradient_accumulation_steps=case["trl_micro_batches"],
-        num_generations=case["samples"], max_completion_length=case["tokens"], max_steps=case["iterations"], beta=0.0,
-        learning_rate=case["learning_rate"], lr_scheduler_type="constant", temperature=1.0, top_p=1.0, top_k=0, loss_type="dapo",
-        logging_steps=10**6, save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False, shuffle_dataset=False,
-    )  # fmt: skip
+        output_dir=str(work / "trl"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,  # TRL's defaults: slower here, and not what ours does
+        per_device_train_batch_size=batch // case["trl_micro_batches"],
+        gradient_accumulation_steps=case["trl_micro_batches"],
+        num_generations=case["samples"],
+        max_completion_length=case["tokens"],
+        max_steps=case["iterations"],
+        beta=0.0,
+        learning_rate=case["learning_rate"],
+        lr_scheduler_type="constant",
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        loss_type="dapo",
+        logging_steps=10**6,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        shuffle_dataset=False,
+    )
 
     def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         lengths.extend(len(ids) for ids in completion_ids)
         return [sum(c.isdigit() for c in text) / max(1, len(text)) for text in completions]
 
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(case["model"], dtype=torch.float32), reward_funcs=reward, args=config,
+        model=AutoModelForCausalLM.from_pretrained(case["model"], dtype=torch.float32),
+        reward_funcs=reward,
+        args=config,
         train_dataset=Dataset.from_dict({"prompt": json.loads((work / "prompts.json").read_text())}),
-        processing_class=AutoTokenizer.from_pretrained(case["model"]), callbacks=[turns],
-    )  # fmt: skip
+        processing_class=AutoTokenizer.from_pretrained(case["model"]),
+        callbacks=[turns],
+    )
     trainer.train()
 
 
@@ -66,7 +85,11 @@ def _turns(case: dict[str, Any]) -> tuple[Any, list[int]]:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seconds.append(time.perf_counter() - self.begin)
             if len(seconds) == (case["warm_up"] if self.warming else case["block"]):
-                report = {"seconds": statistics.median(seconds), "tokens_per_s": sum(lengths) / sum(seconds), "lengths": lengths}  # fmt: skip
+                report = {
+                    "seconds": statistics.median(seconds),
+                    "tokens_per_s": sum(lengths) / sum(seconds),
+                    "lengths": lengths,
+                }
                 print("\n" + json.dumps(report), flush=True)
                 seconds.clear()
                 lengths.clear()

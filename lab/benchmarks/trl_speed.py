@@ -59,8 +59,10 @@ class Case:
     trl_micro_batches: int = 1
 
 
-TINY = Case(name="random qwen2, 0.6 M", model="", prompts=16, samples=8, tokens=32, prompt_tokens=4, block=10)  # fmt: skip
-SMALL = Case(name="SmolLM2-135M-Instruct", model="", prompts=8, samples=4, tokens=64, prompt_tokens=24, block=1)  # fmt: skip
+TINY = Case(name="random qwen2, 0.6 M", model="", prompts=16, samples=8, tokens=32, prompt_tokens=4, block=10)
+SMALL = Case(
+    name="SmolLM2-135M-Instruct", model="", prompts=8, samples=4, tokens=64, prompt_tokens=24, block=1
+)
 TOPICS = (
     "France",
     "Japan",
@@ -107,17 +109,18 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder that small_model.py wrote")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--block", type=int, help="iterations between two turns")
-    parser.add_argument(
-        "--trl-micro-batches", type=int, default=1, help="of TRL's gradient accumulation"
-    )
-    parser.add_argument(
-        "--out", type=Path, help="folder of trl_speed.json, which keeps one result a model"
-    )
+    parser.add_argument("--trl-micro-batches", type=int, default=1, help="of TRL's gradient accumulation")
+    parser.add_argument("--out", type=Path, help="folder of trl_speed.json, which keeps one result a model")
     asked = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     case = replace(SMALL, model=str(asked.model.resolve())) if asked.model else TINY
     block = asked.block or case.block
-    case = replace(case, block=block, iterations=case.warm_up + asked.pairs * block, trl_micro_batches=asked.trl_micro_batches)  # fmt: skip
+    case = replace(
+        case,
+        block=block,
+        iterations=case.warm_up + asked.pairs * block,
+        trl_micro_batches=asked.trl_micro_batches,
+    )
     with tempfile.TemporaryDirectory() as folder:
         found = compare(prepare(Path(folder), case), Path(folder), asked.trl_python, asked.pairs)
     if asked.out:
@@ -133,11 +136,12 @@ def prepare(work: Path, case: Case) -> Case:
 
         case = replace(case, model=str(tiny.build(work / "model")))
     questions = [ask.format(topic) for topic, ask in itertools.product(TOPICS, ASKS)]
-    rows = [{"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", "answer": ""} for q in questions]  # fmt: skip
+    rows = [
+        {"prompt": f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n", "answer": ""}
+        for q in questions
+    ]
     (work / "questions.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    problems = open_source(_data(work, case), "grpo", 0).batch(
-        0, (case.iterations + 1) * case.prompts
-    )
+    problems = open_source(_data(work, case), "grpo", 0).batch(0, (case.iterations + 1) * case.prompts)
     (work / "prompts.json").write_text(json.dumps([p.prompt for p in problems]))
     (work / "case.json").write_text(json.dumps(asdict(case)))
     return case
@@ -148,7 +152,7 @@ def compare(case: Case, work: Path, interpreter: str, pairs: int) -> dict[str, A
     from process import bind, pace
 
     cores, machine = bind(case.threads), pace()
-    print(f"{case.name}: {cores} cores; {machine}; load average before: {os.getloadavg()[0]:.2f}", flush=True)  # fmt: skip
+    print(f"{case.name}: {cores} cores; {machine}; load average before: {os.getloadavg()[0]:.2f}", flush=True)
     ours, theirs = Ours(work, case), Theirs(interpreter, work)
     try:
         start = ours.turn(case.warm_up, first=True), theirs.start()
@@ -158,7 +162,7 @@ def compare(case: Case, work: Path, interpreter: str, pairs: int) -> dict[str, A
     finally:
         theirs.close()
     ours.thread.join(120)
-    return {"cores": cores, "case": asdict(replace(case, model="")), "start_s": start} | summary(rows)  # fmt: skip
+    return {"cores": cores, "case": asdict(replace(case, model="")), "start_s": start} | summary(rows)
 
 
 def one_pair(number: int, ours: Ours, theirs: Theirs) -> Pair:
@@ -168,7 +172,10 @@ def one_pair(number: int, ours: Ours, theirs: Theirs) -> Pair:
     else:
         other, mine = theirs.block(), ours.block()
     first = "ours" if number % 2 == 0 else "TRL"
-    print(f"{number:4}  {first:5} {mine.seconds:8.3f} {other.seconds:7.3f} {mine.tokens_per_s:15,.0f} {other.tokens_per_s:14,.0f} {os.getloadavg()[0]:6.2f}", flush=True)  # fmt: skip
+    print(
+        f"{number:4}  {first:5} {mine.seconds:8.3f} {other.seconds:7.3f} {mine.tokens_per_s:15,.0f} {other.tokens_per_s:14,.0f} {os.getloadavg()[0]:6.2f}",
+        flush=True,
+    )
     return mine, other
 
 
@@ -187,10 +194,15 @@ def summary(rows: Sequence[Pair]) -> dict[str, Any]:
     for title, values in found.items():
         print(f"{title:34}" + "".join(f"{v:12,.3f}" for v in values))
     lengths = np.concatenate([other.lengths for _, other in rows])
-    mean = {"ours": float(np.mean(np.concatenate([mine.lengths for mine, _ in rows]))), "TRL": float(np.mean(lengths))}  # fmt: skip
+    mean = {
+        "ours": float(np.mean(np.concatenate([mine.lengths for mine, _ in rows]))),
+        "TRL": float(np.mean(lengths)),
+    }
     quantiles = [float(q) for q in np.percentile(lengths, (10, 50, 90, 99))]
-    print(f"response tokens: mean {mean['ours']:.1f} ours, {mean['TRL']:.1f} TRL; TRL's P10, P50, P90, P99: {quantiles}")  # fmt: skip
-    return {"pairs": len(rows), "figures": found, "mean_length": mean, "length_quantiles": quantiles}  # fmt: skip
+    print(
+        f"response tokens: mean {mean['ours']:.1f} ours, {mean['TRL']:.1f} TRL; TRL's P10, P50, P90, P99: {quantiles}"
+    )
+    return {"pairs": len(rows), "figures": found, "mean_length": mean, "length_quantiles": quantiles}
 
 
 def keep(path: Path, found: Mapping[str, Any]) -> None:
@@ -204,7 +216,7 @@ def _data(work: Path, case: Case) -> Data:
     from executor.settings import Data
 
     tiny = case.name == TINY.name
-    return Data(task="arithmetic") if tiny else Data(task="file", path=str(work / "questions.jsonl"))  # fmt: skip
+    return Data(task="arithmetic") if tiny else Data(task="file", path=str(work / "questions.jsonl"))
 
 
 # --- ours -------------------------------------------------------------------------------------------
@@ -241,7 +253,9 @@ class Ours:
         self.turn(self.case.block)
         seconds, tokens = self.seconds[-self.case.block :], self.tokens[-self.case.block :]
         lengths = [t / (self.case.prompts * self.case.samples) for t in tokens]
-        return Block(seconds=statistics.median(seconds), tokens_per_s=sum(tokens) / sum(seconds), lengths=lengths)  # fmt: skip
+        return Block(
+            seconds=statistics.median(seconds), tokens_per_s=sum(tokens) / sum(seconds), lengths=lengths
+        )
 
     def phase(self, text: str) -> None:
         """Not shown."""
@@ -263,12 +277,7 @@ class Ours:
         from executor.launch import Options, launch
 
         try:
-            launch(
-                self._plan(),
-                self._settings(),
-                Options(out=self.work / "run", self_check=False),
-                self,
-            )
+            launch(self._plan(), self._settings(), Options(out=self.work / "run", self_check=False), self)
         except BaseException as error:
             self.failure = error
             self._done.release()
@@ -276,7 +285,7 @@ class Ours:
     def _plan(self) -> Plan:
         from rlhfsim.api import estimate
         from rlhfsim.specs.hardware.hardware import Cluster
-        from rlhfsim.specs.hardware.profiles import make_pool
+        from rlhfsim.specs.hardware.profiles import node_group
         from rlhfsim.specs.loading import convert, parse_yaml
         from rlhfsim.specs.placement.placement import Placement
         from rlhfsim.specs.workload.lengths import Fixed
@@ -284,10 +293,17 @@ class Ours:
 
         case = self.case
         work = Workload(
-            algorithm="grpo", model=str(Path(case.model) / "config.json"), prompts=case.prompts, samples=case.samples, kl=False,
-            packing=True, old_logprobs="rollout", reward=Reward(rules=Rules(seconds_per_sample=0.001, workers=1)),
-            prompt_len=Fixed(value=case.prompt_tokens), response_len=Fixed(value=case.tokens),
-        )  # fmt: skip
+            algorithm="grpo",
+            model=str(Path(case.model) / "config.json"),
+            prompts=case.prompts,
+            samples=case.samples,
+            kl=False,
+            packing=True,
+            old_logprobs="rollout",
+            reward=Reward(rules=Rules(seconds_per_sample=0.001, workers=1)),
+            prompt_len=Fixed(value=case.prompt_tokens),
+            response_len=Fixed(value=case.tokens),
+        )
         sequences = case.prompts * case.samples
         layout = {
             "dp": case.threads,
@@ -297,21 +313,28 @@ class Ours:
         }
         engine = {"dp": case.threads, "memory_utilization": 0.3, "max_num_seqs": sequences}
         fields = {
-            "backend": "deepspeed", "pools": [{"name": "all", "gpus": case.threads}], "weight_path": "ipc",
-            "actor": {"pool": "all", "layout": layout}, "rollout": {"pool": "all", "layout": engine, "sleep": 1},
-        }  # fmt: skip
+            "backend": "deepspeed",
+            "pools": [{"name": "all", "gpus": case.threads}],
+            "weight_path": "ipc",
+            "actor": {"pool": "all", "layout": layout},
+            "rollout": {"pool": "all", "layout": engine, "sleep": 1},
+        }
         placed = convert(Placement, parse_yaml("{}", "speed"), fields)
-        pool = make_pool("cpu-core", case.threads, gpus_per_node=case.threads)
-        return estimate(placed, work, Cluster(pools=(pool,)))
+        pool = node_group("cpu-core", case.threads, gpus_per_node=case.threads)
+        return estimate(placed, work, Cluster(node_groups=(pool,)))
 
     def _settings(self) -> Settings:
         from executor.settings import Algorithm, Optimizer, RewardRule, Settings, Tracking
 
         return Settings(
-            model=self.case.model, data=_data(self.work, self.case), rewards=(RewardRule(kind="digits"),),
-            algorithm=Algorithm(kl_coefficient=0.0), optimizer=Optimizer(learning_rate=self.case.learning_rate),
-            iterations=self.case.iterations, tracking=Tracking(tensorboard=False),
-        )  # fmt: skip
+            model=self.case.model,
+            data=_data(self.work, self.case),
+            rewards=(RewardRule(kind="digits"),),
+            algorithm=Algorithm(kl_coefficient=0.0),
+            optimizer=Optimizer(learning_rate=self.case.learning_rate),
+            iterations=self.case.iterations,
+            tracking=Tracking(tensorboard=False),
+        )
 
 
 # --- TRL --------------------------------------------------------------------------------------------
@@ -321,17 +344,24 @@ class Theirs:
     """A process of TRL's interpreter that runs a block for every line it is sent."""
 
     def __init__(self, interpreter: str, work: Path) -> None:
-        self._command = [interpreter, "-W", "ignore", str(Path(__file__).with_name("trl_side.py")), str(work)]  # fmt: skip
+        self._command = [interpreter, "-W", "ignore", str(Path(__file__).with_name("trl_side.py")), str(work)]
         self._threads = json.loads((work / "case.json").read_text())["threads"]
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> float:
         """Seconds until the warm-up is over."""
         begin = time.perf_counter()
-        environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false",
-                                    "OMP_NUM_THREADS": str(self._threads), "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+        environment = os.environ | {
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_VERBOSITY": "error",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": str(self._threads),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
         environment.pop("PYTHONPATH", None)
-        self._process = subprocess.Popen(self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        self._process = subprocess.Popen(
+            self._command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._answer()
         return time.perf_counter() - begin
 

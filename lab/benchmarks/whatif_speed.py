@@ -39,8 +39,10 @@ RESPONSES: tuple[Lengths, ...] = (
     LogNormal(mean=2000, sigma=0.8, max=8192),
 )
 ALLOWED: dict[str, tuple[frozenset[str], ...]] = {
-    "none": (frozenset(),), "async": (frozenset({"async"}),), "both": (frozenset(), frozenset({"async"})),
-}  # fmt: skip
+    "none": (frozenset(),),
+    "async": (frozenset({"async"}),),
+    "both": (frozenset(), frozenset({"async"})),
+}
 OVERSUBSCRIPTIONS = (1.0, 2.0, 4.0)
 NEIGHBOURS = 12
 """Points of a run where `--measured` takes runs."""
@@ -86,8 +88,10 @@ def grid(count: int, allow: str) -> list[Point]:
     """Different points, neighbours side by side."""
     every = [
         Point(*values)
-        for values in product(GPUS, BACKENDS, ALGORITHMS, SEQUENCES, RESPONSES, OVERSUBSCRIPTIONS, ALLOWED[allow])
-    ]  # fmt: skip
+        for values in product(
+            GPUS, BACKENDS, ALGORITHMS, SEQUENCES, RESPONSES, OVERSUBSCRIPTIONS, ALLOWED[allow]
+        )
+    ]
     chosen = random.Random(SEED).sample(range(len(every)), min(count, len(every)))
     return [every[i] for i in sorted(chosen)]
 
@@ -114,24 +118,32 @@ def request(point: Point) -> rlhfsim.Request:
     """The question of a point."""
     name, samples = point.algorithm
     workload = rlhfsim.Workload(
-        model="70b", algorithm=name, prompts=point.sequences // samples, samples=samples, response_len=point.response,
-    )  # fmt: skip
-    cluster = rlhfsim.parse_cluster(64, point.gpu, oversubscription=point.oversubscription)
-    return rlhfsim.Request(
-        cluster=cluster, workload=workload, backend=point.backend, allow=point.allow
+        model="70b",
+        algorithm=name,
+        prompts=point.sequences // samples,
+        samples=samples,
+        response_len=point.response,
     )
+    cluster = rlhfsim.parse_cluster(64, point.gpu, oversubscription=point.oversubscription)
+    return rlhfsim.Request(cluster=cluster, workload=workload, backend=point.backend, allow=point.allow)
 
 
 def _print(points: list[Point], took: list[float], wall: float, cores: int) -> None:
     print(f"{'points':<34}{'number':>8}{'mean s':>9}{'median s':>10}{'most s':>9}")
     for kind in dict.fromkeys(["all", *sorted({p.kind for p in points})]):
         some = sorted(s for p, s in zip(points, took, strict=True) if kind in ("all", p.kind))
-        print(f"{kind:<34}{len(some):>8,}{sum(some) / len(some):>9.2f}{some[len(some) // 2]:>10.2f}{some[-1]:>9.2f}")  # fmt: skip
+        print(
+            f"{kind:<34}{len(some):>8,}{sum(some) / len(some):>9.2f}{some[len(some) // 2]:>10.2f}{some[-1]:>9.2f}"
+        )
     each = wall * cores / len(points)
     limit = LIMIT_S * LIMIT_CORES / LIMIT_POINTS
-    print(f"{len(set(points)):,} distinct points of {len(points):,} in {wall:.1f} s: {len(points) / wall:.2f} a second, {each:.2f} core-seconds each")  # fmt: skip
-    print(f"1,000 points on 2 cores at this pace: {each * LIMIT_POINTS / LIMIT_CORES:.0f} s; "
-          f"limit {LIMIT_S:.0f} s ({limit:.2f} core-seconds a point)  {'ok' if each <= limit else 'MISSED'}")  # fmt: skip
+    print(
+        f"{len(set(points)):,} distinct points of {len(points):,} in {wall:.1f} s: {len(points) / wall:.2f} a second, {each:.2f} core-seconds each"
+    )
+    print(
+        f"1,000 points on 2 cores at this pace: {each * LIMIT_POINTS / LIMIT_CORES:.0f} s; "
+        f"limit {LIMIT_S:.0f} s ({limit:.2f} core-seconds a point)  {'ok' if each <= limit else 'MISSED'}"
+    )
 
 
 if __name__ == "__main__":

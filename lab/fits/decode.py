@@ -27,7 +27,7 @@ from rlhfsim.validation.cases.decode_points import Serving, servings, skip_reaso
 
 Floats = NDArray[np.float64]
 SHARED = ("decode_layer_overhead",)
-NAMES = ("decode_step_overhead", "decode_sequence_overhead", "prefill_interference", "prefill_overhead")  # fmt: skip
+NAMES = ("decode_step_overhead", "decode_sequence_overhead", "prefill_interference", "prefill_overhead")
 START = np.array([5 * MICROSECOND] + [0.8 * MILLISECOND, 4 * MICROSECOND, 1.0, 2 * MILLISECOND] * 3)
 LOW = np.array([0.0] + [0.0, 0.0, 0.3, 0.0] * 3)
 HIGH = np.array([60 * MICROSECOND] + [8 * MILLISECOND, 50 * MICROSECOND, 1.5, 30 * MILLISECOND] * 3)
@@ -73,20 +73,26 @@ def fit(points: Sequence[Serving]) -> Fit:
         prior = PRIOR_WEIGHT * np.log(np.maximum(x, 1e-9) / START)
         return np.concatenate([ratio * weight, prior])
 
-    found = least_squares(residuals, START, bounds=(LOW, HIGH), loss="soft_l1", f_scale=LOSS_SCALE, x_scale=START)  # fmt: skip
+    found = least_squares(
+        residuals, START, bounds=(LOW, HIGH), loss="soft_l1", f_scale=LOSS_SCALE, x_scale=START
+    )
     error = np.abs(_times(known, engines, found.x) / measured - 1)
     spread = float(np.sum(found.fun[: len(points)] ** 2)) / max(1, len(points) - len(START))
     covariance = np.linalg.pinv(found.jac.T @ found.jac) * spread
     rows = {engine: int(np.sum(engines == i)) for i, engine in enumerate(ENGINES)}
-    return Fit(values=found.x, sigma=np.sqrt(np.diag(covariance)), rows=rows, median_error=float(np.median(error)))  # fmt: skip
+    return Fit(
+        values=found.x, sigma=np.sqrt(np.diag(covariance)), rows=rows, median_error=float(np.median(error))
+    )
 
 
 def _times(known: Sequence[Terms], engines: NDArray[np.int64], x: Floats) -> Floats:
     own = x[1:].reshape(3, 4)[engines]
-    return np.array([
-        output_time(t, layer=x[0], step=o[0], sequence=o[1], interference=o[2], overhead=o[3])
-        for t, o in zip(known, own, strict=True)
-    ])  # fmt: skip
+    return np.array(
+        [
+            output_time(t, layer=x[0], step=o[0], sequence=o[1], interference=o[2], overhead=o[3])
+            for t, o in zip(known, own, strict=True)
+        ]
+    )
 
 
 def lines(result: Fit) -> list[str]:
@@ -99,8 +105,13 @@ def lines(result: Fit) -> list[str]:
         rows = result.rows[engine] if engine else total
         value, half = float(result.values[i]), 1.28 * float(result.sigma[i])
         low, high = max(0.0, value - half), value + half
-        shown = [f"{v:.3f}" if "interference" in name else f"{_significant(v / MICROSECOND)} us" for v in (value, low, high)]  # fmt: skip
-        out.append(f'  {name}: {{value: {shown[0]}, low: {shown[1]}, high: {shown[2]}, source: "fitted on {rows} even rows of silicon_sample.csv in aiconfigurator-core 0.12.0 (lab.fits.decode)"}}')  # fmt: skip
+        shown = [
+            f"{v:.3f}" if "interference" in name else f"{_significant(v / MICROSECOND)} us"
+            for v in (value, low, high)
+        ]
+        out.append(
+            f'  {name}: {{value: {shown[0]}, low: {shown[1]}, high: {shown[2]}, source: "fitted on {rows} even rows of silicon_sample.csv in aiconfigurator-core 0.12.0 (lab.fits.decode)"}}'
+        )
     return out
 
 
@@ -114,7 +125,9 @@ def main() -> None:
     import sys
 
     result = fit(chosen(servings()))
-    sys.stdout.write("\n".join(lines(result)) + f"\n# median error on fitted rows {result.median_error:.3f}\n")  # fmt: skip
+    sys.stdout.write(
+        "\n".join(lines(result)) + f"\n# median error on fitted rows {result.median_error:.3f}\n"
+    )
 
 
 if __name__ == "__main__":

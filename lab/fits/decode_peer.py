@@ -73,11 +73,7 @@ def _run(point: Serving, cache_format: str | None, block: bool) -> float:
 
 @cache
 def _parts(
-    name: str,
-    engine: str,
-    system: str,
-    layout: tuple[int, ...],
-    formats: tuple[str | None, ...],
+    name: str, engine: str, system: str, layout: tuple[int, ...], formats: tuple[str | None, ...]
 ) -> tuple[Any, Any, Any]:
     config = import_module(f"{SDK}.config_builders").build_model_config(*layout, *formats)
     model = import_module(f"{SDK}.models").get_model(name, config, engine)

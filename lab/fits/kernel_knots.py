@@ -18,12 +18,45 @@ def _octaves(first: int, last: int, step: int = 1) -> Axis:
 
 
 _ROWS: Axis = (
-    1, 16, 32, 64, 96, 128, 160, 192, 224, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 32768,
-)  # fmt: skip
+    1,
+    16,
+    32,
+    64,
+    96,
+    128,
+    160,
+    192,
+    224,
+    256,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    8192,
+    32768,
+)
 _FINE_COLUMNS: Axis = (
-    32, 256, 512, 1024, 1536, 2048, 3072, 4096, 5120, 6144, 7168, 8192, 10240, 12288, 16384, 51200,
+    32,
+    256,
+    512,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    5120,
+    6144,
+    7168,
+    8192,
+    10240,
+    12288,
+    16384,
+    51200,
     65536,
-)  # fmt: skip
+)
 _FINE_DEPTHS: Axis = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _HEAD_DIM: Axis = (64, 128, 256, 512)
 _GROUP: Axis = (1, 4, 8, 64)
@@ -34,18 +67,8 @@ KNOTS: Mapping[str, tuple[Axis, ...]] = {
         (32, 128, 512, 1024, 2048, 3072, 4096, 6144, 8192, 16384, 65536),
         (32, 256, 1024, 2048, 4096, 8192, 16384, 65536),
     ),
-    "decode": (
-        (1, 4, *_octaves(4, 12), 16384),
-        (2, 64, *_octaves(7, 15), 131072),
-        _GROUP,
-        _HEAD_DIM,
-    ),
-    "prefill": (
-        (1, *_octaves(2, 11), 8192),
-        (1, 64, *_octaves(7, 12), 16384),
-        _GROUP,
-        _HEAD_DIM,
-    ),
+    "decode": ((1, 4, *_octaves(4, 12), 16384), (2, 64, *_octaves(7, 15), 131072), _GROUP, _HEAD_DIM),
+    "prefill": ((1, *_octaves(2, 11), 8192), (1, 64, *_octaves(7, 12), 16384), _GROUP, _HEAD_DIM),
     "mla_decode": (_octaves(0, 10), (2, 64, *_octaves(8, 17)), (1, 16, 32, 64, 128)),
     "mla_prefill": (_octaves(0, 8), (1, 64, *_octaves(7, 15)), (1, 4, 16, 32, 64, 128)),
     "moe": (
@@ -66,18 +89,47 @@ TARGETS: Mapping[str, float] = {"gemm": 0.04, "decode": 0.07, "prefill": 0.07, "
 """Median absolute relative error to reach on the first hold-out, by kind."""
 
 BORROWERS: Mapping[str, Mapping[str, str | float]] = {
-    "v100_sxm": {"from": "a100_sxm", "widen": 1.4, "reason": "no table; previous generation, efficiencies of A100 at its own peaks"},
+    "v100_sxm": {
+        "from": "a100_sxm",
+        "widen": 1.4,
+        "reason": "no table; previous generation, efficiencies of A100 at its own peaks",
+    },
     "a100_sxm_40gb": {"from": "a100_sxm", "widen": 1.1, "reason": "same chip, slower memory"},
     "a800_sxm": {"from": "a100_sxm", "widen": 1.1, "reason": "same chip, NVLink capped"},
     "h100_pcie": {"from": "h100_sxm", "widen": 1.2, "reason": "same chip at 350 W, fewer SMs, HBM2e"},
     "h800_sxm": {"from": "h100_sxm", "widen": 1.1, "reason": "same chip, NVLink capped"},
-    "h20_sxm": {"from": "h200_sxm", "widen": 1.25, "compute": 1.18, "reason": "same kernels with 15 % of the tensor throughput: not power limited, so large products reach 0.95 of the peak, not 0.80 (MAMF of H200 794.5 of 989)"},
+    "h20_sxm": {
+        "from": "h200_sxm",
+        "widen": 1.25,
+        "compute": 1.18,
+        "reason": "same kernels with 15 % of the tensor throughput: not power limited, so large products reach 0.95 of the peak, not 0.80 (MAMF of H200 794.5 of 989)",
+    },
     "l4": {"from": "l40s", "widen": 1.4, "reason": "same generation at 72 W"},
     "a10g": {"from": "l40s", "widen": 1.4, "reason": "next generation's tables at its own peaks"},
     "rtx_4090": {"from": "l40s", "widen": 1.3, "reason": "same chip, GDDR6X"},
-    "mi250x": {"from": "h100_sxm", "widen": 1.6, "compute": 0.64, "reason": "no table of CDNA; best GEMM 0.51 of the peak (MI300X MAMF 668 of 1307) against H100's 0.80"},
-    "mi300x": {"from": "h100_sxm", "widen": 1.5, "compute": 0.637, "reason": "no table of CDNA; MAMF 668.4 of 1307 against H100's 794.5 of 989"},
-    "mi325x": {"from": "h100_sxm", "widen": 1.5, "compute": 0.752, "reason": "no table of CDNA; MAMF 784.9 of 1300 against H100's 794.5 of 989"},
-    "mi355x": {"from": "h100_sxm", "widen": 1.5, "compute": 0.779, "reason": "no table of CDNA; MAMF 1565 of 2500 against H100's 794.5 of 989"},
-}  # fmt: skip
+    "mi250x": {
+        "from": "h100_sxm",
+        "widen": 1.6,
+        "compute": 0.64,
+        "reason": "no table of CDNA; best GEMM 0.51 of the peak (MI300X MAMF 668 of 1307) against H100's 0.80",
+    },
+    "mi300x": {
+        "from": "h100_sxm",
+        "widen": 1.5,
+        "compute": 0.637,
+        "reason": "no table of CDNA; MAMF 668.4 of 1307 against H100's 794.5 of 989",
+    },
+    "mi325x": {
+        "from": "h100_sxm",
+        "widen": 1.5,
+        "compute": 0.752,
+        "reason": "no table of CDNA; MAMF 784.9 of 1300 against H100's 794.5 of 989",
+    },
+    "mi355x": {
+        "from": "h100_sxm",
+        "widen": 1.5,
+        "compute": 0.779,
+        "reason": "no table of CDNA; MAMF 1565 of 2500 against H100's 794.5 of 989",
+    },
+}
 """Profiles without tables: the lender, gains on its efficiencies, factor on its interval, why."""

@@ -25,9 +25,15 @@ Mask = NDArray[np.bool_]
 
 PACKAGE, MODULE = "aiconfigurator-core", "aiconfigurator_core"
 SYSTEMS: Mapping[str, str] = {
-    "a100_sxm": "a100_sxm", "h100_sxm": "h100_sxm", "h200_sxm": "h200_sxm", "b200_sxm": "b200_sxm",
-    "b300_sxm": "b300_sxm", "gb200_nvl72": "gb200", "gb300_nvl72": "gb300", "l40s": "l40s",
-}  # fmt: skip
+    "a100_sxm": "a100_sxm",
+    "h100_sxm": "h100_sxm",
+    "h200_sxm": "h200_sxm",
+    "b200_sxm": "b200_sxm",
+    "b300_sxm": "b300_sxm",
+    "gb200_nvl72": "gb200",
+    "gb300_nvl72": "gb300",
+    "l40s": "l40s",
+}
 """Profiles with tables of their own, and the package's name of the system."""
 ROUTING = "power_law_1.01"
 """Expert load: the package also has `balanced` and `power_law_1.2`."""
@@ -172,10 +178,14 @@ def _attention(rows: pd.DataFrame, length: Floats, power: int) -> dict[str, Any]
     )
     shape = pd.DataFrame({"b": batch, "c": length, "a": heads, "g": kv, "d": dim})
     return {
-        "streams": batch * kv, "length": length, "queries": heads / kv, "dim": dim,
-        "shape": _joined(shape, [str(c) for c in shape]), "work": batch * heads * dim * length**power,
+        "streams": batch * kv,
+        "length": length,
+        "queries": heads / kv,
+        "dim": dim,
+        "shape": _joined(shape, [str(c) for c in shape]),
+        "work": batch * heads * dim * length**power,
         "family": _text(rows, "num_heads", "num_key_value_heads", "head_dim"),
-    }  # fmt: skip
+    }
 
 
 def _mla(rows: pd.DataFrame, length: Floats, power: int) -> dict[str, Any]:
@@ -203,16 +213,27 @@ def _mla_prefill(rows: pd.DataFrame) -> dict[str, Any]:
 def _moe(rows: pd.DataFrame) -> dict[str, Any]:
     tokens, hidden, ffn, top_k, experts, tp, ep = (
         _floats(rows, c)
-        for c in ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
-                  "moe_tp_size", "moe_ep_size")
-    )  # fmt: skip
-    shape = pd.DataFrame({"t": tokens, "h": hidden, "f": ffn, "k": top_k, "e": experts, "tp": tp, "ep": ep})  # fmt: skip
+        for c in (
+            "num_tokens",
+            "hidden_size",
+            "inter_size",
+            "topk",
+            "num_experts",
+            "moe_tp_size",
+            "moe_ep_size",
+        )
+    )
+    shape = pd.DataFrame({"t": tokens, "h": hidden, "f": ffn, "k": top_k, "e": experts, "tp": tp, "ep": ep})
     return {
-        "rows": tokens * top_k / experts, "experts": experts / ep, "ffn": ffn / tp,
-        "hidden": hidden, "spread": ep / top_k, "shape": _joined(shape, [str(c) for c in shape]),
+        "rows": tokens * top_k / experts,
+        "experts": experts / ep,
+        "ffn": ffn / tp,
+        "hidden": hidden,
+        "spread": ep / top_k,
+        "shape": _joined(shape, [str(c) for c in shape]),
         "family": _text(rows, "hidden_size", "inter_size", "topk", "num_experts"),
         "work": tokens * top_k * hidden * ffn / tp / ep,
-    }  # fmt: skip
+    }
 
 
 def _messages(rows: pd.DataFrame) -> dict[str, Any]:
@@ -263,9 +284,15 @@ CHOICES: Mapping[str, Choice] = {
     "decode/fp8": Choice("attention", "generation_attention", _ANY, _full("fp8"), _decode),
     "prefill": Choice("attention", "context_attention", _ANY, _full("bfloat16"), _prefill),
     # vLLM publishes MLA as modules with projections; the kernel alone is in the other two
-    "mla_decode/bf16": Choice("mla", "generation_mla", _KERNEL_ONLY, _where(kv_cache_dtype="bfloat16"), _mla_decode),
-    "mla_decode/fp8": Choice("mla", "generation_mla", _KERNEL_ONLY, _where(kv_cache_dtype="fp8"), _mla_decode),
-    "mla_prefill": Choice("mla", "context_mla", _KERNEL_ONLY, _where(kv_cache_dtype="bfloat16"), _mla_prefill),
+    "mla_decode/bf16": Choice(
+        "mla", "generation_mla", _KERNEL_ONLY, _where(kv_cache_dtype="bfloat16"), _mla_decode
+    ),
+    "mla_decode/fp8": Choice(
+        "mla", "generation_mla", _KERNEL_ONLY, _where(kv_cache_dtype="fp8"), _mla_decode
+    ),
+    "mla_prefill": Choice(
+        "mla", "context_mla", _KERNEL_ONLY, _where(kv_cache_dtype="bfloat16"), _mla_prefill
+    ),
     "moe/bf16": _moe_choice("bfloat16"),
     "moe/fp8": _moe_choice("fp8"),
     "moe/fp8_block": _moe_choice("fp8_block"),
@@ -274,6 +301,8 @@ CHOICES: Mapping[str, Choice] = {
     "collective/all_gather": _nccl("all_gather"),
     "collective/reduce_scatter": _nccl("reduce_scatter"),
     "collective/all_to_all": _nccl("alltoall"),
-    "collective/custom_all_reduce": Choice("comm", "custom_allreduce", ("vllm",), _where(kernel_source="vLLM_custom_graph"), _messages),
-}  # fmt: skip
+    "collective/custom_all_reduce": Choice(
+        "comm", "custom_allreduce", ("vllm",), _where(kernel_source="vLLM_custom_graph"), _messages
+    ),
+}
 """Curves and the tables they are read from; vLLM first where its table is the kernel's time."""

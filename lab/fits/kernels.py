@@ -97,9 +97,7 @@ def fit_curve(profile: Profile, samples: Samples) -> Fitted:
     return Fitted(samples.name, table, own, *others, samples.source)
 
 
-def holdout(
-    profile: Profile, samples: Samples, keep: Mask, table: dict[str, Any] | None = None
-) -> Errors:
+def holdout(profile: Profile, samples: Samples, keep: Mask, table: dict[str, Any] | None = None) -> Errors:
     """Errors on what is not kept, of a grid fitted on what is."""
     if keep.all() or not keep.any():
         return Errors(np.zeros(0))
@@ -125,9 +123,7 @@ def grid_table(profile: Profile, samples: Samples, keep: Mask) -> dict[str, Any]
     loss = solve(logs, points, np.log(samples.seconds[keep]), least)
     loss = monotone(loss + least) - least
     return {
-        "axes": {
-            a: " ".join(f"{v:g}" for v in axis) for a, axis in zip(kind.axes, knots, strict=True)
-        },
+        "axes": {a: " ".join(f"{v:g}" for v in axis) for a, axis in zip(kind.axes, knots, strict=True)},
         "loss": encode(PERCENT * loss),
     }
 
@@ -238,9 +234,7 @@ def section_text(section: Mapping[str, Any]) -> str:
 def write_section(path: Path, section: Mapping[str, Any]) -> None:
     """Replaces everything from `curves:` to the end of the file, atomically; the rest stays."""
     text = path.read_text(encoding="utf-8")
-    head = (
-        text if text.startswith("curves:") else text.partition("\ncurves:")[0].rstrip("\n") + "\n"
-    )
+    head = text if text.startswith("curves:") else text.partition("\ncurves:")[0].rstrip("\n") + "\n"
     if text.startswith("curves:"):
         head = ""
     temporary = path.with_suffix(".yaml.tmp")

@@ -91,12 +91,13 @@ def posterior(free: Sequence[Free], residuals: Residuals, source: str) -> dict[s
     wide = np.hypot(np.sqrt(np.diag(covariance)), runs)
     return {
         f.key: Coefficient(
-            value=float(np.exp(x)), low=float(np.exp(x - Z90 * s)),
+            value=float(np.exp(x)),
+            low=float(np.exp(x - Z90 * s)),
             high=min(float(np.exp(x + Z90 * s)), f.most),
             source=f"{source}, n={errors.size}, prior {f.value / f.scale:g} {f.unit}".strip(),
         )
         for f, x, s in zip(free, found.x, wide, strict=True)
-    }  # fmt: skip
+    }
 
 
 def _soft(z: Floats) -> Floats:

@@ -44,11 +44,7 @@ def missing(row: Row) -> tuple[float, float, float]:
     calls = (shown["logprob"] + shown["update_actor"]) / (timed["logprob"] + timed["update_actor"])
     moves = total(phase.cost for phase in step.phases if phase.name in UNTIMED).seconds
     rest = (row.number("step_time_s") or 0.0) - sum(shown.values()) - moves
-    return (
-        (shown["generation"] - timed["generation"]) / step.generation.decode_steps,
-        calls - 1,
-        rest,
-    )
+    return ((shown["generation"] - timed["generation"]) / step.generation.decode_steps, calls - 1, rest)
 
 
 def _neutral(cluster: Cluster) -> Cluster:
@@ -56,9 +52,9 @@ def _neutral(cluster: Cluster) -> Cluster:
     none = {name: Coefficient(value=0.0, low=0.0, high=0.0, source="fit") for name in NAMES}
     return replace(
         cluster,
-        pools=tuple(
+        node_groups=tuple(
             replace(p, profile=replace(p.profile, coefficients={**p.profile.coefficients, **none}))
-            for p in cluster.pools
+            for p in cluster.node_groups
         ),
     )
 
@@ -68,10 +64,7 @@ def fit() -> dict[str, tuple[float, float, float]]:
     rows = [r for r in shipped("rlhf") if r.file == FIT_FILE]
     found = np.array([missing(assumptions.apply("rlhf", row)[0]) for row in rows])
     quantiles = np.maximum(0.0, np.percentile(found, (50, 10, 90), axis=0))
-    return {
-        name: (float(a), float(b), float(c))
-        for name, (a, b, c) in zip(NAMES, quantiles.T, strict=True)
-    }
+    return {name: (float(a), float(b), float(c)) for name, (a, b, c) in zip(NAMES, quantiles.T, strict=True)}
 
 
 def main() -> None:

@@ -37,7 +37,7 @@ FREE: tuple[Free, ...] = (
     Free(name="grouped_gemm_efficiency", value=0.8, low=0.6, high=0.95, most=1.0),
     Free(name="overlap_ep", value=0.2, low=0.05, high=0.6, most=0.95),
     Free(name="overlap_dp", value=0.8, low=0.5, high=0.95, most=1.0),
-)  # fmt: skip
+)
 """Priors as they stood before the fit; their sources are kept in the file."""
 
 

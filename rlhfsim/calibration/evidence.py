@@ -49,9 +49,7 @@ class Datum:
         return math.log(self.seconds)
 
 
-def evidence(
-    runs: Sequence[Observation], cases: Sequence[Case]
-) -> tuple[tuple[Datum, ...], tuple[str, ...]]:
+def evidence(runs: Sequence[Observation], cases: Sequence[Case]) -> tuple[tuple[Datum, ...], tuple[str, ...]]:
     """Every datum, and a sentence for every phase that is none."""
     found: list[tuple[int, str, Sequence[float]]] = []
     notes: list[str] = []
@@ -65,10 +63,15 @@ def evidence(
                 notes.append(f"{run.name}, {phase}: {reason}")
     spread = _scatter(found)
     data = tuple(
-        Datum(run=i, phase=phase, seconds=median(times), steps=len(times),
-              scatter=_standard_error(spread.get(phase, UNKNOWN_SCATTER), len(times)))
+        Datum(
+            run=i,
+            phase=phase,
+            seconds=median(times),
+            steps=len(times),
+            scatter=_standard_error(spread.get(phase, UNKNOWN_SCATTER), len(times)),
+        )
         for i, phase, times in found
-    )  # fmt: skip
+    )
     return data, tuple(notes)
 
 
@@ -98,9 +101,7 @@ def _rest(run: Observation, clocks: frozenset[str]) -> list[float]:
     return [median(run.step_s) - sum(median(times) for times in parts)]
 
 
-def _left_out(
-    phase: str, times: Sequence[float], predicted: Mapping[str, float], least: float
-) -> str | None:
+def _left_out(phase: str, times: Sequence[float], predicted: Mapping[str, float], least: float) -> str | None:
     """Why a phase is no datum, or None."""
     if phase not in predicted:
         return "the cost model has no such phase"

@@ -96,14 +96,20 @@ def calibrate(
     cases = tuple(case_of(o, own) for o in observations)
     data, notes = evidence(observations, cases)
     if not data:
-        raise RlhfsimError("too-few-data", "no phase of these runs can be fitted",
-                           help="; ".join(notes[:3]) or "give runs of rlhfsim launch")  # fmt: skip
+        raise RlhfsimError(
+            "too-few-data",
+            "no phase of these runs can be fitted",
+            help="; ".join(notes[:3]) or "give runs of rlhfsim launch",
+        )
     model = Model(cases, data)
     known = list(priors(own, sorted(model.read())).values())
     found, left = fitted(model, data, known)
     if not found.priors:
-        raise RlhfsimError("too-few-data", f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
-                           help="give more runs, longer ones, or runs that differ in batch, lengths and layout")  # fmt: skip
+        raise RlhfsimError(
+            "too-few-data",
+            f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
+            help="give more runs, longer ones, or runs that differ in batch, lengths and layout",
+        )
     scored = _errors(model, data, known, found, observations) if errors else ()
     return Calibration(
         profile=own,
@@ -121,19 +127,20 @@ def calibrate(
 def _profile_of(observations: Sequence[Observation]) -> Profile:
     names = list(dict.fromkeys(h.profile for o in observations for h in o.plan.hardware))
     if not names:
-        raise RlhfsimError("too-few-data", "there are no runs", help="give folders that rlhfsim launch wrote")  # fmt: skip
+        raise RlhfsimError("too-few-data", "there are no runs", help="give folders that rlhfsim launch wrote")
     if len(names) > 1:
-        raise RlhfsimError("several-profiles", f"these runs used several profiles: {', '.join(names)}",
-                           help="calibrate one kind of GPU at a time: --profile NAME")  # fmt: skip
+        raise RlhfsimError(
+            "several-profiles",
+            f"these runs used several profiles: {', '.join(names)}",
+            help="calibrate one kind of GPU at a time: --profile NAME",
+        )
     return load_profile(names[0])
 
 
 # --- the fit --------------------------------------------------------------------------------------
 
 
-def fitted(
-    model: Model, data: Sequence[Datum], known: Sequence[Prior]
-) -> tuple[Fit, list[Unidentified]]:
+def fitted(model: Model, data: Sequence[Datum], known: Sequence[Prior]) -> tuple[Fit, list[Unidentified]]:
     """The posterior of what can be identified, and what cannot.
 
     What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
@@ -152,14 +159,10 @@ def fitted(
     return found, left
 
 
-def _calibrated(
-    profile: Profile, model: Model, found: Fit, data: Sequence[Datum]
-) -> list[Calibrated]:
+def _calibrated(profile: Profile, model: Model, found: Fit, data: Sequence[Datum]) -> list[Calibrated]:
     wide = quantile(found.spare)
     below, above = stretched(model, data, found, wide)
-    slopes = np.maximum(
-        np.abs(found.slopes), np.abs(model.slopes({}, [p.name for p in found.priors]))
-    )
+    slopes = np.maximum(np.abs(found.slopes), np.abs(model.slopes({}, [p.name for p in found.priors])))
     rows = []
     for k, (item, theta) in enumerate(zip(found.priors, found.theta, strict=True)):
         before = profile.coefficient(item.name)
@@ -168,8 +171,18 @@ def _calibrated(
             float(np.exp(theta + wide * deviation)) for deviation in (0.0, -below[k], above[k])
         )
         least, most = bounds(item.name, before.value)
-        after = replace(before, value=value, low=min(value, max(low, least)), high=max(value, min(high, most)), source="calibrated")  # fmt: skip
-        rows.append(Calibrated(name=item.name, before=before, after=after, n=len(felt), runs=len({d.run for d in felt})))  # fmt: skip
+        after = replace(
+            before,
+            value=value,
+            low=min(value, max(low, least)),
+            high=max(value, min(high, most)),
+            source="calibrated",
+        )
+        rows.append(
+            Calibrated(
+                name=item.name, before=before, after=after, n=len(felt), runs=len({d.run for d in felt})
+            )
+        )
     return rows
 
 
@@ -197,9 +210,13 @@ def _few(found: Fit, observations: Sequence[Observation]) -> list[str]:
     notes = []
     distinct = len(set(groups(observations)))
     if distinct < FEW_RUNS:
-        notes.append(f"{distinct} distinct run{'s' * (distinct != 1)}: intervals hold near them only; {FEW_RUNS} or more say how the model errs between runs")  # fmt: skip
+        notes.append(
+            f"{distinct} distinct run{'s' * (distinct != 1)}: intervals hold near them only; {FEW_RUNS} or more say how the model errs between runs"
+        )
     if not found.tau_known:
-        notes.append("too few data to tell how the model errs between runs: intervals rest on a prior for that")  # fmt: skip
+        notes.append(
+            "too few data to tell how the model errs between runs: intervals rest on a prior for that"
+        )
     return notes
 
 
@@ -209,8 +226,7 @@ def _few(found: Fit, observations: Sequence[Observation]) -> list[str]:
 def groups(observations: Sequence[Observation]) -> list[str]:
     """Runs of one plan and one measured length share a group: repeats are left out together."""
     return [
-        f"{o.plan.input_hash} {_rounded(o.prompt_tokens)} {_rounded(o.response_tokens)}"
-        for o in observations
+        f"{o.plan.input_hash} {_rounded(o.prompt_tokens)} {_rounded(o.response_tokens)}" for o in observations
     ]
 
 
@@ -219,8 +235,12 @@ def _rounded(tokens: float | None) -> str:
 
 
 def _errors(
-    model: Model, data: Sequence[Datum], known: Sequence[Prior], whole: Fit, observations: Sequence[Observation]
-) -> tuple[PhaseError, ...]:  # fmt: skip
+    model: Model,
+    data: Sequence[Datum],
+    known: Sequence[Prior],
+    whole: Fit,
+    observations: Sequence[Observation],
+) -> tuple[PhaseError, ...]:
     """Every phase and step of every run, predicted by a fit on the other groups."""
     names, found = groups(observations), []
     for group in dict.fromkeys(names):
@@ -244,17 +264,21 @@ def _without(
     return fitted(part, some, known)[0].values
 
 
-def _scored(
-    model: Model, i: int, run: Observation, values: dict[str, float] | None
-) -> list[PhaseError]:
+def _scored(model: Model, i: int, run: Observation, values: dict[str, float] | None) -> list[PhaseError]:
     before = model.seconds(i, {})
     after = None if values is None else model.seconds(i, values)
     measured = {**run.medians, **({STEP: median(run.step_s)} if run.step_s else {})}
     return [
-        PhaseError(run=run.name, phase=phase, measured_s=seconds, before_s=before[phase], after_s=None if after is None else after[phase])
+        PhaseError(
+            run=run.name,
+            phase=phase,
+            measured_s=seconds,
+            before_s=before[phase],
+            after_s=None if after is None else after[phase],
+        )
         for phase, seconds in measured.items()
         if before.get(phase, 0.0) > 0 and seconds > 0 and phase != REST
-    ]  # fmt: skip
+    ]
 
 
 def off(predicted: float | None, measured: float) -> float | None:

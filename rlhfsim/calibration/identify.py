@@ -82,7 +82,9 @@ def _ratio(gain: float) -> float:
 def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int]) -> Unidentified:
     name, alone = known[k].name, _ratio(_gain(scaled, k, ()))
     if alone > NARROWER or not chosen:
-        return Unidentified(name=name, reason=f"these runs would leave {alone:.0%} of its doubt".replace("%", " %"))  # fmt: skip
+        return Unidentified(
+            name=name, reason=f"these runs would leave {alone:.0%} of its doubt".replace("%", " %")
+        )
     norms = np.linalg.norm(scaled, axis=0)
     like = {c: abs(scaled[:, k] @ scaled[:, c]) / (norms[k] * norms[c]) for c in chosen}
     twin = known[max(like, key=lambda c: like[c])].name

@@ -31,9 +31,7 @@ STRETCH = 1.6
 """Factor from one try to the next."""
 
 
-def stretched(
-    model: Model, data: Sequence[Datum], found: Fit, quantile: float
-) -> tuple[Floats, Floats]:
+def stretched(model: Model, data: Sequence[Datum], found: Fit, quantile: float) -> tuple[Floats, Floats]:
     """Standard deviations of ln coefficient below and above, at least those of the curvature."""
     rows = [_sides(model, data, found, k, quantile) for k in range(len(found.priors))]
     carried = np.diag(found.covariance) - np.diag(found.own)
@@ -41,9 +39,7 @@ def stretched(
     return below, above
 
 
-def _sides(
-    model: Model, data: Sequence[Datum], found: Fit, k: int, quantile: float
-) -> tuple[float, float]:
+def _sides(model: Model, data: Sequence[Datum], found: Fit, k: int, quantile: float) -> tuple[float, float]:
     return _side(model, data, found, k, -quantile), _side(model, data, found, k, quantile)
 
 
@@ -74,14 +70,14 @@ def profile(model: Model, data: Sequence[Datum], found: Fit, k: int, end: float)
     """The objective with ln coefficient k at `end`, the others where they then fit best."""
     theta = found.theta.copy()
     theta[k] = end
-    values = {p.name: float(np.exp(t)) for p, t in zip(found.priors, theta, strict=True) if t != p.mean}  # fmt: skip
+    values = {p.name: float(np.exp(t)) for p, t in zip(found.priors, theta, strict=True) if t != p.mean}
     gap = np.array([d.log for d in data]) - model.log(values)
     slopes = found.slopes.copy()
     slopes[:, k] = 0.0
     delta = np.zeros(len(theta))
     for _ in range(ROUNDS):  # iteratively reweighted least squares of soft l1
         weights = _weights(found, gap - slopes @ delta) / found.sigma**2
-        doubt = np.array([1 / p.deviation(t) ** 2 for p, t in zip(found.priors, theta + delta, strict=True)])  # fmt: skip
+        doubt = np.array([1 / p.deviation(t) ** 2 for p, t in zip(found.priors, theta + delta, strict=True)])
         away = np.array([p.mean for p in found.priors]) - theta
         right = slopes.T @ (weights * gap) + doubt * away
         right[k] = 0.0
@@ -96,5 +92,5 @@ def _weights(found: Fit, gap: Floats) -> Floats:
 def objective(found: Fit, theta: Floats, gap: Floats) -> float:
     """-2 ln posterior up to a constant, of ln coefficients and what they leave: soft l1 of the data, squares of the priors."""
     rho = 2 * (np.sqrt(1 + (gap / found.sigma) ** 2) - 1)
-    prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(found.priors, theta, strict=True))  # fmt: skip
+    prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(found.priors, theta, strict=True))
     return float(rho.sum() + prior)

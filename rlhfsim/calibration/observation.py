@@ -99,19 +99,37 @@ def read_run(folder: str | Path) -> Observation:
     plan, trace = read_plan(path / PLAN), read_trace(path / TRACE)
     place = Place(file=str(path / TRACE))
     if trace.source != "measured":
-        raise RlhfsimError("trace-not-measured", "this trace was simulated, not measured", place=place,
-                           help="give folders that rlhfsim launch wrote")  # fmt: skip
+        raise RlhfsimError(
+            "trace-not-measured",
+            "this trace was simulated, not measured",
+            place=place,
+            help="give folders that rlhfsim launch wrote",
+        )
     rows, notes = _metrics(path / METRICS)
     environment = _environment(path / ENVIRONMENT)
     return observe(
-        plan, trace, name=path.resolve().name, rows=rows, environment=environment, folder=path, left_out=notes, place=place,
-    )  # fmt: skip
+        plan,
+        trace,
+        name=path.resolve().name,
+        rows=rows,
+        environment=environment,
+        folder=path,
+        left_out=notes,
+        place=place,
+    )
 
 
 def observe(
-    plan: Plan, trace: Trace, *, name: str, rows: Sequence[Row] = (), environment: Row | None = None,
-    folder: Path | None = None, left_out: Sequence[str] = (), place: Place | None = None,
-) -> Observation:  # fmt: skip
+    plan: Plan,
+    trace: Trace,
+    *,
+    name: str,
+    rows: Sequence[Row] = (),
+    environment: Row | None = None,
+    folder: Path | None = None,
+    left_out: Sequence[str] = (),
+    place: Place | None = None,
+) -> Observation:
     """The observation of a plan and its trace; `rows` are lines of metrics.jsonl.
 
     Raises:
@@ -153,8 +171,12 @@ def _of_the_steps(plan: Plan, trace: Trace) -> tuple[Trace, tuple[str, ...]]:
 def _is_run(path: Path) -> None:
     for name in (PLAN, TRACE):
         if not (path / name).is_file():
-            raise RlhfsimError("not-a-run", f"there is no {name} in this folder", place=Place(file=str(path)),
-                               help="give the folder that rlhfsim launch --out wrote; a run that was killed before its first step has no trace")  # fmt: skip
+            raise RlhfsimError(
+                "not-a-run",
+                f"there is no {name} in this folder",
+                place=Place(file=str(path)),
+                help="give the folder that rlhfsim launch --out wrote; a run that was killed before its first step has no trace",
+            )
 
 
 def _metrics(path: Path) -> tuple[list[Row], list[str]]:
@@ -215,11 +237,19 @@ def check_trace(plan: Plan, trace: Trace, place: Place | None = None) -> None:
         RlhfsimError: empty, another plan, spans beyond the last step, or a pool that the plan lacks.
     """
     if not trace.spans:
-        raise RlhfsimError("empty-trace", "the trace holds no spans", place=place,
-                           help="the run ended before its first step; give one that ran")  # fmt: skip
+        raise RlhfsimError(
+            "empty-trace",
+            "the trace holds no spans",
+            place=place,
+            help="the run ended before its first step; give one that ran",
+        )
     if trace.plan_hash != plan.input_hash:
-        raise RlhfsimError("another-plan", f"the trace is of plan {trace.plan_hash}, the plan is {plan.input_hash}", place=place,
-                           help="keep plan.json and trace.json of one run together; rlhfsim launch writes both")  # fmt: skip
+        raise RlhfsimError(
+            "another-plan",
+            f"the trace is of plan {trace.plan_hash}, the plan is {plan.input_hash}",
+            place=place,
+            help="keep plan.json and trace.json of one run together; rlhfsim launch writes both",
+        )
     pools = {pool.name for pool in plan.placement.pools} | {CPU_POOL}
     for span in trace.spans:
         _check_span(span, trace, pools, place)
@@ -227,14 +257,26 @@ def check_trace(plan: Plan, trace: Trace, place: Place | None = None) -> None:
 
 def _check_span(span: Span, trace: Trace, pools: set[str], place: Place | None) -> None:
     if span.step >= trace.steps:
-        raise RlhfsimError("mixed-trace", f"span {span.name!r} is of step {span.step}, but the trace has {trace.steps} steps", place=place,
-                           help="two traces were joined; give each run its own folder")  # fmt: skip
+        raise RlhfsimError(
+            "mixed-trace",
+            f"span {span.name!r} is of step {span.step}, but the trace has {trace.steps} steps",
+            place=place,
+            help="two traces were joined; give each run its own folder",
+        )
     if span.pool not in pools:
-        raise RlhfsimError("foreign-trace", f"span {span.name!r} ran in pool {span.pool!r}, which the plan does not have", place=place,
-                           help=f"the plan has {', '.join(sorted(pools))}")  # fmt: skip
+        raise RlhfsimError(
+            "foreign-trace",
+            f"span {span.name!r} ran in pool {span.pool!r}, which the plan does not have",
+            place=place,
+            help=f"the plan has {', '.join(sorted(pools))}",
+        )
     if span.start_s < 0:
-        raise RlhfsimError("span-before-start", f"span {span.name!r} of step {span.step} starts at {span.start_s:g} s, before the trace", place=place,
-                           help="seconds count from the start of the first step")  # fmt: skip
+        raise RlhfsimError(
+            "span-before-start",
+            f"span {span.name!r} of step {span.step} starts at {span.start_s:g} s, before the trace",
+            place=place,
+            help="seconds count from the start of the first step",
+        )
 
 
 # --- what is counted ------------------------------------------------------------------------------
@@ -255,8 +297,12 @@ def counted_steps(
         why.setdefault(steps[0], "the first step, which also warms up")
     kept = [step for step in steps if step not in why]
     if not kept:
-        raise RlhfsimError("no-step-counts", f"none of {len(steps)} steps can be counted: {next(iter(why.values()))}", place=place,
-                           help="run at least two whole steps with a clock that is not set meanwhile")  # fmt: skip
+        raise RlhfsimError(
+            "no-step-counts",
+            f"none of {len(steps)} steps can be counted: {next(iter(why.values()))}",
+            place=place,
+            help="run at least two whole steps with a clock that is not set meanwhile",
+        )
     return kept, [f"step {step}: {reason}" for step, reason in sorted(why.items())]
 
 
@@ -269,16 +315,17 @@ def step_windows(trace: Trace) -> dict[int, tuple[float, float]]:
     return dict(sorted(found.items()))
 
 
-def _bad(
-    plan: Plan, trace: Trace, windows: Mapping[int, tuple[float, float]]
-) -> Iterator[tuple[int, str]]:
+def _bad(plan: Plan, trace: Trace, windows: Mapping[int, tuple[float, float]]) -> Iterator[tuple[int, str]]:
     for span in trace.spans:
         if FAILED in span.attributes:
             yield span.step, f"{span.name} failed ({span.attributes[FAILED]})"
     usual = median(end - start for start, end in windows.values())
     for step, (start, end) in windows.items():
         if len(windows) > 2 and end - start > JUMP * usual:
-            yield step, f"it lasts {end - start:.3g} s, {(end - start) / usual:.0f} times the median step: the clock was set"  # fmt: skip
+            yield (
+                step,
+                f"it lasts {end - start:.3g} s, {(end - start) / usual:.0f} times the median step: the clock was set",
+            )
     if plan.placement.schedule.staleness == 0:
         yield from _overlapping(windows)
 
@@ -289,7 +336,7 @@ def _overlapping(windows: Mapping[int, tuple[float, float]]) -> Iterator[tuple[i
     for before, step in pairwise(steps):
         back = windows[before][1] - windows[step][0]
         if back > SLACK_S:
-            reason = f"step {step} begins {back:.3g} s before step {before} ends: the clock was set back"  # fmt: skip
+            reason = f"step {step} begins {back:.3g} s before step {before} ends: the clock was set back"
             yield before, reason
             yield step, reason
 

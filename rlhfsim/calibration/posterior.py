@@ -93,7 +93,7 @@ class Model:
             if missing:
                 _, found = sensitivities(self._cases[run], values, missing)
                 self._slopes |= {(run, name, where): found[name] for name in missing}
-        rows = [[self._slopes[(d.run, n, where)].get(d.phase, 0.0) for n in names] for d in self._data]  # fmt: skip
+        rows = [[self._slopes[(d.run, n, where)].get(d.phase, 0.0) for n in names] for d in self._data]
         return np.array(rows).reshape(len(self._data), len(names))
 
     def only(self, rows: Sequence[int]) -> Model:
@@ -131,9 +131,7 @@ class Fit:
     def of(self, kept: Sequence[Prior]) -> Fit:
         """Where a fit of some of the coefficients may start."""
         rows = [self.priors.index(p) for p in kept]
-        return replace(
-            self, priors=tuple(kept), theta=self.theta[rows], slopes=self.slopes[:, rows]
-        )
+        return replace(self, priors=tuple(kept), theta=self.theta[rows], slopes=self.slopes[:, rows])
 
     @property
     def values(self) -> dict[str, float]:
@@ -142,9 +140,12 @@ class Fit:
 
 
 def fit(
-    model: Model, data: Sequence[Datum], fitted: Sequence[Prior], others: Sequence[Prior] = (),
+    model: Model,
+    data: Sequence[Datum],
+    fitted: Sequence[Prior],
+    others: Sequence[Prior] = (),
     start: Fit | None = None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     """The posterior of `fitted`; `others` keep their values but not their certainty.
 
     `start` of the same coefficients saves visits: the fit begins there, with its derivatives.
@@ -182,9 +183,7 @@ def _sigma(data: Sequence[Datum], tau: Mapping[str, float]) -> Floats:
     return np.array([np.hypot(d.scatter, tau[d.phase]) for d in data])
 
 
-def _solve(
-    gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], theta: Floats
-) -> Floats:
+def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], theta: Floats) -> Floats:
     """theta that minimises the linear problem around `theta`, within bounds and `STRIDE`."""
     if not fitted:
         return theta
@@ -231,9 +230,15 @@ def _leverage(slopes: Floats, sigma: Floats, fitted: Sequence[Prior], theta: Flo
 
 
 def _unexplained(
-    data: Sequence[Datum], gap: Floats, slopes: Floats, doubt: Floats, tau: Mapping[str, float],
-    fitted: Sequence[Prior], others: Sequence[Prior], theta: Floats,
-) -> tuple[dict[str, float], bool]:  # fmt: skip
+    data: Sequence[Datum],
+    gap: Floats,
+    slopes: Floats,
+    doubt: Floats,
+    tau: Mapping[str, float],
+    fitted: Sequence[Prior],
+    others: Sequence[Prior],
+    theta: Floats,
+) -> tuple[dict[str, float], bool]:
     """tau after one round: from residuals of a fit of all coefficients, so that a wrong one is no mismatch."""
     both, together = [*fitted, *others], np.hstack([slopes, doubt])
     sigma, start = _sigma(data, tau), np.concatenate([theta, [p.mean for p in others]])
@@ -242,9 +247,7 @@ def _unexplained(
     return _mismatch(data, residuals, _leverage(together, sigma, both, moved))
 
 
-def _mismatch(
-    data: Sequence[Datum], residuals: Floats, leverage: Floats
-) -> tuple[dict[str, float], bool]:
+def _mismatch(data: Sequence[Datum], residuals: Floats, leverage: Floats) -> tuple[dict[str, float], bool]:
     """tau by phase, and whether the data were enough to estimate any."""
     free = np.clip(1 - leverage, 0.0, 1.0)
     scatter = np.array([d.scatter for d in data])
@@ -273,18 +276,31 @@ def _paule_mandel(residuals: Floats, scatter: Floats, free: Floats) -> float:
 
 
 def _posterior(
-    data: Sequence[Datum], fitted: Sequence[Prior], others: Sequence[Prior], theta: Floats,
-    residuals: Floats, slopes: Floats, doubt: Floats, tau: Mapping[str, float], known: bool,
-) -> Fit:  # fmt: skip
+    data: Sequence[Datum],
+    fitted: Sequence[Prior],
+    others: Sequence[Prior],
+    theta: Floats,
+    residuals: Floats,
+    slopes: Floats,
+    doubt: Floats,
+    tau: Mapping[str, float],
+    known: bool,
+) -> Fit:
     sigma = _sigma(data, tau)
     weights = 1 / np.sqrt(1 + (residuals / sigma) ** 2)
-    own = np.asarray(
-        np.linalg.inv(_information(slopes, sigma, weights, fitted, theta)), dtype=np.float64
-    )
+    own = np.asarray(np.linalg.inv(_information(slopes, sigma, weights, fitted, theta)), dtype=np.float64)
     gain = own @ (slopes.T * (weights / sigma**2))
     carried = gain @ (doubt * np.array([p.width for p in others]))
     return Fit(
-        priors=tuple(fitted), theta=theta, covariance=own + carried @ carried.T, own=own, residuals=residuals,
-        sigma=sigma, weights=weights, tau=tau, tau_known=known, slopes=slopes,
+        priors=tuple(fitted),
+        theta=theta,
+        covariance=own + carried @ carried.T,
+        own=own,
+        residuals=residuals,
+        sigma=sigma,
+        weights=weights,
+        tau=tau,
+        tau_known=known,
+        slopes=slopes,
         spare=float(len(data) - _leverage(slopes, sigma, fitted, theta).sum()),
-    )  # fmt: skip
+    )

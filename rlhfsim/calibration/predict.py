@@ -21,7 +21,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
-from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, Pool, Profile
+from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
@@ -82,10 +82,9 @@ class Case:
         own = self.profile
         recording = replace(own, coefficients=_Recorder(own.coefficients, seen))
         pools = tuple(
-            replace(p, profile=recording) if p.profile is own else p
-            for p in self.setting.cluster.pools
+            replace(p, profile=recording) if p.profile is own else p for p in self.setting.cluster.node_groups
         )
-        setting = replace(self.setting, cluster=replace(self.setting.cluster, pools=pools))
+        setting = replace(self.setting, cluster=replace(self.setting.cluster, node_groups=pools))
         for pool in pools:
             device = device_of(pool, setting.cluster.oversubscription)  # the one that pricing finds
             if pool.profile is recording:
@@ -100,11 +99,11 @@ class Case:
 
     def _cluster(self, values: Mapping[str, float]) -> Cluster:
         changed = with_coefficients(self.profile, values)
-        pools = self.setting.cluster.pools
+        pools = self.setting.cluster.node_groups
         return replace(
             self.setting.cluster,
-            pools=tuple(replace(p, profile=changed) if p.profile is self.profile else p for p in pools),
-        )  # fmt: skip
+            node_groups=tuple(replace(p, profile=changed) if p.profile is self.profile else p for p in pools),
+        )
 
 
 class _Recorder(dict[str, Any]):
@@ -148,14 +147,14 @@ def cluster_with(plan: Plan, profile: Profile) -> Cluster:
     """The plan's cluster, `profile` in place of its namesake (and of the only one)."""
     alone = len(plan.hardware) == 1
     pools = tuple(
-        Pool(
+        NodeGroup(
             profile=profile if alone or h.profile == profile.name else load_profile(h.profile),
             gpus=h.gpus,
             gpus_per_node=h.gpus_per_node,
         )
         for h in plan.hardware
     )
-    return Cluster(pools=pools, oversubscription=plan.oversubscription)
+    return Cluster(node_groups=pools, oversubscription=plan.oversubscription)
 
 
 def with_coefficients(profile: Profile, values: Mapping[str, float]) -> Profile:
@@ -232,5 +231,8 @@ def check_profile(observations: Iterable[Observation], profile: Profile) -> None
     for seen in observations:
         names = [h.profile for h in seen.plan.hardware]
         if len(names) > 1 and profile.name not in names:
-            raise RlhfsimError("another-profile", f"run {seen.name!r} used {', '.join(names)}, not {profile.name}",
-                               help="calibrate one kind of GPU at a time: --profile NAME")  # fmt: skip
+            raise RlhfsimError(
+                "another-profile",
+                f"run {seen.name!r} used {', '.join(names)}, not {profile.name}",
+                help="calibrate one kind of GPU at a time: --profile NAME",
+            )

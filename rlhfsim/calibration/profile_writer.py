@@ -34,12 +34,26 @@ from rlhfsim.specs.hardware.profiles import (
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.region import point
 
-ENGINES = ("vllm", "deepspeed", "torch", "transformers", "ray", "megatron-core", "verl", "openrlhf", "nemo-rl", "trl", "rlhfsim")  # fmt: skip
+ENGINES = (
+    "vllm",
+    "deepspeed",
+    "torch",
+    "transformers",
+    "ray",
+    "megatron-core",
+    "verl",
+    "openrlhf",
+    "nemo-rl",
+    "trl",
+    "rlhfsim",
+)
 """Libraries whose version decides times."""
 DRIFT = Coefficient(
-    value=0.2, low=0.1, high=0.4,
+    value=0.2,
+    low=0.1,
+    high=0.4,
     source="prior: on 13 published GRPO rows five fitted coefficients err by 14 % with one row left out and by 30 % with one model left out, which is one to two e-folds of parameters away",
-)  # fmt: skip
+)
 """P90 of ln(true / predicted) added per e-fold of distance."""
 MAX_SOURCE = 1900
 """Characters of a source; the profile's field takes 2000."""
@@ -70,15 +84,25 @@ def check_new(out: Path) -> None:
     """
     place = Place(file=str(out))
     if out.suffix not in (".yaml", ".yml"):
-        raise RlhfsimError("bad-value", "a profile is a YAML file", place=place, help="as in --out calibrated.yaml")  # fmt: skip
+        raise RlhfsimError(
+            "bad-value", "a profile is a YAML file", place=place, help="as in --out calibrated.yaml"
+        )
     if out.exists() or out.is_symlink():
-        raise RlhfsimError("file-exists", "this file exists, and a profile is never overwritten", place=place,
-                           help="give another --out, such as one with a date in its name")  # fmt: skip
+        raise RlhfsimError(
+            "file-exists",
+            "this file exists, and a profile is never overwritten",
+            place=place,
+            help="give another --out, such as one with a date in its name",
+        )
     name = out.stem.lower().replace("_", "-")
     taken = {known.lower().replace("_", "-") for known in (*profile_names(), *aliases())}
     if name in taken:
-        raise RlhfsimError("name-taken", f"a profile named {out.stem} is known; this one would hide it", place=place,
-                           help=f"give another --out, such as {out.stem}_calibrated.yaml")  # fmt: skip
+        raise RlhfsimError(
+            "name-taken",
+            f"a profile named {out.stem} is known; this one would hide it",
+            place=place,
+            help=f"give another --out, such as {out.stem}_calibrated.yaml",
+        )
 
 
 def write_new(out: Path, text: str) -> None:
@@ -95,8 +119,12 @@ def write_new(out: Path, text: str) -> None:
     except FileExistsError:
         check_new(out)
     except OSError as error:
-        raise RlhfsimError("unwritable-file", f"cannot write: {(error.strerror or 'error').lower()}", place=Place(file=str(out)),
-                           help="check that the folder exists and is writable") from error  # fmt: skip
+        raise RlhfsimError(
+            "unwritable-file",
+            f"cannot write: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(out)),
+            help="check that the folder exists and is writable",
+        ) from error
 
 
 def _extends(out: Path, profile: Profile, base: str | Path | None) -> str | None:
@@ -119,18 +147,24 @@ def profile_text(name: str, found: Calibration, extends: str | None) -> str:
     """The YAML of the calibrated profile."""
     told = provenance(found)
     moved = {c.name: replace(c.after, source=source(c, found, told)) for c in found.coefficients}
-    title = f"{found.profile.title} (calibrated)".replace(
-        " (calibrated) (calibrated)", " (calibrated)"
-    )
+    title = f"{found.profile.title} (calibrated)".replace(" (calibrated) (calibrated)", " (calibrated)")
     if extends is None:
         whole = replace(
-            found.profile, name=name, title=title, aliases=(), calibration=told, coefficients={**found.profile.coefficients, **moved}
-        )  # fmt: skip
+            found.profile,
+            name=name,
+            title=title,
+            aliases=(),
+            calibration=told,
+            coefficients={**found.profile.coefficients, **moved},
+        )
         return HEADER + profile_yaml(whole)
     data: dict[str, Any] = {
-        "name": name, "title": title, "extends": extends,
-        "coefficients": {key: _numbers(value) for key, value in moved.items()}, "calibration": _plain(told),
-    }  # fmt: skip
+        "name": name,
+        "title": title,
+        "extends": extends,
+        "coefficients": {key: _numbers(value) for key, value in moved.items()},
+        "calibration": _plain(told),
+    }
     text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
     return HEADER + text
 
@@ -148,15 +182,18 @@ def _number(value: float, dimension: units.Dimension) -> float | str:
 
 def _plain(told: Provenance) -> dict[str, Any]:
     data: dict[str, Any] = {
-        "base": told.base, "date": told.date, "device": told.device, "interconnect": told.interconnect,
-        "versions": dict(told.versions), "runs": list(told.runs), "data": told.data,
-    }  # fmt: skip
+        "base": told.base,
+        "date": told.date,
+        "device": told.device,
+        "interconnect": told.interconnect,
+        "versions": dict(told.versions),
+        "runs": list(told.runs),
+        "data": told.data,
+    }
     for key in ("phase_error", "step_error"):
         pair = getattr(told, key)
         data |= {key: [round(x, 4) for x in pair]} if pair else {}
-    region = {
-        phase: [[round(x, 3) for x in p] for p in points] for phase, points in told.region.items()
-    }
+    region = {phase: [[round(x, 3) for x in p] for p in points] for phase, points in told.region.items()}
     return {**data, "drift": _numbers(told.drift), "region": region}
 
 
@@ -167,7 +204,7 @@ def source(c: Calibrated, found: Calibration, told: Provenance) -> str:
     text = (
         f"calibrated {told.date} on {c.runs} of {len(told.runs)} runs ({', '.join(told.runs[:6])}{', ...' * (len(told.runs) > 6)}), n={c.n}, "
         f"{told.device}, {told.interconnect}{', ' * bool(versions)}{versions} | before {before}: {c.before.source}"
-    )  # fmt: skip
+    )
     return text if len(text) <= MAX_SOURCE else text[:MAX_SOURCE] + "..."
 
 
@@ -224,13 +261,7 @@ def region(runs: Sequence[Observation]) -> dict[str, tuple[Point, ...]]:
         work = with_lengths(plan.workload, run.prompt_tokens, run.response_tokens)
         for phase in _covered(run.phases, run.covers):
             x = point(phase, plan.models, work, plan.placement)
-            rounded = (
-                round(x[0], 3),
-                round(x[1], 3),
-                round(x[2], 3),
-                round(x[3], 3),
-                round(x[4], 3),
-            )
+            rounded = (round(x[0], 3), round(x[1], 3), round(x[2], 3), round(x[3], 3), round(x[4], 3))
             found.setdefault(phase, {})[rounded] = None
     return {phase: tuple(points) for phase, points in found.items() if phase not in (STEP, REST)}
 

@@ -32,8 +32,17 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE.yaml", help="Write the calibrated profile: a new file, named by its stem. Without it nothing is written.")  # fmt: skip
-@click.option("--profile", metavar="NAME", help="The profile before: name, alias or YAML file; default: the one of the runs' plans.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.yaml",
+    help="Write the calibrated profile: a new file, named by its stem. Without it nothing is written.",
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="The profile before: name, alias or YAML file; default: the one of the runs' plans.",
+)
 @json_option
 def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_json: bool) -> None:
     """Fit the coefficients of a profile to executed runs and write a new profile.
@@ -104,15 +113,25 @@ def as_data(found: Calibration, out: Path | None) -> dict[str, Any]:
 
 def _run(run: Observation) -> dict[str, Any]:
     return {
-        "name": run.name, "plan_hash": run.plan.input_hash, "device": run.device, "date": run.date, "steps": run.steps,
-        "prompt_tokens": run.prompt_tokens, "response_tokens": run.response_tokens,
-    }  # fmt: skip
+        "name": run.name,
+        "plan_hash": run.plan.input_hash,
+        "device": run.device,
+        "date": run.date,
+        "steps": run.steps,
+        "prompt_tokens": run.prompt_tokens,
+        "response_tokens": run.response_tokens,
+    }
 
 
 def _coefficient(c: Calibrated) -> dict[str, Any]:
     return {
-        "name": c.name, "dimension": c.before.dimension, "before": _value(c.before), "after": _value(c.after), "n": c.n, "runs": c.runs,
-    }  # fmt: skip
+        "name": c.name,
+        "dimension": c.before.dimension,
+        "before": _value(c.before),
+        "after": _value(c.after),
+        "n": c.n,
+        "runs": c.runs,
+    }
 
 
 def _value(c: Coefficient) -> dict[str, float]:
@@ -120,4 +139,4 @@ def _value(c: Coefficient) -> dict[str, float]:
 
 
 def _error(e: PhaseError) -> dict[str, Any]:
-    return {**asdict(e), "before": off(e.before_s, e.measured_s), "after": off(e.after_s, e.measured_s)}  # fmt: skip
+    return {**asdict(e), "before": off(e.before_s, e.measured_s), "after": off(e.after_s, e.measured_s)}

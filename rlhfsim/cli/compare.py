@@ -26,7 +26,13 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("paths", nargs=-1, metavar="[PLAN] RUN", type=click.Path(path_type=Path))
-@click.option("--trace", "out", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.json", help="Write predicted and measured steps into one file for ui.perfetto.dev.")  # fmt: skip
+@click.option(
+    "--trace",
+    "out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="OUT.json",
+    help="Write predicted and measured steps into one file for ui.perfetto.dev.",
+)
 @json_option
 def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Predicted against measured: phases, step, memory, tokens, and where the gap comes from.
@@ -35,7 +41,7 @@ def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     in the folder). The first step and steps that cannot be trusted are left out, by name.
     """
     if len(paths) not in (1, 2):
-        raise bad_option("give one run, or a plan and a run", "as in rlhfsim compare plan.json runs/a")  # fmt: skip
+        raise bad_option("give one run, or a plan and a run", "as in rlhfsim compare plan.json runs/a")
     answer = read(paths[-1], paths[0] if len(paths) == 2 else None)
     if out is not None:
         write_chrome(out, side_by_side(answer.plan, answer.trace))
@@ -51,10 +57,20 @@ def as_data(answer: SideBySide, out: Path | None) -> dict[str, Any]:
     """The same content for machines; schema in docs/compare.md."""
     found, run = answer.found, answer.run
     return {
-        "schema": SCHEMA, "plan_hash": answer.plan.input_hash, "run": run.name, "device": run.device, "date": run.date,
-        "steps": run.steps, "step": asdict(found.step), "step_seconds": list(run.step_s),
-        "phases": [asdict(row) for row in found.rows], "not_in_the_run": list(found.missing), "not_in_the_plan": list(found.unplanned),
+        "schema": SCHEMA,
+        "plan_hash": answer.plan.input_hash,
+        "run": run.name,
+        "device": run.device,
+        "date": run.date,
+        "steps": run.steps,
+        "step": asdict(found.step),
+        "step_seconds": list(run.step_s),
+        "phases": [asdict(row) for row in found.rows],
+        "not_in_the_run": list(found.missing),
+        "not_in_the_plan": list(found.unplanned),
         "gap": asdict(answer.gap) if answer.gap else None,
         "memory": [{**asdict(held), "ratio": held.ratio} for held in answer.memory],
-        "amounts": [asdict(amount) for amount in found.amounts], "notes": list(answer.notes), "chrome_trace": str(out) if out else None,
-    }  # fmt: skip
+        "amounts": [asdict(amount) for amount in found.amounts],
+        "notes": list(answer.notes),
+        "chrome_trace": str(out) if out else None,
+    }

@@ -11,10 +11,10 @@ import click
 
 from rlhfsim.cli.inputs import on_command_line
 from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Several, Whole, bad_option
-from rlhfsim.cli.seats import MAX_DEGREE, check_layouts
+from rlhfsim.cli.roles import MAX_DEGREE, check_layouts
 from rlhfsim.errors import unknown_name
 from rlhfsim.search.request import (
-    FIXABLE_SEATS,
+    FIXABLE_ROLES,
     FORBIDDABLE,
     SWITCHES,
     Limit,
@@ -22,21 +22,14 @@ from rlhfsim.search.request import (
     second_pool_for_rollout,
 )
 from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, requirement
-from rlhfsim.search.space import families, seats_of, splits
+from rlhfsim.search.space import partitions, roles_of, splits
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.layout import Offload, Recompute
 from rlhfsim.specs.placement.placement import Architecture, Residency, WeightPath
 from rlhfsim.units import DAY
-from rlhfsim.what_if.why_not import (
-    DEGREES,
-    FORBID_PREFIX,
-    ROLE_DEGREES,
-    ROLES,
-    Alternative,
-    alternative,
-)
+from rlhfsim.what_if.why_not import DEGREES, FORBID_PREFIX, ROLE_DEGREES, ROLES, Alternative, alternative
 
 F = TypeVar("F", bound=Callable[..., Any])
 CHOICES = {**FORBIDDABLE, **SWITCHES}
@@ -44,20 +37,24 @@ PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
 ARCHITECTURES = get_args(Architecture)
 WHOLE: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
-    "zero": (0, 3), "sleep": (0, 2), "gpus": (1, MAX_GPUS),
-}  # fmt: skip
+    "zero": (0, 3),
+    "sleep": (0, 2),
+    "gpus": (1, MAX_GPUS),
+}
 """Field -> range of its values; these may be bounded."""
 NAMES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute), "residency": get_args(Residency), "offload_optimizer": get_args(Offload),
+    "recompute": get_args(Recompute),
+    "residency": get_args(Residency),
+    "offload_optimizer": get_args(Offload),
     "offload_between": ("no", "yes"),
-}  # fmt: skip
+}
 """Field -> its values; these may be equal or not."""
 ALIASES = {"offload": "offload_optimizer"}
 FIELDS: dict[str, tuple[str, ...]] = {
     "rollout": ("tp", "pp", "dp", "ep", "sleep", "gpus"),
     "actor": (*ROLE_DEGREES, *NAMES, "offload", "gpus"),
 }
-"""Seat -> fields; the other roles have those of the actor."""
+"""RolePlacement -> fields; the other roles have those of the actor."""
 _FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
 RELATIONS = ("=", "!=", "<=", ">=")
 
@@ -65,62 +62,110 @@ RELATIONS = ("=", "!=", "<=", ">=")
 def constraint_options(command: F) -> F:
     """Everything that narrows the space."""
     options = [
-        click.option("--allow", type=Several("switch", SWITCHES), default="", help=f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}."),
-        click.option("--max-staleness", type=Number(1, 64), default=1, show_default=True, help="Most policy versions of lag with --allow async."),
-        click.option("--architecture", type=OneOf("architecture", ARCHITECTURES), help=f"Only this one: {', '.join(ARCHITECTURES)}."),
-        click.option("--weight-path", type=OneOf("weight path", PATHS), help=f"Only this way of weights to the rollout: {', '.join(PATHS)}."),
-        click.option("--fix", multiple=True, metavar="SEAT.FIELD=VALUE", help="Fix or bound a field of a seat: actor.tp=8, 'actor.tp<=4', rollout.gpus=16; repeatable."),
-        click.option("--forbid", type=Several("choice", CHOICES), default="", help=f"Rule out: {', '.join(CHOICES)}."),
-        click.option("--max-gpus-per-role", type=Whole(1, MAX_GPUS), help="Largest pool where there are several."),
-        click.option("--max-oom", type=Number(0.001, 0.3), default=0.1, show_default=True, help="Largest risk of running out of memory that a plan may carry."),
-        click.option("--time-limit", type=Number(0.1, DAY, "s"), help="Longest search; then the best plan so far, and how much better one could still be."),
-        click.option("--require", multiple=True, metavar="QUANTITY<VALUE", help=f"A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. Quantities: {', '.join(QUANTITIES)}."),
-        click.option("--steps", type=Whole(1, 1_000_000_000), help="Steps of the whole run, for its time and cost."),
-    ]  # fmt: skip
+        click.option(
+            "--allow",
+            type=Several("switch", SWITCHES),
+            default="",
+            help=f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}.",
+        ),
+        click.option(
+            "--max-staleness",
+            type=Number(1, 64),
+            default=1,
+            show_default=True,
+            help="Most policy versions of lag with --allow async.",
+        ),
+        click.option(
+            "--architecture",
+            type=OneOf("architecture", ARCHITECTURES),
+            help=f"Only this one: {', '.join(ARCHITECTURES)}.",
+        ),
+        click.option(
+            "--weight-path",
+            type=OneOf("weight path", PATHS),
+            help=f"Only this way of weights to the rollout: {', '.join(PATHS)}.",
+        ),
+        click.option(
+            "--fix",
+            multiple=True,
+            metavar="ROLE.FIELD=VALUE",
+            help="Fix or bound a field of a role: actor.tp=8, 'actor.tp<=4', rollout.gpus=16; repeatable.",
+        ),
+        click.option(
+            "--forbid", type=Several("choice", CHOICES), default="", help=f"Rule out: {', '.join(CHOICES)}."
+        ),
+        click.option(
+            "--max-gpus-per-role", type=Whole(1, MAX_GPUS), help="Largest pool where there are several."
+        ),
+        click.option(
+            "--max-oom",
+            type=Number(0.001, 0.3),
+            default=0.1,
+            show_default=True,
+            help="Largest risk of running out of memory that a plan may carry.",
+        ),
+        click.option(
+            "--time-limit",
+            type=Number(0.1, DAY, "s"),
+            help="Longest search; then the best plan so far, and how much better one could still be.",
+        ),
+        click.option(
+            "--require",
+            multiple=True,
+            metavar="QUANTITY<VALUE",
+            help=f"A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. Quantities: {', '.join(QUANTITIES)}.",
+        ),
+        click.option(
+            "--steps", type=Whole(1, 1_000_000_000), help="Steps of the whole run, for its time and cost."
+        ),
+    ]
     for option in reversed(options):
         command = option(command)
     return command
 
 
-# --- fields of seats --------------------------------------------------------------------------------
+# --- fields of roles --------------------------------------------------------------------------------
 
 
 def limit_of(text: str, option: str) -> Limit:
     """`actor.tp<=4` as a limit.
 
     Raises:
-        RlhfsimError: another form, an unknown seat or field, or a value that the field cannot have.
+        RlhfsimError: another form, an unknown role or field, or a value that the field cannot have.
     """
     match = _FORM.match(text)
     if match is None:
-        raise bad_option(f"{option} {text[:60]!r} is not SEAT.FIELD=VALUE", f"write {option} actor.tp=8, or {option} 'actor.tp<=4' with quotes")  # fmt: skip
-    seat, field, relation, value = match.groups()
-    if seat not in FIXABLE_SEATS:
-        raise unknown_name("role", seat[:40], FIXABLE_SEATS, place=COMMAND_LINE)
-    allowed = FIELDS["rollout" if seat == "rollout" else "actor"]
+        raise bad_option(
+            f"{option} {text[:60]!r} is not ROLE.FIELD=VALUE",
+            f"write {option} actor.tp=8, or {option} 'actor.tp<=4' with quotes",
+        )
+    role, field, relation, value = match.groups()
+    if role not in FIXABLE_ROLES:
+        raise unknown_name("role", role[:40], FIXABLE_ROLES, place=COMMAND_LINE)
+    allowed = FIELDS["rollout" if role == "rollout" else "actor"]
     if field not in allowed:
         raise unknown_name("layout field", field[:40], allowed, place=COMMAND_LINE)
     field = ALIASES.get(field, field)
-    return _limit(seat, field, relation, value, f"{option} {seat} {field}")
+    return _limit(role, field, relation, value, f"{option} {role} {field}")
 
 
-def _limit(seat: str, field: str, relation: str, value: str, where: str) -> Limit:
+def _limit(role: str, field: str, relation: str, value: str, where: str) -> Limit:
     if field in NAMES:
         if relation not in ("=", "!="):
-            raise bad_option(f"{where}: {relation} needs a number", f"write = or != and one of {', '.join(NAMES[field])}")  # fmt: skip
+            raise bad_option(
+                f"{where}: {relation} needs a number", f"write = or != and one of {', '.join(NAMES[field])}"
+            )
         name = OneOf(field, NAMES[field]).read(value)
         said: int | str = name == "yes" if field == "offload_between" else name
-        return Limit(seat=seat, field=field, relation=relation, value=said)  # type: ignore[arg-type]  # one of the two
+        return Limit(role=role, field=field, relation=relation, value=said)  # type: ignore[arg-type]  # one of the two
     low, high = WHOLE[field]
     number = Whole(low, high).read(value, where)
     if relation in ("<", ">"):  # whole numbers: one step further with equality
         number, relation = (number - 1, "<=") if relation == "<" else (number + 1, ">=")
-    return Limit(seat=seat, field=field, relation=relation, value=number)  # type: ignore[arg-type]  # the pattern knows only these
+    return Limit(role=role, field=field, relation=relation, value=number)  # type: ignore[arg-type]  # the pattern knows only these
 
 
-def constraints(
-    items: Iterable[str],
-) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:
+def constraints(items: Iterable[str]) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:
     """What `--fix` says: degrees that are fixed, and limits on everything else.
 
     Raises:
@@ -130,10 +175,13 @@ def constraints(
     limits: list[Limit] = []
     for text in (part for item in items for part in item.split(",")):
         limit = limit_of(text, "--fix")
-        if limit.relation == "=" and limit.field in DEGREES.get(limit.seat, ROLE_DEGREES):
-            fields = fixed.setdefault(limit.seat, {})
+        if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
+            fields = fixed.setdefault(limit.role, {})
             if fields.get(limit.field, limit.value) != limit.value:
-                raise bad_option(f"--fix {limit.seat}.{limit.field} is both {fields[limit.field]} and {limit.value}", "give one value")  # fmt: skip
+                raise bad_option(
+                    f"--fix {limit.role}.{limit.field} is both {fields[limit.field]} and {limit.value}",
+                    "give one value",
+                )
             fields[limit.field] = limit.value
         else:
             limits.append(limit)
@@ -156,10 +204,18 @@ def constrained(request: Request, given: Mapping[str, Any]) -> Request:
         raise bad_option(f"--architecture {wanted} and --forbid {wanted}", "drop one of the two")
     with on_command_line():
         narrow = replace(
-            request, allow=frozenset(allow), forbid=frozenset(given["forbid"]), fix=fix, limits=limits, architecture=wanted,
-            weight_path=given["weight_path"], max_gpus_per_role=given["max_gpus_per_role"], max_staleness=given["max_staleness"],
-            max_oom=given["max_oom"], time_limit=given["time_limit"],
-        )  # fmt: skip
+            request,
+            allow=frozenset(allow),
+            forbid=frozenset(given["forbid"]),
+            fix=fix,
+            limits=limits,
+            architecture=wanted,
+            weight_path=given["weight_path"],
+            max_gpus_per_role=given["max_gpus_per_role"],
+            max_staleness=given["max_staleness"],
+            max_oom=given["max_oom"],
+            time_limit=given["time_limit"],
+        )
     return second_pool_for_rollout(narrow)
 
 
@@ -169,22 +225,28 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
     `workloads`: every variant that competes.
 
     Raises:
-        RlhfsimError: a layout that cannot exist, a seat that the workload lacks, or an empty space.
+        RlhfsimError: a layout that cannot exist, a role that the workload lacks, or an empty space.
     """
-    seats = seats_of(request, models)
+    roles = roles_of(request, models)
     for limit in request.limits:
-        if limit.seat not in seats and limit.field != "hardware":
-            raise bad_option(f"--fix {limit.text}: {request.workload.algorithm} has no {limit.seat} here", "leave it out")  # fmt: skip
+        if limit.role not in roles and limit.field != "hardware":
+            raise bad_option(
+                f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
+            )
     check_layouts(request, models)
-    found = [f for work in workloads for f in families(replace(request, workload=work), models)]
+    found = [f for work in workloads for f in partitions(replace(request, workload=work), models)]
     if not found:
         raise bad_option(f"{_said(request)} leave no way to share the GPUs", _why_empty(request))
-    if any(len(splits(request, family)) for family in found):
+    if any(len(splits(request, partition)) for partition in found):
         return
-    free = replace(request, limits=tuple(x for x in request.limits if x.field != "gpus"), max_gpus_per_role=None)  # fmt: skip
-    of = next((x.seat for x in request.limits if x.field == "gpus"), seats[0])
-    pools = sorted({int(n) for f in families(free, models) for n in splits(free, f)[:, f.pool_of(of)]})  # fmt: skip
-    raise bad_option(f"{_said(request)} leave no split of the GPUs", f"the pool of the {of} may have {_listed(pools)} GPUs")  # fmt: skip
+    free = replace(
+        request, limits=tuple(x for x in request.limits if x.field != "gpus"), max_gpus_per_role=None
+    )
+    of = next((x.role for x in request.limits if x.field == "gpus"), roles[0])
+    pools = sorted({int(n) for f in partitions(free, models) for n in splits(free, f)[:, f.pool_of(of)]})
+    raise bad_option(
+        f"{_said(request)} leave no split of the GPUs", f"the pool of the {of} may have {_listed(pools)} GPUs"
+    )
 
 
 def _said(request: Request) -> str:
@@ -193,7 +255,7 @@ def _said(request: Request) -> str:
     parts += [f"--weight-path {request.weight_path}"] if request.weight_path else []
     parts += [f"--forbid {','.join(sorted(request.forbid))}"] if request.forbid else []
     parts += [f"--fix '{x.text}'" for x in request.limits if x.field == "gpus"]
-    parts += [f"--max-gpus-per-role {request.max_gpus_per_role}"] if request.max_gpus_per_role else []  # fmt: skip
+    parts += [f"--max-gpus-per-role {request.max_gpus_per_role}"] if request.max_gpus_per_role else []
     return " and ".join(parts) or "these choices"
 
 
@@ -228,10 +290,12 @@ def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requiremen
     with on_command_line():
         found = tuple(requirement(text) for text in given["require"])
         check_steps(found, given["steps"])
-    unknown = request.price is None and any(p.profile.price is None for p in request.cluster.pools)
+    unknown = request.price is None and any(p.profile.price is None for p in request.cluster.node_groups)
     for one in found:
         if one.quantity.startswith("cost") and unknown:
-            raise bad_option(f"--require {one.text}: no price is known for this hardware", "give --price USD_PER_GPU_HOUR")  # fmt: skip
+            raise bad_option(
+                f"--require {one.text}: no price is known for this hardware", "give --price USD_PER_GPU_HOUR"
+            )
     return found
 
 
@@ -247,11 +311,15 @@ def alternatives(texts: Iterable[str], request: Request, models: Models) -> tupl
 def _alternative(text: str, request: Request, models: Models) -> Alternative:
     if "." in text:
         limit = limit_of(text, "--why-not")
-        if limit.seat not in seats_of(request, models):
-            raise bad_option(f"--why-not {text}: {request.workload.algorithm} has no {limit.seat} here", "leave it out")  # fmt: skip
+        if limit.role not in roles_of(request, models):
+            raise bad_option(
+                f"--why-not {text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
+            )
         asked = alternative(request, text, limit)
         with on_command_line(f"--why-not {text}: "):
-            check_layouts(replace(asked.request, fix={limit.seat: asked.request.fix.get(limit.seat, {})}), models)  # fmt: skip
+            check_layouts(
+                replace(asked.request, fix={limit.role: asked.request.fix.get(limit.role, {})}), models
+            )
         return asked
     names = [*ARCHITECTURES, *ROLES, "streaming", *SWITCHES, *BACKENDS, *PATHS]
     names += [FORBID_PREFIX + name for name in CHOICES]
@@ -259,6 +327,6 @@ def _alternative(text: str, request: Request, models: Models) -> Alternative:
     if name not in names:
         raise unknown_name("choice", text[:40], names, place=COMMAND_LINE)
     if not request.workload.generates and name in (*ARCHITECTURES, "streaming", *PATHS):
-        raise bad_option(f"--why-not {name}: {request.workload.algorithm} has no rollout", "leave it out")  # fmt: skip
+        raise bad_option(f"--why-not {name}: {request.workload.algorithm} has no rollout", "leave it out")
     with on_command_line():
         return alternative(request, text, None)

@@ -17,7 +17,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
@@ -37,8 +37,14 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of the run; default: a new temporary one.")  # fmt: skip
-@click.option("--iterations", type=Whole(1, 1000), default=6, show_default=True, help="Iterations of the run.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the run; default: a new temporary one.",
+)
+@click.option(
+    "--iterations", type=Whole(1, 1000), default=6, show_default=True, help="Iterations of the run."
+)
 @json_option
 def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     """See it all on this machine: design, run, compare.
@@ -56,9 +62,11 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     make_tiny(folder)
     plan = designed(str(tiny_folder(folder) / "config.json"))
     settings = Settings(
-        model=str(tiny_folder(folder)), iterations=iterations, rewards=(RewardRule(kind="digits"),),
+        model=str(tiny_folder(folder)),
+        iterations=iterations,
+        rewards=(RewardRule(kind="digits"),),
         optimizer=Optimizer(learning_rate=LEARNING_RATE),
-    )  # fmt: skip
+    )
     return run(plan, settings, Options(out=folder), as_json=as_json)
 
 
@@ -66,12 +74,21 @@ def designed(model: str) -> Plan:
     """The best plan for the cores of this machine, as slots of the shipped profile of one core."""
     cores = min(MAX_CORES, len(os.sched_getaffinity(0)))
     workload = Workload(
-        algorithm="grpo", model=model, prompts=PROMPTS, samples=SAMPLES, packing=False,
-        prompt_len=Fixed(value=PROMPT_TOKENS), response_len=Fixed(value=RESPONSE_TOKENS),
+        algorithm="grpo",
+        model=model,
+        prompts=PROMPTS,
+        samples=SAMPLES,
+        packing=False,
+        prompt_len=Fixed(value=PROMPT_TOKENS),
+        response_len=Fixed(value=RESPONSE_TOKENS),
         reward=Reward(rules=Rules(seconds_per_sample=DIGITS_S, workers=cores)),
-    )  # fmt: skip
-    cluster = Cluster(pools=(make_pool(CORE, cores, gpus_per_node=cores),))
+    )
+    cluster = Cluster(node_groups=(node_group(CORE, cores, gpus_per_node=cores),))
     found = design(Request(workload=workload, cluster=cluster), explain=False)
     if found.chosen is None:
-        raise RlhfsimError("nothing-fits", "no plan fits this machine", help="rlhfsim design --gpu cpu-core --gpus N --model 8b shows why")  # fmt: skip
+        raise RlhfsimError(
+            "nothing-fits",
+            "no plan fits this machine",
+            help="rlhfsim design --gpu cpu-core --gpus N --model 8b shows why",
+        )
     return found.chosen

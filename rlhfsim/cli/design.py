@@ -10,13 +10,7 @@ from typing import Any, get_args
 import click
 
 from rlhfsim.api import design as search_design
-from rlhfsim.cli.constraints import (
-    alternatives,
-    check_request,
-    constrained,
-    constraint_options,
-    requirements,
-)
+from rlhfsim.cli.constraints import alternatives, check_request, constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
     backend_option,
     build_cluster,
@@ -69,15 +63,9 @@ OBJECTIVES = get_args(Objective)
     help="Compare with the best plan of another choice: actor.tp=4, async, disaggregated, disk, megatron, no-offload; repeatable.",
 )
 @click.option(
-    "--gains",
-    is_flag=True,
-    help="Also what each switch and backend that does not compete would bring.",
+    "--gains", is_flag=True, help="Also what each switch and backend that does not compete would bring."
 )
-@click.option(
-    "--pareto",
-    is_flag=True,
-    help="Also the plans that trade time for memory, staleness or risk.",
-)
+@click.option("--pareto", is_flag=True, help="Also the plans that trade time for memory, staleness or risk.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -110,11 +98,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _answer(
-    request: Request,
-    targets: Sequence[Requirement],
-    instead: Sequence[Alternative],
-    *,
-    left_out: bool,
+    request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative], *, left_out: bool
 ) -> Design:
     """The best plan that keeps the targets on memory, risk and staleness; without them if none does."""
     within = narrowed(request, targets)
@@ -126,15 +110,15 @@ def _answer(
 
 def _request(given: dict[str, Any]) -> Request:
     cluster, workload = build_cluster(given), build_workload(given)
-    if given["objective"] == "cost" and any(p.profile.price is None for p in cluster.pools):
+    if given["objective"] == "cost" and any(p.profile.price is None for p in cluster.node_groups):
         raise bad_option(
             "no price is known for this hardware, so cost cannot be minimised",
             "give --price USD_PER_GPU_HOUR",
         )
     with on_command_line():
         base = Request(
-            cluster=cluster, workload=workload, backend=given["backend"], objective=given["objective"],
-        )  # fmt: skip
+            cluster=cluster, workload=workload, backend=given["backend"], objective=given["objective"]
+        )
     request = constrained(base, given)
     check_request(request, models_of(workload), list(variants(request)))
     return request

@@ -44,10 +44,13 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
 def as_data(found: Difference) -> dict[str, Any]:
     """The same content for machines; schema in docs/cli.md."""
     return {
-        "schema": SCHEMA, "before": _side(found.before), "after": _side(found.after),
-        "question": [asdict(c) for c in found.question], "choice": [asdict(c) for c in found.choice],
+        "schema": SCHEMA,
+        "before": _side(found.before),
+        "after": _side(found.after),
+        "question": [asdict(c) for c in found.question],
+        "choice": [asdict(c) for c in found.choice],
         "outcome": [_moved(m) for m in found.outcome],
-    }  # fmt: skip
+    }
 
 
 def _side(side: Side) -> dict[str, Any]:

@@ -69,14 +69,22 @@ def kernels(profile: Profile) -> str:
 def row(profile: Profile) -> dict[str, Any]:
     """What the list shows, in base units."""
     return {
-        "name": profile.name, "title": profile.title,
-        "aliases": sorted(a for a, owner in aliases().items() if owner == profile.name) or list(profile.aliases),
-        "memory_bytes": profile.memory.value, "usable_bytes": profile.usable_memory.value,
+        "name": profile.name,
+        "title": profile.title,
+        "aliases": sorted(a for a, owner in aliases().items() if owner == profile.name)
+        or list(profile.aliases),
+        "memory_bytes": profile.memory.value,
+        "usable_bytes": profile.usable_memory.value,
         "bf16_flop_per_s": profile.peak["bf16"].value if "bf16" in profile.peak else None,
-        "hbm_bytes_per_s": profile.hbm.value, "link": profile.scale_up.kind, "link_bytes_per_s": profile.scale_up.bandwidth.value,
-        "link_domain": profile.scale_up.domain, "nic_bytes_per_s": profile.nic.value, "gpus_per_node": profile.node.gpus,
-        "usd_per_hour": profile.price.value if profile.price else None, "curves": kernels(profile),
-    }  # fmt: skip
+        "hbm_bytes_per_s": profile.hbm.value,
+        "link": profile.scale_up.kind,
+        "link_bytes_per_s": profile.scale_up.bandwidth.value,
+        "link_domain": profile.scale_up.domain,
+        "nic_bytes_per_s": profile.nic.value,
+        "gpus_per_node": profile.node.gpus,
+        "usd_per_hour": profile.price.value if profile.price else None,
+        "curves": kernels(profile),
+    }
 
 
 def listing(rows: list[dict[str, Any]], width: int | None = None) -> Table:
@@ -92,11 +100,15 @@ def listing(rows: list[dict[str, Any]], width: int | None = None) -> Table:
         bf16 = each["bf16_flop_per_s"]
         price = each["usd_per_hour"]
         table.add_row(
-            each["name"], ", ".join(sorted(each["aliases"], key=len)[:3]), _short(each["usable_bytes"], "byte"),
-            f"{bf16 / units.TERA:,.0f}" if bf16 else "-", _short(each["hbm_bytes_per_s"], "byte/s"),
+            each["name"],
+            ", ".join(sorted(each["aliases"], key=len)[:3]),
+            _short(each["usable_bytes"], "byte"),
+            f"{bf16 / units.TERA:,.0f}" if bf16 else "-",
+            _short(each["hbm_bytes_per_s"], "byte/s"),
             *([] if narrow else [f"{LINKS[each['link']]} {_short(each['link_bytes_per_s'], 'byte/s')}"]),
-            f"{price:.2f}" if price is not None else "-", each["curves"],
-        )  # fmt: skip
+            f"{price:.2f}" if price is not None else "-",
+            each["curves"],
+        )
     return table
 
 
@@ -117,15 +129,29 @@ def details(profile: Profile) -> dict[str, Any]:
     return {
         **row(profile),
         "hash": profile_hash(profile),
-        "price": None if price is None else {"value": price.value, "low": price.low, "high": price.high, "date": price.date, "source": price.source},
+        "price": None
+        if price is None
+        else {
+            "value": price.value,
+            "low": price.low,
+            "high": price.high,
+            "date": price.date,
+            "source": price.source,
+        },
         "datasheet": datasheet,
         "curves_source": _curves_source(profile),
         "calibration": asdict(profile.calibration) if profile.calibration else None,
         "coefficients": {
-            name: {"value": c.value, "low": c.low, "high": c.high, "dimension": c.dimension, "source": c.source}
+            name: {
+                "value": c.value,
+                "low": c.low,
+                "high": c.high,
+                "dimension": c.dimension,
+                "source": c.source,
+            }
             for name, c in sorted(profile.coefficients.items())
         },
-    }  # fmt: skip
+    }
 
 
 def _facts(profile: Profile) -> list[tuple[str, float, units.Dimension, str]]:
@@ -143,8 +169,12 @@ def _facts(profile: Profile) -> list[tuple[str, float, units.Dimension, str]]:
         ("local storage", node.local_storage.value, "byte/s", node.local_storage.source),
         ("shared storage", node.shared_storage.value, "byte/s", node.shared_storage.source),
         ("TDP", profile.tdp.value, "W", profile.tdp.source),
-    ]  # fmt: skip
-    return facts + ([("price", profile.price.value, "usd/h", f"{profile.price.date}: {profile.price.source}")] if profile.price else [])  # fmt: skip
+    ]
+    return facts + (
+        [("price", profile.price.value, "usd/h", f"{profile.price.date}: {profile.price.source}")]
+        if profile.price
+        else []
+    )
 
 
 def _curves_source(profile: Profile) -> str:

@@ -19,21 +19,9 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import Number, OneOf, bad_option
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.logs.imported import (
-    FRAMEWORKS,
-    Choices,
-    Imported,
-)
-from rlhfsim.frameworks.logs.imported import (
-    import_run as read_logs,
-)
-from rlhfsim.frameworks.logs.run_folder import (
-    environment,
-    metrics_of,
-    provenance,
-    step_seconds,
-    trace_of,
-)
+from rlhfsim.frameworks.logs.imported import FRAMEWORKS, Choices, Imported
+from rlhfsim.frameworks.logs.imported import import_run as read_logs
+from rlhfsim.frameworks.logs.run_folder import environment, metrics_of, provenance, step_seconds, trace_of
 from rlhfsim.plan import Plan, write_atomically, write_plan
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table
@@ -52,18 +40,56 @@ MAX_TOKENS = 10_000_000
 
 @click.command(name="import-run", epilog=EPILOG)
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--framework", required=True, type=OneOf("framework", FRAMEWORKS), help=f"{', '.join(FRAMEWORKS)}.")  # fmt: skip
-@click.option("--gpu", required=True, metavar="NAME", shell_complete=completion.gpus, help="What it ran on: name or alias (rlhfsim gpus), or a YAML file; logs do not say.")  # fmt: skip
-@click.option("--rollout-gpu", metavar="NAME", help="Another GPU under the rollout, where it has GPUs of its own.")  # fmt: skip
-@click.option("--config", "configs", multiple=True, type=click.Path(path_type=Path, dir_okay=False), help="Configuration (YAML, JSON) or launch script; several lie over each other. Default: what lies in PATH.")  # fmt: skip
-@click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A setting of the framework, over those of the files.")  # fmt: skip
-@click.option("--prompt-len", type=Number(1, MAX_TOKENS, "token"), help="Mean tokens of a prompt, where nothing logged them.")  # fmt: skip
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="New folder for plan.json, trace.json, metrics.jsonl.")  # fmt: skip
+@click.option(
+    "--framework", required=True, type=OneOf("framework", FRAMEWORKS), help=f"{', '.join(FRAMEWORKS)}."
+)
+@click.option(
+    "--gpu",
+    required=True,
+    metavar="NAME",
+    shell_complete=completion.gpus,
+    help="What it ran on: name or alias (rlhfsim gpus), or a YAML file; logs do not say.",
+)
+@click.option(
+    "--rollout-gpu", metavar="NAME", help="Another GPU under the rollout, where it has GPUs of its own."
+)
+@click.option(
+    "--config",
+    "configs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Configuration (YAML, JSON) or launch script; several lie over each other. Default: what lies in PATH.",
+)
+@click.option(
+    "--set",
+    "given",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the framework, over those of the files.",
+)
+@click.option(
+    "--prompt-len",
+    type=Number(1, MAX_TOKENS, "token"),
+    help="Mean tokens of a prompt, where nothing logged them.",
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="New folder for plan.json, trace.json, metrics.jsonl.",
+)
 @json_option
 def import_run(
-    path: Path, framework: str, gpu: str, rollout_gpu: str | None, configs: tuple[Path, ...],
-    given: tuple[str, ...], prompt_len: float | None, out: Path, as_json: bool,
-) -> None:  # fmt: skip
+    path: Path,
+    framework: str,
+    gpu: str,
+    rollout_gpu: str | None,
+    configs: tuple[Path, ...],
+    given: tuple[str, ...],
+    prompt_len: float | None,
+    out: Path,
+    as_json: bool,
+) -> None:
     """Read a run of another framework into a folder that compare and calibrate read.
 
     PATH is the folder of the run or one file of it: TensorBoard events, JSON lines, trainer_state.json or
@@ -72,8 +98,8 @@ def import_run(
     """
     _check_out(out)
     choices = Choices(
-        gpu=gpu, rollout_gpu=rollout_gpu, configs=configs, given=settings(given), prompt_tokens=prompt_len,
-    )  # fmt: skip
+        gpu=gpu, rollout_gpu=rollout_gpu, configs=configs, given=settings(given), prompt_tokens=prompt_len
+    )
     with on_command_line():
         run = read_logs(path, FRAMEWORKS[framework], choices)
         plan = estimate(run.setup.placement, run.setup.workload, run.setup.cluster)
@@ -105,14 +131,18 @@ def settings(given: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in given]
     for name, equals, _ in pairs:
         if not (name and equals):
-            raise bad_option(f"--set: {name[:40]!r} is not KEY=VALUE", "as in --set trainer.nnodes=4")  # fmt: skip
+            raise bad_option(f"--set: {name[:40]!r} is not KEY=VALUE", "as in --set trainer.nnodes=4")
     return {name: value for name, _, value in pairs}
 
 
 def _check_out(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RlhfsimError("folder-not-empty", "the folder holds something already", place=Place(file=str(out)),
-                           help="name a new folder; nothing is overwritten")  # fmt: skip
+        raise RlhfsimError(
+            "folder-not-empty",
+            "the folder holds something already",
+            place=Place(file=str(out)),
+            help="name a new folder; nothing is overwritten",
+        )
 
 
 def write(answer: Answer, path: Path) -> None:
@@ -121,11 +151,18 @@ def write(answer: Answer, path: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RlhfsimError("unwritable-file", f"cannot make the folder: {(error.strerror or 'error').lower()}", place=Place(file=str(out)),
-                           help="check that its parent is writable") from error  # fmt: skip
+        raise RlhfsimError(
+            "unwritable-file",
+            f"cannot make the folder: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(out)),
+            help="check that its parent is writable",
+        ) from error
     rows = "".join(json.dumps(row, allow_nan=False) + "\n" for row in metrics_of(answer.run))
     write_atomically(out / "metrics.jsonl", rows)
-    for name, data in (("environment.json", environment(answer.run)), ("import.json", provenance(answer.run, path))):  # fmt: skip
+    for name, data in (
+        ("environment.json", environment(answer.run)),
+        ("import.json", provenance(answer.run, path)),
+    ):
         write_atomically(out / name, json.dumps(data, indent=1) + "\n")
     write_trace(out / "trace.json", answer.trace)
     write_plan(out / "plan.json", answer.plan)
@@ -137,12 +174,17 @@ def write(answer: Answer, path: Path) -> None:
 def report(answer: Answer, console: Console) -> list[RenderableType]:
     """What was read as what, what was not, and what was assumed."""
     run = answer.run
-    parts: list[RenderableType] = [view.header(answer.plan), labelled(summary(answer)), "", timers(answer, console.width)]  # fmt: skip
+    parts: list[RenderableType] = [
+        view.header(answer.plan),
+        labelled(summary(answer)),
+        "",
+        timers(answer, console.width),
+    ]
     if run.unmapped_times:
         parts += ["", Text("times that have no counterpart here", style="bold"), *_times(run)]
     if run.settings.assumed:
         shown = ", ".join(f"{k} = {v}" for k, v in run.settings.assumed.items())
-        parts += ["", Text("not in the configuration, the framework's defaults", style="bold"), Text(shown)]  # fmt: skip
+        parts += ["", Text("not in the configuration, the framework's defaults", style="bold"), Text(shown)]
     parts += [Text(f"note: {note}", style="yellow") for note in run.notes]
     last = f"next: rlhfsim compare {answer.out}/plan.json {answer.out}/"
     return [*parts, "", Text(last)]
@@ -158,7 +200,7 @@ def summary(answer: Answer) -> dict[str, str]:
         "read": f"{len(run.steps):,} step{'s' * (len(run.steps) > 1)} of {run.framework.title}{middle} (predicted without calibration: {predicted})",
         "lengths": f"prompt {run.lengths.prompt:,.0f}, response {run.lengths.response:,.0f} tokens on average",
         "written": f"{answer.out}: plan.json, trace.json, metrics.jsonl, import.json",
-    }  # fmt: skip
+    }
 
 
 def timers(answer: Answer, width: int) -> RenderableType:
@@ -194,6 +236,9 @@ def as_data(answer: Answer, path: Path) -> Mapping[str, Any]:
     """The same content; schema in docs/compare.md."""
     seconds = [step_seconds(answer.run, step) for step in answer.run.steps]
     return {
-        **provenance(answer.run, path), "out": str(answer.out), "step_s": seconds,
-        "predicted_step_s": answer.plan.prediction.step_s, "medians_s": _medians(answer.run),
-    }  # fmt: skip
+        **provenance(answer.run, path),
+        "out": str(answer.out),
+        "step_s": seconds,
+        "predicted_step_s": answer.plan.prediction.step_s,
+        "medians_s": _medians(answer.run),
+    }

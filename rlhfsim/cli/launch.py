@@ -22,7 +22,7 @@ from rlhfsim.plan import Plan, read_plan
 from rlhfsim.present.terminal import launch as launch_view
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, load, parse_yaml
 from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
@@ -45,19 +45,55 @@ Examples:
 """
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("file", shell_complete=completion.systems),
-    click.option("--settings", "settings_file", type=click.Path(path_type=Path, dir_okay=False), metavar="RUN.yaml", help="Data, rewards, loss constants, learning rates: docs/executor.md."),
-    click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="One setting, as in optimizer.learning_rate=1e-5; repeatable."),
-    click.option("--model", metavar="FOLDER", help="Weights and tokenizer of the policy; default: the path in the plan, a tiny model with --scale."),
+    click.option(
+        "--settings",
+        "settings_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="RUN.yaml",
+        help="Data, rewards, loss constants, learning rates: docs/executor.md.",
+    ),
+    click.option(
+        "--set",
+        "pairs",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="One setting, as in optimizer.learning_rate=1e-5; repeatable.",
+    ),
+    click.option(
+        "--model",
+        metavar="FOLDER",
+        help="Weights and tokenizer of the policy; default: the path in the plan, a tiny model with --scale.",
+    ),
     click.option("--iterations", type=Whole(1, 10**9), help="Iterations of the run."),
-    click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=Path("runs/latest"), show_default=True, help="Folder of the run."),
+    click.option(
+        "--out",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("runs/latest"),
+        show_default=True,
+        help="Folder of the run.",
+    ),
     click.option("--address", help="A running Ray cluster; default: one is started here."),
-    click.option("--scale", type=Whole(1, 64), metavar="SLOTS", help="Shrink the plan to about so many slots of this machine, with a tiny model."),
-    click.option("--dry-run", is_flag=True, help="Check plan against cluster, show placement and memory, start fake engines, stop."),
+    click.option(
+        "--scale",
+        type=Whole(1, 64),
+        metavar="SLOTS",
+        help="Shrink the plan to about so many slots of this machine, with a tiny model.",
+    ),
+    click.option(
+        "--dry-run",
+        is_flag=True,
+        help="Check plan against cluster, show placement and memory, start fake engines, stop.",
+    ),
     click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint in --out."),
-    click.option("--recalibrate-every", type=Whole(2, 10**6), metavar="N", help="Every N iterations fit the profile to this run and say whether another plan would now be better; the run keeps its plan."),
+    click.option(
+        "--recalibrate-every",
+        type=Whole(2, 10**6),
+        metavar="N",
+        help="Every N iterations fit the profile to this run and say whether another plan would now be better; the run keeps its plan.",
+    ),
     click.option("--no-self-check", is_flag=True, help="Skip the first minute's check."),
     json_option,
-]  # fmt: skip
+]
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,17 +105,40 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(epilog=EPILOG)
 @_options
 def launch(
-    file: str, settings_file: Path | None, pairs: tuple[str, ...], model: str | None, iterations: int | None, out: Path,
-    address: str | None, scale: int | None, dry_run: bool, resume: bool, recalibrate_every: int | None, no_self_check: bool, as_json: bool,
-) -> int | None:  # fmt: skip
+    file: str,
+    settings_file: Path | None,
+    pairs: tuple[str, ...],
+    model: str | None,
+    iterations: int | None,
+    out: Path,
+    address: str | None,
+    scale: int | None,
+    dry_run: bool,
+    resume: bool,
+    recalibrate_every: int | None,
+    no_self_check: bool,
+    as_json: bool,
+) -> int | None:
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
     need_stack(DRY if dry_run and not scale else STACK)
     from executor.launch import Options
 
     with on_command_line():
         plan = scaled(file, scale, out) if scale else read(file)
-        settings = settings_of(settings_file, pairs, model=model or (str(tiny_folder(out)) if scale else None), iterations=iterations)  # fmt: skip
-    options = Options(out=out, address=address, resume=resume, dry_run=dry_run, self_check=not no_self_check, smallest_change=smallest_change)  # fmt: skip
+        settings = settings_of(
+            settings_file,
+            pairs,
+            model=model or (str(tiny_folder(out)) if scale else None),
+            iterations=iterations,
+        )
+    options = Options(
+        out=out,
+        address=address,
+        resume=resume,
+        dry_run=dry_run,
+        self_check=not no_self_check,
+        smallest_change=smallest_change,
+    )
     notes = profile_notes(file) if not scale else ()
     return run(
         plan,
@@ -92,7 +151,16 @@ def launch(
     )
 
 
-def run(plan: Plan, settings: Settings, options: Any, *, as_json: bool, notes: tuple[str, ...] = (), scale: bool = False, recalibrate_every: int | None = None) -> int | None:  # fmt: skip
+def run(
+    plan: Plan,
+    settings: Settings,
+    options: Any,
+    *,
+    as_json: bool,
+    notes: tuple[str, ...] = (),
+    scale: bool = False,
+    recalibrate_every: int | None = None,
+) -> int | None:
     """Launch and report.
 
     Raises:
@@ -137,8 +205,11 @@ def need_stack(libraries: tuple[str, ...] = STACK) -> None:
     """
     missing = [name for name in libraries if find_spec(name) is None]
     if missing:
-        raise RlhfsimError("missing-stack", f"a real run needs {', '.join(missing)}, not installed here",
-                           help="on a CPU: pip install --no-deps -r requirements/cpu.lock; on GPUs: pip install 'rlhfsim[real-gpu]' (docs/executor.md)")  # fmt: skip
+        raise RlhfsimError(
+            "missing-stack",
+            f"a real run needs {', '.join(missing)}, not installed here",
+            help="on a CPU: pip install --no-deps -r requirements/cpu.lock; on GPUs: pip install 'rlhfsim[real-gpu]' (docs/executor.md)",
+        )
 
 
 def smallest_change(plan: Plan) -> str | None:
@@ -159,11 +230,13 @@ def scaled(file: str, slots: int, out: Path) -> Plan:
     from executor.tasks import tiny
 
     plan = read(file)
-    folder = tiny.config(tiny_folder(out)) if not (tiny_folder(out) / "config.json").exists() else tiny_folder(out)  # fmt: skip
+    folder = (
+        tiny.config(tiny_folder(out)) if not (tiny_folder(out) / "config.json").exists() else tiny_folder(out)
+    )
     placement = scaled_placement(plan.placement, slots)
     workload = scaled_workload(plan.workload, str(folder / "config.json"))
     gpus = sum(pool.gpus for pool in placement.pools)
-    cluster = Cluster(pools=(make_pool(CORE, gpus, gpus_per_node=gpus),))
+    cluster = Cluster(node_groups=(node_group(CORE, gpus, gpus_per_node=gpus),))
     return estimate(placement, workload, cluster)
 
 
@@ -201,19 +274,21 @@ def _with(settings: Settings, pair: str) -> Settings:
 
     key, equals, value = pair.partition("=")
     if not equals:
-        raise bad_option(f"--set: {pair[:60]!r} is not KEY=VALUE", "as in --set optimizer.learning_rate=1e-5")  # fmt: skip
+        raise bad_option(f"--set: {pair[:60]!r} is not KEY=VALUE", "as in --set optimizer.learning_rate=1e-5")
     data: Any = asdict(settings)
     *path, last = key.split(".")
     inner = data
     for part in path:
         inner = inner.get(part) if isinstance(inner, dict) else None
     if not isinstance(inner, dict) or last not in inner:
-        raise bad_option(f"--set: unknown setting {key[:60]!r}", f"settings: {', '.join(asdict(settings))}")  # fmt: skip
+        raise bad_option(f"--set: unknown setting {key[:60]!r}", f"settings: {', '.join(asdict(settings))}")
     inner[last] = _number(value)
     try:
         return convert(Kind, parse_yaml("{}", f"--set {pair}"), data)
     except RlhfsimError as error:
-        raise bad_option(f"--set {pair[:60]}: {error.message}", error.help or "see docs/executor.md") from error  # fmt: skip
+        raise bad_option(
+            f"--set {pair[:60]}: {error.message}", error.help or "see docs/executor.md"
+        ) from error
 
 
 def _number(value: str) -> Any:

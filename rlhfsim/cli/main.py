@@ -59,8 +59,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(
-    cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(package_name="rlhfsim")
 def cli() -> None:

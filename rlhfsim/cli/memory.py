@@ -64,7 +64,12 @@ def show(answer: Planned, console: Console) -> None:
         if rows:
             where = f" of pool {pool.name}" if len(plan.placement.pools) > 1 else ""
             console.print()
-            console.print(Text(f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90: of the sum)", style="bold"))  # fmt: skip
+            console.print(
+                Text(
+                    f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90: of the sum)",
+                    style="bold",
+                )
+            )
             console.print(ledger_table(rows))
 
 
@@ -102,7 +107,7 @@ def ledger_table(rows: list[LedgerEntry]) -> Table:
     for component in sorted(totals, key=lambda c: -totals[c]):
         these = [e for e in rows if e.component == component]
         cells = [_cell(sum(e.bytes for e in these if e.role == role)) for role in roles]
-        table.add_row(component_text(component), *cells, _cell(totals[component]), _interval(these))  # fmt: skip
+        table.add_row(component_text(component), *cells, _cell(totals[component]), _interval(these))
     by_role = [_cell(sum(e.bytes for e in rows if e.role == role)) for role in roles]
     table.add_section()
     table.add_row("sum", *by_role, _cell(sum(totals.values())), "", style="bold")
@@ -124,8 +129,13 @@ def _interval(rows: list[LedgerEntry]) -> str:
 def as_data(answer: Planned) -> dict[str, Any]:
     """The same content in bytes; schema in docs/plan.md."""
     plan = answer.plan
-    verdict = {"schema": SCHEMA, "fits": answer.fits, "rejected_by": answer.rejected_by, "remedy": answer.remedy,
-               "notes": list(answer.notes)}  # fmt: skip
+    verdict = {
+        "schema": SCHEMA,
+        "fits": answer.fits,
+        "rejected_by": answer.rejected_by,
+        "remedy": answer.remedy,
+        "notes": list(answer.notes),
+    }
     if plan is None:
         return {**verdict, "peak": None, "host": None, "pools": []}
     p = plan.prediction
@@ -133,23 +143,41 @@ def as_data(answer: Planned) -> dict[str, Any]:
         **verdict,
         "architecture": plan.architecture,
         "role_placement": plan.role_placement,
-        "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component, "bytes": p.peak_memory_bytes,
-                 "capacity_bytes": p.capacity_bytes, "probability_out_of_memory": p.probability_out_of_memory},
+        "peak": {
+            "phase": p.peak_phase,
+            "role": p.peak_role,
+            "component": p.peak_component,
+            "bytes": p.peak_memory_bytes,
+            "capacity_bytes": p.capacity_bytes,
+            "probability_out_of_memory": p.probability_out_of_memory,
+        },
         "host": {"bytes": p.host_peak_bytes, "capacity_bytes": host_capacity(plan)},
         "pools": [_pool(plan, pool.name, pool.gpus) for pool in plan.placement.pools],
-    }  # fmt: skip
+    }
 
 
 def _pool(plan: Plan, name: str, gpus: int) -> dict[str, Any]:
     rows = [e for e in plan.prediction.ledger if e.pool == name]
     phases = [(phase, list(entries)) for phase, entries in groupby(rows, key=lambda e: e.phase)]
     return {
-        "name": name, "gpus": gpus, "capacity_bytes": view.capacity_of(plan, name),
+        "name": name,
+        "gpus": gpus,
+        "capacity_bytes": view.capacity_of(plan, name),
         "phases": [
-            {"phase": phase, "bytes": sum(e.bytes for e in entries), "entries": [
-                {"role": e.role, "component": e.component, "bytes": e.bytes, "low_bytes": e.low_bytes, "high_bytes": e.high_bytes}
-                for e in entries
-            ]}
+            {
+                "phase": phase,
+                "bytes": sum(e.bytes for e in entries),
+                "entries": [
+                    {
+                        "role": e.role,
+                        "component": e.component,
+                        "bytes": e.bytes,
+                        "low_bytes": e.low_bytes,
+                        "high_bytes": e.high_bytes,
+                    }
+                    for e in entries
+                ],
+            }
             for phase, entries in phases
         ],
-    }  # fmt: skip
+    }

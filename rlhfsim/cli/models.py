@@ -55,30 +55,51 @@ def models(name: str | None, as_json: bool) -> None:
 def row(spec: ModelSpec, name: str | None) -> dict[str, Any]:
     """What the list shows."""
     return {
-        "name": spec.name, "aliases": [a for a, owner in aliases().items() if owner == name], "params": spec.num_params,
-        "active_params": spec.num_active_params, "num_layers": spec.num_layers, "hidden": spec.hidden,
-        "num_heads": spec.attention.num_heads, "num_kv_heads": spec.attention.num_kv_heads,
-        "kv_bytes_per_token": spec.kv_bytes_per_token(), "experts": spec.moe.num_experts if spec.moe else None,
-    }  # fmt: skip
+        "name": spec.name,
+        "aliases": [a for a, owner in aliases().items() if owner == name],
+        "params": spec.num_params,
+        "active_params": spec.num_active_params,
+        "num_layers": spec.num_layers,
+        "hidden": spec.hidden,
+        "num_heads": spec.attention.num_heads,
+        "num_kv_heads": spec.attention.num_kv_heads,
+        "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "experts": spec.moe.num_experts if spec.moe else None,
+    }
 
 
 def details(spec: ModelSpec, name: str | None) -> dict[str, Any]:
     """The whole shape of one model."""
     attention, moe = spec.attention, spec.moe
     return {
-        **row(spec, name), "vocab": spec.vocab, "ffn": spec.ffn, "attention": attention.kind, "head_dim": attention.head_dim,
-        "tied_embeddings": spec.tied_embeddings, "max_position": spec.max_position, "moe": None if moe is None else {
-            "layers": moe.num_moe_layers, "experts": moe.num_experts, "top_k": moe.top_k, "expert_ffn": moe.expert_ffn,
+        **row(spec, name),
+        "vocab": spec.vocab,
+        "ffn": spec.ffn,
+        "attention": attention.kind,
+        "head_dim": attention.head_dim,
+        "tied_embeddings": spec.tied_embeddings,
+        "max_position": spec.max_position,
+        "moe": None
+        if moe is None
+        else {
+            "layers": moe.num_moe_layers,
+            "experts": moe.num_experts,
+            "top_k": moe.top_k,
+            "expert_ffn": moe.expert_ffn,
             "shared_experts": moe.num_shared_experts,
         },
-        "bf16_bytes": 2.0 * spec.num_params, "valid_tp": valid_tp(spec), "source": spec.source,
-    }  # fmt: skip
+        "bf16_bytes": 2.0 * spec.num_params,
+        "valid_tp": valid_tp(spec),
+        "source": spec.source,
+    }
 
 
 def valid_tp(spec: ModelSpec) -> list[int]:
     """Tensor-parallel degrees up to 64 that split the heads evenly."""
     heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
-    return [t for t in range(1, min(heads, 64) + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)]  # fmt: skip
+    return [
+        t for t in range(1, min(heads, 64) + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)
+    ]
 
 
 def count(params: float) -> str:
@@ -101,8 +122,14 @@ def listing(rows: list[dict[str, Any]]) -> Table:
         active = count(each["active_params"]) if each["experts"] else ""
         heads = f"{each['num_heads']}/{each['num_kv_heads']}"
         dims = [each["num_layers"], each["hidden"], heads][: len(shape)]
-        table.add_row(each["name"], ", ".join(sorted(each["aliases"], key=len)), count(each["params"]), active, *map(str, dims),
-                      units.format(each["kv_bytes_per_token"], "byte"))  # fmt: skip
+        table.add_row(
+            each["name"],
+            ", ".join(sorted(each["aliases"], key=len)),
+            count(each["params"]),
+            active,
+            *map(str, dims),
+            units.format(each["kv_bytes_per_token"], "byte"),
+        )
     return table
 
 
@@ -113,13 +140,13 @@ def sheet(spec: ModelSpec, name: str | None) -> tuple[Any, ...]:
         "aliases": ", ".join(each["aliases"]) or "none",
         "params": f"{count(each['params'])} ({each['params']:,}), {units.format(each['bf16_bytes'], 'byte')} in BF16",
         "shape": f"{spec.num_layers} layers, hidden {spec.hidden:,}, FFN {spec.ffn:,}, vocabulary {spec.vocab:,}"
-                 + (", tied embeddings" if spec.tied_embeddings else ""),
+        + (", tied embeddings" if spec.tied_embeddings else ""),
         "heads": f"{spec.attention.kind.upper()}, {spec.attention.num_heads} query and {spec.attention.num_kv_heads} key/value heads of {spec.attention.head_dim}",
         "KV cache": f"{units.format(each['kv_bytes_per_token'], 'byte')} per token in BF16",
         "context": f"{spec.max_position:,} tokens" if spec.max_position else "not stated",
         "TP": f"may be {', '.join(map(str, each['valid_tp']))}",
         "source": spec.source or "given",
-    }  # fmt: skip
+    }
     if spec.moe:
         moe = spec.moe
         rows["experts"] = (

@@ -47,8 +47,12 @@ def layout_option(text: str, option: str, backend: Backend = "megatron") -> Layo
     layout = _spec(Layout, pairs, option)
     reason = violation(backend, layout)
     if reason:
-        raise RlhfsimError("layout-not-supported", f"{option} {text}: {reason}", place=COMMAND_LINE,
-                           help="choose another layout, or another --backend")  # fmt: skip
+        raise RlhfsimError(
+            "layout-not-supported",
+            f"{option} {text}: {reason}",
+            place=COMMAND_LINE,
+            help="choose another layout, or another --backend",
+        )
     return layout
 
 
@@ -66,6 +70,4 @@ def _spec(kind: type[T], pairs: dict[str, Any], option: str) -> T:
         return convert(kind, parse_json(json.dumps(pairs), "command line"))
     except RlhfsimError as error:
         help = error.help if error.code != "bad-value" else f"write {option} tp=8,dp=2"
-        raise RlhfsimError(
-            error.code, f"{option}: {error.message}", place=COMMAND_LINE, help=help
-        ) from error
+        raise RlhfsimError(error.code, f"{option}: {error.message}", place=COMMAND_LINE, help=help) from error

@@ -38,9 +38,7 @@ class Whole(ParamType):
         """Both ends count."""
         self.low, self.high = low, high
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number, or the error of `read`."""
         return self.read(str(value), _option(param))
 
@@ -70,9 +68,7 @@ class Number(ParamType):
         """Both ends count."""
         self.low, self.high, self.dimension = low, high, dimension
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The number.
 
         Raises:
@@ -97,9 +93,7 @@ class OneOf(ParamType):
         """`kind` says in errors what the names are."""
         self.kind, self.names = kind, tuple(names)
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name, or the error of `read`."""
         return self.read(str(value))
 

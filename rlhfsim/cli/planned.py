@@ -23,7 +23,7 @@ from rlhfsim.cli.inputs import (
 )
 from rlhfsim.cli.params import Number, OneOf, Several, bad_option
 from rlhfsim.cli.remedies import remedy
-from rlhfsim.cli.seats import check_layouts, fixed_layouts, ranks, seat_options
+from rlhfsim.cli.roles import check_layouts, fixed_layouts, ranks, role_options
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan, read_plan
@@ -33,11 +33,11 @@ from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
     Architecture,
-    GpuSet,
     Placement,
-    RolloutSeat,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
     Schedule,
-    Seat,
     WeightPath,
 )
 from rlhfsim.specs.scenario import system_names
@@ -51,7 +51,13 @@ MAX_RELEASED = 3
 """Fixed values that are tried one by one when nothing fits; each costs a search."""
 _GENTLE = ("micro_batch", "recompute", "zero", "vp", "cp", "ep", "dp", "pp", "tp")
 """Order in which fixed values are released."""
-_PATH: dict[str, WeightPath] = {"naive": "host", "smart": "host", "hybrid": "ipc", "disaggregated": "broadcast", "async": "broadcast"}  # fmt: skip
+_PATH: dict[str, WeightPath] = {
+    "naive": "host",
+    "smart": "host",
+    "hybrid": "ipc",
+    "disaggregated": "broadcast",
+    "async": "broadcast",
+}
 NOT_FOUND = "more GPUs, a GPU with more memory, or a smaller model"
 
 
@@ -82,12 +88,27 @@ def plan_options(command: F) -> F:
         click.argument("file", required=False, shell_complete=completion.systems),
         input_options,
         backend_option,
-        click.option("--architecture", type=OneOf("architecture", architectures), help=f"{', '.join(architectures)}; default: the fastest."),
-        seat_options,
-        click.option("--allow", type=Several("switch", SWITCHES), default="", help=f"May be used though they change what is learnt: {', '.join(SWITCHES)}."),
-        click.option("--max-staleness", type=Number(1, 64), default=1, show_default=True, help="Most policy versions of lag when async."),
+        click.option(
+            "--architecture",
+            type=OneOf("architecture", architectures),
+            help=f"{', '.join(architectures)}; default: the fastest.",
+        ),
+        role_options,
+        click.option(
+            "--allow",
+            type=Several("switch", SWITCHES),
+            default="",
+            help=f"May be used though they change what is learnt: {', '.join(SWITCHES)}.",
+        ),
+        click.option(
+            "--max-staleness",
+            type=Number(1, 64),
+            default=1,
+            show_default=True,
+            help="Most policy versions of lag when async.",
+        ),
         json_option,
-    ]  # fmt: skip
+    ]
     for option in reversed(options):
         command = option(command)
     return command
@@ -104,18 +125,21 @@ def planned(ctx: click.Context, given: Mapping[str, Any]) -> Planned:
         return from_file(given["file"], given["price"])
     if given["gpus"] is None or given["model"] is None:
         missing = "--gpus" if given["gpus"] is None else "--model"
-        raise bad_option(f"{missing} is missing", f"as in --gpus 64 --model 70b; or name a file (plan.json, a scenario) or a system: {', '.join(system_names())}")  # fmt: skip
+        raise bad_option(
+            f"{missing} is missing",
+            f"as in --gpus 64 --model 70b; or name a file (plan.json, a scenario) or a system: {', '.join(system_names())}",
+        )
     return from_request(request_of(given))
 
 
 def _alone(ctx: click.Context) -> None:
     for param in ctx.command.params:
         name = param.name or ""
-        if (
-            name not in FREE_WITH_FILE
-            and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        ):
-            raise bad_option(f"{param.opts[0]} and a FILE: the file says it already", f"leave out {param.opts[0]}, or change the file")  # fmt: skip
+        if name not in FREE_WITH_FILE and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise bad_option(
+                f"{param.opts[0]} and a FILE: the file says it already",
+                f"leave out {param.opts[0]}, or change the file",
+            )
 
 
 def from_file(file: str, price: float | None) -> Planned:
@@ -138,7 +162,7 @@ def profile_notes(file: str) -> tuple[str, ...]:
 def judged(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> Planned:
     """A given plan with the verdict of its ledger."""
     reason = ledger(models_of(plan.workload), plan.placement, plan.workload, cluster).rejected_by
-    far = warnings(plan, [pool.profile for pool in cluster.pools])
+    far = warnings(plan, [pool.profile for pool in cluster.node_groups])
     if reason is None:
         return Planned(plan=plan, rejected_by=None, remedy=None, notes=notes, far=far)
     help = remedy(plan.placement, plan.workload, cluster) or NOT_FOUND
@@ -159,9 +183,14 @@ def request_of(given: Mapping[str, Any]) -> Request:
     allow = given["allow"] | ({"async"} if wanted == "async" else set())
     with on_command_line():
         request = Request(
-            cluster=cluster, workload=workload, backend=given["backend"], allow=frozenset(allow), fix=fixed_layouts(given),
-            architecture=wanted, max_staleness=given["max_staleness"],
-        )  # fmt: skip
+            cluster=cluster,
+            workload=workload,
+            backend=given["backend"],
+            allow=frozenset(allow),
+            fix=fixed_layouts(given),
+            architecture=wanted,
+            max_staleness=given["max_staleness"],
+        )
     check_layouts(request, models_of(workload))
     return request
 
@@ -170,14 +199,18 @@ def from_request(request: Request) -> Planned:
     """The best plan that keeps what is fixed; or, when nothing fits, an example of what does not."""
     found = search_design(request, explain=False)
     if found.chosen is not None:
-        far = warnings(found.chosen, [pool.profile for pool in request.cluster.pools])
+        far = warnings(found.chosen, [pool.profile for pool in request.cluster.node_groups])
         return Planned(plan=found.chosen, rejected_by=None, remedy=None, far=far)
     models = models_of(request.workload)
     help = _release(request) or _relax(request, models)
     example = _example(request, models)
     if example is not None:
         verdict = judged(example, request.cluster)
-        return Planned(plan=example, rejected_by=verdict.rejected_by or found.shortage or "no plan with these choices fits", remedy=help)  # fmt: skip
+        return Planned(
+            plan=example,
+            rejected_by=verdict.rejected_by or found.shortage or "no plan with these choices fits",
+            remedy=help,
+        )
     return Planned(plan=None, rejected_by=found.shortage or _refused(found.refused), remedy=help)
 
 
@@ -189,12 +222,12 @@ def _refused(refused: Mapping[str, int]) -> str:
 def _release(request: Request) -> str | None:
     """The first single fixed value whose release lets something fit, and what it then becomes."""
     choices = [(s, f) for s, fields in request.fix.items() for f in fields]
-    for seat, name in sorted(choices, key=lambda c: _GENTLE.index(c[1]))[:MAX_RELEASED]:
-        fields = {k: v for k, v in request.fix[seat].items() if k != name}
-        chosen = _fitting(replace(request, fix={**request.fix, seat: fields}))
+    for role, name in sorted(choices, key=lambda c: _GENTLE.index(c[1]))[:MAX_RELEASED]:
+        fields = {k: v for k, v in request.fix[role].items() if k != name}
+        chosen = _fitting(replace(request, fix={**request.fix, role: fields}))
         if chosen is not None:
-            value = getattr(chosen.placement.seats[seat].layout, name)
-            return f"{name}={value} for {seat} instead of {request.fix[seat][name]}"
+            value = getattr(chosen.placement.roles[role].layout, name)
+            return f"{name}={value} for {role} instead of {request.fix[role][name]}"
     return None
 
 
@@ -211,13 +244,13 @@ def _relax(request: Request, models: Models) -> str:
     if request.architecture and (chosen := _fitting(open_all)) is not None:
         return f"--architecture {chosen.architecture}"
     change = nearest_change(open_all)
-    freed = " with layouts and architecture left open" if request.fix or request.architecture else ""  # fmt: skip
+    freed = " with layouts and architecture left open" if request.fix or request.architecture else ""
     return f"{change}{freed}" if change else NOT_FOUND
 
 
 def _example(request: Request, models: Models) -> Plan | None:
     """A plan of the wanted architecture with the fixed layouts, to show what does not fit."""
-    if len(request.cluster.pools) > 1:
+    if len(request.cluster.node_groups) > 1:
         return None
     try:
         placement = _placement(request, models)
@@ -228,32 +261,45 @@ def _example(request: Request, models: Models) -> Plan | None:
 
 def _placement(request: Request, models: Models) -> Placement:
     """One pool, or halves for rollout and the rest; all that may wait on the host does."""
-    total, wanted = request.cluster.pool.gpus, request.architecture or "hybrid"
+    total, wanted = request.cluster.node_group.gpus, request.architecture or "hybrid"
     apart = wanted in ("disaggregated", "async") and total > 1
-    train = GpuSet(name="train" if apart else "all", gpus=total - total // 2 if apart else total)
-    home = GpuSet(name="rollout", start=train.gpus, gpus=total // 2) if apart else train
+    train = ResourcePool(name="train" if apart else "all", gpus=total - total // 2 if apart else total)
+    home = ResourcePool(name="rollout", start=train.gpus, gpus=total // 2) if apart else train
     away = wanted != "naive"
 
-    def seat(name: str) -> Seat | None:
+    def role(name: str) -> RolePlacement | None:
         if getattr(models, name) is None:
             return None
         trained = name in ("actor", "critic")
         layout = _layout(request, name, train.gpus)
         moved = away and not trained
-        return Seat(pool=train.name, layout=layout, offload_between=away and trained, residency="offloaded" if moved else "resident")  # fmt: skip
+        return RolePlacement(
+            pool=train.name,
+            layout=layout,
+            offload_between=away and trained,
+            residency="offloaded" if moved else "resident",
+        )
 
     rollout = None
     if request.workload.generates:
         fields: dict[str, Any] = {"tp": min(8, home.gpus), **request.fix.get("rollout", {})}
-        engine = RolloutLayout(**fields, dp=home.gpus // ranks(fields), memory_utilization=0.9 if apart else 0.6)  # fmt: skip
-        rollout = RolloutSeat(pool=home.name, layout=engine, sleep=2 if away and not apart else 0)
-    actor = seat("actor")
+        engine = RolloutLayout(
+            **fields, dp=home.gpus // ranks(fields), memory_utilization=0.9 if apart else 0.6
+        )
+        rollout = RolloutPlacement(pool=home.name, layout=engine, sleep=2 if away and not apart else 0)
+    actor = role("actor")
     assert actor is not None
     return Placement(
-        pools=(train, home) if apart else (train,), actor=actor, rollout=rollout, backend=request.backend,
-        weight_path=_PATH[wanted] if rollout else "none", critic=seat("critic"), reference=seat("reference"), reward=seat("reward"),
+        pools=(train, home) if apart else (train,),
+        actor=actor,
+        rollout=rollout,
+        backend=request.backend,
+        weight_path=_PATH[wanted] if rollout else "none",
+        critic=role("critic"),
+        reference=role("reference"),
+        reward=role("reward"),
         schedule=Schedule(staleness=1 if wanted == "async" else 0),
-    )  # fmt: skip
+    )
 
 
 def _layout(request: Request, name: str, gpus: int) -> Layout:

@@ -38,9 +38,19 @@ def profile() -> None:
 
 
 @profile.command(epilog=EPILOG)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=DEFAULT, show_default=True, help="The new profile; an existing file is never overwritten.")  # fmt: skip
-@click.option("--only", metavar="NAME,...", help="Only these: gemm, attention, memory, collectives, storage, optimizer, train, decode, start, sleep.")  # fmt: skip
-@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: about a minute, wider intervals.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=DEFAULT,
+    show_default=True,
+    help="The new profile; an existing file is never overwritten.",
+)
+@click.option(
+    "--only",
+    metavar="NAME,...",
+    help="Only these: gemm, attention, memory, collectives, storage, optimizer, train, decode, start, sleep.",
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: about a minute, wider intervals.")
 @json_option
 def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | None:
     """Run short micro-benchmarks here and write a profile from them.
@@ -63,7 +73,11 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
         return INTERRUPTED
     made = measured_profile(session, out.stem)
     if not made.changes:
-        raise RlhfsimError("nothing-measured", "no probe had a result, so there is no profile to write", help="see above why each failed")  # fmt: skip
+        raise RlhfsimError(
+            "nothing-measured",
+            "no probe had a result, so there is no profile to write",
+            help="see above why each failed",
+        )
     out.parent.mkdir(parents=True, exist_ok=True)
     write(out, made)
     if as_json:
@@ -87,7 +101,9 @@ def chosen(only: str | None) -> list[Any]:
     names = [name.strip() for name in only.split(",") if name.strip()]
     for name in names:
         if name not in BY_NAME:
-            raise RlhfsimError("unknown-probe", f"unknown probe {name!r}", help=f"known: {', '.join(BY_NAME)}")  # fmt: skip
+            raise RlhfsimError(
+                "unknown-probe", f"unknown probe {name!r}", help=f"known: {', '.join(BY_NAME)}"
+            )
     return [probe for probe in PROBES if probe.name in names]
 
 
@@ -104,12 +120,18 @@ def check_out(out: Path) -> None:
     except RlhfsimError as error:
         if error.code not in ("file-exists", "name-taken"):
             raise
-        raise RlhfsimError(error.code, error.message, place=error.place, help=f"measure into another file: --out {free(out)}") from error  # fmt: skip
+        raise RlhfsimError(
+            error.code, error.message, place=error.place, help=f"measure into another file: --out {free(out)}"
+        ) from error
 
 
 def free(out: Path) -> Path:
     """The first of local2.yaml, local3.yaml, ... that is not there."""
-    return next(path for number in range(2, 10_000) if not (path := out.with_name(f"{out.stem}{number}{out.suffix or '.yaml'}")).exists())  # fmt: skip
+    return next(
+        path
+        for number in range(2, 10_000)
+        if not (path := out.with_name(f"{out.stem}{number}{out.suffix or '.yaml'}")).exists()
+    )
 
 
 @contextmanager
@@ -125,7 +147,12 @@ def terminated_as_interrupt() -> Iterator[None]:
 def report(session: Any, made: Any, out: Path) -> dict[str, Any]:
     """The `--json` content."""
     return {
-        "schema": SCHEMA, "file": str(out), "machine": asdict(session.machine), "extends": made.base,
-        "profile": [asdict(change) for change in made.changes], "measured": [asdict(m) for m in session.measured],
-        "not_measured": [asdict(m) for m in made.missing], "notes": list(made.notes),
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "file": str(out),
+        "machine": asdict(session.machine),
+        "extends": made.base,
+        "profile": [asdict(change) for change in made.changes],
+        "measured": [asdict(m) for m in session.measured],
+        "not_measured": [asdict(m) for m in made.missing],
+        "notes": list(made.notes),
+    }

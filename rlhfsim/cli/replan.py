@@ -50,8 +50,10 @@ class Replan:
     def look(self, trace: Trace, rows: Sequence[Mapping[str, float]]) -> str:
         """A line about the trace so far; what cannot be calibrated is said, and never ends a run."""
         try:
-            seen = observe(self._plan, trace, name=self._name, rows=[{"step": i, **row} for i, row in enumerate(rows)])  # fmt: skip
-            self._found = calibrate([seen], load_profile(self._plan.hardware[0].profile), errors=False)  # fmt: skip
+            seen = observe(
+                self._plan, trace, name=self._name, rows=[{"step": i, **row} for i, row in enumerate(rows)]
+            )
+            self._found = calibrate([seen], load_profile(self._plan.hardware[0].profile), errors=False)
             count = f"{seen.steps} iteration{'s' * (seen.steps != 1)}"
             with serial():  # a fork of the driver would inherit the threads of Ray
                 return f"recalibrated on {count}: {self._verdict(seen, self._found)}"
@@ -64,11 +66,15 @@ class Replan:
         schedule = self._plan.placement.schedule
         best = design(
             Request(
-                cluster=cluster, workload=work, backend=self._plan.placement.backend, time_limit=SEARCH_S,
-                allow=frozenset({"async"} if schedule.staleness else ()), max_staleness=schedule.staleness or 1,
+                cluster=cluster,
+                workload=work,
+                backend=self._plan.placement.backend,
+                time_limit=SEARCH_S,
+                allow=frozenset({"async"} if schedule.staleness else ()),
+                max_staleness=schedule.staleness or 1,
             ),
             explain=False,
-        ).chosen  # fmt: skip
+        ).chosen
         measured = median(seen.step_s)
         told = f"{len(found.coefficients)} coefficients; a step takes {_s(measured)}, planned {_s(self._plan.prediction.step_s)}, now predicted {_s(own.prediction.step_s)}"
         if best is None or best.placement == own.placement:
@@ -100,14 +106,18 @@ def profile_line(out: Path | None) -> str:
 def calibrated(found: Calibration) -> Profile:
     """The profile with what was fitted, in memory."""
     moved = {c.name: c.after for c in found.coefficients}
-    return replace(found.profile, coefficients={**found.profile.coefficients, **moved}, calibration=provenance(found))  # fmt: skip
+    return replace(
+        found.profile, coefficients={**found.profile.coefficients, **moved}, calibration=provenance(found)
+    )
 
 
 def step_of(plan: Plan, cluster: Cluster) -> Iteration:
     """The step of a plan in closed form, on this cluster."""
     models = models_of(plan.workload)
     tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
-    return iteration(models, plan.placement, plan.workload, cluster, kv_tokens=tokens if tokens and tokens > 0 else None)  # fmt: skip
+    return iteration(
+        models, plan.placement, plan.workload, cluster, kv_tokens=tokens if tokens and tokens > 0 else None
+    )
 
 
 def lengths_of(seen: Observation) -> Workload:

@@ -43,15 +43,28 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("source", type=click.Path(path_type=Path))
-@click.option("--compare", type=click.Path(path_type=Path, file_okay=False), metavar="RUN", help="The folder of a run: SOURCE is then the plan that it is held against.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the page is written; default: the name of SOURCE with .html, here.")  # fmt: skip
+@click.option(
+    "--compare",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="RUN",
+    help="The folder of a run: SOURCE is then the plan that it is held against.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the page is written; default: the name of SOURCE with .html, here.",
+)
 @click.option("--title", help="Title of the page; default: what it is about.")
-@click.option("--no-sizes", is_flag=True, help="Do not search the best plans of other numbers of GPUs.")  # fmt: skip
-@click.option("--size-limit", type=Number(0.1, DAY, "s"), default=sizes.LIMIT_S, show_default=True, help="Longest search of one other number of GPUs, seconds.")  # fmt: skip
+@click.option("--no-sizes", is_flag=True, help="Do not search the best plans of other numbers of GPUs.")
+@click.option(
+    "--size-limit",
+    type=Number(0.1, DAY, "s"),
+    default=sizes.LIMIT_S,
+    show_default=True,
+    help="Longest search of one other number of GPUs, seconds.",
+)
 @json_option
-def report(
-    source: Path, compare: Path | None, out: Path | None, as_json: bool, **given: Any
-) -> None:
+def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
     """Write a plan, a what-if or a run as one page that works offline.
 
     SOURCE is a plan.json, a what-if result (rlhfsim whatif --out) or the folder of a run.
@@ -90,9 +103,7 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
     if kind is None:
         _check_run(source)
         name = source.resolve().name
-        return run_page(
-            read(source), commands=f"rlhfsim compare {name}\nrlhfsim report {name}", title=title
-        )
+        return run_page(read(source), commands=f"rlhfsim compare {name}\nrlhfsim report {name}", title=title)
     if kind == WHATIF_SCHEMA:
         return whatif_page(read_whatif(source), file=source.name, title=title)
     plan = read_plan(source)
@@ -109,15 +120,23 @@ def _schema(source: Path) -> str:
     data = parse_json(read_text(source, MAX_BYTES), str(source)).data
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema not in (PLAN_SCHEMA, WHATIF_SCHEMA):
-        raise RlhfsimError("nothing-to-report", f"this is neither a plan nor a what-if: its schema is {str(schema)[:40]!r}", place=Place(file=str(source)),
-                           help="write one with: rlhfsim design --out plan.json, or rlhfsim whatif SCENARIO --out whatif.json; a run is a folder")  # fmt: skip
+        raise RlhfsimError(
+            "nothing-to-report",
+            f"this is neither a plan nor a what-if: its schema is {str(schema)[:40]!r}",
+            place=Place(file=str(source)),
+            help="write one with: rlhfsim design --out plan.json, or rlhfsim whatif SCENARIO --out whatif.json; a run is a folder",
+        )
     return str(schema)
 
 
 def _check_run(folder: Path) -> None:
     if not (folder / TRACE).is_file() and (folder / PLAN).is_file():
-        raise RlhfsimError("not-a-run", f"there is a {PLAN} but no {TRACE} in this folder", place=Place(file=str(folder)),
-                           help=f"report the plan alone: rlhfsim report {folder / PLAN}")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-run",
+            f"there is a {PLAN} but no {TRACE} in this folder",
+            place=Place(file=str(folder)),
+            help=f"report the plan alone: rlhfsim report {folder / PLAN}",
+        )
 
 
 @contextmanager
@@ -133,7 +152,23 @@ def _searching(count: int) -> Iterator[sizes.Step]:
 def as_data(page: Page, where: Path) -> dict[str, Any]:
     """The findings for machines; schema in docs/report.md."""
     return {
-        "schema": SCHEMA, "out": str(where), "bytes": where.stat().st_size, "title": page.title, "subtitle": page.subtitle, "verdict": page.verdict,
-        "sure": list(page.sure), "tiles": [{"label": t.label, "value": t.value, "detail": t.detail} for t in page.tiles],
-        "sections": [{"heading": s.heading, "figures": [{"key": b.key, "finding": b.title, "alt": b.alt} for b in s.blocks if isinstance(b, Figure)]} for s in page.sections],
-    }  # fmt: skip
+        "schema": SCHEMA,
+        "out": str(where),
+        "bytes": where.stat().st_size,
+        "title": page.title,
+        "subtitle": page.subtitle,
+        "verdict": page.verdict,
+        "sure": list(page.sure),
+        "tiles": [{"label": t.label, "value": t.value, "detail": t.detail} for t in page.tiles],
+        "sections": [
+            {
+                "heading": s.heading,
+                "figures": [
+                    {"key": b.key, "finding": b.title, "alt": b.alt}
+                    for b in s.blocks
+                    if isinstance(b, Figure)
+                ],
+            }
+            for s in page.sections
+        ],
+    }

@@ -59,9 +59,12 @@ class Straggler(ParamType):
         try:
             found = units.parse(share, "1"), units.parse(slowdown, "1")
         except RlhfsimError as error:
-            raise bad_option(f"--straggler: {str(value)[:40]!r} is not SHARE:SLOWDOWN", rule) from error  # fmt: skip
+            raise bad_option(f"--straggler: {str(value)[:40]!r} is not SHARE:SLOWDOWN", rule) from error
         if not (colon and 0 <= found[0] <= 1 and 1 <= found[1] <= 100):
-            raise bad_option(f"--straggler: {str(value)[:40]} is out of range", f"{rule}; 0 <= SHARE <= 1, 1 <= SLOWDOWN <= 100")  # fmt: skip
+            raise bad_option(
+                f"--straggler: {str(value)[:40]} is out of range",
+                f"{rule}; 0 <= SHARE <= 1, 1 <= SLOWDOWN <= 100",
+            )
         return found
 
 
@@ -84,9 +87,7 @@ class Duration(ParamType):
 
     name = "TIME"
 
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds.
 
         Raises:
@@ -96,9 +97,12 @@ class Duration(ParamType):
         try:
             seconds = units.parse(str(value), "s")
         except RlhfsimError as error:
-            raise bad_option(f"{option}: {error.message}", "write it like 60 s, 10 min, 5000 h") from error  # fmt: skip
+            raise bad_option(f"{option}: {error.message}", "write it like 60 s, 10 min, 5000 h") from error
         if not 0 < seconds <= MAX_SECONDS:
-            raise bad_option(f"{option}: {str(value)[:40]} is out of range", "give a time above 0, like 60 s, 10 min, 5000 h")  # fmt: skip
+            raise bad_option(
+                f"{option}: {str(value)[:40]} is out of range",
+                "give a time above 0, like 60 s, 10 min, 5000 h",
+            )
         return seconds
 
 
@@ -107,21 +111,80 @@ _TIME = Duration()
 
 _OPTIONS: list[Callable[[Any], Any]] = [
     click.argument("file", required=False),
-    click.option("--iterations", type=Whole(1, MAX_STEPS), default=20, show_default=True, help="Steps that are measured."),
-    click.option("--warmup", type=Whole(0, MAX_STEPS), default=0, show_default=True, help="Steps before them that no figure counts; staleness + 2 at least when async."),
-    click.option("--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Seed of all that is random."),
-    click.option("--replications", type=Whole(1, MAX_REPLICATIONS), default=1, show_default=True, help="Runs with seeds of their own: N, N + 1, ..."),
-    click.option("--expected-lengths", is_flag=True, help="Every step has the expected response lengths; default: each draws its own."),
-    click.option("--reward-spread", type=Number(0, 4), default=0.0, show_default=True, help="Standard deviation of the log of reward times: 0.5."),
-    click.option("--straggler", type=Straggler(), help="Share of the GPUs that are slow, and how much: 0.05:1.5."),
-    click.option("--mtbf", type=_TIME, help="Mean time between failures of one node: 5000h. Asks for goodput."),
-    click.option("--restart", type=_TIME, default="10 min", show_default=True, help="From a failure until the run goes on."),
-    click.option("--checkpoint", type=_TIME, default="60 s", show_default=True, help="Time that one checkpoint blocks the run."),
-    click.option("--checkpoint-interval", type=Interval(), default="auto", show_default=True, help="Time between checkpoints, or auto: the best one."),
-    click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), metavar="OUT.json", help="Write the trace, and OUT.chrome.json for ui.perfetto.dev."),
-    click.option("--price", type=Number(0, MAX_PRICE, "usd/h"), help="USD per GPU-hour, in place of the listed price."),
+    click.option(
+        "--iterations",
+        type=Whole(1, MAX_STEPS),
+        default=20,
+        show_default=True,
+        help="Steps that are measured.",
+    ),
+    click.option(
+        "--warmup",
+        type=Whole(0, MAX_STEPS),
+        default=0,
+        show_default=True,
+        help="Steps before them that no figure counts; staleness + 2 at least when async.",
+    ),
+    click.option(
+        "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Seed of all that is random."
+    ),
+    click.option(
+        "--replications",
+        type=Whole(1, MAX_REPLICATIONS),
+        default=1,
+        show_default=True,
+        help="Runs with seeds of their own: N, N + 1, ...",
+    ),
+    click.option(
+        "--expected-lengths",
+        is_flag=True,
+        help="Every step has the expected response lengths; default: each draws its own.",
+    ),
+    click.option(
+        "--reward-spread",
+        type=Number(0, 4),
+        default=0.0,
+        show_default=True,
+        help="Standard deviation of the log of reward times: 0.5.",
+    ),
+    click.option(
+        "--straggler", type=Straggler(), help="Share of the GPUs that are slow, and how much: 0.05:1.5."
+    ),
+    click.option(
+        "--mtbf", type=_TIME, help="Mean time between failures of one node: 5000h. Asks for goodput."
+    ),
+    click.option(
+        "--restart",
+        type=_TIME,
+        default="10 min",
+        show_default=True,
+        help="From a failure until the run goes on.",
+    ),
+    click.option(
+        "--checkpoint",
+        type=_TIME,
+        default="60 s",
+        show_default=True,
+        help="Time that one checkpoint blocks the run.",
+    ),
+    click.option(
+        "--checkpoint-interval",
+        type=Interval(),
+        default="auto",
+        show_default=True,
+        help="Time between checkpoints, or auto: the best one.",
+    ),
+    click.option(
+        "--trace",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="OUT.json",
+        help="Write the trace, and OUT.chrome.json for ui.perfetto.dev.",
+    ),
+    click.option(
+        "--price", type=Number(0, MAX_PRICE, "usd/h"), help="USD per GPU-hour, in place of the listed price."
+    ),
     json_option,
-]  # fmt: skip
+]
 
 
 def _options(command: F) -> F:
@@ -144,9 +207,7 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
     """
     _check(ctx, given)
     with progress(given["replications"]) as tick, on_command_line():
-        answer = simulate_file(
-            given["file"], options_of(given), price=given["price"], progress=tick
-        )
+        answer = simulate_file(given["file"], options_of(given), price=given["price"], progress=tick)
         told = _told(given["file"], answer)
     written = given["trace"] if answer.trace is not None else None
     if written is not None and answer.trace is not None:
@@ -180,7 +241,9 @@ def _told(file: str, answer: Simulation) -> Told:
 def _check(ctx: click.Context, given: dict[str, Any]) -> None:
     """A file, and no option that means nothing without another one."""
     if given["file"] is None:
-        raise bad_option("FILE is missing", f"name a plan.json, a scenario or a system: {', '.join(system_names())}")  # fmt: skip
+        raise bad_option(
+            "FILE is missing", f"name a plan.json, a scenario or a system: {', '.join(system_names())}"
+        )
     for name in ("restart", "checkpoint", "checkpoint_interval"):
         source = ctx.get_parameter_source(name)
         if given["mtbf"] is None and source is click.core.ParameterSource.COMMANDLINE:
@@ -193,12 +256,21 @@ def options_of(given: dict[str, Any]) -> SimulationOptions:
     faults = None
     if given["mtbf"] is not None:
         faults = FaultOptions(
-            mtbf_s=given["mtbf"], restart_s=given["restart"], checkpoint_s=given["checkpoint"], interval_s=given["checkpoint_interval"],
-        )  # fmt: skip
+            mtbf_s=given["mtbf"],
+            restart_s=given["restart"],
+            checkpoint_s=given["checkpoint"],
+            interval_s=given["checkpoint_interval"],
+        )
     return SimulationOptions(
-        steps=given["iterations"], warmup=given["warmup"], seed=given["seed"], replications=given["replications"],
-        drawn_lengths=not given["expected_lengths"], reward_spread=given["reward_spread"], straggler=given["straggler"], faults=faults,
-    )  # fmt: skip
+        steps=given["iterations"],
+        warmup=given["warmup"],
+        seed=given["seed"],
+        replications=given["replications"],
+        drawn_lengths=not given["expected_lengths"],
+        reward_spread=given["reward_spread"],
+        straggler=given["straggler"],
+        faults=faults,
+    )
 
 
 @contextmanager
@@ -231,7 +303,11 @@ def show(told: Told, console: Console, trace: Path | None) -> None:
         console.print(part)
     if trace is not None:
         console.print()
-        console.print(view.labelled({"trace": str(trace), "to see it": f"open {chrome_path(trace)} at https://ui.perfetto.dev"}))  # fmt: skip
+        console.print(
+            view.labelled(
+                {"trace": str(trace), "to see it": f"open {chrome_path(trace)} at https://ui.perfetto.dev"}
+            )
+        )
 
 
 # --- for machines -----------------------------------------------------------------------------------
@@ -240,16 +316,32 @@ def show(told: Told, console: Console, trace: Path | None) -> None:
 def as_data(told: Told, trace: Path | None) -> dict[str, Any]:
     """The same content; schema in docs/plan.md."""
     answer = told.answer
-    verdict = {"schema": SCHEMA, "fits": answer.rejected_by is None, "rejected_by": answer.rejected_by, "remedy": told.remedy,
-               "notes": list(told.notes), "plan": answer.plan.to_dict()}  # fmt: skip
+    verdict = {
+        "schema": SCHEMA,
+        "fits": answer.rejected_by is None,
+        "rejected_by": answer.rejected_by,
+        "remedy": told.remedy,
+        "notes": list(told.notes),
+        "plan": answer.plan.to_dict(),
+    }
     if answer.rejected_by is not None:
         return verdict
     return {
         **verdict,
-        "run": {"steps": len(answer.runs[0]), "warmup": answer.warmup, "seed": answer.seed,
-                "replications": len(answer.runs), "randomness": answer.randomness},
-        "step": {"mean_s": answer.mean, "p10_s": answer.percentile(10), "p50_s": answer.percentile(50), "p90_s": answer.percentile(90),
-                 "estimate_s": answer.estimate.prediction.step_s},
+        "run": {
+            "steps": len(answer.runs[0]),
+            "warmup": answer.warmup,
+            "seed": answer.seed,
+            "replications": len(answer.runs),
+            "randomness": answer.randomness,
+        },
+        "step": {
+            "mean_s": answer.mean,
+            "p10_s": answer.percentile(10),
+            "p50_s": answer.percentile(50),
+            "p90_s": answer.percentile(90),
+            "estimate_s": answer.estimate.prediction.step_s,
+        },
         "step_seconds": [list(run) for run in answer.runs],
         "pools": [asdict(pool) for pool in answer.pools],
         "contention": [{"link": link, "seconds": seconds} for link, seconds in answer.contention.items()],
@@ -258,4 +350,4 @@ def as_data(told: Told, trace: Path | None) -> dict[str, Any]:
         "goodput": asdict(answer.goodput) if answer.goodput else None,
         "trace": str(trace) if trace else None,
         "chrome_trace": str(chrome_path(trace)) if trace else None,
-    }  # fmt: skip
+    }

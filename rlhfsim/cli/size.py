@@ -23,9 +23,9 @@ from rlhfsim.present.terminal.plan import console
 from rlhfsim.present.terminal.size import front_dict, show, show_front, size_dict
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
-from rlhfsim.search.space import seats_of
+from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Profile
-from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.what_if.sizing import fronts, resized
 from rlhfsim.what_if.sizing import size as search_size
@@ -46,9 +46,7 @@ Examples:
     metavar="NAME,...",
     help="Kinds of GPUs: names or aliases (rlhfsim gpus), or YAML files.",
 )
-@click.option(
-    "--max-gpus", type=Whole(1, MAX_GPUS), default=512, show_default=True, help="Largest cluster."
-)
+@click.option("--max-gpus", type=Whole(1, MAX_GPUS), default=512, show_default=True, help="Largest cluster.")
 @click.option(
     "--oversubscription",
     type=Number(1, MAX_OVERSUBSCRIPTION),
@@ -72,9 +70,7 @@ Examples:
 )
 @constraint_options
 @click.option(
-    "--pareto",
-    is_flag=True,
-    help="Instead: every size that no other one beats in GPUs, time and money.",
+    "--pareto", is_flag=True, help="Instead: every size that no other one beats in GPUs, time and money."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write the plan of the answer.")
 @json_option
@@ -94,8 +90,12 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     for profile in profiles:  # each must have a price where a target is money
         targets = requirements(given, resized(request, profile, 1))
     if not targets:
-        raise bad_option("no target to meet", "give --require 'step_time<120s', or --pareto to see every size")  # fmt: skip
-    answer = search_size(request, profiles, targets, aim=given["objective"], most=given["max_gpus"], steps=given["steps"])  # fmt: skip
+        raise bad_option(
+            "no target to meet", "give --require 'step_time<120s', or --pareto to see every size"
+        )
+    answer = search_size(
+        request, profiles, targets, aim=given["objective"], most=given["max_gpus"], steps=given["steps"]
+    )
     if answer.best is not None and answer.best.plan is not None and given["out"]:
         write_plan(given["out"], answer.best.plan)
     if given["as_json"]:
@@ -118,21 +118,31 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
     if given["objective"] == "cost" and given["price"] is None:
         for profile in profiles:
             if profile.price is None:
-                raise bad_option(f"no price is known for {profile.name}, so cost cannot be minimised", "give --price USD_PER_GPU_HOUR, or leave it out")  # fmt: skip
+                raise bad_option(
+                    f"no price is known for {profile.name}, so cost cannot be minimised",
+                    "give --price USD_PER_GPU_HOUR, or leave it out",
+                )
     with on_command_line():
-        cluster = Cluster(pools=(make_pool(profiles[0], 1),), oversubscription=given["oversubscription"])  # fmt: skip
-        base = Request(cluster=cluster, workload=build_workload({**given, "gpus": 1}), backend=given["backend"], price=given["price"])  # fmt: skip
+        cluster = Cluster(
+            node_groups=(node_group(profiles[0], 1),), oversubscription=given["oversubscription"]
+        )
+        base = Request(
+            cluster=cluster,
+            workload=build_workload({**given, "gpus": 1}),
+            backend=given["backend"],
+            price=given["price"],
+        )
     request = constrained(base, given)
-    _check_seats(request, models_of(request.workload))
+    _check_roles(request, models_of(request.workload))
     return request
 
 
-def _check_seats(request: Request, models: Models) -> None:
-    """What can be said about fixed seats without a size: the seat exists, and TP splits its heads."""
-    seats = seats_of(request, models)
-    for seat in (*request.fix, *(x.seat for x in request.limits if x.field != "hardware")):
-        if seat not in seats:
-            raise bad_option(f"--fix {seat}: {request.workload.algorithm} has no {seat} here", "leave it out")  # fmt: skip
-    for seat, fields in request.fix.items():
-        with on_command_line(f"--fix {seat}: "):
-            models.of("actor" if seat == "rollout" else seat).check_tp(int(fields.get("tp", 1)))
+def _check_roles(request: Request, models: Models) -> None:
+    """What can be said about fixed roles without a size: the role exists, and TP splits its heads."""
+    roles = roles_of(request, models)
+    for role in (*request.fix, *(x.role for x in request.limits if x.field != "hardware")):
+        if role not in roles:
+            raise bad_option(f"--fix {role}: {request.workload.algorithm} has no {role} here", "leave it out")
+    for role, fields in request.fix.items():
+        with on_command_line(f"--fix {role}: "):
+            models.of("actor" if role == "rollout" else role).check_tp(int(fields.get("tp", 1)))

@@ -19,7 +19,7 @@ from rlhfsim.cli.options import layout_option, rollout_layout_option
 from rlhfsim.cli.params import bad_option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.specs.hardware.hardware import Pool, Profile
+from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
@@ -64,18 +64,8 @@ class Question:
     shell_complete=completion.models,
     help="Preset, alias (8b, 70b, ...) or a config.json; with --run a model folder.",
 )
-@click.option(
-    "--from",
-    "source",
-    metavar="LAYOUT",
-    help="Training layout: tp=8,pp=2,dp=4,ep=8,zero=1.",
-)
-@click.option(
-    "--to",
-    "target",
-    metavar="LAYOUT",
-    help="Rollout layout: tp=8,dp=4,precision=fp8.",
-)
+@click.option("--from", "source", metavar="LAYOUT", help="Training layout: tp=8,pp=2,dp=4,ep=8,zero=1.")
+@click.option("--to", "target", metavar="LAYOUT", help="Rollout layout: tp=8,dp=4,precision=fp8.")
 @click.option(
     "--gpu",
     default="h100-sxm",
@@ -83,9 +73,7 @@ class Question:
     shell_complete=completion.gpus,
     help="Hardware profile, alias or YAML path.",
 )
-@click.option(
-    "--gpus-per-node", type=click.IntRange(1, 4096), help="GPUs per node; default of the profile."
-)
+@click.option("--gpus-per-node", type=click.IntRange(1, 4096), help="GPUs per node; default of the profile.")
 @click.option(
     "--backend",
     default="megatron",
@@ -94,9 +82,7 @@ class Question:
     help="Training backend.",
 )
 @click.option(
-    "--same-pool",
-    is_flag=True,
-    help="Training and rollout share the GPUs (default: separate pools).",
+    "--same-pool", is_flag=True, help="Training and rollout share the GPUs (default: separate pools)."
 )
 @click.option(
     "--lora",
@@ -105,9 +91,7 @@ class Question:
     help="The policy trains adapters of this rank only.",
 )
 @click.option("--no-rdma", is_flag=True, help="The network has no RDMA.")
-@click.option(
-    "--run", "run_it", is_flag=True, help="Run and time every local path on this machine instead."
-)
+@click.option("--run", "run_it", is_flag=True, help="Run and time every local path on this machine instead.")
 @click.option(
     "--repeats",
     type=click.IntRange(1, 1000),
@@ -134,22 +118,31 @@ def sync(
 
     Seconds come with their P10 to P90. A path that cannot be used between these two ends is priced
     all the same and says why not.
-    """  # fmt: skip
+    """
     if run_it:
         from rlhfsim.cli import sync_run
 
         sync_run.run(model, repeats, as_json=as_json)
         return
     if model is None or source is None or target is None:
-        missing = next(o for o, v in (("--model", model), ("--from", source), ("--to", target)) if v is None)  # fmt: skip
-        raise bad_option(f"{missing} is missing", "as in --model 70b --from tp=8,dp=2 --to tp=8; or time the paths of this machine: --run")  # fmt: skip
+        missing = next(o for o, v in (("--model", model), ("--from", source), ("--to", target)) if v is None)
+        raise bad_option(
+            f"{missing} is missing",
+            "as in --model 70b --from tp=8,dp=2 --to tp=8; or time the paths of this machine: --run",
+        )
     profile = load_profile(gpu)
     chosen = cast(Backend, backend)
     question = Question(
-        model=resolve_model(model), train=layout_option(source, "--from", chosen), rollout=rollout_layout_option(target, "--to"),
-        profile=profile, gpus_per_node=gpus_per_node or profile.node.gpus, backend=chosen, same_pool=same_pool,
-        lora=Lora(rank=lora) if lora else None, rdma=not no_rdma,
-    )  # fmt: skip
+        model=resolve_model(model),
+        train=layout_option(source, "--from", chosen),
+        rollout=rollout_layout_option(target, "--to"),
+        profile=profile,
+        gpus_per_node=gpus_per_node or profile.node.gpus,
+        backend=chosen,
+        same_pool=same_pool,
+        lora=Lora(rank=lora) if lora else None,
+        rdma=not no_rdma,
+    )
     costs = answer(question)
     if as_json:
         click.echo(json.dumps(as_data(question, costs), indent=2))
@@ -167,22 +160,31 @@ def answer(question: Question) -> tuple[SyncCost, ...]:
     for tp in (train.tp, rollout.tp):
         question.model.check_tp(tp)
     if question.same_pool and train.gpus != rollout.gpus:
-        raise RlhfsimError("pools-differ", f"--same-pool: training fills {train.gpus} GPUs and rollout {rollout.gpus}",
-                           place=Place(file="command line"), help="choose dp so that both fill the pool")  # fmt: skip
+        raise RlhfsimError(
+            "pools-differ",
+            f"--same-pool: training fills {train.gpus} GPUs and rollout {rollout.gpus}",
+            place=Place(file="command line"),
+            help="choose dp so that both fill the pool",
+        )
     source, target = (device_of(_pool(question, gpus)) for gpus in (train.gpus, rollout.gpus))
     return every_path(
-        question.model, train, rollout, source=source, target=target, backend=question.backend,
-        same_pool=question.same_pool, lora=question.lora, rdma=question.rdma,
-    )  # fmt: skip
+        question.model,
+        train,
+        rollout,
+        source=source,
+        target=target,
+        backend=question.backend,
+        same_pool=question.same_pool,
+        lora=question.lora,
+        rdma=question.rdma,
+    )
 
 
-def _pool(question: Question, gpus: int) -> Pool:
+def _pool(question: Question, gpus: int) -> NodeGroup:
     """Whole nodes: the two pools may share one."""
     nodes = -(-gpus // question.gpus_per_node)
-    return Pool(
-        profile=question.profile,
-        gpus=nodes * question.gpus_per_node,
-        gpus_per_node=question.gpus_per_node,
+    return NodeGroup(
+        profile=question.profile, gpus=nodes * question.gpus_per_node, gpus_per_node=question.gpus_per_node
     )
 
 
@@ -208,13 +210,25 @@ def as_data(question: Question, costs: tuple[SyncCost, ...]) -> dict[str, Any]:
 def _path(cost: SyncCost) -> dict[str, Any]:
     low, high = cost.cost.interval
     return {
-        "name": cost.name, "path": cost.path, "title": cost.title, "available": cost.available, "why_not": cost.why_not,
-        "seconds": cost.cost.seconds, "low": low, "high": high, "bytes_per_s": cost.bytes_per_s, "bytes_moved": cost.bytes_moved,
-        "extra_train_bytes": cost.extra_train_bytes, "extra_rollout_bytes": cost.extra_rollout_bytes,
-        "extra_host_bytes": cost.extra_host_bytes, "bound_by": cost.cost.bound_by if cost.cost.parts else None,
-        "seconds_by_resource": cost.cost.by_resource(), "limits": cost.limits, "overlaps_with": cost.overlaps_with,
+        "name": cost.name,
+        "path": cost.path,
+        "title": cost.title,
+        "available": cost.available,
+        "why_not": cost.why_not,
+        "seconds": cost.cost.seconds,
+        "low": low,
+        "high": high,
+        "bytes_per_s": cost.bytes_per_s,
+        "bytes_moved": cost.bytes_moved,
+        "extra_train_bytes": cost.extra_train_bytes,
+        "extra_rollout_bytes": cost.extra_rollout_bytes,
+        "extra_host_bytes": cost.extra_host_bytes,
+        "bound_by": cost.cost.bound_by if cost.cost.parts else None,
+        "seconds_by_resource": cost.cost.by_resource(),
+        "limits": cost.limits,
+        "overlaps_with": cost.overlaps_with,
         "rests_on": list(cost.cost.rests_on),
-    }  # fmt: skip
+    }
 
 
 def show(question: Question, costs: tuple[SyncCost, ...], console: Console) -> None:
@@ -223,18 +237,18 @@ def show(question: Question, costs: tuple[SyncCost, ...], console: Console) -> N
     console.print(
         f"{question.model.name}: {units.format(costs[0].model_bytes, 'byte')} in BF16, "
         f"{question.train.label} -> {question.rollout.label}, {question.profile.title}, {pool}\n",
-        highlight=False, markup=False,
-    )  # fmt: skip
+        highlight=False,
+        markup=False,
+    )
     console.print(_figures(costs))
     console.print(_conditions(costs))
-    fastest = min(
-        (c for c in costs if c.available and c.name not in _PARTIAL), key=lambda c: c.cost.seconds
-    )
+    fastest = min((c for c in costs if c.available and c.name not in _PARTIAL), key=lambda c: c.cost.seconds)
     console.print(
         f"fastest with all weights as trained: {fastest.title}, {units.format(fastest.cost.seconds, 's')}. "
         "GB/s: bytes of the model per second. Extra GPU memory: training / rollout side.",
-        highlight=False, markup=False,
-    )  # fmt: skip
+        highlight=False,
+        markup=False,
+    )
 
 
 def _figures(costs: tuple[SyncCost, ...]) -> Table:
@@ -247,13 +261,16 @@ def _figures(costs: tuple[SyncCost, ...]) -> Table:
     for c in costs:
         low, high = c.cost.interval
         table.add_row(
-            c.title, "yes" if c.available else "no", units.significant(c.cost.seconds),
+            c.title,
+            "yes" if c.available else "no",
+            units.significant(c.cost.seconds),
             f"{units.significant(low, 2)}-{units.significant(high, 2)}",
             units.significant(c.bytes_per_s / units.GB) if c.cost.seconds else "-",
             f"{_size(c.extra_train_bytes)} / {_size(c.extra_rollout_bytes)}",
-            _size(c.extra_host_bytes), c.cost.bound_by if c.cost.parts else "-",
+            _size(c.extra_host_bytes),
+            c.cost.bound_by if c.cost.parts else "-",
             style="" if c.available else "dim",
-        )  # fmt: skip
+        )
     return table
 
 
@@ -263,7 +280,7 @@ def _size(size: float) -> str:
 
 def _conditions(costs: tuple[SyncCost, ...]) -> Table:
     table = Table(box=SIMPLE, width=WIDTH, padding=(0, 1))
-    for name, ratio in (("path", 24), ("works only when", 26), ("overlaps with", 22), ("rests on", 26)):  # fmt: skip
+    for name, ratio in (("path", 24), ("works only when", 26), ("overlaps with", 22), ("rests on", 26)):
         table.add_column(name, ratio=ratio)
     for c in costs:
         limits = Text(c.limits)

@@ -17,17 +17,20 @@ from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.words import new_table
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 
 SCHEMA = "rlhfsim.sync_run/1"
 TITLES = {
-    "broadcast": "process group", "ipc": "shared memory, in buckets", "host": "shared memory, whole", "disk": "disk",
+    "broadcast": "process group",
+    "ipc": "shared memory, in buckets",
+    "host": "shared memory, whole",
+    "disk": "disk",
     "lora": "adapters only, process group",
-}  # fmt: skip
+}
 RANK = 4
 """Of the adapters that the trainer has, so that the path that moves only them can be run."""
 
@@ -47,31 +50,65 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
     with TemporaryDirectory(prefix="rlhfsim-sync-") as scratch:
         folder = model or str(tiny.build(Path(scratch) / "model"))
         settings = Settings(model=folder, rewards=(RewardRule(kind="digits"),))
-        found = time_paths(plan(folder), settings, Path(scratch) / "run", repeats, lambda text: screen.print(Text(text, style="dim")))  # fmt: skip
+        found = time_paths(
+            plan(folder),
+            settings,
+            Path(scratch) / "run",
+            repeats,
+            lambda text: screen.print(Text(text, style="dim")),
+        )
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "model": model or "tiny", "repeats": repeats, "paths": [asdict(p) for p in found]}, indent=2))  # fmt: skip
+        click.echo(
+            json.dumps(
+                {
+                    "schema": SCHEMA,
+                    "model": model or "tiny",
+                    "repeats": repeats,
+                    "paths": [asdict(p) for p in found],
+                },
+                indent=2,
+            )
+        )
         return
     table = new_table()
     table.add_column("path", no_wrap=True)
     for name in ("moved", "first s", "median s", "range s", "|dlogp| after"):
         table.add_column(name, justify="right", no_wrap=True)
     for p in found:
-        table.add_row(TITLES[p.path], units.format(p.bytes, "byte"), f"{p.first_s:.3f}", f"{p.median_s:.3f}",
-                      f"{p.low_s:.3f}-{p.high_s:.3f}", f"{p.logprob_gap:.1e}")  # fmt: skip
+        table.add_row(
+            TITLES[p.path],
+            units.format(p.bytes, "byte"),
+            f"{p.first_s:.3f}",
+            f"{p.median_s:.3f}",
+            f"{p.low_s:.3f}-{p.high_s:.3f}",
+            f"{p.logprob_gap:.1e}",
+        )
     screen.print(table)
-    screen.print("seconds at the sending end: gather, transfer and load; checksums of both ends were equal; rollout and trainer share this machine", highlight=False)  # fmt: skip
+    screen.print(
+        "seconds at the sending end: gather, transfer and load; checksums of both ends were equal; rollout and trainer share this machine",
+        highlight=False,
+    )
 
 
 def plan(model: str) -> Plan:
     """One trainer with adapters, one rollout replica."""
     workload = Workload(
-        algorithm="grpo", model=str(Path(model) / "config.json"), prompts=4, samples=2, packing=False, kl=False,
-        prompt_len=Fixed(value=8), response_len=Fixed(value=8), lora=Lora(rank=RANK), reward=Reward(rules=Rules(workers=1)),
-    )  # fmt: skip
+        algorithm="grpo",
+        model=str(Path(model) / "config.json"),
+        prompts=4,
+        samples=2,
+        packing=False,
+        kl=False,
+        prompt_len=Fixed(value=8),
+        response_len=Fixed(value=8),
+        lora=Lora(rank=RANK),
+        reward=Reward(rules=Rules(workers=1)),
+    )
     placement = Placement(
-        backend="deepspeed", weight_path="broadcast",
-        pools=(GpuSet(name="train", gpus=1), GpuSet(name="rollout", start=1, gpus=1)),
-        actor=Seat(pool="train", layout=Layout(zero=0, micro_batch=4, recompute="none")),
-        rollout=RolloutSeat(pool="rollout", sleep=0, layout=RolloutLayout(memory_utilization=0.3)),
-    )  # fmt: skip
-    return estimate(placement, workload, Cluster(pools=(make_pool(CORE, 2, gpus_per_node=2),)))
+        backend="deepspeed",
+        weight_path="broadcast",
+        pools=(ResourcePool(name="train", gpus=1), ResourcePool(name="rollout", start=1, gpus=1)),
+        actor=RolePlacement(pool="train", layout=Layout(zero=0, micro_batch=4, recompute="none")),
+        rollout=RolloutPlacement(pool="rollout", sleep=0, layout=RolloutLayout(memory_utilization=0.3)),
+    )
+    return estimate(placement, workload, Cluster(node_groups=(node_group(CORE, 2, gpus_per_node=2),)))

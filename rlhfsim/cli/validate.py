@@ -52,9 +52,7 @@ Examples:
     metavar="K",
     help="Only this kind (training, memory, decode, inference, rlhf, weight_sync, oom, or one like memory.weights); may be repeated.",
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print figures as JSON (schema rlhfsim.validate/1)."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print figures as JSON (schema rlhfsim.validate/1).")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -90,7 +88,7 @@ def validate(
     (docs/validation.md), or a folder of them.
 
     Exit codes: 0 done, 1 a target is missed (--strict) or the check failed, 2 bad input.
-    """  # fmt: skip
+    """
     console = Console(stderr=True, width=WIDTH)
     sections = registry.select(kinds)
     rows = _rows(paths, sections, console) if paths else None
@@ -108,9 +106,6 @@ def validate(
     return _exit_code(board, against, strict, console)
 
 
-# fmt: on
-
-
 def _rows(
     paths: Sequence[Path], sections: Mapping[str, registry.Section], console: Console
 ) -> list[measured.Row]:
@@ -124,16 +119,17 @@ def _rows(
         console.print(text, style="dim", highlight=False, markup=False)
     kept = [row for row in rows if row.table in tables]
     if not kept:
-        raise RlhfsimError("no-rows", "no row to score in the given files",
-                           place=Place(file=", ".join(map(str, paths))),
-                           help="give a table described in docs/validation.md")  # fmt: skip
+        raise RlhfsimError(
+            "no-rows",
+            "no row to score in the given files",
+            place=Place(file=", ".join(map(str, paths))),
+            help="give a table described in docs/validation.md",
+        )
     return kept
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:
-    return [
-        file for path in paths for file in (sorted(path.glob("*.csv")) if path.is_dir() else [path])
-    ]
+    return [file for path in paths for file in (sorted(path.glob("*.csv")) if path.is_dir() else [path])]
 
 
 def _collect(
@@ -154,9 +150,7 @@ def _with_committed(board: dict[str, Any]) -> dict[str, Any]:
     return scoreboard.keep(board, scoreboard.read_board(path))
 
 
-def _exit_code(
-    board: Mapping[str, Any], against: Path | None, strict: bool, console: Console
-) -> int:
+def _exit_code(board: Mapping[str, Any], against: Path | None, strict: bool, console: Console) -> int:
     found = scoreboard.differences(board, scoreboard.read_board(against)) if against else []
     for line in found:
         console.print(line, highlight=False, markup=False)
@@ -174,9 +168,7 @@ def _show(board: Mapping[str, Any], outcomes: Sequence[Outcome], as_json: bool) 
     console = Console(width=WIDTH, highlight=False)
     shown = [i for i, column in enumerate(KIND_COLUMNS) if column not in _HIDDEN]
     lines = [kind_cells(kind, figures) for kind, figures in board["kinds"].items()]
-    _print_table(
-        console, [KIND_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines]
-    )
+    _print_table(console, [KIND_COLUMNS[i] for i in shown], [[line[i] for i in shown] for line in lines])
     if board["targets"]:
         _print_table(
             console,

@@ -33,7 +33,7 @@ LOCAL = "local"
 EPILOG = """\b
 Examples:
   rlhfsim whatif half-the-gpus
-  rlhfsim whatif responses-4x-longer --set workload.model=8b --set cluster.pools.0.gpus=16
+  rlhfsim whatif responses-4x-longer --set workload.model=8b --set cluster.node_groups.0.gpus=16
   rlhfsim whatif spot-prices --only 'spot*' --out whatif.json
   rlhfsim whatif my-scenario.yaml --csv points.csv --jobs 8
 """
@@ -46,7 +46,7 @@ Examples:
     "settings",
     multiple=True,
     metavar="PATH=VALUE",
-    help="Change the base before anything else: cluster.pools.0.gpus=32; repeatable.",
+    help="Change the base before anything else: cluster.node_groups.0.gpus=32; repeatable.",
 )
 @click.option(
     "--only",
@@ -97,7 +97,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
     SCENARIO is a YAML file or the name of a shipped one.
     """
     if given["scenario"] is None:
-        raise bad_option("no scenario is given", f"give a file, or one of: {', '.join(scenario_names())}")  # fmt: skip
+        raise bad_option("no scenario is given", f"give a file, or one of: {', '.join(scenario_names())}")
     if given["cache"] is not None and given["no_cache"]:
         raise bad_option("--cache and --no-cache", "drop one of the two")
     files = _files(given)
@@ -135,10 +135,15 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
     address = given["ray"]
     with _progress(state) as tell:
         return api.whatif(
-            given["scenario"], settings=_settings(given["settings"]), only=given["only"], jobs=given["jobs"],
-            ray=None if address is None else "" if address == LOCAL else address, cache=folder, progress=tell,
+            given["scenario"],
+            settings=_settings(given["settings"]),
+            only=given["only"],
+            jobs=given["jobs"],
+            ray=None if address is None else "" if address == LOCAL else address,
+            cache=folder,
+            progress=tell,
             command=shlex.join(["rlhfsim", *sys.argv[1:]]),
-        )  # fmt: skip
+        )
 
 
 def _interrupted(state: _Done, folder: Path | None) -> str:
@@ -157,7 +162,9 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         path, equals, value = text.partition("=")
         if not (path.strip() and equals):
-            raise bad_option(f"--set {text[:60]!r} is not PATH=VALUE", "as in --set cluster.pools.0.gpus=32")  # fmt: skip
+            raise bad_option(
+                f"--set {text[:60]!r} is not PATH=VALUE", "as in --set cluster.node_groups.0.gpus=32"
+            )
         if path.strip() in found:
             raise bad_option(f"--set {path.strip()[:60]} stands twice", "give it once")
         found[path.strip()] = parse_yaml(value, COMMAND_LINE.file).data
@@ -173,7 +180,9 @@ def _files(given: Mapping[str, Any]) -> list[Path]:
     for kind in ("csv", "parquet"):
         path = given[kind]
         if path is not None and path.suffix != f".{kind}":
-            raise bad_option(f"--{kind} {path}: the name does not end in .{kind}", f"as in --{kind} points.{kind}")  # fmt: skip
+            raise bad_option(
+                f"--{kind} {path}: the name does not end in .{kind}", f"as in --{kind} points.{kind}"
+            )
     out = given["out"]
     if out is not None and out.suffix in SUFFIXES:
         raise bad_option(f"--out {out} would be JSON", f"give --{out.suffix[1:]} {out}")
@@ -188,9 +197,7 @@ def _progress(state: _Done) -> Iterator[Any]:
     columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     before = signal.signal(signal.SIGINT, state.stop)
     # without a thread of its own: searches are forked
-    with Progress(
-        *columns, console=view.console(stderr=True), transient=True, auto_refresh=False
-    ) as bar:
+    with Progress(*columns, console=view.console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("designs", total=None)
 
         def tell(done: int, wanted: int) -> None:

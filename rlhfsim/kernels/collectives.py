@@ -71,9 +71,15 @@ def all_to_all(device: Device, size: float, group: Group) -> float:
 
 
 def dispatch(
-    device: Device, tokens: float, token_bytes: float, top_k: int, group: Group, *,
-    skew: float = 1, once: bool = True,
-) -> float:  # fmt: skip
+    device: Device,
+    tokens: float,
+    token_bytes: float,
+    top_k: int,
+    group: Group,
+    *,
+    skew: float = 1,
+    once: bool = True,
+) -> float:
     """Seconds to send `tokens` tokens of one GPU to the experts that they chose (or back).
 
         sent = tokens token_bytes, to each other GPU (domain) at most once:

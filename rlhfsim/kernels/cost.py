@@ -92,9 +92,7 @@ class Cost:
         if factor == 1:
             return self
         return Cost(
-            parts=tuple(
-                Part(p.resource, p.seconds * factor, p.rests_on, p.spread) for p in self.parts
-            )
+            parts=tuple(Part(p.resource, p.seconds * factor, p.rests_on, p.spread) for p in self.parts)
         )
 
 

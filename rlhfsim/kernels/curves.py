@@ -40,10 +40,14 @@ CLOSED_FLOOR, CLOSED_EFFICIENCY = 5 * MICROSECOND, 0.6
 WIDE_EFFICIENCY = 0.75
 """Of the FP32 and TF32 roofline, prior."""
 FALLBACKS: Mapping[str, tuple[str, ...]] = {
-    "bf16": ("bf16",), "fp16": ("bf16",), "tf32": ("bf16",), "fp32": ("bf16",),
-    "fp8": ("fp8", "fp8_block", "bf16"), "fp8_block": ("fp8_block", "fp8", "bf16"),
+    "bf16": ("bf16",),
+    "fp16": ("bf16",),
+    "tf32": ("bf16",),
+    "fp32": ("bf16",),
+    "fp8": ("fp8", "fp8_block", "bf16"),
+    "fp8_block": ("fp8_block", "fp8", "bf16"),
     "fp4": ("fp4", "fp8", "fp8_block", "bf16"),
-}  # fmt: skip
+}
 """Tables tried in order for a precision."""
 
 
@@ -126,9 +130,14 @@ class KernelCurves:
         return np.maximum(seconds, self._least("gemm", precision, shape) / WIDE_EFFICIENCY)
 
     def decode_attention(
-        self, batch: ArrayLike, context: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike,
-        head_dim: ArrayLike, kv_bytes: float = 2.0,
-    ) -> Floats:  # fmt: skip
+        self,
+        batch: ArrayLike,
+        context: ArrayLike,
+        heads: ArrayLike,
+        kv_heads: ArrayLike,
+        head_dim: ArrayLike,
+        kv_bytes: float = 2.0,
+    ) -> Floats:
         """Seconds of attention of one new token per sequence over `context` tokens; one layer.
 
         Heads are those of one GPU. A window is a context clipped to it. Coordinates: KV streams
@@ -139,9 +148,14 @@ class KernelCurves:
         return self._time(name, "bf16", streams, context, queries, head_dim, size=kv_bytes)
 
     def prefill_attention(
-        self, batch: ArrayLike, seq: ArrayLike, heads: ArrayLike, kv_heads: ArrayLike,
-        head_dim: ArrayLike, prefix: ArrayLike = 0,
-    ) -> Floats:  # fmt: skip
+        self,
+        batch: ArrayLike,
+        seq: ArrayLike,
+        heads: ArrayLike,
+        kv_heads: ArrayLike,
+        head_dim: ArrayLike,
+        prefix: ArrayLike = 0,
+    ) -> Floats:
         """Seconds of causal attention, forward, of `seq` new tokens after `prefix` cached ones.
 
         A prefix is priced as the prompt with the same number of query-key pairs, s' = sqrt(s^2 +
@@ -176,9 +190,16 @@ class KernelCurves:
         return self._time("mla_prefill", "bf16", batch, pairs, heads)
 
     def moe(
-        self, tokens: ArrayLike, hidden: ArrayLike, expert_ffn: ArrayLike, top_k: ArrayLike,
-        num_experts: ArrayLike, tp: ArrayLike = 1, ep: ArrayLike = 1, precision: str = "bf16",
-    ) -> Floats:  # fmt: skip
+        self,
+        tokens: ArrayLike,
+        hidden: ArrayLike,
+        expert_ffn: ArrayLike,
+        top_k: ArrayLike,
+        num_experts: ArrayLike,
+        tp: ArrayLike = 1,
+        ep: ArrayLike = 1,
+        precision: str = "bf16",
+    ) -> Floats:
         """Seconds of the routed experts of one layer on one (the fullest) GPU.
 
         `tokens` are those of the whole expert-parallel group: each GPU computes tokens k / ep rows
@@ -241,9 +262,7 @@ class KernelCurves:
         names = [f"{kind}/{candidate}" for candidate in FALLBACKS[precision]]
         return next((name for name in names if name in self._grids), names[-1])
 
-    def _time(
-        self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None
-    ) -> Floats:
+    def _time(self, name: str, precision: str, *coordinates: ArrayLike, size: float | None = None) -> Floats:
         """The measured grid, never below the roofline; a closed form where there is no table."""
         point = _plain(coordinates)
         arrays = () if point else tuple(np.asarray(v, dtype=np.float64) for v in coordinates)
@@ -253,9 +272,7 @@ class KernelCurves:
             return np.asarray(CLOSED_FLOOR + least / CLOSED_EFFICIENCY)
         return np.asarray(largest(grid.at(point) if point else grid(*arrays), least))
 
-    def _least(
-        self, name: str, precision: str, x: Sequence[Amount], size: float | None = None
-    ) -> Amount:
+    def _least(self, name: str, precision: str, x: Sequence[Amount], size: float | None = None) -> Amount:
         """Datasheet roofline, seconds."""
         demand = _kind(name).demand(size or element_bytes(precision), *x)
         return roof(demand, self.peaks.rate(precision), self.peaks.hbm, self.peaks.link)
@@ -311,9 +328,7 @@ def _section_peaks(section: Mapping[str, Any]) -> Peaks:
     return Peaks(compute, float(given.get("hbm", 1.0)), float(given.get("link", 1.0)))
 
 
-def _grid(
-    name: str, table: Mapping[str, Any], source: Peaks, own: Peaks, gains: Mapping[str, float]
-) -> Grid:
+def _grid(name: str, table: Mapping[str, Any], source: Peaks, own: Peaks, gains: Mapping[str, float]) -> Grid:
     """A table as times of this GPU, see the module's equation."""
     kind = _kind(name)
     axes = [np.array(text.split(), dtype=np.float64) for text in table["axes"].values()]
@@ -325,10 +340,7 @@ def _grid(
     demand = kind.demand(size, *mesh)
     there = roof(demand, source.rate(precision), source.hbm, source.link)
     here = roof(
-        demand,
-        own.rate(precision) * gains["compute"],
-        own.hbm * gains["hbm"],
-        own.link * gains["link"],
+        demand, own.rate(precision) * gains["compute"], own.hbm * gains["hbm"], own.link * gains["link"]
     )
     seconds = there * np.exp(loss)
     floor = seconds.min()

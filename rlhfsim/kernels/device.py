@@ -50,8 +50,7 @@ class Device:
         """Keep the coefficients as plain numbers: they are read at every step of every sum."""
         known = self.profile.coefficients
         spreads = {
-            name: (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0)
-            for name, c in known.items()
+            name: (c.low / c.value, c.high / c.value) if c.value else (1.0, 1.0) for name, c in known.items()
         }
         object.__setattr__(self, "_values", {name: c.value for name, c in known.items()})
         object.__setattr__(self, "_spreads", spreads)

@@ -8,10 +8,10 @@ from functools import lru_cache
 
 from rlhfsim.kernels.curves import KernelCurves, peaks_of
 from rlhfsim.kernels.device import Device
-from rlhfsim.specs.hardware.hardware import Cluster, Pool, Profile
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 
 
-def device_of(pool: Pool, oversubscription: float = 1.0) -> Device:
+def device_of(pool: NodeGroup, oversubscription: float = 1.0) -> Device:
     """The device of a pool; the same object for the same profile, so that caches keyed by it hold.
 
     The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node.
@@ -19,7 +19,7 @@ def device_of(pool: Pool, oversubscription: float = 1.0) -> Device:
     return _device(Identity(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
 
 
-def domain_of(pool: Pool) -> int:
+def domain_of(pool: NodeGroup) -> int:
     """GPUs of this pool that share one scale-up domain."""
     domain, node = pool.profile.scale_up.domain, pool.profile.node.gpus
     return min(domain, pool.gpus) if domain > node else min(domain, pool.gpus_per_node)
@@ -33,7 +33,9 @@ def met(cluster: Cluster) -> Cluster:
 
     A profile that is read twice is two equal objects. Rent does not count: no cost depends on it.
     """
-    return replace(cluster, pools=tuple(replace(p, profile=_met(p.profile)) for p in cluster.pools))
+    return replace(
+        cluster, node_groups=tuple(replace(p, profile=_met(p.profile)) for p in cluster.node_groups)
+    )
 
 
 def _met(profile: Profile) -> Profile:

@@ -85,10 +85,7 @@ def attention_matrices(model: ModelSpec, tp: int) -> tuple[Matrix, ...]:
     query = (
         (Matrix(name="q", n=queries, k=h),)
         if at.q_lora_rank is None
-        else (
-            Matrix(name="q_down", n=at.q_lora_rank, k=h),
-            Matrix(name="q_up", n=queries, k=at.q_lora_rank),
-        )
+        else (Matrix(name="q_down", n=at.q_lora_rank, k=h), Matrix(name="q_up", n=queries, k=at.q_lora_rank))
     )
     return (
         *query,

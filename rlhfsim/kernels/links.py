@@ -30,10 +30,7 @@ class Rate:
     def scaled(self, factor: float) -> Rate:
         """The same link shared or bundled."""
         return Rate(
-            value=self.value * factor,
-            resource=self.resource,
-            rests_on=self.rests_on,
-            spread=self.spread,
+            value=self.value * factor, resource=self.resource, rests_on=self.rests_on, spread=self.spread
         )
 
 

@@ -67,11 +67,7 @@ def _prefill(size: float, w: Amount, s: Amount, q: Amount, d: Amount) -> Demand:
 def _mla_decode(size: float, b: Amount, c: Amount, a: Amount) -> Demand:
     """2 a (2 d_c + d_rope) b c FLOP (absorbed), b c (d_c + d_rope) KV elements shared by all heads."""
     width = 2 * LATENT + ROPE
-    return Demand(
-        2 * a * width * b * c,
-        size * b * c * (LATENT + ROPE) + ACTIVATION * b * a * width,
-        0.0,
-    )
+    return Demand(2 * a * width * b * c, size * b * c * (LATENT + ROPE) + ACTIVATION * b * a * width, 0.0)
 
 
 def _mla_prefill(size: float, b: Amount, s: Amount, a: Amount) -> Demand:

@@ -31,8 +31,15 @@ LOGIT_BYTES_FORWARD = BF16 + 2 * FP32
 
 
 def korthikanti_layer(
-    s: float, b: float, h: float, a: float, *, t: int = 1, sequence_parallel: bool = False, recompute: str = "none"
-) -> float:  # fmt: skip
+    s: float,
+    b: float,
+    h: float,
+    a: float,
+    *,
+    t: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+) -> float:
     """Bytes per layer of a GPT block without flash attention: the published formula, kept as a check.
 
         none: s b h (34 + 5 a s/h)      TP: s b h (10 + 24/t + 5 a s/(h t))
@@ -108,10 +115,7 @@ def layer_tensors(
         saved |= {k: v / 2 for k, v in saved.items() if k.endswith(half)}
         saved["attention_output"] *= 1.5
     return LayerTensors(
-        saved=saved,
-        input=BF16 * h * s,
-        transient=stream + BF16 * widest,
-        forward=2 * stream + BF16 * widest,
+        saved=saved, input=BF16 * h * s, transient=stream + BF16 * widest, forward=2 * stream + BF16 * widest
     )
 
 
@@ -124,7 +128,11 @@ def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
     at, local = model.attention, heads(model.attention, tp)
     q, k = local.query * local.qk_dim, local.kv * local.qk_dim
     v, out = local.kv * local.v_dim, local.query * local.v_dim
-    saved = {"query_key_value": BF16 * (q + k + v), "attention_output": BF16 * out, "log_sum_exp": FP32 * local.query}  # fmt: skip
+    saved = {
+        "query_key_value": BF16 * (q + k + v),
+        "attention_output": BF16 * out,
+        "log_sum_exp": FP32 * local.query,
+    }
     if at.kv_lora_rank is not None:  # latents and their norms; keys are joined from two parts
         latent = at.kv_lora_rank + (at.qk_rope_head_dim or 0) + 2 * (at.q_lora_rank or 0)
         up = local.query * ((at.qk_nope_head_dim or 0) + local.v_dim)
@@ -224,9 +232,18 @@ def training_activations(
     """
     local = tokens / layout.cp
     saved, working = _kept_and_working(
-        model, backend, layout.tp, layout.pp, layout.etp, layout.sequence_parallel,
-        layout.recompute, stage, imbalance, fp8, score_length,
-    )  # fmt: skip
+        model,
+        backend,
+        layout.tp,
+        layout.pp,
+        layout.etp,
+        layout.sequence_parallel,
+        layout.recompute,
+        stage,
+        imbalance,
+        fp8,
+        score_length,
+    )
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
     last = stage != "first"
     logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk) if last else 0.0
@@ -235,18 +252,25 @@ def training_activations(
 
 @lru_cache(maxsize=65536)
 def _kept_and_working(
-    model: ModelSpec, backend: Backend, tp: int, pp: int, etp: int, sequence_parallel: bool,
-    recompute: Recompute, stage: str, imbalance: float, fp8: bool, score_length: float,
-) -> tuple[float, float]:  # fmt: skip
+    model: ModelSpec,
+    backend: Backend,
+    tp: int,
+    pp: int,
+    etp: int,
+    sequence_parallel: bool,
+    recompute: Recompute,
+    stage: str,
+    imbalance: float,
+    fp8: bool,
+    score_length: float,
+) -> tuple[float, float]:
     """Bytes per token of one micro-batch: kept by all layers of a stage, and of the layer that runs."""
     length = 0.0 if recompute == "selective" else score_length
     layers, moe_layers = _stage_layers(model, pp, stage)
     plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length)
     dense_layers = layers - moe_layers
     most = max(plain.total if dense_layers else 0.0, sparse.total if moe_layers else 0.0)
-    transient = max(
-        plain.transient if dense_layers else 0.0, sparse.transient if moe_layers else 0.0
-    )
+    transient = max(plain.transient if dense_layers else 0.0, sparse.transient if moe_layers else 0.0)
     if recompute == "full":
         return plain.input * layers, transient + most
     return dense_layers * plain.total + moe_layers * sparse.total, transient
@@ -265,23 +289,25 @@ def forward_activations(
 ) -> Activations:
     """Activations of a scoring call: one layer at a time, then the logits."""
     local = tokens / layout.cp
-    working = _alive(
-        model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length
-    )
+    working = _alive(model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length)
     logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
 
 @lru_cache(maxsize=65536)
 def _alive(
-    model: ModelSpec, backend: Backend, tp: int, etp: int, sequence_parallel: bool,
-    imbalance: float, score_length: float,
-) -> float:  # fmt: skip
+    model: ModelSpec,
+    backend: Backend,
+    tp: int,
+    etp: int,
+    sequence_parallel: bool,
+    imbalance: float,
+    score_length: float,
+) -> float:
     """Bytes per token alive at once in the widest layer of a forward without gradients."""
     plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance)
     working = max(
-        plain.forward if model.num_dense_layers else 0.0,
-        sparse.forward if model.num_moe_layers else 0.0,
+        plain.forward if model.num_dense_layers else 0.0, sparse.forward if model.num_moe_layers else 0.0
     )
     if score_length:  # scores and softmax of one layer
         working += 4 * heads(model.attention, tp).query * score_length
@@ -289,11 +315,7 @@ def _alive(
 
 
 def logits_bytes(
-    model: ModelSpec,
-    layout: Layout,
-    tokens: float,
-    bytes_per_logit: float,
-    chunk: float | None = None,
+    model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float, chunk: float | None = None
 ) -> float:
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
     vocab = 1.0 if model.value_head else model.vocab / layout.tp
@@ -311,19 +333,30 @@ def _stage_layers(model: ModelSpec, pp: int, stage: str) -> tuple[int, int]:
 
 
 def _tensors(
-    model: ModelSpec, backend: Backend, tp: int, etp: int, sequence_parallel: bool,
-    imbalance: float, fp8: bool = False, score_length: float = 0.0,
-) -> tuple[LayerTensors, LayerTensors]:  # fmt: skip
+    model: ModelSpec,
+    backend: Backend,
+    tp: int,
+    etp: int,
+    sequence_parallel: bool,
+    imbalance: float,
+    fp8: bool = False,
+    score_length: float = 0.0,
+) -> tuple[LayerTensors, LayerTensors]:
     """One dense and one MoE layer under a layout."""
     sp = sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel
     fused = backend == "megatron"
-    plain = layer_tensors(
-        model, tp, sequence_parallel=sp, fused=fused, fp8=fp8, score_length=score_length
-    )
+    plain = layer_tensors(model, tp, sequence_parallel=sp, fused=fused, fp8=fp8, score_length=score_length)
     if not model.num_moe_layers:
         return plain, plain
     sparse = layer_tensors(
-        model, tp, etp, sequence_parallel=sp, fused=fused,
-        experts=True, imbalance=imbalance, fp8=fp8, score_length=score_length,
-    )  # fmt: skip
+        model,
+        tp,
+        etp,
+        sequence_parallel=sp,
+        fused=fused,
+        experts=True,
+        imbalance=imbalance,
+        fp8=fp8,
+        score_length=score_length,
+    )
     return plain, sparse

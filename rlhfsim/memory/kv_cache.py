@@ -12,13 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from rlhfsim.kernels.layers import (
-    attention_matrices,
-    expert_matrices,
-    heads,
-    mlp_matrices,
-    shared_matrices,
-)
+from rlhfsim.kernels.layers import attention_matrices, expert_matrices, heads, mlp_matrices, shared_matrices
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
@@ -62,9 +56,7 @@ def rollout_weights(
     routed = sum(m.params for m in expert_matrices(model, 1)[1:]) / gpus
     layers = model.num_layers * (linear * attention + BF16 * model.params_layer_norms)
     layers += model.num_dense_layers * linear * plain
-    layers += model.num_moe_layers * (
-        linear * shared + expert * routed + BF16 * model.params_router
-    )
+    layers += model.num_moe_layers * (linear * shared + expert * routed + BF16 * model.params_router)
     table = _padded_vocab(model.vocab, t) / t * model.embedding_width * BF16
     tied = model.tied_embeddings and layout.pp == 1
     return layers / layout.pp + table * (1 if tied or layout.pp > 1 else 2)
@@ -82,9 +74,7 @@ def kv_bytes_per_token(model: ModelSpec, layout: RolloutLayout) -> float:
     return model.kv_bytes_per_token_per_gpu(layout.tp, element) * share
 
 
-def profile_peak(
-    model: ModelSpec, layout: RolloutLayout, *, sampler_bytes_per_logit: float
-) -> float:
+def profile_peak(model: ModelSpec, layout: RolloutLayout, *, sampler_bytes_per_logit: float) -> float:
     """Activation bytes that the engine measures at start and keeps free for ever after.
 
         max( forward of `max_batched_tokens`, sampling of `max_num_seqs` rows of V logits )

@@ -30,7 +30,7 @@ from rlhfsim.memory.risk import Item, probability_above
 from rlhfsim.memory.role_bytes import DEFAULT_STACK, Batch, EngineBytes, Stack, batch_of
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolloutPlacement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 
@@ -156,21 +156,33 @@ class Ledger:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, one record an entry."""
         return {
-            "peak": {"phase": self.peak.name, "pool": self.peak.pool, "bytes": self.peak_bytes,
-                     "role": self.peak_entry.role, "component": self.peak_entry.component,
-                     "capacity_bytes": self.peak.capacity},
+            "peak": {
+                "phase": self.peak.name,
+                "pool": self.peak.pool,
+                "bytes": self.peak_bytes,
+                "role": self.peak_entry.role,
+                "component": self.peak_entry.component,
+                "capacity_bytes": self.peak.capacity,
+            },
             "fits": self.fits,
             "rejected_by": self.rejected_by,
             "probability_out_of_memory": self.probability_out_of_memory,
             "kv_tokens": self.kv_tokens,
             "host_bytes_per_node": self.host_bytes,
             "entries": [
-                {"phase": p.name, "pool": p.pool, "role": e.role, "component": e.component,
-                 "bytes": e.bytes, "low_bytes": e.low, "high_bytes": e.high}
+                {
+                    "phase": p.name,
+                    "pool": p.pool,
+                    "role": e.role,
+                    "component": e.component,
+                    "bytes": e.bytes,
+                    "low_bytes": e.low,
+                    "high_bytes": e.high,
+                }
                 for p in self.phases
                 for e in p.entries
             ],
-        }  # fmt: skip
+        }
 
 
 # --- the ledger -----------------------------------------------------------------------------------
@@ -190,9 +202,7 @@ def ledger(
     others: list[Phase] = []
     for pool in placement.pools:
         views = [
-            _pool_phases(
-                pool_bytes(models, placement, workload, cluster, pool.name, stage, stack), states
-            )
+            _pool_phases(pool_bytes(models, placement, workload, cluster, pool.name, stage, stack), states)
             for stage in stages_of(placement, pool.name)
         ]
         fullest = {key: max((v[key] for v in views), key=_bytes) for key in views[0]}
@@ -202,8 +212,7 @@ def ledger(
         phases=tuple(phases[key] for key in sorted(phases, key=lambda k: k[0])),
         host_bytes=host_bytes(models, placement, workload, cluster),
         host_capacity={
-            p.name: profile_of(placement, cluster, p.name).node.host_memory.value
-            for p in placement.pools
+            p.name: profile_of(placement, cluster, p.name).node.host_memory.value for p in placement.pools
         },
         engine=_engine(models, placement, workload, cluster),
         other_stages=tuple(others),
@@ -227,9 +236,7 @@ def _pool_phases(held: PoolBytes, states: list[Moment]) -> dict[tuple[int, str],
     }
 
 
-def _engine(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster
-) -> Engine | None:
+def _engine(models: Models, placement: Placement, workload: Workload, cluster: Cluster) -> Engine | None:
     rollout = placement.rollout
     if rollout is None or not workload.generates:
         return None
@@ -245,7 +252,7 @@ def _engine(
 
 
 def no_start(
-    models: Models, rollout: RolloutSeat, profile: Profile, held: EngineBytes, batch: Batch
+    models: Models, rollout: RolloutPlacement, profile: Profile, held: EngineBytes, batch: Batch
 ) -> float:
     """P(weights, reserves and one longest sequence exceed the engine's share)."""
     sampler = profile.coefficient("sampler_bytes_per_logit")
@@ -255,9 +262,13 @@ def no_start(
     items = [
         Item(value=weights, low=weights * 0.99, high=weights * 1.02),
         Item(value=peak, low=peak * sampler.low / sampler.value, high=peak * sampler.high / sampler.value),
-        Item(value=held.non_torch, low=held.non_torch * spread.low / spread.value, high=held.non_torch * spread.high / spread.value),
+        Item(
+            value=held.non_torch,
+            low=held.non_torch * spread.low / spread.value,
+            high=held.non_torch * spread.high / spread.value,
+        ),
         Item(value=one, low=one, high=one),
-    ]  # fmt: skip
+    ]
     return probability_above(items, rollout.layout.memory_utilization * profile.usable_memory.value)
 
 
@@ -271,12 +282,8 @@ def host_bytes(
     each = {p.name: _host_per_gpu(models, placement, workload, cluster, p) for p in placement.pools}
     held = {}
     for pool in placement.pools:
-        size = cluster.pools[pool.hardware].gpus_per_node
-        nodes = {
-            pool.start // size,
-            (pool.start + size) // size,
-            (pool.start + pool.gpus - 1) // size,
-        }
+        size = cluster.node_groups[pool.hardware].gpus_per_node
+        nodes = {pool.start // size, (pool.start + size) // size, (pool.start + pool.gpus - 1) // size}
         held[pool.name] = max(
             sum(each[p.name] * _gpus_on(p, pool.hardware, node, size) for p in placement.pools)
             for node in nodes
@@ -285,7 +292,7 @@ def host_bytes(
     return held
 
 
-def _gpus_on(pool: GpuSet, hardware: int, node: int, size: int) -> int:
+def _gpus_on(pool: ResourcePool, hardware: int, node: int, size: int) -> int:
     """GPUs of a pool on one node."""
     if pool.hardware != hardware:
         return 0
@@ -294,7 +301,7 @@ def _gpus_on(pool: GpuSet, hardware: int, node: int, size: int) -> int:
 
 
 def _host_per_gpu(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: GpuSet
+    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: ResourcePool
 ) -> float:
     stage = stages_of(placement, pool.name)[0]
     view = pool_bytes(models, placement, workload, cluster, pool.name, stage)

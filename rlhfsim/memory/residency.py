@@ -1,4 +1,4 @@
-"""Who sits in GPU memory when: the seats of a pool, and the states that one step takes them through.
+"""Who sits in GPU memory when: the roles of a pool, and the states that one step takes them through.
 
 A step starts where the previous one ended: weights synced, the engine's KV cache not yet mapped.
 Then wake, generate, sleep, each scoring and training call between the moves that bring its role in
@@ -28,7 +28,7 @@ from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Placement, Seat, WeightPath
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, WeightPath
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Lora, Workload
 
@@ -50,7 +50,7 @@ class Entry:
     """P90."""
 
 
-# --- what the seats hold --------------------------------------------------------------------------
+# --- what the roles hold --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,24 +69,24 @@ class PoolBytes:
 
 def profile_of(placement: Placement, cluster: Cluster, pool: str) -> Profile:
     """The profile of the nodes under a pool."""
-    return cluster.pools[placement.pool(pool).hardware].profile
+    return cluster.node_groups[placement.pool(pool).hardware].profile
 
 
-def seat_of(placement: Placement, role: str) -> Seat | None:
-    """The seat of a role; a reference without one runs on the policy's weights (LoRA)."""
-    seat = getattr(placement, role)
-    assert seat is None or isinstance(seat, Seat)
-    return seat
+def role_of(placement: Placement, role: str) -> RolePlacement | None:
+    """The placement of a role; a reference without one runs on the policy's weights (LoRA)."""
+    placed = getattr(placement, role)
+    assert placed is None or isinstance(placed, RolePlacement)
+    return placed
 
 
 def shares_weights(models: Models, placement: Placement, workload: Workload, role: str) -> bool:
     """Whether a reference is the frozen base of the adapters that are trained in its pool."""
-    seat = placement.reference
+    placed = placement.reference
     return (
         role == "reference"
-        and seat is not None
+        and placed is not None
         and workload.lora is not None
-        and seat.pool == placement.actor.pool
+        and placed.pool == placement.actor.pool
         and models.reference == models.actor
     )
 
@@ -101,17 +101,17 @@ def role_in_plan(
     stack: Stack = DEFAULT_STACK,
 ) -> RoleBytes:
     """What a role of a plan holds on a GPU of `stage`; the search's fast check uses it alone."""
-    seat = seat_of(placement, role)
-    assert seat is not None
-    together = role == "reference" and seat.pool == placement.actor.pool
+    placed = role_of(placement, role)
+    assert placed is not None
+    together = role == "reference" and placed.pool == placement.actor.pool
     return role_bytes(
         models.of(role),
-        seat,
+        placed,
         backend=placement.backend,
         profile=profile,
         batch=batch_of(workload),
         trained=role in TRAINED,
-        stage=stage if seat.layout.pp > 1 else "only",
+        stage=stage if placed.layout.pp > 1 else "only",
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
         shares_weights=shares_weights(models, placement, workload, role),
@@ -120,29 +120,29 @@ def role_in_plan(
     )
 
 
-def engine_in_plan(
-    models: Models, placement: Placement, workload: Workload, profile: Profile
-) -> EngineBytes:
+def engine_in_plan(models: Models, placement: Placement, workload: Workload, profile: Profile) -> EngineBytes:
     """The rollout engine of a plan; with `weight_path: none` it uses the training weights."""
-    seat = placement.rollout
-    assert seat is not None
+    role = placement.rollout
+    assert role is not None
     shared = 0.0
-    if placement.weight_path == "none" and seat.pool == placement.actor.pool:
-        actor = role_in_plan(models, placement, workload, profile, "actor", stages_of(placement, seat.pool)[0])  # fmt: skip
+    if placement.weight_path == "none" and role.pool == placement.actor.pool:
+        actor = role_in_plan(
+            models, placement, workload, profile, "actor", stages_of(placement, role.pool)[0]
+        )
         shared = actor.kept.weights
-    return engine_bytes(models.actor, seat, profile=profile, shared_weights=shared)
+    return engine_bytes(models.actor, role, profile=profile, shared_weights=shared)
 
 
 def stages_of(placement: Placement, pool: str) -> tuple[Stage, ...]:
     """Pipeline stages to look at in a pool; one where nobody has a pipeline."""
-    seats = [seat_of(placement, r) for r in ROLES]
-    piped = any(s is not None and s.pool == pool and s.layout.pp > 1 for s in seats)
+    roles = [role_of(placement, r) for r in ROLES]
+    piped = any(s is not None and s.pool == pool and s.layout.pp > 1 for s in roles)
     return ("first", "last") if piped else ("only",)
 
 
 def _present(models: Models, placement: Placement, pool: str) -> list[str]:
-    seats = {r: seat_of(placement, r) for r in ROLES if getattr(models, r) is not None}
-    return [r for r, s in seats.items() if s is not None and s.pool == pool]
+    roles = {r: role_of(placement, r) for r in ROLES if getattr(models, r) is not None}
+    return [r for r, s in roles.items() if s is not None and s.pool == pool]
 
 
 def _sync_bytes(
@@ -165,9 +165,7 @@ def sync_buffers(
     if path == "lora" and lora:
         return 2.0 * lora_params(model, lora.rank)
     width = 2.0 if backend != "fsdp2" else 4.0
-    return max(
-        profile["sync_bucket_bytes"], width * max(model.params_embedding, model.params_expert)
-    )
+    return max(profile["sync_bucket_bytes"], width * max(model.params_embedding, model.params_expert))
 
 
 def sync_group(path: WeightPath, profile: Profile) -> float:
@@ -176,9 +174,14 @@ def sync_group(path: WeightPath, profile: Profile) -> float:
 
 
 def pool_bytes(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str,
-    stage: Stage, stack: Stack = DEFAULT_STACK
-) -> PoolBytes:  # fmt: skip
+    models: Models,
+    placement: Placement,
+    workload: Workload,
+    cluster: Cluster,
+    pool: str,
+    stage: Stage,
+    stack: Stack = DEFAULT_STACK,
+) -> PoolBytes:
     """Everything that sits in `pool` on a GPU of `stage`."""
     profile = profile_of(placement, cluster, pool)
     rollout = placement.rollout
@@ -251,14 +254,14 @@ def _after_sync(placement: Placement) -> str:
 
 
 def _call_moments(placement: Placement, call: Call, engine: str) -> Iterator[Moment]:
-    role = call.role if seat_of(placement, call.role) is not None else "actor"
-    seat = seat_of(placement, role)
-    assert seat is not None
+    role = call.role if role_of(placement, call.role) is not None else "actor"
+    placed = role_of(placement, role)
+    assert placed is not None
     trains = call.kind == "train"
-    moves = seat.residency != "resident" or (seat.offload_between and trains)
-    pools = (seat.pool,)
+    moves = placed.residency != "resident" or (placed.offload_between and trains)
+    pools = (placed.pool,)
     if moves:
-        yield Moment(name=f"{call.name}.load", pools=pools, loaded=role, trains=trains, engine=engine)  # fmt: skip
+        yield Moment(name=f"{call.name}.load", pools=pools, loaded=role, trains=trains, engine=engine)
     kind = "train" if trains else "forward"
     yield Moment(name=call.name, pools=pools, loaded=role, kind=kind, trains=trains, engine=engine)
     if moves:
@@ -300,11 +303,17 @@ def _role_entries(
     extra = {"train": part.train, "forward": part.score}.get(kind, Extra())
     alive = moment is not None or not part.recreated
     sizes: dict[Component, float] = {
-        "weights": weights, "gradients": gradients, "optimizer": optimizer,
-        "gathered": extra.gathered, "buffers": extra.buffers, "activations": extra.activations,
-        "logits": extra.logits, "fragmentation": extra.fragmentation,
-        "framework": part.framework if alive else 0.0, "nccl": part.nccl + group if alive else 0.0,
-    }  # fmt: skip
+        "weights": weights,
+        "gradients": gradients,
+        "optimizer": optimizer,
+        "gathered": extra.gathered,
+        "buffers": extra.buffers,
+        "activations": extra.activations,
+        "logits": extra.logits,
+        "fragmentation": extra.fragmentation,
+        "framework": part.framework if alive else 0.0,
+        "nccl": part.nccl + group if alive else 0.0,
+    }
     for component, size in sizes.items():
         if size > 0:
             yield entry(profile, role, component, size)

@@ -1,4 +1,4 @@
-"""What every seat holds on one of its GPUs: between its calls, during them, and on the host.
+"""What every role holds on one of its GPUs: between its calls, during them, and on the host.
 
 The numbers behind the memory ledger and the search's fast check. A role's call needs its states,
 the buffers that gather and reduce them, activations or logits, and what the allocator wastes.
@@ -23,24 +23,43 @@ from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Lora, Workload
 
 Component = Literal[
-    "weights", "gradients", "optimizer", "gathered", "buffers", "activations", "logits",
-    "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "sync_buffers", "framework", "nccl",
+    "weights",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "buffers",
+    "activations",
+    "logits",
+    "kv_cache",
+    "profile_peak",
+    "non_torch",
+    "cuda_graphs",
+    "sync_buffers",
+    "framework",
+    "nccl",
     "fragmentation",
-]  # fmt: skip
+]
 """gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction;
 profile_peak: what the engine keeps back for its own activations; framework: CUDA context."""
 SPREAD: dict[Component, str] = {
-    "weights": "state_spread", "gradients": "state_spread", "optimizer": "state_spread",
-    "gathered": "buffer_spread", "buffers": "buffer_spread", "sync_buffers": "buffer_spread",
-    "activations": "activation_spread", "logits": "logits_spread",
-    "cuda_graphs": "cuda_graph_bytes", "framework": "framework_bytes", "nccl": "nccl_bytes",
+    "weights": "state_spread",
+    "gradients": "state_spread",
+    "optimizer": "state_spread",
+    "gathered": "buffer_spread",
+    "buffers": "buffer_spread",
+    "sync_buffers": "buffer_spread",
+    "activations": "activation_spread",
+    "logits": "logits_spread",
+    "cuda_graphs": "cuda_graph_bytes",
+    "framework": "framework_bytes",
+    "nccl": "nccl_bytes",
     "fragmentation": "fragmentation",
-}  # fmt: skip
+}
 """Coefficient whose interval a component takes over; one that is absent is exact by construction."""
 
 
@@ -80,9 +99,11 @@ def batch_of(workload: Workload) -> Batch:
         mean = prompt.mean + response.mean
         variance = prompt.mean_square - prompt.mean**2 + response.mean_square - response.mean**2
     return Batch(
-        max_tokens=longest, mean_tokens=mean, deviation=math.sqrt(max(0.0, variance)),
+        max_tokens=longest,
+        mean_tokens=mean,
+        deviation=math.sqrt(max(0.0, variance)),
         sequences=workload.num_sequences // workload.mini_batches,
-    )  # fmt: skip
+    )
 
 
 @hashed_once
@@ -162,49 +183,86 @@ class RoleBytes(NamedTuple):
 
 
 def role_bytes(
-    model: ModelSpec, seat: Seat, *, backend: Backend, profile: Profile, batch: Batch,
-    trained: bool, stage: Stage = "only", optimizer: Optimizer = "adam", lora: Lora | None = None,
-    shares_weights: bool = False, shares_process: bool = False, stack: Stack = DEFAULT_STACK,
-) -> RoleBytes:  # fmt: skip
+    model: ModelSpec,
+    role: RolePlacement,
+    *,
+    backend: Backend,
+    profile: Profile,
+    batch: Batch,
+    trained: bool,
+    stage: Stage = "only",
+    optimizer: Optimizer = "adam",
+    lora: Lora | None = None,
+    shares_weights: bool = False,
+    shares_process: bool = False,
+    stack: Stack = DEFAULT_STACK,
+) -> RoleBytes:
     """What a role needs; `shares_weights`: a reference that is the frozen base of a LoRA policy."""
-    layout = seat.layout
+    layout = role.layout
     imbalance = profile["ep_hot_rank_factor"] if model.moe and layout.ep > 1 else 1.0
     here, score, train = _calls(
-        model, layout, backend, trained, stage, optimizer, lora, shares_weights, batch, stack,
-        imbalance, profile["fragmentation"] - 1,
-    )  # fmt: skip
+        model,
+        layout,
+        backend,
+        trained,
+        stage,
+        optimizer,
+        lora,
+        shares_weights,
+        batch,
+        stack,
+        imbalance,
+        profile["fragmentation"] - 1,
+    )
     return RoleBytes(
         states=here.states,
-        kept=_kept(here.states, seat, backend, trained),
+        kept=_kept(here.states, role, backend, trained),
         score=score,
         train=train,
         framework=0.0 if shares_process else profile["framework_bytes"],
         nccl=profile["nccl_bytes"] * here.communicators,
-        recreated=seat.residency == "recreated",
+        recreated=role.residency == "recreated",
     )
 
 
-def rested(part: RoleBytes, seat: Seat, *, backend: Backend, trained: bool) -> RoleBytes:
+def rested(part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool) -> RoleBytes:
     """The bytes of a layout as `role_bytes` gives them, where something else happens between its calls."""
-    kept = _kept(part.states, seat, backend, trained)
-    return part._replace(kept=kept, recreated=seat.residency == "recreated")
+    kept = _kept(part.states, role, backend, trained)
+    return part._replace(kept=kept, recreated=role.residency == "recreated")
 
 
 @lru_cache(maxsize=65536)
 def _calls(
-    model: ModelSpec, layout: Layout, backend: Backend, trained: bool, stage: Stage,
-    optimizer: Optimizer, lora: Lora | None, shares_weights: bool, batch: Batch, stack: Stack,
-    imbalance: float, waste: float,
-) -> tuple[_Standing, Extra, Extra]:  # fmt: skip
+    model: ModelSpec,
+    layout: Layout,
+    backend: Backend,
+    trained: bool,
+    stage: Stage,
+    optimizer: Optimizer,
+    lora: Lora | None,
+    shares_weights: bool,
+    batch: Batch,
+    stack: Stack,
+    imbalance: float,
+    waste: float,
+) -> tuple[_Standing, Extra, Extra]:
     """What stands, and what scoring and training add, whatever happens between the calls.
 
     `imbalance`: tokens of the fullest expert rank over the mean; `waste`: bytes that the caching
     allocator reserves for each byte of tensors that come and go.
     """
     here = _standing(
-        model, memory.cut(layout), backend, trained, stage, optimizer, lora, shares_weights,
-        stack.gradient_bytes, stack.moment_bytes,
-    )  # fmt: skip
+        model,
+        memory.cut(layout),
+        backend,
+        trained,
+        stage,
+        optimizer,
+        lora,
+        shares_weights,
+        stack.gradient_bytes,
+        stack.moment_bytes,
+    )
     tokens = batch.tokens(layout.micro_batch)
     score = _scoring(model, layout, backend, batch, tokens, here, stack, imbalance, waste)
     if not trained:
@@ -231,10 +289,17 @@ class _Standing(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def _standing(
-    model: ModelSpec, cut: tuple[object, ...], backend: Backend, trained: bool, stage: Stage,
-    optimizer: Optimizer, lora: Lora | None, shares_weights: bool,
-    gradient_bytes: float | None, moment_bytes: float | None,
-) -> _Standing:  # fmt: skip
+    model: ModelSpec,
+    cut: tuple[object, ...],
+    backend: Backend,
+    trained: bool,
+    stage: Stage,
+    optimizer: Optimizer,
+    lora: Lora | None,
+    shares_weights: bool,
+    gradient_bytes: float | None,
+    moment_bytes: float | None,
+) -> _Standing:
     """States and buffers of a role under every layout with these fields."""
     layout = Layout(**dict(zip(memory.CUT, cut, strict=True)))  # type: ignore[arg-type]  # read from one
     part = memory.shard(model, layout, backend, stage)
@@ -246,9 +311,13 @@ def _standing(
         trainable = _scaled(part, share)
     elif trained:
         states = memory.trained_states(
-            part, layout, backend, optimizer=optimizer,
-            gradient_bytes=gradient_bytes, moment_bytes=moment_bytes,
-        )  # fmt: skip
+            part,
+            layout,
+            backend,
+            optimizer=optimizer,
+            gradient_bytes=gradient_bytes,
+            moment_bytes=moment_bytes,
+        )
     else:
         states = States() if shares_weights else memory.frozen_states(part, layout)
     frozen_base = not trained or lora is not None
@@ -269,52 +338,75 @@ def _joined(base: States, adapters: States) -> States:
 
 
 def _scaled(part: Shard, share: float) -> Shard:
-    return replace(
-        part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0
-    )
+    return replace(part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0)
 
 
-def _kept(states: States, seat: Seat, backend: Backend, trained: bool) -> States:
+def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool) -> States:
     """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
 
     FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their flat buffers.
     A frozen role that is created again reads its weights from disk; a trained one from the host.
     """
-    if seat.residency != "resident":
-        away = states.weights + states.optimizer if trained or seat.residency == "offloaded" else 0.0  # fmt: skip
+    if role.residency != "resident":
+        away = states.weights + states.optimizer if trained or role.residency == "offloaded" else 0.0
         return States(host=away)
     gradients = 0.0 if backend == "fsdp2" else states.gradients
-    if seat.offload_between:
+    if role.offload_between:
         return States(weights=states.weights, host=states.optimizer)
     return States(weights=states.weights, gradients=gradients, optimizer=states.optimizer)
 
 
 def _training(
-    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, tokens: float, here: _Standing,
-    stage: Stage, stack: Stack, imbalance: float, waste: float,
-) -> Extra:  # fmt: skip
+    model: ModelSpec,
+    layout: Layout,
+    backend: Backend,
+    batch: Batch,
+    tokens: float,
+    here: _Standing,
+    stage: Stage,
+    stack: Stack,
+    imbalance: float,
+    waste: float,
+) -> Extra:
     micro_batches = math.ceil(batch.sequences / (layout.dp * layout.micro_batch))
     held = activations.training_activations(
-        model, layout, backend, tokens=stack.train_tokens or tokens,
-        micro_batches=micro_batches, stage=stage, imbalance=imbalance,
-        logit_chunk=stack.logit_chunk, score_length=0.0 if stack.flash else batch.max_tokens,
+        model,
+        layout,
+        backend,
+        tokens=stack.train_tokens or tokens,
+        micro_batches=micro_batches,
+        stage=stage,
+        imbalance=imbalance,
+        logit_chunk=stack.logit_chunk,
+        score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_TRAIN,
-    )  # fmt: skip
+    )
     if here.step > here.gathered + here.buffers + held.peak:
         return Extra(buffers=here.step)  # short batches: the optimizer step is the peak
     return _extra(here.gathered, here.buffers, held, waste)
 
 
 def _scoring(
-    model: ModelSpec, layout: Layout, backend: Backend, batch: Batch, tokens: float, here: _Standing,
-    stack: Stack, imbalance: float, waste: float,
-) -> Extra:  # fmt: skip
+    model: ModelSpec,
+    layout: Layout,
+    backend: Backend,
+    batch: Batch,
+    tokens: float,
+    here: _Standing,
+    stack: Stack,
+    imbalance: float,
+    waste: float,
+) -> Extra:
     held = activations.forward_activations(
-        model, layout, backend, tokens=stack.score_tokens or tokens,
-        imbalance=imbalance, logit_chunk=stack.logit_chunk,
+        model,
+        layout,
+        backend,
+        tokens=stack.score_tokens or tokens,
+        imbalance=imbalance,
+        logit_chunk=stack.logit_chunk,
         score_length=0.0 if stack.flash else batch.max_tokens,
         logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_FORWARD,
-    )  # fmt: skip
+    )
     return _extra(here.gathered, 0.0, held, waste)
 
 
@@ -366,25 +458,27 @@ class EngineBytes:
 
 
 def engine_bytes(
-    model: ModelSpec, seat: RolloutSeat, *, profile: Profile, shared_weights: float = 0.0
+    model: ModelSpec, role: RolloutPlacement, *, profile: Profile, shared_weights: float = 0.0
 ) -> EngineBytes:
     """The engine's split of memory; `shared_weights`: bytes that training already holds for it.
 
     The KV pool is what `memory_utilization` of the usable memory leaves (G7); CUDA graphs and the
     context come on top of that share.
     """
-    layout = seat.layout
+    layout = role.layout
     full = kv_cache.rollout_weights(model, layout)
-    peak = kv_cache.profile_peak(
-        model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"]
-    )
+    peak = kv_cache.profile_peak(model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"])
     groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
     non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
     capacity = kv_cache.kv_capacity(
-        model, layout, total_memory=profile.usable_memory.value, weights=full,
-        activation_peak=peak, non_torch=non_torch,
-    )  # fmt: skip
-    level = max(seat.sleep, 1) if seat.residency == "offloaded" else seat.sleep
+        model,
+        layout,
+        total_memory=profile.usable_memory.value,
+        weights=full,
+        activation_peak=peak,
+        non_torch=non_torch,
+    )
+    level = max(role.sleep, 1) if role.residency == "offloaded" else role.sleep
     return EngineBytes(
         weights=max(0.0, full - shared_weights),
         kv_cache=max(0.0, capacity.bytes),
@@ -395,5 +489,5 @@ def engine_bytes(
         framework=profile["framework_bytes"],
         shortfall=max(0.0, -capacity.bytes),
         sleep=level,
-        recreated=seat.residency == "recreated",
+        recreated=role.residency == "recreated",
     )

@@ -96,15 +96,21 @@ def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "on
     Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first.
     """
     return _shard(
-        model, layout.tp, layout.pp, layout.ep, layout.etp, layout.dp * layout.cp,
-        BACKENDS[backend].expert_parallel, stage,
-    )  # fmt: skip
+        model,
+        layout.tp,
+        layout.pp,
+        layout.ep,
+        layout.etp,
+        layout.dp * layout.cp,
+        BACKENDS[backend].expert_parallel,
+        stage,
+    )
 
 
 @lru_cache(maxsize=65536)
 def _shard(
     model: ModelSpec, t: int, pp: int, ep: int, etp: int, ranks: int, expert_parallel: bool, stage: Stage
-) -> Shard:  # fmt: skip
+) -> Shard:
     local = -(-model.num_layers // pp)
     moe_layers = _moe_layers(model, local, stage)
     plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
@@ -212,9 +218,7 @@ def trained_states(
     weights, gradients, states = (
         part.dense * a + part.expert * b for a, b in zip(dense, expert, strict=True)
     )
-    return _offloaded(
-        States(weights=weights, gradients=gradients, optimizer=states), part, layout, backend
-    )
+    return _offloaded(States(weights=weights, gradients=gradients, optimizer=states), part, layout, backend)
 
 
 def _offloaded(states: States, part: Shard, layout: Layout, backend: Backend) -> States:
@@ -286,10 +290,15 @@ def lora_states(
     share = (1 + 1 / layout.tp) / 2 / layout.pp
     elements = lora_params(model, lora.rank) * share
     adapters = Shard(
-        dense=elements, expert=0.0, dense_ranks=part.dense_ranks, expert_ranks=part.expert_ranks,
-        layer=elements / part.num_layers, root=0.0,
-        num_layers=part.num_layers, num_moe_layers=part.num_moe_layers,
-    )  # fmt: skip
+        dense=elements,
+        expert=0.0,
+        dense_ranks=part.dense_ranks,
+        expert_ranks=part.expert_ranks,
+        layer=elements / part.num_layers,
+        root=0.0,
+        num_layers=part.num_layers,
+        num_moe_layers=part.num_moe_layers,
+    )
     return base, trained_states(adapters, layout, backend, optimizer=optimizer)
 
 
@@ -301,7 +310,7 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     after forward (stage 2) all weights. Weights on the host pass through the same buffers.
     """
     if backend == "fsdp2":
-        return BF16 * (min(part.elements, 2 * part.layer + part.root) if layout.zero == 3 else part.elements)  # fmt: skip
+        return BF16 * (min(part.elements, 2 * part.layer + part.root) if layout.zero == 3 else part.elements)
     if layout.zero == 3:
         return BF16 * (min(part.elements, LIVE_ELEMENTS) + min(part.layer, PREFETCH_ELEMENTS))
     if layout.offload_params != "none":

@@ -75,16 +75,8 @@ def _coefficient(name: str, profile: Profile) -> tuple[Cell, ...]:
 def _datasheet(profile: Profile) -> Iterator[tuple[Cell, ...]]:
     entries: list[tuple[str, float, Dimension, str]] = [
         ("memory", profile.memory.value, "byte", profile.memory.source),
-        (
-            "memory that a process can use",
-            profile.usable_memory.value,
-            "byte",
-            profile.usable_memory.source,
-        ),
-        *(
-            (f"peak {name}", peak.value, "flop/s", peak.source)
-            for name, peak in profile.peak.items()
-        ),
+        ("memory that a process can use", profile.usable_memory.value, "byte", profile.usable_memory.source),
+        *((f"peak {name}", peak.value, "flop/s", peak.source) for name, peak in profile.peak.items()),
         ("GPU memory bandwidth", profile.hbm.value, "byte/s", profile.hbm.source),
         (
             f"{profile.scale_up.kind} per GPU",
@@ -98,12 +90,7 @@ def _datasheet(profile: Profile) -> Iterator[tuple[Cell, ...]]:
     ]
     if profile.price is not None:
         entries.append(
-            (
-                f"price of a GPU ({profile.price.date})",
-                profile.price.value,
-                "usd/h",
-                profile.price.source,
-            )
+            (f"price of a GPU ({profile.price.date})", profile.price.value, "usd/h", profile.price.source)
         )
     for name, value, unit, source in entries:
         yield cell(name), number(value, format(value, unit)), cell(source)
@@ -112,14 +99,16 @@ def _datasheet(profile: Profile) -> Iterator[tuple[Cell, ...]]:
 def _batch(plan: Plan) -> Table:
     w = plan.workload
     rows = [
-        ("algorithm", w.algorithm.upper()), ("prompts per step", f"{w.prompts:,}"), ("responses per prompt", f"{w.samples:,}"),
-        ("prompt", words.lengths(w.prompt_len)), ("response", words.lengths(w.response_len)),
-        ("updates per step", f"{w.epochs * w.mini_batches:,}"), ("packing", "yes" if w.packing else "no: padded to the longest"),
-    ]  # fmt: skip
+        ("algorithm", w.algorithm.upper()),
+        ("prompts per step", f"{w.prompts:,}"),
+        ("responses per prompt", f"{w.samples:,}"),
+        ("prompt", words.lengths(w.prompt_len)),
+        ("response", words.lengths(w.response_len)),
+        ("updates per step", f"{w.epochs * w.mini_batches:,}"),
+        ("packing", "yes" if w.packing else "no: padded to the longest"),
+    ]
     return Table(
-        caption="The batch, as given",
-        head=("what", "value"),
-        rows=tuple((cell(a), cell(b)) for a, b in rows),
+        caption="The batch, as given", head=("what", "value"), rows=tuple((cell(a), cell(b)) for a, b in rows)
     )
 
 
@@ -131,11 +120,7 @@ def filled() -> Table:
     counts = outcome_assumptions(published())
     sources = {entry.id: entry.source for entry in assumptions.shipped()["rlhf"]}
     rows = tuple(
-        (
-            cell(text),
-            number(n, str(n)),
-            cell(next((s for i, s in sources.items() if f"({i})" in text), "")),
-        )
+        (cell(text), number(n, str(n)), cell(next((s for i, s in sources.items() if f"({i})" in text), "")))
         for text, n in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
     return Table(

@@ -12,7 +12,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import simulated
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
-from rlhfsim.specs.hardware.profiles import make_pool, profile_hash
+from rlhfsim.specs.hardware.profiles import node_group, profile_hash
 from rlhfsim.specs.model.roles import models_of
 
 SAME = 0.01
@@ -55,14 +55,22 @@ def basis(plan: Plan) -> Basis:
 
 def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | None:
     """The cluster of a plan; None where a profile is missing."""
-    pools = [make_pool(p, h.gpus, gpus_per_node=h.gpus_per_node) for p, h in zip(profiles, plan.hardware, strict=True) if p]  # fmt: skip
-    return Cluster(pools=tuple(pools), oversubscription=plan.oversubscription) if len(pools) == len(profiles) else None  # fmt: skip
+    pools = [
+        node_group(p, h.gpus, gpus_per_node=h.gpus_per_node)
+        for p, h in zip(profiles, plan.hardware, strict=True)
+        if p
+    ]
+    return (
+        Cluster(node_groups=tuple(pools), oversubscription=plan.oversubscription)
+        if len(pools) == len(profiles)
+        else None
+    )
 
 
 def profile_of(name: str, price: float | None = None) -> Profile | None:
     """A profile by name, at the price that was given; None where it is not found here."""
     try:
-        return make_pool(name, 1, price=price).profile
+        return node_group(name, 1, price=price).profile
     except RlhfsimError:
         return None
 
@@ -93,13 +101,9 @@ def _priced(plan: Plan, cluster: Cluster) -> tuple[Cost | None, tuple[str, ...]]
     try:
         models = models_of(plan.workload)
         memory = ledger(models, plan.placement, plan.workload, cluster)
-        again = simulated(
-            Request(cluster=cluster, workload=plan.workload), models, plan.placement, memory
-        )
+        again = simulated(Request(cluster=cluster, workload=plan.workload), models, plan.placement, memory)
     except RlhfsimError as error:
         return None, (f"the step could not be priced again: {error.message}",)
     if not math.isclose(again.seconds, plan.prediction.step_s, rel_tol=SAME):
-        return None, (
-            "priced again the step differs from the plan: the profile or this release changed",
-        )
+        return None, ("priced again the step differs from the plan: the profile or this release changed",)
     return again.iteration.cost, ()

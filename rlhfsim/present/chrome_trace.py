@@ -51,11 +51,15 @@ def chrome_trace(trace: Trace) -> Event:
     return {
         "displayTimeUnit": "ms",
         "otherData": {
-            "schema": trace.schema, "source": trace.source, "rlhfsim_version": trace.rlhfsim_version,
-            "plan_hash": trace.plan_hash, "seed": trace.seed, "steps": trace.steps,
+            "schema": trace.schema,
+            "source": trace.source,
+            "rlhfsim_version": trace.rlhfsim_version,
+            "plan_hash": trace.plan_hash,
+            "seed": trace.seed,
+            "steps": trace.steps,
         },
         "traceEvents": list(events(trace)),
-    }  # fmt: skip
+    }
 
 
 def dumps(trace: Trace) -> str:
@@ -80,8 +84,10 @@ def side_by_side(plan: Plan, measured: Trace) -> Trace:
     p = plan.prediction
     predicted = (
         _predicted(phase, pool, step, begin + step * p.step_s)
-        for step in range(measured.steps) for phase in p.phases for pool in phase.pool.split("+")
-    )  # fmt: skip
+        for step in range(measured.steps)
+        for phase in p.phases
+        for pool in phase.pool.split("+")
+    )
     spans = (replace(s, pool=f"{MEASURED} {s.pool}") for s in measured.spans)
     counters = tuple(replace(c, pool=f"{MEASURED} {c.pool}") for c in measured.counters)
     return replace(measured, spans=(*predicted, *spans), counters=counters)
@@ -97,14 +103,25 @@ def _predicted(phase: PredictedPhase, pool: str, step: int, start: float) -> Spa
     at = start + phase.start_s
     attributes: dict[str, float | str] = {"P10 s": phase.low_s, "P90 s": phase.high_s}
     return Span(
-        name=phase.name, role=role, kind=kind or role, pool=f"{PREDICTED} {pool}", step=step, start_s=at,
-        end_s=at + phase.seconds, bound_by=phase.bound_by, attributes=attributes,
-    )  # fmt: skip
+        name=phase.name,
+        role=role,
+        kind=kind or role,
+        pool=f"{PREDICTED} {pool}",
+        step=step,
+        start_s=at,
+        end_s=at + phase.seconds,
+        bound_by=phase.bound_by,
+        attributes=attributes,
+    )
 
 
 def chrome_path(path: Path) -> Path:
     """Where the Chrome trace lies beside a trace: `out.json` -> `out.chrome.json`."""
-    return path.with_suffix(".chrome.json") if path.suffix == ".json" else path.with_name(f"{path.name}.chrome.json")  # fmt: skip
+    return (
+        path.with_suffix(".chrome.json")
+        if path.suffix == ".json"
+        else path.with_name(f"{path.name}.chrome.json")
+    )
 
 
 def events(trace: Trace) -> Iterator[Event]:
@@ -170,17 +187,26 @@ def _meta(event: str, pid: int, tid: int | None = None, /, **args: str | int) ->
 def _complete(piece: Slice, pid: int, tid: int) -> Event:
     span = piece.span
     version = {} if span.version is None else {"weight version": span.version}
-    args = {"role": span.role, "step": span.step, "bound by": span.bound_by, **version, **span.attributes}  # fmt: skip
+    args = {"role": span.role, "step": span.step, "bound by": span.bound_by, **version, **span.attributes}
     return {
-        "ph": "X", "name": span.name, "cat": span.kind, "pid": pid, "tid": tid,
-        "ts": piece.start, "dur": piece.end - piece.start, "args": args,
-    }  # fmt: skip
+        "ph": "X",
+        "name": span.name,
+        "cat": span.kind,
+        "pid": pid,
+        "tid": tid,
+        "ts": piece.start,
+        "dur": piece.end - piece.start,
+        "args": args,
+    }
 
 
 def _counter(counter: Counter, pid: int) -> Event:
     words, unit, scale = COUNTERS[counter.name]
     group = "" if counter.group == ALL else f" of {counter.group}"
     return {
-        "ph": "C", "name": words + group, "pid": pid, "ts": round(counter.time_s / MICROSECOND),
+        "ph": "C",
+        "name": words + group,
+        "pid": pid,
+        "ts": round(counter.time_s / MICROSECOND),
         "args": {unit: counter.value / scale},
-    }  # fmt: skip
+    }

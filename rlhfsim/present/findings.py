@@ -26,30 +26,26 @@ RISKY = 0.01
 def timeline(calls_s: Mapping[str, float], bound: Mapping[str, str], step_s: float) -> str:
     """`Generation takes 58 % of the step and is bound by GPU memory bandwidth`; seconds by call, resource by call."""
     top = max(calls_s, key=lambda c: calls_s[c])
-    text = (
-        f"{capital(call(top))} takes {percent(calls_s[top] / step_s)} of the {seconds(step_s)} step"
-    )
+    text = f"{capital(call(top))} takes {percent(calls_s[top] / step_s)} of the {seconds(step_s)} step"
     resource = bound.get(top)
-    return (
-        f"{text} and is bound by {RESOURCES.get(resource, (resource, ''))[0]}" if resource else text
-    )
+    return f"{text} and is bound by {RESOURCES.get(resource, (resource, ''))[0]}" if resource else text
 
 
 def overlap(busy_s: float, step_s: float) -> str:
     """How much work the step does not wait for."""
     hidden = busy_s - step_s
-    return (
-        f"; {seconds(hidden)} of other work is hidden behind the step"
-        if hidden > CLEAR * step_s
-        else ""
-    )
+    return f"; {seconds(hidden)} of other work is hidden behind the step" if hidden > CLEAR * step_s else ""
 
 
 def resources(by_s: Mapping[str, float]) -> str:
     """`Arithmetic takes 53 % of the step, launches and framework 28 %`; seconds by resource."""
     whole = sum(by_s.values()) or 1.0
     top = sorted(by_s, key=lambda r: -by_s[r])[:2]
-    shown = [f"{RESOURCES.get(r, (r, ''))[0]} {'takes ' if i == 0 else ''}{percent(by_s[r] / whole)}" + (" of the step" if i == 0 else "") for i, r in enumerate(top)]  # fmt: skip
+    shown = [
+        f"{RESOURCES.get(r, (r, ''))[0]} {'takes ' if i == 0 else ''}{percent(by_s[r] / whole)}"
+        + (" of the step" if i == 0 else "")
+        for i, r in enumerate(top)
+    ]
     return capital(", ".join(shown))
 
 
@@ -62,9 +58,7 @@ def memory(pool: str | None, peak: float, capacity: float, phase: str, largest: 
     return f"{whose} are fullest {when}: {percent(peak / capacity)} of {size(capacity)}, mostly {component(largest)}"
 
 
-def sizes(
-    chosen: tuple[int, float, float], others: Sequence[tuple[int, float, float]], unit: str
-) -> str:
+def sizes(chosen: tuple[int, float, float], others: Sequence[tuple[int, float, float]], unit: str) -> str:
     """What another number of GPUs would bring; each is GPUs, seconds, and USD (or GPU-hours) of a step."""
     gpus, time, cost = chosen
     faster = [o for o in others if o[1] < time * (1 - CLEAR)]
@@ -89,9 +83,7 @@ def sizes(
 
 
 def _moved(one: tuple[int, float, float], base: tuple[int, float, float], unit: str) -> str:
-    return f"{one[1] / base[1] - 1:+.0%} time, {one[2] / base[2] - 1:+.0%} {unit}".replace(
-        "%", " %"
-    )
+    return f"{one[1] / base[1] - 1:+.0%} time, {one[2] / base[2] - 1:+.0%} {unit}".replace("%", " %")
 
 
 def rival(label: str, more_s: float, step_s: float, terms: Mapping[str, float]) -> str:
@@ -100,7 +92,7 @@ def rival(label: str, more_s: float, step_s: float, terms: Mapping[str, float]) 
     return f"{capital(label)} would take {percent(more_s / step_s)} longer: {call(top)} alone {seconds(terms[top])} more"
 
 
-def flips(nearest: str | None, factor: float, winner: str) -> str:
+def break_evens(nearest: str | None, factor: float, winner: str) -> str:
     """The change that is nearest to turning the answer over."""
     if nearest is None:
         return "Nothing that was tried makes another kind of plan the best"
@@ -161,9 +153,14 @@ def gap(parts: Mapping[str, float], predicted: float, measured: float) -> str:
 
 
 GAP = {
-    "lengths": "other lengths than planned", "compute": "arithmetic", "hbm": "GPU memory", "network": "links", "overhead": "launches and framework",
-    "waiting": "waiting", "order": "the order of calls",
-}  # fmt: skip
+    "lengths": "other lengths than planned",
+    "compute": "arithmetic",
+    "hbm": "GPU memory",
+    "network": "links",
+    "overhead": "launches and framework",
+    "waiting": "waiting",
+    "order": "the order of calls",
+}
 """Cause of a gap -> words."""
 
 
@@ -193,26 +190,32 @@ def points(base: Point, others: Sequence[Point], unit: str) -> str:
         best = min(better, key=lambda p: p[1] * p[2])
         return f"{capital(best[0])} is both faster and cheaper: {_moved((0, best[1], best[2]), (0, time, cost), unit)}"
     fastest, cheapest = min(known, key=lambda p: p[1]), min(known, key=lambda p: p[2])
-    parts = [f"{fastest[0]} is the fastest ({_moved((0, *fastest[1:]), (0, time, cost), unit)})"] if fastest[1] < time * (1 - CLEAR) else []  # fmt: skip
-    parts += [f"{cheapest[0]} the cheapest ({_moved((0, *cheapest[1:]), (0, time, cost), unit)})"] if cheapest[2] < cost * (1 - CLEAR) else []  # fmt: skip
+    parts = (
+        [f"{fastest[0]} is the fastest ({_moved((0, *fastest[1:]), (0, time, cost), unit)})"]
+        if fastest[1] < time * (1 - CLEAR)
+        else []
+    )
+    parts += (
+        [f"{cheapest[0]} the cheapest ({_moved((0, *cheapest[1:]), (0, time, cost), unit)})"]
+        if cheapest[2] < cost * (1 - CLEAR)
+        else []
+    )
     return capital(", ".join(parts)) if parts else f"No point beats {name} in time or {unit}"
 
 
 def tornado(what: str, path: str, low: float | None, high: float | None) -> str:
     """Which input moves most; changes in per cent, None where nothing fits."""
     shown = [f"{x:+.1f} %" if x is not None else "nothing fits" for x in (low, high)]
-    return f"{capital(what)} depends most on {path}: {shown[0]} at its low value, {shown[1]} at its high value"
+    return (
+        f"{capital(what)} depends most on {path}: {shown[0]} at its low value, {shown[1]} at its high value"
+    )
 
 
 def fits(peak: float, capacity: float, risk: float) -> str:
     """`It fits`, with the risk where there is one."""
     if peak > capacity:
         return "It does not fit"
-    return (
-        f"It fits, with a {percent(risk)} risk of running out of memory"
-        if risk >= RISKY
-        else "It fits"
-    )
+    return f"It fits, with a {percent(risk)} risk of running out of memory" if risk >= RISKY else "It fits"
 
 
 def run_of(steps: int, step_s: float, usd: float | None) -> str:

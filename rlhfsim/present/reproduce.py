@@ -19,20 +19,18 @@ def commands(plan: Plan, file: str) -> Code:
     """What to type."""
     if plan.choice is None:
         return Code(
-            title="Commands (the plan was given, not searched)",
-            text=f"rlhfsim report {shlex.quote(file)}",
+            title="Commands (the plan was given, not searched)", text=f"rlhfsim report {shlex.quote(file)}"
         )
-    return Code(title="Commands", text=f"{shlex.join(['rlhfsim', 'design', *design_arguments(plan)])} --out {shlex.quote(file)}\nrlhfsim report {shlex.quote(file)}")  # fmt: skip
+    return Code(
+        title="Commands",
+        text=f"{shlex.join(['rlhfsim', 'design', *design_arguments(plan)])} --out {shlex.quote(file)}\nrlhfsim report {shlex.quote(file)}",
+    )
 
 
 def design_arguments(plan: Plan) -> list[str]:
     """Options of `rlhfsim design` that ask what this plan answers; defaults are left out."""
     assert plan.choice is not None
-    return [
-        *_cluster(plan, plan.choice.asked),
-        *_workload(plan.workload),
-        *_asked(plan.choice.asked),
-    ]
+    return [*_cluster(plan, plan.choice.asked), *_workload(plan.workload), *_asked(plan.choice.asked)]
 
 
 def _cluster(plan: Plan, asked: Asked) -> Iterator[str]:
@@ -64,14 +62,14 @@ def _workload(work: Workload) -> Iterator[str]:
         "--samples",
         str(work.samples),
     )
-    yield from (
-        "--prompt-len",
-        lengths(work.prompt_len),
-        "--response-len",
-        lengths(work.response_len),
-    )
-    for name, value, usual in (("epochs", work.epochs, 1), ("mini-batches", work.mini_batches, 1), ("critic", work.critic, "same"),
-                               ("reference", work.reference, "same"), ("seed", work.seed, 0)):  # fmt: skip
+    yield from ("--prompt-len", lengths(work.prompt_len), "--response-len", lengths(work.response_len))
+    for name, value, usual in (
+        ("epochs", work.epochs, 1),
+        ("mini-batches", work.mini_batches, 1),
+        ("critic", work.critic, "same"),
+        ("reference", work.reference, "same"),
+        ("seed", work.seed, 0),
+    ):
         if value != usual:
             yield from (f"--{name}", str(value))
     if work.reward.rules is not None:
@@ -101,23 +99,27 @@ def lengths(spec: AnyLengths) -> str:
 def _asked(asked: Asked) -> Iterator[str]:
     yield from ("--backend", asked.backend)
     for name, value, usual in (
-        ("objective", asked.objective, "time"), ("architecture", asked.architecture, None), ("weight-path", asked.weight_path, None),
-        ("max-gpus-per-role", asked.max_gpus_per_role, None), ("max-oom", f"{asked.max_oom:g}", "0.1"), ("max-staleness", f"{asked.max_staleness:g}", "1"),
+        ("objective", asked.objective, "time"),
+        ("architecture", asked.architecture, None),
+        ("weight-path", asked.weight_path, None),
+        ("max-gpus-per-role", asked.max_gpus_per_role, None),
+        ("max-oom", f"{asked.max_oom:g}", "0.1"),
+        ("max-staleness", f"{asked.max_staleness:g}", "1"),
         ("time-limit", None if asked.time_limit is None else f"{asked.time_limit:g}", None),
-    ):  # fmt: skip
+    ):
         if value is not None and value != usual:
             yield from (f"--{name}", str(value))
     for name, values in (("allow", asked.allow), ("forbid", asked.forbid)):
         if values:
             yield from (f"--{name}", ",".join(values))
-    for seat, fields in asked.fix.items():
+    for role, fields in asked.fix.items():
         for field, value in fields.items():
-            yield from ("--fix", f"{seat}.{field}={value}")
+            yield from ("--fix", f"{role}.{field}={value}")
     for bound in asked.limits:
         if bound.field != "hardware":  # --rollout-gpus says that already
             yield from (
                 "--fix",
-                f"{bound.seat}.{bound.field}{bound.relation}{'yes' if bound.value is True else 'no' if bound.value is False else bound.value}",
+                f"{bound.role}.{bound.field}{bound.relation}{'yes' if bound.value is True else 'no' if bound.value is False else bound.value}",
             )
 
 

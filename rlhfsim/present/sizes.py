@@ -66,9 +66,7 @@ def other_sizes(basis: Basis, *, limit_s: float = LIMIT_S, done: Step = lambda: 
     plan = basis.plan
     if plan.choice is None:
         return Sizes(
-            notes=(
-                "the plan was given, not searched, so there is no question to ask for other sizes",
-            )
+            notes=("the plan was given, not searched, so there is no question to ask for other sizes",)
         )
     if basis.cluster is None or not counts(plan):
         return Sizes(notes=("other sizes are tried for clusters of one known kind of GPU only",))
@@ -78,9 +76,9 @@ def other_sizes(basis: Basis, *, limit_s: float = LIMIT_S, done: Step = lambda: 
 
 
 def _tried(base: Request, gpus: int, done: Step) -> Size:
-    pool = base.cluster.pool
+    pool = base.cluster.node_group
     pools = (replace(pool, gpus=gpus, gpus_per_node=min(gpus, pool.gpus_per_node)),)
-    request = replace(base, cluster=replace(base.cluster, pools=pools))
+    request = replace(base, cluster=replace(base.cluster, node_groups=pools))
     try:
         trial = attempt(request, models_of(request.workload), (), math.inf, None)
     except RlhfsimError:  # what was fixed cannot be at this size
@@ -103,7 +101,5 @@ def cost_of(plan: Plan) -> float:
     """USD of a step; GPU-hours where no price is known."""
     p = plan.prediction
     return (
-        p.usd_per_step
-        if p.usd_per_step is not None
-        else sum(h.gpus for h in plan.hardware) * p.step_s / HOUR
+        p.usd_per_step if p.usd_per_step is not None else sum(h.gpus for h in plan.hardware) * p.step_s / HOUR
     )

@@ -63,16 +63,13 @@ class StepTable:
         cell = np.clip(np.searchsorted(grid, context, side="right") - 1, 0, len(grid) - 2)
         return cell, context - grid[cell]
 
-    def _between(
-        self, which: tuple[int, ...], sequences: Floats, start: Floats, end: Floats
-    ) -> list[Floats]:
+    def _between(self, which: tuple[int, ...], sequences: Floats, start: Floats, end: Floats) -> list[Floats]:
         low, weight = _cell(self.sequences, sequences)
         begin, finish = self._place(start), self._place(end)
         found = []
         for i in which:
             left, right = (
-                self._primitive(i, low + j, *finish) - self._primitive(i, low + j, *begin)
-                for j in (0, 1)
+                self._primitive(i, low + j, *finish) - self._primitive(i, low + j, *begin) for j in (0, 1)
             )
             found.append(left + weight * (right - left))
         return found

@@ -88,7 +88,7 @@ def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:
     if not cuda_graphs:
         return rows
     small = np.where(rows <= 1, 1.0, np.where(rows <= 2, 2.0, np.where(rows <= 4, 4.0, 8.0)))
-    grid = np.where(rows <= 8, small, np.where(rows <= 256, np.ceil(rows / 8) * 8, np.ceil(rows / 16) * 16))  # fmt: skip
+    grid = np.where(rows <= 8, small, np.where(rows <= 256, np.ceil(rows / 8) * 8, np.ceil(rows / 16) * 16))
     return np.where(rows > GRAPH_LIMIT, rows, grid)
 
 
@@ -137,9 +137,7 @@ def decode_attention(
     return step
 
 
-def _decode_core(
-    device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats
-) -> Step:
+def _decode_core(device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats) -> Step:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
     c = np.maximum(c, 1.0)
@@ -151,7 +149,7 @@ def _decode_core(
             device.curves.mla_decode(n, c, local.query, kv_bytes),
         )
         flop = 2.0 * local.query * (2 * latent + rope) * n * c
-        return kernel(device, seconds, flop=flop, size=n * c * (latent + rope) * kv_bytes, precision="bf16")  # fmt: skip
+        return kernel(device, seconds, flop=flop, size=n * c * (latent + rope) * kv_bytes, precision="bf16")
     seconds = device.curves.decode_attention(n, c, local.query, local.kv, at.head_dim, kv_bytes)
     flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * n * c
     size = n * c * local.kv * (local.qk_dim + local.v_dim) * kv_bytes
@@ -187,7 +185,7 @@ def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floa
     step = gemm(device, router, rows, layout.precision)
     for matrix in shared_matrices(model, layout.tp):
         step = step + gemm(device, matrix, rows, layout.precision)
-    return step + expert_work(device, model, layout, everyone) + _expert_exchange(device, model, layout, rows)  # fmt: skip
+    return step + expert_work(device, model, layout, everyone) + _expert_exchange(device, model, layout, rows)
 
 
 def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats) -> Step:
@@ -204,7 +202,9 @@ def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens:
     m, precision = np.maximum(tokens, 1.0), expert_precision(model, layout)
     params = (3 if model.gated else 2) * model.hidden * moe.expert_ffn / etp
     touched = max(1.0, moe.top_k / ep)
-    seconds = device.curves.moe(m, model.hidden, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision)  # fmt: skip
+    seconds = device.curves.moe(
+        m, model.hidden, moe.expert_ffn, moe.top_k, moe.num_experts, etp, ep, precision
+    )
     return kernel(
         device,
         seconds,
@@ -268,8 +268,11 @@ def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) ->
         return nothing()
     where = group(ranks, 1, device.domain)
     if where.domains > 1:
-        times = {"all_reduce": collectives.all_reduce, "all_gather": collectives.all_gather,
-                 "reduce_scatter": collectives.reduce_scatter}  # fmt: skip
+        times = {
+            "all_reduce": collectives.all_reduce,
+            "all_gather": collectives.all_gather,
+            "reduce_scatter": collectives.reduce_scatter,
+        }
         scalar = np.vectorize(lambda s: times[op](device, float(s), where), otypes=[float])
         return on("network" if where.domains > 1 else "nvlink", scalar(size))
     seconds = device.curves.collective(op, size, ranks)

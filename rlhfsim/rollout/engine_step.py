@@ -55,8 +55,13 @@ class Step:
     def scaled(self, factor: ArrayLike) -> Step:
         """Every part times `factor`."""
         f = np.asarray(factor, dtype=np.float64)
-        return Step(compute=self.compute * f, hbm=self.hbm * f, nvlink=self.nvlink * f,
-                    network=self.network * f, overhead=self.overhead * f)  # fmt: skip
+        return Step(
+            compute=self.compute * f,
+            hbm=self.hbm * f,
+            nvlink=self.nvlink * f,
+            network=self.network * f,
+            overhead=self.overhead * f,
+        )
 
     def by_resource(self) -> dict[Resource, float]:
         """Seconds per resource, summed over all entries."""
@@ -95,13 +100,16 @@ def on(resource: Resource, seconds: ArrayLike) -> Step:
     """A step that spends `seconds` on one resource."""
     s, zero = np.asarray(seconds, dtype=np.float64), np.zeros(())
     parts = {name: s if name == resource else zero for name in RESOURCES}
-    return Step(compute=parts["compute"], hbm=parts["hbm"], nvlink=parts["nvlink"],
-                network=parts["network"], overhead=parts["overhead"])  # fmt: skip
+    return Step(
+        compute=parts["compute"],
+        hbm=parts["hbm"],
+        nvlink=parts["nvlink"],
+        network=parts["network"],
+        overhead=parts["overhead"],
+    )
 
 
-def kernel(
-    device: Device, seconds: ArrayLike, *, flop: ArrayLike, size: ArrayLike, precision: str
-) -> Step:
+def kernel(device: Device, seconds: ArrayLike, *, flop: ArrayLike, size: ArrayLike, precision: str) -> Step:
     """A kernel of measured `seconds`, at least flop / F and size / B_m, on the larger of the two.
 
     `size` is bytes through HBM. Source: Williams et al. 2009, CACM 52(4), roofline.
@@ -111,8 +119,13 @@ def kernel(
     taken = np.maximum(np.asarray(seconds, dtype=np.float64), np.maximum(roof_compute, roof_hbm))
     bound = roof_compute > roof_hbm
     zero = np.zeros(())
-    return Step(compute=np.where(bound, taken, 0.0), hbm=np.where(bound, 0.0, taken),
-                nvlink=zero, network=zero, overhead=zero)  # fmt: skip
+    return Step(
+        compute=np.where(bound, taken, 0.0),
+        hbm=np.where(bound, 0.0, taken),
+        nvlink=zero,
+        network=zero,
+        overhead=zero,
+    )
 
 
 def peak(device: Device, precision: str) -> float:

@@ -20,13 +20,7 @@ from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound
 from rlhfsim.rollout.decode import Engine, decode_step
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.prefill import group_prefill
-from rlhfsim.rollout.schedule import (
-    BLOCK_TOKENS,
-    Requests,
-    Schedule,
-    expected_schedule,
-    schedule,
-)
+from rlhfsim.rollout.schedule import BLOCK_TOKENS, Requests, Schedule, expected_schedule, schedule
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 
@@ -118,7 +112,9 @@ def generate(
     else:
         known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
         plan = schedule(known, requests, layout.dp, most, capacity, shared_prompts)
-    table = step_table(device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine, worker=worker)  # fmt: skip
+    table = step_table(
+        device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine, worker=worker
+    )
     first = _first(device, model, layout, requests, plan, shared_prompts, engine)
     return _assemble(device, layout, plan, table, first, capacity, worker)
 
@@ -134,7 +130,7 @@ def _first(
 ) -> Cost:
     """Prefill of one replica's prompts, and of what preempted sequences had generated."""
     each = plan.each / layout.attention_dp
-    cost = _group_prefill(device, model, layout, each, requests.samples, plan.prompt, shared, engine)  # fmt: skip
+    cost = _group_prefill(device, model, layout, each, requests.samples, plan.prompt, shared, engine)
     if not plan.preempted:
         return cost
     context, evicted = plan.recomputed / plan.preempted, plan.preempted / layout.attention_dp
@@ -152,7 +148,9 @@ def _group_prefill(
     shared: bool,
     engine: Engine,
 ) -> Cost:
-    return group_prefill(device, model, layout, each, samples, prompt, shared=shared, engine=engine).cost(device)  # fmt: skip
+    return group_prefill(device, model, layout, each, samples, prompt, shared=shared, engine=engine).cost(
+        device
+    )
 
 
 def step_table(

@@ -55,10 +55,14 @@ def prefill(
     ramp = (passes + layout.pp - 1) / layout.pp
     tokens = np.asarray(budget)
     finished = max(1.0, prompts / passes)
-    work = token_work(device, model, layout, tokens) + pipeline_work(device, model, layout, tokens).scaled(1.0 / layout.pp)  # fmt: skip
+    work = token_work(device, model, layout, tokens) + pipeline_work(device, model, layout, tokens).scaled(
+        1.0 / layout.pp
+    )
     work = work + head_work(device, model, layout, np.asarray(finished))
     attention = prefill_attention(device, model, layout, prompts, length, cached)
-    gpu = (work + attention.scaled(1.0 / passes)).scaled(1.0 / coefficient(device, "prefill_efficiency", engine))  # fmt: skip
+    gpu = (work + attention.scaled(1.0 / passes)).scaled(
+        1.0 / coefficient(device, "prefill_efficiency", engine)
+    )
     return (gpu + eager(device, model, layout, gpu.seconds, engine)).scaled(ramp)
 
 
@@ -116,19 +120,14 @@ def _pairs(length: float, cached: float, window: float | None) -> float:
 
 
 def _prefill_core(
-    device: Device,
-    model: ModelSpec,
-    layout: RolloutLayout,
-    prompts: float,
-    length: float,
-    cached: float,
+    device: Device, model: ModelSpec, layout: RolloutLayout, prompts: float, length: float, cached: float
 ) -> Step:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
     if at.kv_lora_rank is not None:
         seconds = device.curves.mla_prefill(prompts, length, local.query, cached)
     else:
-        seconds = device.curves.prefill_attention(prompts, length, local.query, local.kv, at.head_dim, cached)  # fmt: skip
+        seconds = device.curves.prefill_attention(prompts, length, local.query, local.kv, at.head_dim, cached)
     pairs = prompts * _pairs(length, cached, None)
     flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * pairs
     written = prompts * length * local.kv * (local.qk_dim + local.v_dim) * kv_bytes
@@ -137,11 +136,7 @@ def _prefill_core(
 
 
 def eager(
-    device: Device,
-    model: ModelSpec,
-    layout: RolloutLayout,
-    gpu_seconds: Floats,
-    engine: Engine,
+    device: Device, model: ModelSpec, layout: RolloutLayout, gpu_seconds: Floats, engine: Engine
 ) -> Step:
     """Overhead of one pass outside CUDA graphs: what launching all kernels takes beyond GPU time.
 
@@ -213,13 +208,7 @@ def serving_terms(
 
 
 def output_time(
-    terms: Terms,
-    *,
-    layer: float,
-    step: float,
-    sequence: float,
-    interference: float,
-    overhead: float,
+    terms: Terms, *, layer: float, step: float, sequence: float, interference: float, overhead: float
 ) -> float:
     """Mean seconds between output tokens of a request, TPOT = X / (o - 1).
 
@@ -253,7 +242,7 @@ def time_per_output_token(
     engine: Engine = "vllm",
 ) -> float:
     """TPOT of an engine under a closed loop of `sequences` requests per rank, see `output_time`."""
-    terms = serving_terms(device, model, layout, sequences, input_tokens, output_tokens, engine=engine)  # fmt: skip
+    terms = serving_terms(device, model, layout, sequences, input_tokens, output_tokens, engine=engine)
     return output_time(
         terms,
         layer=coefficient(device, "decode_layer_overhead", engine),

@@ -64,7 +64,9 @@ class Schedule:
     @property
     def kv_tokens(self) -> float:
         """Most context that one replica holds at a time, tokens."""
-        return float(np.max(self.timeline.running * (self.timeline.start + self.timeline.steps - self.shared)))  # fmt: skip
+        return float(
+            np.max(self.timeline.running * (self.timeline.start + self.timeline.steps - self.shared))
+        )
 
 
 @lru_cache(maxsize=256)
@@ -99,10 +101,16 @@ def schedule(
     timeline, slots = _fitted(dealt, prompt, saved, most, capacity)
     preempted, recomputed = _preemption(int(dealt.shape[1]), slots, most, prompt - saved, capacity)
     return Schedule(
-        timeline=timeline, each=int(dealt.shape[1]), slots=slots, prompt=prompt, shared=saved,
-        tokens=float(lengths.sum()), longest=float(lengths.max()), preempted=preempted,
+        timeline=timeline,
+        each=int(dealt.shape[1]),
+        slots=slots,
+        prompt=prompt,
+        shared=saved,
+        tokens=float(lengths.sum()),
+        longest=float(lengths.max()),
+        preempted=preempted,
         recomputed=recomputed,
-    )  # fmt: skip
+    )
 
 
 def deal(lengths: Floats, replicas: int, samples: int, seed: int) -> Floats:
@@ -119,9 +127,7 @@ def deal(lengths: Floats, replicas: int, samples: int, seed: int) -> Floats:
     return padded.reshape(per_replica, replicas, size).transpose(1, 0, 2).reshape(replicas, -1)
 
 
-def _fitted(
-    dealt: Floats, prompt: float, saved: float, most: int, capacity: float
-) -> tuple[Timeline, int]:
+def _fitted(dealt: Floats, prompt: float, saved: float, most: int, capacity: float) -> tuple[Timeline, int]:
     """The timeline whose peak fits the cache, and its slots.
 
         all, if they fit;  else C / (p + E[l^2] / 2 E[l] + half a block), lowered until the peak fits
@@ -159,9 +165,7 @@ def _peak(timeline: Timeline, saved: float) -> float:
     return float(np.max(timeline.running * ends))
 
 
-def _preemption(
-    each: int, slots: int, most: int, prompt: float, capacity: float
-) -> tuple[float, float]:
+def _preemption(each: int, slots: int, most: int, prompt: float, capacity: float) -> tuple[float, float]:
     """Sequences evicted after the start, and the tokens that they prefill again.
 
         evicted = n_0 - n_1;   tokens = sum over n from n_1 to n_0 of C / n = C ln(n_0 / n_1)

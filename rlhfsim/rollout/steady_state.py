@@ -80,25 +80,26 @@ def steady_state(
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
     own = prompt / requests.samples + age + BLOCK_TOKENS / 2  # a prompt is shared by its group
     running = _running(layout, requests, staleness, capacity / own)
-    table = step_table(device, model, layout, running, prompt + _longest(requests, response), engine=engine, worker=worker)  # fmt: skip
+    table = step_table(
+        device, model, layout, running, prompt + _longest(requests, response), engine=engine, worker=worker
+    )
     step = _one_step(table, running, context)
     tau = sum(step.values())
     steps = requests.sequences * response.mean / (layout.dp * running)
     share = requests.sequences / (layout.dp * layout.attention_dp)
-    first = group_prefill(device, model, layout, share, requests.samples, prompt, engine=engine).cost(device)  # fmt: skip
-    again = prefill(device, model, layout, running / layout.attention_dp, context, engine=engine).cost(device) if interrupted else Cost()  # fmt: skip
+    first = group_prefill(device, model, layout, share, requests.samples, prompt, engine=engine).cost(device)
+    again = (
+        prefill(device, model, layout, running / layout.attention_dp, context, engine=engine).cost(device)
+        if interrupted
+        else Cost()
+    )
     busy = {r: s * steps for r, s in step.items()}
     work = first + worker_cost(device, busy, steps if worker else 0.0) + again
     latency = _longest(requests, response) * tau
     waits = 0.0 if interrupted else max(0.0, latency / staleness - work.seconds)
     tail = Cost(parts=(part("tail", waits, "staleness"),)) if waits else Cost()
     return SteadyState(
-        cost=work + tail,
-        running=running,
-        context=context,
-        step=tau,
-        latency=latency,
-        interrupt=again,
+        cost=work + tail, running=running, context=context, step=tau, latency=latency, interrupt=again
     )
 
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Family
+from rlhfsim.search.space import Partition
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.framework_overhead import controller, trains_pieces
 
@@ -69,18 +69,20 @@ class Numbers:
             return values.reshape(shape)
 
         return Numbers(
-            a=put(self.a), r=put(self.r), f=put(self.f), x=put(self.x), peak=put(self.peak),
+            a=put(self.a),
+            r=put(self.r),
+            f=put(self.f),
+            x=put(self.x),
+            peak=put(self.peak),
             pieces=tuple(map(put, self.pieces)),
-        )  # fmt: skip
+        )
 
 
-def objective_bound(
-    family: Family, request: Request, pools: Sequence[Numbers], sync: Floats
-) -> Floats:
+def objective_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
     """What no plan with these pools goes below: seconds of a step, or bytes on a GPU."""
     if request.objective == "memory":
         return _most([p.peak for p in pools])
-    return step_bound(family, request, pools, sync)
+    return step_bound(partition, request, pools, sync)
 
 
 def rules_seconds(workload: Workload) -> float:
@@ -96,38 +98,38 @@ def head_seconds(workload: Workload) -> float:
     return 0.0 if workload.reward.overlapped else rules_seconds(workload)
 
 
-def controller_seconds(request: Request, family: Family) -> float:
+def controller_seconds(request: Request, partition: Partition) -> float:
     """The controller's own work between scoring and training."""
     if not request.workload.generates:
         return 0.0
-    index = family.pool_of("actor")
+    index = partition.pool_of("actor")
     assert index is not None
-    pool = request.cluster.pools[family.hardware[index]]
+    pool = request.cluster.node_groups[partition.hardware[index]]
     return controller(device_of(pool, request.cluster.oversubscription)).seconds
 
 
-def step_bound(family: Family, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
+def step_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
     """Seconds that no step with these pools goes below; `sync` where the ends sit apart."""
-    work, own = request.workload, controller_seconds(request, family)
+    work, own = request.workload, controller_seconds(request, partition)
     rules = rules_seconds(work)
-    if family.schedule.staleness > 0:
-        return _stale(family, rules, own, pools, sync)
-    if family.schedule.streaming:
-        return _streaming(family, request, own, pools, sync)
+    if partition.schedule.staleness > 0:
+        return _stale(partition, rules, own, pools, sync)
+    if partition.schedule.streaming:
+        return _streaming(partition, request, own, pools, sync)
     a = _most([p.a for p in pools])
     scored = a + np.maximum(_most([p.r for p in pools]), rules)
     ends = [
         np.maximum(scored + own, a + p.f) + p.x if _trains(group) else a + p.f
-        for group, p in zip(family.groups, pools, strict=True)
+        for group, p in zip(partition.groups, pools, strict=True)
     ]
-    return _joined(family, [*ends], sync, scored + own)
+    return _joined(partition, [*ends], sync, scored + own)
 
 
 def _streaming(
-    family: Family, request: Request, own: float, pools: Sequence[Numbers], sync: Floats
+    partition: Partition, request: Request, own: float, pools: Sequence[Numbers], sync: Floats
 ) -> Floats:
     """Rules and controller are a pool of their own; a piece passes them one after the other."""
-    rollout = family.pool_of("rollout")
+    rollout = partition.pool_of("rollout")
     assert rollout is not None
     workload = request.workload
     pieces, head = pools[rollout].pieces, head_seconds(workload)
@@ -139,14 +141,14 @@ def _streaming(
     scored = np.maximum(_most([_after(ruled, r) for r in scores]), last)
     ready = scored + own / count
     ends = []
-    for group, p, r in zip(family.groups, pools, scores, strict=True):
+    for group, p, r in zip(partition.groups, pools, scores, strict=True):
         if not _trains(group):
             ends.append(np.maximum(whole, _after(ruled, r)))
         elif streams:
             ends.append(np.maximum(_after(ruled, r + p.x), ready + p.x / count))
         else:
             ends.append(ready + p.x)
-    return _joined(family, ends, sync, ready)
+    return _joined(partition, ends, sync, ready)
 
 
 def _passed(pieces: Sequence[Floats], work: float) -> list[Floats]:
@@ -164,41 +166,41 @@ def _after(pieces: Sequence[Floats], work: Floats) -> Floats:
     return _most([at + (count - k) / count * work for k, at in enumerate(pieces)])
 
 
-def _stale(
-    family: Family, rules: float, own: float, pools: Sequence[Numbers], sync: Floats
-) -> Floats:
+def _stale(partition: Partition, rules: float, own: float, pools: Sequence[Numbers], sync: Floats) -> Floats:
     """Pools run side by side for good; `a` of the rollout's pool is its bound per batch."""
-    rollout = family.pool_of("rollout")
+    rollout = partition.pool_of("rollout")
     assert rollout is not None
-    batches = family.pace == "batches"
-    learn = _learner(family, rules, own, pools)
+    batches = partition.pace == "batches"
+    learn = _learner(partition, rules, own, pools)
     made = pools[rollout].a + (pools[rollout].f if batches else 0.0)
-    if not family.schedule.overlapped_sync:
+    if not partition.schedule.overlapped_sync:
         return np.maximum(learn, made) + sync
     paired = (made + learn + sync) / 2 if batches else np.asarray(0.0)
     return _most([learn, made, sync, paired])
 
 
-def learner_seconds(family: Family, request: Request, pools: Sequence[Numbers]) -> Floats:
+def learner_seconds(partition: Partition, request: Request, pools: Sequence[Numbers]) -> Floats:
     """What the learner's chain takes for one batch where the rollout runs beside it."""
-    own = controller_seconds(request, family)
-    return _learner(family, rules_seconds(request.workload), own, pools)
+    own = controller_seconds(request, partition)
+    return _learner(partition, rules_seconds(request.workload), own, pools)
 
 
-def _learner(family: Family, rules: float, own: float, pools: Sequence[Numbers]) -> Floats:
+def _learner(partition: Partition, rules: float, own: float, pools: Sequence[Numbers]) -> Floats:
     scored = np.maximum(_most([p.r for p in pools]), rules)
-    return _most([
-        np.maximum(scored + own, p.f) + p.x if _trains(group) else p.f
-        for group, p in zip(family.groups, pools, strict=True)
-        if "rollout" not in group
-    ])  # fmt: skip
+    return _most(
+        [
+            np.maximum(scored + own, p.f) + p.x if _trains(group) else p.f
+            for group, p in zip(partition.groups, pools, strict=True)
+            if "rollout" not in group
+        ]
+    )
 
 
-def _joined(family: Family, ends: Sequence[Floats], sync: Floats, ready: Floats) -> Floats:
+def _joined(partition: Partition, ends: Sequence[Floats], sync: Floats, ready: Floats) -> Floats:
     """The end of the last pool, or of the sync that waits for its two ends."""
     last = np.maximum(_most(ends), ready)
-    actor, rollout = family.pool_of("actor"), family.pool_of("rollout")
-    if family.joined or actor is None or rollout is None:
+    actor, rollout = partition.pool_of("actor"), partition.pool_of("rollout")
+    if partition.joined or actor is None or rollout is None:
         return last
     synced: Floats = np.maximum(last, np.maximum(ends[actor], ends[rollout]) + sync)
     return synced

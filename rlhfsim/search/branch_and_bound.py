@@ -1,7 +1,7 @@
-"""Branch and bound over the whole space: frames by their bound, pools by their numbers, then simulation.
+"""Branch and bound over the whole space: skeletons by their bound, pools by their numbers, then simulation.
 
-Every plan of the space ends in exactly one line of the certificate. The bound of a frame holds for
-all its plans whose seats fit by themselves; the bound of a combination is `search.bound`; what is
+Every plan of the space ends in exactly one line of the certificate. The bound of a skeleton holds for
+all its plans whose roles fit by themselves; the bound of a combination is `search.bound`; what is
 left is simulated in the order of its bound, until no bound is better than the best simulated plan.
 """
 
@@ -24,41 +24,41 @@ from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pools import PoolTable
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Family, Frame, families, splits
-from rlhfsim.search.subproblems import Corners
+from rlhfsim.search.space import Partition, Skeleton, partitions, splits
+from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.iteration import Known, Setting, closed_form, program
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-DIVES = 2
-"""Frames of a kind of plan that the dive tries."""
+WARM_STARTS = 2
+"""Skeletons of a kind of plan that the warm start tries."""
 RIVAL = 1.25
 """A kind of plan whose bound is further above the best plan is not looked at."""
 EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
 ABOVE = ((1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1), (1.15, 1.2), (inf,))
-"""Times its bound: how far a frame is looked at before more of it is; by rounds through all frames."""
+"""Times its bound: how far a skeleton is looked at before more of it is; by rounds through all skeletons."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Branch:
-    """A family with the bounds of its frames."""
+    """A partition with the bounds of its skeletons."""
 
-    family: Family
+    partition: Partition
     sizes: Ints
     """(n, groups) GPUs."""
     bound: Floats
-    """Of each frame; inf where a seat fits nowhere."""
+    """Of each skeleton; inf where a role fits nowhere."""
     legal: list[int]
-    """Plans of each frame."""
+    """Plans of each skeleton."""
     fitting: list[int]
-    """Those whose seats fit by themselves."""
+    """Those whose roles fit by themselves."""
 
-    def frame(self, row: int) -> Frame:
+    def skeleton(self, row: int) -> Skeleton:
         """One of them."""
-        return Frame(family=self.family, sizes=tuple(self.sizes[row].tolist()))
+        return Skeleton(partition=self.partition, sizes=tuple(self.sizes[row].tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +67,13 @@ class Found:
 
     best: Candidate | None
     rivals: tuple[Candidate, ...]
-    """The best plan of every other kind that the dive met; simulated, not proven."""
+    """The best plan of every other kind that the warm start met; simulated, not proven."""
     certificate: Certificate
     pricer: Pricer
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    nearest: tuple[Frame, str, float] | None
-    """When nothing fits: the frame and pool that miss memory by least, and the bytes."""
+    nearest: tuple[Skeleton, str, float] | None
+    """When nothing fits: the skeleton and pool that miss memory by least, and the bytes."""
 
 
 class Search:
@@ -86,24 +86,24 @@ class Search:
         pricer: Pricer | None = None,
         *,
         known: float = inf,
-        only: Callable[[Family], bool] | None = None,
+        only: Callable[[Partition], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
         rivals: bool = True,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
-        `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the frames; `rivals`: good
+        `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the skeletons; `rivals`: good
         plans of other kinds are wanted too, the best one or not.
         """
-        self._reach, self._dives = (RIVAL, DIVES) if rivals else (1.0, 1)
+        self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._known, self._only, self._sizes = known, only, sizes
         self.request, self.models = replace(request, cluster=met(request.cluster)), models
         self.pricer = pricer or Pricer(self.request, models)
-        self.corners = Corners(self.request, models, self.pricer)
+        self.subproblems = Subproblems(self.request, models, self.pricer)
         self.best: Candidate | None = None
         self.kinds: dict[tuple[str, str], Candidate] = {}
         self.counts: Counter[str] = Counter()
-        self.nearest: tuple[Frame, str, float] | None = None
+        self.nearest: tuple[Skeleton, str, float] | None = None
         self._seen: dict[Placement, Candidate | None] = {}
         self._met: dict[object, list[Floats]] = {}
         """Learner and sync of simulated plans whose rollout never drains, by their rollout."""
@@ -122,17 +122,17 @@ class Search:
         return self.limit * (1 + EQUAL)
 
     def first(self) -> Candidate | None:
-        """Some plan that fits, the best that the dive finds; None where nothing does."""
+        """Some plan that fits, the best that the warm start finds; None where nothing does."""
         branches = self._branches()
-        self._dive(branches)
+        self._warm_start(branches)
         if self.best is None:
             self._prove(branches)
         return self.best
 
     def _branches(self) -> list[Branch]:
-        wanted = [f for f in families(self.request, self.models) if not self._only or self._only(f)]
-        sizes = [self._splits(family) for family in wanted]
-        self.pricer.prepare(self.corners.keys(wanted, sizes))
+        wanted = [f for f in partitions(self.request, self.models) if not self._only or self._only(f)]
+        sizes = [self._splits(partition) for partition in wanted]
+        self.pricer.prepare(self.subproblems.keys(wanted, sizes))
         return [self._branch(f, s) for f, s in zip(wanted, sizes, strict=True) if len(s)]
 
     @property
@@ -141,75 +141,85 @@ class Search:
         return self.threshold if not self.counts["simulated"] else self.limit * (1 - EQUAL)
 
     def run(self) -> Found:
-        """Price all seats, dive for a good plan, then prove that there is no better one."""
+        """Price all roles, search a warm start for a good plan, then prove that there is no better one."""
         branches = self._branches()
-        self._dive(branches)
+        self._warm_start(branches)
         left, gap = self._prove(branches)
         return Found(
-            best=self.best, rivals=self._rivals(), certificate=self._certificate(branches, left, gap),
-            pricer=self.pricer, refused=self.pricer.refused, nearest=self.nearest,
-        )  # fmt: skip
+            best=self.best,
+            rivals=self._rivals(),
+            certificate=self._certificate(branches, left, gap),
+            pricer=self.pricer,
+            refused=self.pricer.refused,
+            nearest=self.nearest,
+        )
 
-    def _splits(self, family: Family) -> Ints:
-        found = splits(self.request, family)
+    def _splits(self, partition: Partition) -> Ints:
+        found = splits(self.request, partition)
         if self._sizes is None:
             return found
         return np.asarray(found[(found == np.array(self._sizes)).all(axis=1)])
 
-    # --- bounds of frames -----------------------------------------------------------------------
+    # --- bounds of skeletons -----------------------------------------------------------------------
 
-    def _branch(self, family: Family, sizes: Ints) -> Branch:
-        """Bounds from the fastest options of every seat, for all sizes at once; a path adds nothing to them yet."""
-        name = family.groups, family.hardware, family.schedule, family.path == "lora"
+    def _branch(self, partition: Partition, sizes: Ints) -> Branch:
+        """Bounds from the fastest options of every role, for all sizes at once; a path adds nothing to them yet."""
+        name = partition.groups, partition.hardware, partition.schedule, partition.path == "lora"
         if name not in self._bounds:
-            self._bounds[name] = self._bounded(family, sizes)
+            self._bounds[name] = self._bounded(partition, sizes)
         bound, legal, fitting = self._bounds[name]
-        return Branch(family=family, sizes=sizes, bound=bound, legal=legal, fitting=fitting)
+        return Branch(partition=partition, sizes=sizes, bound=bound, legal=legal, fitting=fitting)
 
-    def _bounded(self, family: Family, sizes: Ints) -> tuple[Floats, list[int], list[int]]:
-        """Bound, plans, and those whose seats fit by themselves, of each frame."""
+    def _bounded(self, partition: Partition, sizes: Ints) -> tuple[Floats, list[int], list[int]]:
+        """Bound, plans, and those whose roles fit by themselves, of each skeleton."""
         legal, fitting = [1] * len(sizes), [1] * len(sizes)
         pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
-        for i in range(len(family.groups)):
+        for i in range(len(partition.groups)):
             values, at = np.unique(sizes[:, i], return_inverse=True)
-            least = [self.corners.least(family, i, int(gpus)) for gpus in values]
+            least = [self.subproblems.least(partition, i, int(gpus)) for gpus in values]
             table = np.array([row.numbers for row in least])[at]
             fits &= np.array([row.fitting > 0 for row in least])[at]
             pools.append(Numbers.of(table))
             legal = [n * least[k].legal for n, k in zip(legal, at, strict=True)]
             fitting = [n * least[k].fitting for n, k in zip(fitting, at, strict=True)]
-        bound = objective_bound(family, self.request, pools, np.zeros(len(sizes)))
+        bound = objective_bound(partition, self.request, pools, np.zeros(len(sizes)))
         return np.where(fits, bound, inf), legal, fitting
 
     # --- a first good plan ----------------------------------------------------------------------
 
-    def _dive(self, branches: list[Branch]) -> None:
-        """The most promising frames of every kind, with a beam instead of a proof: a plan to beat."""
+    def _warm_start(self, branches: list[Branch]) -> None:
+        """The most promising skeletons of every kind, with a beam instead of a proof: a plan to beat."""
         kinds: dict[tuple[object, ...], list[tuple[float, Branch, int]]] = {}
         for branch in branches:
-            kind = branch.family.labels, branch.family.role_placement
-            rows = np.argsort(branch.bound, kind="stable")[: self._dives].tolist()
+            kind = branch.partition.labels, branch.partition.role_placement
+            rows = np.argsort(branch.bound, kind="stable")[: self._warm_starts].tolist()
             found = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
             kinds.setdefault(kind, []).extend(found)
         for tried in sorted(kinds.values(), key=lambda t: min((x[0] for x in t), default=inf)):
             if min((x[0] for x in tried), default=inf) > self._reach * self.limit:
                 break
-            near = sorted(tried, key=lambda x: x[0])[: DIVES * self._dives]
-            frames = [branch.frame(row) for _, branch, row in near]
-            for frame in sorted(frames, key=lambda f: float(self.corners.bound(f)))[: self._dives]:
-                self._open_thinly(frame)
+            near = sorted(tried, key=lambda x: x[0])[: WARM_STARTS * self._warm_starts]
+            skeletons = [branch.skeleton(row) for _, branch, row in near]
+            for skeleton in sorted(skeletons, key=lambda f: float(self.subproblems.bound(f)))[
+                : self._warm_starts
+            ]:
+                self._open_thinly(skeleton)
 
-    def _open_thinly(self, frame: Frame) -> None:
-        pools = self._pools(frame)
+    def _open_thinly(self, skeleton: Skeleton) -> None:
+        pools = self._pools(skeleton)
         if len(pools[-1]):
-            self._simulate(frame, pools)
+            self._simulate(skeleton, pools)
 
     # --- proof ------------------------------------------------------------------------------------
 
     def _prove(self, branches: list[Branch]) -> tuple[int, float]:
-        """Open every frame whose bound is better than the best plan; (plans left, gap) at a time limit."""
+        """Open every skeleton whose bound is better than the best plan; (plans left, gap) at a time limit."""
         bound = np.concatenate([b.bound for b in branches]) if branches else np.empty(0)
-        owner = np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(branches)]) if branches else np.empty(0, np.int64)  # fmt: skip
+        owner = (
+            np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(branches)])
+            if branches
+            else np.empty(0, np.int64)
+        )
         row = np.concatenate([np.arange(len(b.bound)) for b in branches]) if branches else owner
         order = np.argsort(bound, kind="stable").tolist()
         for rungs in ABOVE:
@@ -228,63 +238,67 @@ class Search:
         return 0, 0.0
 
     def _open_exactly(self, branch: Branch, row: int, rungs: Sequence[float]) -> bool:
-        """Every plan of a frame, counted, and True; frames that stay closed are counted at the end.
+        """Every plan of a skeleton, counted, and True; skeletons that stay closed are counted at the end.
 
-        First those little above the bound of the frame, then more, until the best plan is no worse
+        First those little above the bound of the skeleton, then more, until the best plan is no worse
         than what was looked at: the better the plan to beat, the fewer combinations there are. Where the last
-        of `rungs` is not enough, nothing is counted, and the frame waits for what others bring.
+        of `rungs` is not enough, nothing is counted, and the skeleton waits for what others bring.
         """
-        frame, fitting = branch.frame(row), branch.fitting[row]
-        least, before = float(self.corners.bound(frame)), self.counts.copy()
+        skeleton, fitting = branch.skeleton(row), branch.fitting[row]
+        least, before = float(self.subproblems.bound(skeleton)), self.counts.copy()
         if least > self.threshold:
             return True
-        close = self.threshold < inf and frame.family.pace != "refilled"  # whose bound is far below
+        close = self.threshold < inf and skeleton.partition.pace != "refilled"  # whose bound is far below
         for above in rungs if close else (inf,):
             limit = min(self.threshold, least * above)
-            self._open_up_to(limit, frame, fitting)
+            self._open_up_to(limit, skeleton, fitting)
             if self.threshold <= limit:
                 self._opened += fitting
                 return True
             self.counts = before.copy()
         return False
 
-    def _open_up_to(self, limit: float, frame: Frame, fitting: int) -> None:
-        """The plans of a frame with a bound up to `limit`."""
+    def _open_up_to(self, limit: float, skeleton: Skeleton, fitting: int) -> None:
+        """The plans of a skeleton with a bound up to `limit`."""
         before = self.counts["simulated"] + self.counts["refused"]
-        pools = self._pools(frame, limit)
+        pools = self._pools(skeleton, limit)
         if not len(pools[-1]):
             self._count_empty(fitting, pools[-1])
             return
-        unfit, beaten = self._simulate(frame, pools, limit)
+        unfit, beaten = self._simulate(skeleton, pools, limit)
         judged_here = self.counts["simulated"] + self.counts["refused"] - before
         self._count(fitting, pools, unfit, beaten, judged_here)
 
-    def _pools(self, frame: Frame, limit: float | None = None) -> list[PoolTable]:
+    def _pools(self, skeleton: Skeleton, limit: float | None = None) -> list[PoolTable]:
         """The combinations of each pool, up to the first that has none; some of them without `limit`."""
         found: list[PoolTable] = []
-        for i in range(len(frame.sizes)):
-            found.append(self.corners.beam(frame, i) if limit is None else self.corners.pool(frame, i, limit))  # fmt: skip
+        for i in range(len(skeleton.sizes)):
+            found.append(
+                self.subproblems.beam(skeleton, i)
+                if limit is None
+                else self.subproblems.pool(skeleton, i, limit)
+            )
             if not len(found[-1]):
-                self._note_shortfall(frame, i, found[-1])
+                self._note_shortfall(skeleton, i, found[-1])
                 break
         return found
 
     def _simulate(
-        self, frame: Frame, pools: list[PoolTable], limit: float | None = None
+        self, skeleton: Skeleton, pools: list[PoolTable], limit: float | None = None
     ) -> tuple[int, int]:
-        """Judge combinations of a frame, best bound first, while they may win; (unfit, beaten) ones.
+        """Judge combinations of a skeleton, best bound first, while they may win; (unfit, beaten) ones.
 
         Without `limit`, until one of them runs.
         """
         thin = limit is None
-        rows, bounds, unfit = self.corners.combined(frame, pools, inf if limit is None else limit)
-        beaten, refilled = 0, frame.family.pace == "refilled" and self.request.objective != "memory"
+        rows, bounds, unfit = self.subproblems.combined(skeleton, pools, inf if limit is None else limit)
+        beaten, refilled = 0, skeleton.partition.pace == "refilled" and self.request.objective != "memory"
         known: Known = {}
-        beside = self.corners.beside(frame, pools, rows) if refilled else np.zeros((len(rows), 0))
+        beside = self.subproblems.beside(skeleton, pools, rows) if refilled else np.zeros((len(rows), 0))
         for choice, bound, own in zip(rows, bounds.tolist(), beside, strict=True):
             if not thin and bound > self._leaf_threshold:
                 break
-            placement = self.corners.placement(frame, pools, choice)
+            placement = self.subproblems.placement(skeleton, pools, choice)
             if not thin and self._too_slow(placement, known):
                 continue
             met = self._met.setdefault(self._rollout(placement), []) if refilled else []
@@ -307,25 +321,26 @@ class Search:
     def _too_slow(self, placement: Placement, known: Known) -> bool:
         """Whether the closed form of a streaming plan, a tighter bound, already rules it out.
 
-        `known`: steps of other plans of its frame.
+        `known`: steps of other plans of its skeleton.
         """
-        seat = placement.rollout
-        if not placement.schedule.streaming or seat is None or self.request.objective == "memory":
+        role = placement.rollout
+        if not placement.schedule.streaming or role is None or self.request.objective == "memory":
             return False
-        profile = self.request.cluster.pools[placement.pool(seat.pool).hardware].profile
+        profile = self.request.cluster.node_groups[placement.pool(role.pool).hardware].profile
         kv_tokens = engine_in_plan(self.models, placement, self.request.workload, profile).kv_tokens
         setting = Setting(
-            models=self.models, placement=placement, workload=self.request.workload, cluster=self.request.cluster,
-        )  # fmt: skip
+            models=self.models,
+            placement=placement,
+            workload=self.request.workload,
+            cluster=self.request.cluster,
+        )
         form = closed_form(program(setting, kv_tokens, known), placement.schedule)
         return form.seconds > self._leaf_threshold
 
     # --- counting ---------------------------------------------------------------------------------
 
-    def _count(
-        self, fitting: int, pools: list[PoolTable], unfit: int, beaten: int, judged_here: int
-    ) -> None:
-        """Plans of an opened frame: dominated seats, then pool by pool, then their combinations."""
+    def _count(self, fitting: int, pools: list[PoolTable], unfit: int, beaten: int, judged_here: int) -> None:
+        """Plans of an opened skeleton: dominated roles, then pool by pool, then their combinations."""
         considered = prod(p.considered for p in pools)
         hopeful = prod(p.considered - p.bounded for p in pools)
         feasible = prod(p.considered - p.bounded - p.infeasible for p in pools)
@@ -335,7 +350,7 @@ class Search:
         self.counts["bounded"] += considered - hopeful + kept - unfit - beaten - judged_here
 
     def _count_empty(self, fitting: int, pool: PoolTable) -> None:
-        """Plans of a frame one of whose pools has no combination left: they go where it went."""
+        """Plans of a skeleton one of whose pools has no combination left: they go where it went."""
         own = prod(map(len, pool.originals))
         others = fitting // own
         self.counts["dominated"] += others * (own - pool.considered + pool.dominated)
@@ -343,17 +358,21 @@ class Search:
         self.counts["bounded"] += others * pool.bounded
 
     def _certificate(self, branches: list[Branch], left: int, gap: float) -> Certificate:
-        """Where every plan went; seats that do not fit alone make a plan infeasible."""
+        """Where every plan went; roles that do not fit alone make a plan infeasible."""
         space = sum(sum(b.legal) for b in branches)
         fitting = sum(sum(b.fitting) for b in branches)
         return Certificate(
-            space=space, infeasible=space - fitting + self.counts["infeasible"] + self.counts["refused"],
-            dominated=self.counts["dominated"], simulated=self.counts["simulated"],
-            bounded=fitting - self._opened - left + self.counts["bounded"], unexplored=left, gap=gap,
-        )  # fmt: skip
+            space=space,
+            infeasible=space - fitting + self.counts["infeasible"] + self.counts["refused"],
+            dominated=self.counts["dominated"],
+            simulated=self.counts["simulated"],
+            bounded=fitting - self._opened - left + self.counts["bounded"],
+            unexplored=left,
+            gap=gap,
+        )
 
     def _judge(self, placement: Placement, *, thin: bool) -> Candidate | None:
-        """The simulated plan; simulated once, even if the dive met it first."""
+        """The simulated plan; simulated once, even if the warm start met it first."""
         if placement not in self._seen:
             self._seen[placement] = judged(self.request, self.models, placement, cutoff=self.limit)
         candidate = self._seen[placement]
@@ -366,7 +385,7 @@ class Search:
         kind = placement.architecture, placement.role_placement
         if kind not in self.kinds or candidate.seconds < self.kinds[kind].seconds:
             self.kinds[kind] = candidate
-        if self._value(candidate) < self.limit or (not thin and self._value(candidate) <= self.threshold):  # fmt: skip
+        if self._value(candidate) < self.limit or (not thin and self._value(candidate) <= self.threshold):
             self.best = candidate
         return candidate
 
@@ -383,9 +402,9 @@ class Search:
         wanted = self.request.architecture
         return label not in self.request.forbid and wanted in (None, label)
 
-    def _note_shortfall(self, frame: Frame, index: int, pool: PoolTable) -> None:
+    def _note_shortfall(self, skeleton: Skeleton, index: int, pool: PoolTable) -> None:
         if pool.infeasible and (self.nearest is None or pool.shortfall < self.nearest[2]):
-            self.nearest = frame, frame.pools()[index].name, pool.shortfall
+            self.nearest = skeleton, skeleton.pools()[index].name, pool.shortfall
 
     # --- the answer -------------------------------------------------------------------------------
 

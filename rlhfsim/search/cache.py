@@ -1,4 +1,4 @@
-"""What earlier searches of this process priced, where they asked the same of a seat."""
+"""What earlier searches of this process priced, where they asked the same of a role."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from rlhfsim.kernels.devices import Identity, domain_of
 from rlhfsim.search.layouts import is_long
-from rlhfsim.search.options import Floats, Key, SeatTable
+from rlhfsim.search.options import Floats, Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import Seat
+from rlhfsim.specs.placement.placement import RolePlacement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -21,8 +21,8 @@ class Options:
     legal: int
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    shapes: tuple[tuple[tuple[Seat, ...], ...], ...]
-    """Shape -> layout (rising micro-batch) -> what the seat does between its calls."""
+    shapes: tuple[tuple[tuple[RolePlacement, ...], ...], ...]
+    """Shape -> layout (rising micro-batch) -> what the role does between its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ class Fit:
     """Options of the space, those that do not fit included."""
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    seats: tuple[Seat, ...]
+    roles: tuple[RolePlacement, ...]
     sizes: Floats
     """(n, view, :) bytes by component (`fit.role_sizes`)."""
     host: Floats
@@ -42,7 +42,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Kept:
-    """Tables of earlier searches that asked the same of a seat.
+    """Tables of earlier searches that asked the same of a role.
 
     Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the network, and roles not on how stale samples may be; no price of a
     call depends on the price of a GPU, on the objective or on which architectures compete.
@@ -50,8 +50,8 @@ class Kept:
 
     options: dict[Key, Options]
     fits: dict[Key, Fit]
-    roles: dict[Key, SeatTable]
-    rollouts: dict[Key, SeatTable]
+    roles: dict[Key, OptionTable]
+    rollouts: dict[Key, OptionTable]
     paths: dict[Any, Any]
     moves: dict[Any, dict[object, tuple[float, float]]]
     """Role, call and hardware -> what moves -> seconds in and out."""
@@ -60,10 +60,10 @@ class Kept:
     def of(cls, request: Request, models: Models) -> Kept:
         """What this process remembers of a request."""
         work, cluster = request.workload, request.cluster
-        pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in cluster.pools)
-        fixed = tuple((seat, *sorted(fields.items())) for seat, fields in sorted(request.fix.items()))  # fmt: skip
+        pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups)
+        fixed = tuple((role, *sorted(fields.items())) for role, fields in sorted(request.fix.items()))
         asked = models, request.backend, request.forbid, fixed, request.limits
-        domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.pools)
+        domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
         layouts = asked, domains, work.num_sequences // work.mini_batches, is_long(work)
         bytes_ = asked, pools, work, request.max_oom
         times = bytes_, cluster.oversubscription
@@ -78,9 +78,9 @@ class Kept:
             moves=_recalled(("moves", work.optimizer, *synced)),
         )
 
-    def tables(self, key: Key) -> dict[Key, SeatTable]:
-        """Where the table of a seat is kept."""
-        return self.rollouts if key.seat == "rollout" else self.roles
+    def tables(self, key: Key) -> dict[Key, OptionTable]:
+        """Where the table of a role is kept."""
+        return self.rollouts if key.role == "rollout" else self.roles
 
 
 _RECALLED: OrderedDict[object, dict[Any, Any]] = OrderedDict()

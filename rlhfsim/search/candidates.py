@@ -60,17 +60,10 @@ def judged(
 
 
 def simulated(
-    request: Request,
-    models: Models,
-    placement: Placement,
-    memory: Ledger,
-    *,
-    cutoff: float | None = None,
+    request: Request, models: Models, placement: Placement, memory: Ledger, *, cutoff: float | None = None
 ) -> Candidate:
     """The step on the KV capacity that the ledger leaves, in steady state where staleness is allowed."""
-    setting = Setting(
-        models=models, placement=placement, workload=request.workload, cluster=request.cluster
-    )
+    setting = Setting(models=models, placement=placement, workload=request.workload, cluster=request.cluster)
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     step = timed(setting, kv_tokens, cutoff=cutoff)
     return Candidate(placement=placement, iteration=step, ledger=memory)
@@ -80,5 +73,5 @@ def timed(setting: Setting, kv_tokens: float | None, *, cutoff: float | None = N
     """The simulated step of a plan that is taken to fit; without randomness, on expected lengths."""
     if setting.placement.schedule.staleness > 0:
         seed = setting.workload.seed
-        return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff).iteration  # fmt: skip
+        return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff).iteration
     return simulate(setting, kv_tokens).iteration

@@ -11,7 +11,7 @@ class Certificate:
 
     space: int
     infeasible: int
-    """Some pool does not hold its seats, or no weight path joins them."""
+    """Some pool does not hold its roles, or no weight path joins them."""
     dominated: int
     """Another plan is as good in everything that enters the step."""
     bounded: int
@@ -30,8 +30,11 @@ class Certificate:
     def plus(self, other: Certificate) -> Certificate:
         """Of two disjoint spaces with one incumbent."""
         return Certificate(
-            space=self.space + other.space, infeasible=self.infeasible + other.infeasible,
-            dominated=self.dominated + other.dominated, bounded=self.bounded + other.bounded,
-            simulated=self.simulated + other.simulated, unexplored=self.unexplored + other.unexplored,
+            space=self.space + other.space,
+            infeasible=self.infeasible + other.infeasible,
+            dominated=self.dominated + other.dominated,
+            bounded=self.bounded + other.bounded,
+            simulated=self.simulated + other.simulated,
+            unexplored=self.unexplored + other.unexplored,
             gap=max(self.gap, other.gap),
-        )  # fmt: skip
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.search.options import SeatTable
+from rlhfsim.search.options import OptionTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -39,10 +39,8 @@ def _front(columns: Floats, tie: Floats | None) -> Ints:
     return np.array(front, dtype=np.int64)
 
 
-def lean(
-    table: SeatTable, columns: Floats, *, by_class: bool, by_label: bool, by_move: bool
-) -> Ints:
-    """Options of one seat that no other of its class beats in time and in every state's bytes."""
+def lean(table: OptionTable, columns: Floats, *, by_class: bool, by_label: bool, by_move: bool) -> Ints:
+    """Options of one role that no other of its class beats in time and in every state's bytes."""
     classes = table.sync_class if by_class else np.zeros(len(table), dtype=np.int64)
     if by_label:
         classes = classes * 2 + table.frees

@@ -19,9 +19,14 @@ CLEAR = 0.01
 MOST_TERMS = 3
 """Terms that a sentence names."""
 WORDS = {
-    "hbm": "GPU memory bandwidth", "nvlink": "NVLink", "pcie": "PCIe", "overhead": "launches and framework",
-    "bubble": "pipeline bubbles", "tail": "waiting for the longest responses", "compute": "arithmetic",
-}  # fmt: skip
+    "hbm": "GPU memory bandwidth",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "overhead": "launches and framework",
+    "bubble": "pipeline bubbles",
+    "tail": "waiting for the longest responses",
+    "compute": "arithmetic",
+}
 """Resource -> what the time goes into."""
 
 

@@ -1,7 +1,7 @@
-"""Whether seats fit together, for many combinations at once: the memory ledger as sums of vectors.
+"""Whether roles fit together, for many combinations at once: the memory ledger as sums of vectors.
 
-Every entry of the ledger belongs to one seat in one state, so bytes, mean and variance of a pool at
-a moment are sums over its seats. This module writes the states of many options as arrays of
+Every entry of the ledger belongs to one role in one state, so bytes, mean and variance of a pool at
+a moment are sums over its roles. This module writes the states of many options as arrays of
 (bytes, mean, variance); `memory.ledger` adds the same entries one plan at a time, and a test holds
 the two together.
 
@@ -26,13 +26,29 @@ from rlhfsim.specs.hardware.hardware import Profile
 
 Floats = NDArray[np.float64]
 COMPONENTS: tuple[Component, ...] = (
-    "weights", "gradients", "optimizer", "gathered", "buffers", "activations", "logits",
-    "fragmentation", "framework", "nccl", "sync_buffers",
-)  # fmt: skip
+    "weights",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "buffers",
+    "activations",
+    "logits",
+    "fragmentation",
+    "framework",
+    "nccl",
+    "sync_buffers",
+)
 """Of a role; those of the engine follow."""
 ENGINE: tuple[Component, ...] = (
-    "weights", "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "framework", "nccl", "sync_buffers",
-)  # fmt: skip
+    "weights",
+    "kv_cache",
+    "profile_peak",
+    "non_torch",
+    "cuda_graphs",
+    "framework",
+    "nccl",
+    "sync_buffers",
+)
 VIEWS = 2
 """First and last pipeline stage."""
 
@@ -69,11 +85,26 @@ def role_sizes(part: RoleBytes) -> tuple[float, ...]:
     """One row of what `role_states` reads."""
     kept, full, score, train = part.kept, part.states, part.score, part.train
     return (
-        kept.weights, kept.gradients, kept.optimizer, full.weights, full.gradients, full.optimizer,
-        score.gathered, score.buffers, score.activations, score.logits, score.fragmentation,
-        train.gathered, train.buffers, train.activations, train.logits, train.fragmentation,
-        part.framework, part.nccl, float(not part.recreated),
-    )  # fmt: skip
+        kept.weights,
+        kept.gradients,
+        kept.optimizer,
+        full.weights,
+        full.gradients,
+        full.optimizer,
+        score.gathered,
+        score.buffers,
+        score.activations,
+        score.logits,
+        score.fragmentation,
+        train.gathered,
+        train.buffers,
+        train.activations,
+        train.logits,
+        train.fragmentation,
+        part.framework,
+        part.nccl,
+        float(not part.recreated),
+    )
 
 
 def role_states(profile: Profile, sizes: Floats, sync: SyncBytes) -> Mapping[str, Floats]:
@@ -103,9 +134,15 @@ def role_states(profile: Profile, sizes: Floats, sync: SyncBytes) -> Mapping[str
 def engine_sizes(e: EngineBytes) -> tuple[float, ...]:
     """One row of what `engine_states` reads."""
     return (
-        e.weights, e.kv_cache, e.profile_peak, e.non_torch, e.cuda_graphs, e.framework,
-        float(e.sleep > 0), float(e.recreated),
-    )  # fmt: skip
+        e.weights,
+        e.kv_cache,
+        e.profile_peak,
+        e.non_torch,
+        e.cuda_graphs,
+        e.framework,
+        float(e.sleep > 0),
+        float(e.recreated),
+    )
 
 
 def engine_states(

@@ -62,11 +62,11 @@ def divides_heads(model: ModelSpec, tp: int) -> bool:
 
 
 def role_layouts(
-    request: Request, seat: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
+    request: Request, role: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
 ) -> Space:
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
     rules = BACKENDS[request.backend]
-    fixed = request.fix.get(seat, {})
+    fixed = request.fix.get(role, {})
     sequences = request.workload.num_sequences // request.workload.mini_batches
     micros = _values(fixed, "micro_batch", MICRO_BATCHES)
     dropped: Counter[str] = Counter()
@@ -114,8 +114,18 @@ def _shapes(
             _recomputes(request, fixed, trained),
             _offloads(request, trained),
         ):
-            yield Layout(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, vp=vp, zero=zero, recompute=recompute,
-                         offload_optimizer=offload, sequence_parallel=rules.sequence_parallel)  # fmt: skip
+            yield Layout(
+                tp=tp,
+                pp=pp,
+                dp=dp,
+                cp=cp,
+                ep=ep,
+                vp=vp,
+                zero=zero,
+                recompute=recompute,
+                offload_optimizer=offload,
+                sequence_parallel=rules.sequence_parallel,
+            )
 
 
 def _zeros(
@@ -128,9 +138,7 @@ def _zeros(
     return _values(fixed, "zero", sorted(stages - {0} if trained else stages & {0, 3}))
 
 
-def _recomputes(
-    request: Request, fixed: Mapping[str, int | str], trained: bool
-) -> tuple[Recompute, ...]:
+def _recomputes(request: Request, fixed: Mapping[str, int | str], trained: bool) -> tuple[Recompute, ...]:
     if "recompute" in fixed:
         return (fixed["recompute"],)  # type: ignore[return-value]  # checked where options are read
     if not trained or "recompute" in request.forbid:
@@ -195,9 +203,7 @@ def _refused(request: Request, model: ModelSpec, layout: Layout) -> str | None:
     return f"the backend cannot run it ({broken})" if broken else None
 
 
-def rollout_layouts(
-    request: Request, model: ModelSpec, gpus: int, domain: int
-) -> tuple[RolloutLayout, ...]:
+def rollout_layouts(request: Request, model: ModelSpec, gpus: int, domain: int) -> tuple[RolloutLayout, ...]:
     """Layouts of the inference engine that fill `gpus` GPUs; TP stays inside one scale-up domain.
 
     The same layout at falling shares of memory stands together.
@@ -205,18 +211,23 @@ def rollout_layouts(
     fixed = request.fix.get("rollout", {})
     widest = min(domain, MAX_ROLLOUT_TP)
     tps = _values(fixed, "tp", (t for t in powers_of_two(widest) if divides_heads(model, t)))
-    pps = _values(
-        fixed, "pp", (1, *(p for p in (2, 4) if splits_layers(model, p) and domain < gpus))
-    )
+    pps = _values(fixed, "pp", (1, *(p for p in (2, 4) if splits_layers(model, p) and domain < gpus)))
     found = []
     for tp, pp in product(tps, pps):
         if gpus % (tp * pp) or (pp > 1 and tp < widest and "pp" not in fixed):
             continue
         for ep in _values(fixed, "ep", _rollout_experts(model, tp)):
             found += [
-                RolloutLayout(tp=tp, pp=pp, dp=gpus // (tp * pp), ep=ep, memory_utilization=share, precision=request.workload.rollout_precision)
+                RolloutLayout(
+                    tp=tp,
+                    pp=pp,
+                    dp=gpus // (tp * pp),
+                    ep=ep,
+                    memory_utilization=share,
+                    precision=request.workload.rollout_precision,
+                )
                 for share in UTILIZATIONS
-            ]  # fmt: skip
+            ]
     return tuple(found)
 
 

@@ -1,8 +1,8 @@
-"""The options of a seat on a number of GPUs, as a table.
+"""The options of a role on a number of GPUs, as a table.
 
-An option is a layout with what happens to the seat between its calls (stays, moves its optimizer
-states or all of itself to the host, sleeps). What a seat costs does not depend on the other seats,
-so it is priced once for each pool size (`search.pricer`) and serves every frame.
+An option is a layout with what happens to the role between its calls (stays, moves its optimizer
+states or all of itself to the host, sleeps). What a role costs does not depend on the other roles,
+so it is priced once for each pool size (`search.pricer`) and serves every skeleton.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from rlhfsim.search.fit import NO_SYNC, SyncBytes, engine_states, role_states
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-AnySeat = Seat | RolloutSeat
+AnyRolePlacement = RolePlacement | RolloutPlacement
 TRAINED = ("actor", "critic")
 ALONE = "alone"
-"""Pool name while a seat is priced by itself."""
+"""Pool name while a role is priced by itself."""
 SCORE, TRAIN = slice(0, 3), slice(3, 6)
 """Columns of load, run and unload: of the forward call (or generation) and of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What a seat's price depends on."""
+    """What a role's price depends on."""
 
-    seat: str
+    role: str
     hardware: int
     gpus: int
     beside_actor: bool = False
@@ -46,15 +46,15 @@ class Key:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SeatTable:
-    """The options of one seat that fit by themselves; arrays have one row an option."""
+class OptionTable:
+    """The options of one role that fit by themselves; arrays have one row an option."""
 
     key: Key
     legal: int
     """Options of the space, those that do not fit included."""
     refused: Counter[str]
     """Layouts outside the space, by reason."""
-    options: tuple[Seat | RolloutSeat, ...]
+    options: tuple[RolePlacement | RolloutPlacement, ...]
     times: Floats
     """(n, 6) seconds: load, run, unload of the forward call or generation, then of training."""
     sizes: Floats
@@ -76,15 +76,15 @@ class SeatTable:
         """Bytes on a GPU that the leanest option needs while it works."""
         if not len(self):
             return 0.0
-        if self.key.seat == "rollout":
+        if self.key.role == "rollout":
             return float(self.sizes[:, :6].sum(axis=1).min())
-        work = slice(3, 11) if self.key.seat not in TRAINED else slice(3, 6)
+        work = slice(3, 11) if self.key.role not in TRAINED else slice(3, 6)
         return float(self.sizes[..., work].sum(axis=-1).max(axis=1).min())
 
     @property
     def frees(self) -> NDArray[np.bool_]:
         """Options that take something out of GPU memory between calls."""
-        return np.array([frees(seat) for seat in self.options], dtype=np.bool_)
+        return np.array([frees(role) for role in self.options], dtype=np.bool_)
 
     @property
     def moved(self) -> Ints:
@@ -97,72 +97,74 @@ class SeatTable:
         """All calls and moves of a step."""
         return np.asarray(self.times.sum(axis=1))
 
-    def states(
-        self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True
-    ) -> Mapping[str, Floats]:
+    def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
         """Bytes, mean and variance of each state (see `search.fit`)."""
-        if self.key.seat == "rollout":
+        if self.key.role == "rollout":
             return engine_states(profile, self.sizes, sync, with_actor=with_actor)
-        return role_states(profile, self.sizes, sync if self.key.seat == "actor" else NO_SYNC)
+        return role_states(profile, self.sizes, sync if self.key.role == "actor" else NO_SYNC)
 
-    def only(self, rows: Ints) -> SeatTable:
+    def only(self, rows: Ints) -> OptionTable:
         """The table with these options alone, in this order; `legal` stays."""
         pick = rows.tolist()
-        return SeatTable(
-            key=self.key, legal=self.legal, refused=self.refused,
-            options=tuple(self.options[i] for i in pick), times=self.times[rows],
+        return OptionTable(
+            key=self.key,
+            legal=self.legal,
+            refused=self.refused,
+            options=tuple(self.options[i] for i in pick),
+            times=self.times[rows],
             sizes=self.sizes[rows],
-            host=self.host[rows], pieces=self.pieces[rows], refilled=self.refilled[rows], sync_class=self.sync_class[rows],
-        )  # fmt: skip
+            host=self.host[rows],
+            pieces=self.pieces[rows],
+            refilled=self.refilled[rows],
+            sync_class=self.sync_class[rows],
+        )
 
 
 # --- the options of the space -----------------------------------------------------------------------
 
 
-def role_variants(request: Request, role: str, layout: Layout) -> Iterator[Seat]:
+def role_variants(request: Request, role: str, layout: Layout) -> Iterator[RolePlacement]:
     """What a role may do between its calls: stay, move its optimizer states, move altogether."""
-    yield Seat(pool=ALONE, layout=layout)
+    yield RolePlacement(pool=ALONE, layout=layout)
     if "offload" in request.forbid:
         return
     if role in TRAINED and layout.offload_optimizer == "none":
-        yield Seat(pool=ALONE, layout=layout, offload_between=True)
-    yield Seat(pool=ALONE, layout=layout, residency="offloaded")
+        yield RolePlacement(pool=ALONE, layout=layout, offload_between=True)
+    yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
 
 
-def rollout_variants(layout: RolloutLayout, *, adapters: bool) -> Iterator[RolloutSeat]:
+def rollout_variants(layout: RolloutLayout, *, adapters: bool) -> Iterator[RolloutPlacement]:
     """Sleep levels; an engine that receives adapters only must keep its base weights."""
     for sleep in (0, 1) if adapters else (0, 1, 2):
-        yield RolloutSeat(pool=ALONE, layout=layout, sleep=sleep)
+        yield RolloutPlacement(pool=ALONE, layout=layout, sleep=sleep)
 
 
-def frees(seat: AnySeat) -> bool:
-    """Whether a seat takes something out of GPU memory between its calls."""
-    if isinstance(seat, RolloutSeat):
-        return seat.sleep > 0
-    return seat.offload_between or seat.residency != "resident"
+def frees(role: AnyRolePlacement) -> bool:
+    """Whether a role takes something out of GPU memory between its calls."""
+    if isinstance(role, RolloutPlacement):
+        return role.sleep > 0
+    return role.offload_between or role.residency != "resident"
 
 
-def allowed(request: Request, name: str, seat: AnySeat) -> bool:
+def allowed(request: Request, name: str, role: AnyRolePlacement) -> bool:
     """Whether the user's limits leave an option in the space."""
     for limit in request.limits:
-        if limit.seat == name and limit.field not in ("gpus", "hardware"):
-            holder = seat if hasattr(seat, limit.field) else seat.layout
+        if limit.role == name and limit.field not in ("gpus", "hardware"):
+            holder = role if hasattr(role, limit.field) else role.layout
             if not limit.holds(getattr(holder, limit.field)):
                 return False
     return True
 
 
-def sync_classes(seats: Sequence[AnySeat]) -> Ints:
+def sync_classes(roles: Sequence[AnyRolePlacement]) -> Ints:
     """A number for each distinct layout as the weight sync sees it."""
     numbers: dict[object, int] = {}
-    return np.array(
-        [numbers.setdefault(sync_layout(s), len(numbers)) for s in seats], dtype=np.int64
-    )
+    return np.array([numbers.setdefault(sync_layout(s), len(numbers)) for s in roles], dtype=np.int64)
 
 
-def sync_layout(seat: AnySeat) -> object:
+def sync_layout(role: AnyRolePlacement) -> object:
     """The fields of a layout that the weight sync reads."""
-    x = seat.layout
+    x = role.layout
     if isinstance(x, RolloutLayout):
         return x.tp, x.pp, x.dp, x.ep, x.attention_dp, x.precision
     return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params

@@ -125,9 +125,7 @@ class _Worker(Generic[T, R]):
         """It inherits both."""
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_work, args=(function, items, self.pipe, theirs), daemon=True
-        )
+        self.process = context.Process(target=_work, args=(function, items, self.pipe, theirs), daemon=True)
         self.left = 0
         # Ctrl-C waits until the fork is over: Python drops what is raised inside it
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -148,8 +146,11 @@ class _Worker(Generic[T, R]):
             index, result = self.pipe.recv()
         except (EOFError, ConnectionResetError) as error:
             self.process.join()
-            raise RlhfsimError("search-was-ended", f"the process of a search was ended from outside (exit code {self.process.exitcode})",
-                               help="is memory short? one core needs least (whatif --jobs 1, or taskset -c 0); finished designs of a what-if are kept") from error  # fmt: skip
+            raise RlhfsimError(
+                "search-was-ended",
+                f"the process of a search was ended from outside (exit code {self.process.exitcode})",
+                help="is memory short? one core needs least (whatif --jobs 1, or taskset -c 0); finished designs of a what-if are kept",
+            ) from error
         if isinstance(result, Exception):
             raise result
         self.left -= 1
@@ -162,9 +163,7 @@ class _Worker(Generic[T, R]):
         self.pipe.close()
 
 
-def _work(
-    function: Callable[[T], R], items: Sequence[T], parents: Connection, pipe: Connection
-) -> None:
+def _work(function: Callable[[T], R], items: Sequence[T], parents: Connection, pipe: Connection) -> None:
     """In the process, until the parent is gone; Ctrl-C is left to it, and it ends this process.
 
     The parent's end of the pipe was inherited: left open here, it would never be closed. Ends of workers that

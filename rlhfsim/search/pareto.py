@@ -50,9 +50,7 @@ def front(request: Request) -> tuple[Point, ...]:
     """The non-dominated plans that the walks meet, the fastest first."""
     models = models_of(request.workload)
     points = [
-        _point(request, models, candidate)
-        for walk in _walks(request)
-        for candidate in _walk(walk, models)
+        _point(request, models, candidate) for walk in _walks(request) for candidate in _walk(walk, models)
     ]
     kept = undominated([p.values for p in points])
     return tuple(sorted((points[i] for i in kept), key=lambda p: p.values))
@@ -82,9 +80,12 @@ def _walk(request: Request, models: Models) -> Iterator[Candidate]:
 def _point(request: Request, models: Models, candidate: Candidate) -> Point:
     plan = plan_of(candidate, request.workload, models, request.cluster, request.price)
     return Point(
-        plan=plan, seconds=candidate.seconds, bytes=most_bytes(candidate.ledger),
-        staleness=candidate.placement.schedule.staleness, risk=candidate.ledger.probability_out_of_memory,
-    )  # fmt: skip
+        plan=plan,
+        seconds=candidate.seconds,
+        bytes=most_bytes(candidate.ledger),
+        staleness=candidate.placement.schedule.staleness,
+        risk=candidate.ledger.probability_out_of_memory,
+    )
 
 
 def undominated(values: Sequence[tuple[float, ...]]) -> list[int]:

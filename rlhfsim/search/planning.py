@@ -33,11 +33,7 @@ GIVEN = "given"
 
 
 def plan_of(
-    candidate: Candidate,
-    workload: Workload,
-    models: Models,
-    cluster: Cluster,
-    price: float | None = None,
+    candidate: Candidate, workload: Workload, models: Models, cluster: Cluster, price: float | None = None
 ) -> Plan:
     """The complete plan of a priced candidate; intervals are wider far from where its profile was calibrated."""
     hardware = tuple(
@@ -47,17 +43,25 @@ def plan_of(
             gpus=p.gpus,
             gpus_per_node=p.gpus_per_node,
         )
-        for p in cluster.pools
+        for p in cluster.node_groups
     )
     placement = candidate.placement
     plan = Plan(
-        rlhfsim_version=_version(), architecture=placement.architecture, role_placement=placement.role_placement,
-        hardware=hardware, oversubscription=cluster.oversubscription, models=_models(workload, models), workload=workload,
-        placement=placement, gpu_map=gpu_map(placement, cluster),
+        rlhfsim_version=_version(),
+        architecture=placement.architecture,
+        role_placement=placement.role_placement,
+        hardware=hardware,
+        oversubscription=cluster.oversubscription,
+        models=_models(workload, models),
+        workload=workload,
+        placement=placement,
+        gpu_map=gpu_map(placement, cluster),
         prediction=prediction(candidate.iteration, candidate.ledger, cluster, price=price),
-        input_hash=content_hash(workload, placement, [(h.profile_hash, h.gpus, h.gpus_per_node) for h in hardware]),
-    )  # fmt: skip
-    return widened(plan, [pool.profile for pool in cluster.pools])
+        input_hash=content_hash(
+            workload, placement, [(h.profile_hash, h.gpus, h.gpus_per_node) for h in hardware]
+        ),
+    )
+    return widened(plan, [pool.profile for pool in cluster.node_groups])
 
 
 def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:
@@ -65,14 +69,14 @@ def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:
 
     Nodes are counted over the whole cluster, pool of hardware after pool of hardware.
     """
-    first_node = [sum(p.nodes for p in cluster.pools[:i]) for i in range(len(cluster.pools))]
+    first_node = [sum(p.nodes for p in cluster.node_groups[:i]) for i in range(len(cluster.node_groups))]
     found = []
-    for name, seat in placement.seats.items():
-        pool = placement.pool(seat.pool)
-        each = cluster.pools[pool.hardware].gpus_per_node
-        ranks = range(pool.start, pool.start + seat.layout.gpus)
+    for name, role in placement.roles.items():
+        pool = placement.pool(role.pool)
+        each = cluster.node_groups[pool.hardware].gpus_per_node
+        ranks = range(pool.start, pool.start + role.layout.gpus)
         nodes = tuple(first_node[pool.hardware] + r // each for r in ranks)
-        found.append(RoleGpus(seat=name, nodes=nodes, gpus=tuple(r % each for r in ranks)))
+        found.append(RoleGpus(role=name, nodes=nodes, gpus=tuple(r % each for r in ranks)))
     return tuple(found)
 
 
@@ -87,10 +91,16 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
     for role, path in paths.items():
         spec = getattr(models, role)
         if spec is not None:
-            found.append(PlannedModel(
-                role=role, name=spec.name, path=workload.model if path == "same" else path,
-                params=spec.num_params, active_params=spec.num_active_params, shape_hash=content_hash(spec),
-            ))  # fmt: skip
+            found.append(
+                PlannedModel(
+                    role=role,
+                    name=spec.name,
+                    path=workload.model if path == "same" else path,
+                    params=spec.num_params,
+                    active_params=spec.num_active_params,
+                    shape_hash=content_hash(spec),
+                )
+            )
     return tuple(found)
 
 
@@ -100,18 +110,28 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
 def asked(request: Request) -> Asked:
     """What may compete in a request; cluster and workload stand in the plan itself."""
     return Asked(
-        backend=request.backend, objective=request.objective, allow=tuple(sorted(request.allow)), forbid=tuple(sorted(request.forbid)),
-        fix={seat: dict(fields) for seat, fields in request.fix.items()},
-        limits=tuple(Bound(seat=x.seat, field=x.field, relation=x.relation, value=x.value) for x in request.limits),
-        architecture=request.architecture, weight_path=request.weight_path, max_gpus_per_role=request.max_gpus_per_role,
-        time_limit=request.time_limit, max_staleness=request.max_staleness, max_oom=request.max_oom, max_memory=request.max_memory,
+        backend=request.backend,
+        objective=request.objective,
+        allow=tuple(sorted(request.allow)),
+        forbid=tuple(sorted(request.forbid)),
+        fix={role: dict(fields) for role, fields in request.fix.items()},
+        limits=tuple(
+            Bound(role=x.role, field=x.field, relation=x.relation, value=x.value) for x in request.limits
+        ),
+        architecture=request.architecture,
+        weight_path=request.weight_path,
+        max_gpus_per_role=request.max_gpus_per_role,
+        time_limit=request.time_limit,
+        max_staleness=request.max_staleness,
+        max_oom=request.max_oom,
+        max_memory=request.max_memory,
         price=_price(request),
-    )  # fmt: skip
+    )
 
 
 def _price(request: Request) -> float | None:
     """USD per GPU-hour where the user gave it, beside the request or as the profile's own."""
-    given = (p.profile.price for p in request.cluster.pools)
+    given = (p.profile.price for p in request.cluster.node_groups)
     stated = [price.value for price in given if price is not None and price.date == GIVEN]
     return request.price if request.price is not None else stated[0] if stated else None
 
@@ -124,25 +144,43 @@ def asked_again(plan: Plan, cluster: Cluster) -> Request:
     """
     assert plan.choice is not None, "a plan that was given answers no question"
     said = plan.choice.asked
-    limits = tuple(
-        Limit(seat=b.seat, field=b.field, relation=b.relation, value=b.value) for b in said.limits
-    )
+    limits = tuple(Limit(role=b.role, field=b.field, relation=b.relation, value=b.value) for b in said.limits)
     return Request(
-        cluster=cluster, workload=plan.workload, backend=said.backend, objective=said.objective, allow=frozenset(said.allow),  # type: ignore[arg-type]
-        forbid=frozenset(said.forbid), fix=said.fix, limits=limits, architecture=said.architecture, weight_path=said.weight_path,  # type: ignore[arg-type]
-        max_gpus_per_role=said.max_gpus_per_role, time_limit=said.time_limit, max_staleness=said.max_staleness, max_oom=said.max_oom,
-        max_memory=said.max_memory, price=said.price,
-    )  # fmt: skip
+        cluster=cluster,
+        workload=plan.workload,
+        backend=said.backend,  # type: ignore[arg-type]
+        objective=said.objective,  # type: ignore[arg-type]
+        allow=frozenset(said.allow),
+        forbid=frozenset(said.forbid),
+        fix=said.fix,
+        limits=limits,
+        architecture=said.architecture,
+        weight_path=said.weight_path,  # type: ignore[arg-type]
+        max_gpus_per_role=said.max_gpus_per_role,
+        time_limit=said.time_limit,
+        max_staleness=said.max_staleness,
+        max_oom=said.max_oom,
+        max_memory=said.max_memory,
+        price=said.price,
+    )
 
 
 def runner_up(plan: Plan) -> RunnerUp:
     """A rival in short."""
     p, rollout = plan.prediction, plan.placement.rollout
     return RunnerUp(
-        label=kind(plan), actor=plan.placement.actor.layout.label, rollout=rollout.layout.label if rollout else None, step_s=p.step_s,
-        low_s=p.low_s, high_s=p.high_s, usd_per_step=p.usd_per_step, peak_memory_bytes=p.peak_memory_bytes, capacity_bytes=p.capacity_bytes,
-        probability_out_of_memory=p.probability_out_of_memory, by_call_s=shares(plan),
-    )  # fmt: skip
+        label=kind(plan),
+        actor=plan.placement.actor.layout.label,
+        rollout=rollout.layout.label if rollout else None,
+        step_s=p.step_s,
+        low_s=p.low_s,
+        high_s=p.high_s,
+        usd_per_step=p.usd_per_step,
+        peak_memory_bytes=p.peak_memory_bytes,
+        capacity_bytes=p.capacity_bytes,
+        probability_out_of_memory=p.probability_out_of_memory,
+        by_call_s=shares(plan),
+    )
 
 
 def searched(certificate: Certificate) -> Searched:

@@ -1,4 +1,4 @@
-"""Prices every option of a seat on a number of GPUs: seconds of its calls, bytes of its states."""
+"""Prices every option of a role on a number of GPUs: seconds of its calls, bytes of its states."""
 
 from __future__ import annotations
 
@@ -12,26 +12,11 @@ import numpy as np
 
 from rlhfsim.kernels.devices import device_of, domain_of
 from rlhfsim.memory.ledger import no_start
-from rlhfsim.memory.role_bytes import (
-    EngineBytes,
-    RoleBytes,
-    batch_of,
-    engine_bytes,
-    rested,
-    role_bytes,
-)
+from rlhfsim.memory.role_bytes import EngineBytes, RoleBytes, batch_of, engine_bytes, rested, role_bytes
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import Fit, Kept, Options
-from rlhfsim.search.fit import (
-    NO_SYNC,
-    VIEWS,
-    engine_sizes,
-    engine_states,
-    fitting,
-    role_sizes,
-    role_states,
-)
+from rlhfsim.search.fit import NO_SYNC, VIEWS, engine_sizes, engine_states, fitting, role_sizes, role_states
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
@@ -39,7 +24,7 @@ from rlhfsim.search.options import (
     Floats,
     Ints,
     Key,
-    SeatTable,
+    OptionTable,
     allowed,
     role_variants,
     rollout_variants,
@@ -48,10 +33,16 @@ from rlhfsim.search.options import (
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import refilled_bound
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.step.iteration import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.step.timetable import STREAM_CHUNKS
@@ -59,40 +50,38 @@ from rlhfsim.weight_sync.offload import moves
 
 
 class Pricer:
-    """Prices seats for one request; tables are kept, since frames share them."""
+    """Prices roles for one request; tables are kept, since skeletons share them."""
 
     def __init__(self, request: Request, models: Models) -> None:
         """Nothing is priced yet."""
         self.request = request
         self.models = models
         self.calls = dataflow(request.workload)
-        self._tables: dict[Key, SeatTable] = {}
+        self._tables: dict[Key, OptionTable] = {}
         self._kept = Kept.of(request, models)
         self._forward: dict[tuple[object, ...], float] = {}
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], Setting] = {}
         self._rollouts: dict[tuple[int, int, object], Generation] = {}
 
-    def table(self, key: Key) -> SeatTable:
-        """The options of a seat that fit alone, fastest first."""
+    def table(self, key: Key) -> OptionTable:
+        """The options of a role that fit alone, fastest first."""
         if key not in self._tables:
             kept = self._kept.tables(key)
             if key not in kept:
-                kept[key] = self._rollout(key) if key.seat == "rollout" else self._role(key)
+                kept[key] = self._rollout(key) if key.role == "rollout" else self._role(key)
             self._tables[key] = kept[key]
         return self._tables[key]
 
-    def again(
-        self, request: Request, models: Models, changed: frozenset[str] = frozenset()
-    ) -> Pricer:
-        """The prices that stay valid for another request: those of every seat but the changed ones."""
+    def again(self, request: Request, models: Models, changed: frozenset[str] = frozenset()) -> Pricer:
+        """The prices that stay valid for another request: those of every role but the changed ones."""
         other = Pricer(request, models)
-        other._tables = {k: t for k, t in self._tables.items() if k.seat not in changed}
+        other._tables = {k: t for k, t in self._tables.items() if k.role not in changed}
         return other
 
-    def tables(self, seat: str) -> list[SeatTable]:
-        """Everything priced so far for one seat."""
-        return [table for key, table in self._tables.items() if key.seat == seat]
+    def tables(self, role: str) -> list[OptionTable]:
+        """Everything priced so far for one role."""
+        return [table for key, table in self._tables.items() if key.role == role]
 
     @property
     def paths(self) -> dict[Any, Any]:
@@ -101,14 +90,14 @@ class Pricer:
 
     @property
     def refused(self) -> Counter[str]:
-        """Layouts outside the space by reason, over all seats and pool sizes."""
+        """Layouts outside the space by reason, over all roles and pool sizes."""
         total: Counter[str] = Counter()
         for table in self._tables.values():
             total.update(table.refused)
         return total
 
     def prepare(self, keys: Iterable[Key]) -> None:
-        """Price many seats, the seats of one pool size on one core."""
+        """Price many roles, the roles of one pool size on one core."""
         wanted = {k for k in keys if k not in self._tables}
         self._tables |= {k: t for k in wanted if (t := self._kept.tables(k).get(k)) is not None}
         missing = sorted(wanted - self._tables.keys(), key=_size)
@@ -117,98 +106,114 @@ class Pricer:
             for table in tables:
                 self._tables[table.key] = self._kept.tables(table.key)[table.key] = table
 
-    def _batch(self, keys: list[Key]) -> list[SeatTable]:
+    def _batch(self, keys: list[Key]) -> list[OptionTable]:
         return [self.table(key) for key in keys]
 
-    def hardware(self, key: Key) -> Pool:
+    def hardware(self, key: Key) -> NodeGroup:
         """The nodes under a pool."""
-        return self.request.cluster.pools[key.hardware]
+        return self.request.cluster.node_groups[key.hardware]
 
     def _setting(self, key: Key) -> Setting:
-        """A pool by itself, enough to price the calls of any seat in it."""
+        """A pool by itself, enough to price the calls of any role in it."""
         name = key.hardware, key.gpus
         if name not in self._settings:
-            home = (GpuSet(name=ALONE, gpus=key.gpus, hardware=key.hardware),)
-            actor = Seat(pool=ALONE, layout=Layout(dp=key.gpus))
+            home = (ResourcePool(name=ALONE, gpus=key.gpus, hardware=key.hardware),)
+            actor = RolePlacement(pool=ALONE, layout=Layout(dp=key.gpus))
             placement = Placement(pools=home, actor=actor, backend=self.request.backend)
             self._settings[name] = Setting(
-                models=self.models, placement=placement, workload=self.request.workload, cluster=self.request.cluster,
-            )  # fmt: skip
+                models=self.models,
+                placement=placement,
+                workload=self.request.workload,
+                cluster=self.request.cluster,
+            )
         return self._settings[name]
 
     # --- trained and scoring roles ----------------------------------------------------------------
 
-    def _role(self, key: Key) -> SeatTable:
+    def _role(self, key: Key) -> OptionTable:
         if key not in self._kept.fits:
             self._kept.fits[key] = self._fit(key)
         fit = self._kept.fits[key]
-        return _sorted(SeatTable(
-            key=key, legal=fit.legal, refused=fit.refused, options=fit.seats, sizes=fit.sizes,
-            times=self._times(key, fit.seats), host=fit.host,
-            pieces=np.zeros((len(fit.seats), STREAM_CHUNKS)), refilled=np.zeros(len(fit.seats)),
-            sync_class=sync_classes(fit.seats),
-        ))  # fmt: skip
+        return _sorted(
+            OptionTable(
+                key=key,
+                legal=fit.legal,
+                refused=fit.refused,
+                options=fit.roles,
+                sizes=fit.sizes,
+                times=self._times(key, fit.roles),
+                host=fit.host,
+                pieces=np.zeros((len(fit.roles), STREAM_CHUNKS)),
+                refilled=np.zeros(len(fit.roles)),
+                sync_class=sync_classes(fit.roles),
+            )
+        )
 
     def _fit(self, key: Key) -> Fit:
         """The options of a role that run when nobody else is there."""
         options, pool = self._options(key), self.hardware(key)
-        seats, parts = list[Seat](), list[tuple[RoleBytes, RoleBytes]]()
+        roles, parts = list[RolePlacement](), list[tuple[RoleBytes, RoleBytes]]()
         for shape in options.shapes:
             for variants in filter(None, shape):
                 first, last = self._bytes(key, variants[0])
                 if not self._works(key, first, last):
                     break  # a larger micro-batch needs more
-                seats += variants
-                parts += [
-                    (self._rested(key, first, s), self._rested(key, last, s)) for s in variants
-                ]
+                roles += variants
+                parts += [(self._rested(key, first, s), self._rested(key, last, s)) for s in variants]
         process = pool.profile["host_process_bytes"]
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
         sizes = np.array([[role_sizes(p) for p in each] for each in parts]).reshape(-1, VIEWS, 19)
         fit = self._fitting(key, sizes, host)
-        kept = tuple(seats[i] for i in fit)
-        return Fit(legal=options.legal, refused=options.refused, seats=kept, sizes=sizes[fit], host=host[fit])  # fmt: skip
+        kept = tuple(roles[i] for i in fit)
+        return Fit(legal=options.legal, refused=options.refused, roles=kept, sizes=sizes[fit], host=host[fit])
 
     def _options(self, key: Key) -> Options:
         """Every option of a role in the space, those that do not fit included."""
         if key not in self._kept.options:
-            role, domain = key.seat, domain_of(self.hardware(key))
-            space = role_layouts(self.request, role, self.models.of(role), key.gpus, domain, trained=role in TRAINED)  # fmt: skip
-            shapes = tuple(tuple(self._variants(role, layout) for layout in shape) for shape in space.shapes)  # fmt: skip
+            role, domain = key.role, domain_of(self.hardware(key))
+            space = role_layouts(
+                self.request, role, self.models.of(role), key.gpus, domain, trained=role in TRAINED
+            )
+            shapes = tuple(tuple(self._variants(role, layout) for layout in shape) for shape in space.shapes)
             self._kept.options[key] = Options(
                 legal=sum(len(v) for shape in shapes for v in shape), refused=space.dropped, shapes=shapes
-            )  # fmt: skip
+            )
         return self._kept.options[key]
 
-    def _variants(self, role: str, layout: Layout) -> tuple[Seat, ...]:
-        seats = role_variants(self.request, role, layout)
+    def _variants(self, role: str, layout: Layout) -> tuple[RolePlacement, ...]:
+        roles = role_variants(self.request, role, layout)
         if not self.request.limits:
-            return tuple(seats)
-        return tuple(s for s in seats if allowed(self.request, role, s))
+            return tuple(roles)
+        return tuple(s for s in roles if allowed(self.request, role, s))
 
-    def _bytes(self, key: Key, seat: Seat) -> tuple[RoleBytes, RoleBytes]:
+    def _bytes(self, key: Key, placed: RolePlacement) -> tuple[RoleBytes, RoleBytes]:
         """On the first and on the last pipeline stage."""
-        work, role = self.request.workload, key.seat
-        base = (
-            role == "reference" and key.beside_actor and self.models.reference == self.models.actor
-        )
+        work, role = self.request.workload, key.role
+        base = role == "reference" and key.beside_actor and self.models.reference == self.models.actor
         views = [
             role_bytes(
-                self.models.of(role), seat, backend=self.request.backend, profile=self.hardware(key).profile,
-                batch=batch_of(work), trained=role in TRAINED, stage=stage, optimizer=work.optimizer,
-                lora=work.lora if role == "actor" else None, shares_weights=base and work.lora is not None,
+                self.models.of(role),
+                placed,
+                backend=self.request.backend,
+                profile=self.hardware(key).profile,
+                batch=batch_of(work),
+                trained=role in TRAINED,
+                stage=stage,
+                optimizer=work.optimizer,
+                lora=work.lora if role == "actor" else None,
+                shares_weights=base and work.lora is not None,
                 shares_process=key.beside_actor and self.request.backend != "deepspeed",
             )
-            for stage in stages(seat.layout)
-        ]  # fmt: skip
+            for stage in stages(placed.layout)
+        ]
         return views[0], views[-1]
 
-    def _rested(self, key: Key, part: RoleBytes, seat: Seat) -> RoleBytes:
-        return rested(part, seat, backend=self.request.backend, trained=key.seat in TRAINED)
+    def _rested(self, key: Key, part: RoleBytes, role: RolePlacement) -> RoleBytes:
+        return rested(part, role, backend=self.request.backend, trained=key.role in TRAINED)
 
     def _works(self, key: Key, *parts: RoleBytes) -> bool:
-        """Whether a layout's training fits, whatever happens to the seat between its calls."""
-        if key.seat not in TRAINED:
+        """Whether a layout's training fits, whatever happens to the role between its calls."""
+        if key.role not in TRAINED:
             return True
         usable = self.hardware(key).profile.usable_memory.value
         return max(part.training for part in parts) <= usable
@@ -217,7 +222,7 @@ class Pricer:
         """Options that run when nobody else is there."""
         pool = self.hardware(key)
         states = role_states(pool.profile, sizes, NO_SYNC)
-        used = {"idle", *("train" if c.kind == "train" else "score" for c in self._calls(key.seat))}
+        used = {"idle", *("train" if c.kind == "train" else "score" for c in self._calls(key.role))}
         usable = pool.profile.usable_memory.value
         fits = np.ones(len(sizes), dtype=np.bool_)
         for name in used:
@@ -225,36 +230,48 @@ class Pricer:
         each = min(key.gpus, pool.gpus_per_node)
         return np.flatnonzero(fits & (host * each <= pool.profile.node.host_memory.value))
 
-    def _times(self, key: Key, seats: Sequence[Seat]) -> Floats:
+    def _times(self, key: Key, roles: Sequence[RolePlacement]) -> Floats:
         """(n, 6) load, run and unload of the forward call and of training."""
-        setting, model = self._setting(key), self.models.of(key.seat)
+        setting, model = self._setting(key), self.models.of(key.role)
         device = device_of(self.hardware(key), self.request.cluster.oversubscription)
-        found = np.zeros((len(seats), 6))
-        for call in self._calls(key.seat):
+        found = np.zeros((len(roles), 6))
+        for call in self._calls(key.role):
             at, priced = (3, self._train) if call.kind == "train" else (0, self._score)
-            known = self._kept.moves.setdefault((model, key.seat, call.kind == "train", key.hardware), {})  # fmt: skip
+            known = self._kept.moves.setdefault((model, key.role, call.kind == "train", key.hardware), {})
             layout, seconds = None, 0.0
-            for row, seat in zip(found, seats, strict=True):
-                if seat.layout is not layout:  # those of one layout stand together
-                    layout, seconds = seat.layout, priced(setting, key, call, seat)
+            for row, role in zip(found, roles, strict=True):
+                if role.layout is not layout:  # those of one layout stand together
+                    layout, seconds = role.layout, priced(setting, key, call, role)
                 row[at + 1] = seconds
-                if seat.residency != "resident" or seat.offload_between:
-                    name = seat.residency, seat.offload_between, cut(seat.layout)
+                if role.residency != "resident" or role.offload_between:
+                    name = role.residency, role.offload_between, cut(role.layout)
                     if name not in known:
-                        costs = moves(device, model, seat, call, self.request.workload, setting.placement)  # fmt: skip
+                        costs = moves(device, model, role, call, self.request.workload, setting.placement)
                         known[name] = costs[0].seconds, costs[1].seconds
                     row[at], row[at + 2] = known[name]
         return found
 
-    def _train(self, setting: Setting, key: Key, call: Call, seat: Seat) -> float:
-        return train_cost(setting, call.role, seat).seconds
+    def _train(self, setting: Setting, key: Key, call: Call, role: RolePlacement) -> float:
+        return train_cost(setting, call.role, role).seconds
 
-    def _score(self, setting: Setting, key: Key, call: Call, seat: Seat) -> float:
+    def _score(self, setting: Setting, key: Key, call: Call, role: RolePlacement) -> float:
         """A forward pass is the same whatever the backward does."""
-        x, head = seat.layout, call.kind == "logprob"
-        name = (self.models.of(key.seat), head, key.hardware, x.tp, x.pp, x.cp, x.dp, x.ep, x.zero == 3, x.micro_batch, x.offload_params)  # fmt: skip
+        x, head = role.layout, call.kind == "logprob"
+        name = (
+            self.models.of(key.role),
+            head,
+            key.hardware,
+            x.tp,
+            x.pp,
+            x.cp,
+            x.dp,
+            x.ep,
+            x.zero == 3,
+            x.micro_batch,
+            x.offload_params,
+        )
         if name not in self._forward:
-            self._forward[name] = forward_cost(setting, call, seat).seconds
+            self._forward[name] = forward_cost(setting, call, role).seconds
         return self._forward[name]
 
     def _calls(self, role: str) -> list[Call]:
@@ -262,87 +279,99 @@ class Pricer:
 
     # --- rollout ----------------------------------------------------------------------------------
 
-    def _rollout(self, key: Key) -> SeatTable:
+    def _rollout(self, key: Key) -> OptionTable:
         pool, model = self.hardware(key), self.models.actor
         layouts = rollout_layouts(self.request, model, key.gpus, domain_of(pool))
-        seats = [s for x in layouts for s in rollout_variants(x, adapters=key.adapters)]
-        seats = [s for s in seats if allowed(self.request, "rollout", s)]
-        engines = [engine_bytes(model, s, profile=pool.profile) for s in seats]
+        roles = [s for x in layouts for s in rollout_variants(x, adapters=key.adapters)]
+        roles = [s for s in roles if allowed(self.request, "rollout", s)]
+        engines = [engine_bytes(model, s, profile=pool.profile) for s in roles]
         sizes = np.array([engine_sizes(e) for e in engines]).reshape(-1, 8)
-        fit = self._running(key, seats, engines, sizes)
-        kept, held = [seats[i] for i in fit], [engines[i] for i in fit]
+        fit = self._running(key, roles, engines, sizes)
+        kept, held = [roles[i] for i in fit], [engines[i] for i in fit]
         process = pool.profile["host_process_bytes"]
         stages = [self._stage(key, s, e) for s, e in zip(kept, held, strict=True)]
         refilled = [self._refilled(key, s, e) for s, e in zip(kept, held, strict=True)]
-        return _sorted(SeatTable(
-            key=key, legal=len(seats), refused=Counter(), options=tuple(kept), sizes=sizes[fit],
-            times=np.array([times for times, _ in stages]).reshape(-1, 6),
-            pieces=np.array([pieces for _, pieces in stages]).reshape(-1, STREAM_CHUNKS),
-            refilled=np.array(refilled), host=np.array([e.host + process for e in held]), sync_class=sync_classes(kept),
-        ))  # fmt: skip
+        return _sorted(
+            OptionTable(
+                key=key,
+                legal=len(roles),
+                refused=Counter(),
+                options=tuple(kept),
+                sizes=sizes[fit],
+                times=np.array([times for times, _ in stages]).reshape(-1, 6),
+                pieces=np.array([pieces for _, pieces in stages]).reshape(-1, STREAM_CHUNKS),
+                refilled=np.array(refilled),
+                host=np.array([e.host + process for e in held]),
+                sync_class=sync_classes(kept),
+            )
+        )
 
     def _running(
-        self, key: Key, seats: Sequence[RolloutSeat], engines: Sequence[EngineBytes], sizes: Floats
+        self, key: Key, roles: Sequence[RolloutPlacement], engines: Sequence[EngineBytes], sizes: Floats
     ) -> list[int]:
         """Engines that start, and run when nobody else is there."""
         pool, batch = self.hardware(key), batch_of(self.request.workload)
         states = engine_states(pool.profile, sizes, NO_SYNC, with_actor=False)
         fits = fitting(states["running"], pool.profile.usable_memory.value, self.request.max_oom)
         found = []
-        for i, (seat, engine) in enumerate(zip(seats, engines, strict=True)):
+        for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):
             starts = engine.shortfall <= 0 and engine.kv_tokens >= batch.max_tokens
-            if fits[i] and starts and no_start(self.models, seat, pool.profile, engine, batch) <= self.request.max_oom:  # fmt: skip
+            if (
+                fits[i]
+                and starts
+                and no_start(self.models, role, pool.profile, engine, batch) <= self.request.max_oom
+            ):
                 found.append(i)
         return found
 
     def _stage(
-        self, key: Key, seat: RolloutSeat, engine: EngineBytes
+        self, key: Key, role: RolloutPlacement, engine: EngineBytes
     ) -> tuple[list[float], list[float]]:
         """Wake, generation and sleep; and when pieces of the batch are generated."""
         setting = self._setting(key)
         device = device_of(self.hardware(key), self.request.cluster.oversubscription)
-        before, after = moves(device, self.models.actor, seat, self.calls[0], self.request.workload, setting.placement)  # fmt: skip
-        made = self._generation(key, seat, engine.kv_tokens)
+        before, after = moves(
+            device, self.models.actor, role, self.calls[0], self.request.workload, setting.placement
+        )
+        made = self._generation(key, role, engine.kv_tokens)
         shares, woken = len(made.finish) // STREAM_CHUNKS, before.seconds
         pieces = [woken + t for t in made.finish[shares - 1 :: shares]]
         return [woken, made.seconds, after.seconds, 0.0, 0.0, 0.0], pieces
 
-    def _refilled(self, key: Key, seat: RolloutSeat, engine: EngineBytes) -> float:
+    def _refilled(self, key: Key, role: RolloutPlacement, engine: EngineBytes) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
         if "async" not in self.request.switches:
             return 0.0
-        name = (key.hardware, key.gpus, seat.layout, engine.kv_tokens)
+        name = (key.hardware, key.gpus, role.layout, engine.kv_tokens)
         if name not in self._paces:
-            setting = self._with(key, seat)
+            setting = self._with(key, role)
             # staleness admits more sequences at a time, and a fuller engine works faster
             schedule = Schedule(staleness=self.request.max_staleness)
             setting = replace(setting, placement=replace(setting.placement, schedule=schedule))
             self._paces[name] = refilled_bound(setting, engine.kv_tokens)
         return self._paces[name]
 
-    def _with(self, key: Key, seat: RolloutSeat) -> Setting:
+    def _with(self, key: Key, role: RolloutPlacement) -> Setting:
         setting = self._setting(key)
         schedule = Schedule(double_buffered=key.double_buffered)
-        return replace(
-            setting, placement=replace(setting.placement, rollout=seat, schedule=schedule)
-        )
+        return replace(setting, placement=replace(setting.placement, rollout=role, schedule=schedule))
 
-    def _generation(self, key: Key, seat: RolloutSeat, kv_tokens: float) -> Generation:
+    def _generation(self, key: Key, role: RolloutPlacement, kv_tokens: float) -> Generation:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
-        layout = seat.layout
+        layout = role.layout
         name = (key.hardware, key.gpus, (layout.tp, layout.pp, layout.ep, key.double_buffered))
         known = self._rollouts.get(name)
         if known is None or known.waves > 1 or kv_tokens < known.kv_tokens:
-            known = generation_of(self._with(key, seat), kv_tokens)
+            known = generation_of(self._with(key, role), kv_tokens)
             assert known is not None
             self._rollouts[name] = known
         return known
 
 
-def _sorted(table: SeatTable) -> SeatTable:
+def _sorted(table: OptionTable) -> OptionTable:
     order: Ints = np.argsort(table.seconds, kind="stable")
     return table.only(order)
 
 
 def _size(key: Key) -> tuple[int, int, str, bool, bool, bool]:
-    return key.hardware, key.gpus, key.seat, key.beside_actor, key.adapters, key.double_buffered
+    return key.hardware, key.gpus, key.role, key.beside_actor, key.adapters, key.double_buffered

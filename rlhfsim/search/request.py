@@ -33,22 +33,20 @@ FORBIDDABLE: dict[str, str] = {
     "streaming": "finished samples are scored while others still generate, and trained where the backend can",
     "offload": "anything moved to host memory between or during phases",
     "recompute": "activations computed again in the backward pass",
-    **{
-        path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")
-    },
+    **{path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")},
 }
 LORA_RANK = 32
 """Rank that competes when LoRA is allowed."""
-FIXABLE_SEATS = ("rollout", "actor", "critic", "reference", "reward")
+FIXABLE_ROLES = ("rollout", "actor", "critic", "reference", "reward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A bound on one field of one seat: `actor.tp<=4`, `critic.gpus=16`, `rollout.sleep!=1`."""
+    """A bound on one field of one role: `actor.tp<=4`, `critic.gpus=16`, `rollout.sleep!=1`."""
 
-    seat: str
+    role: str
     field: str
-    """Of the layout or the seat; `gpus`, the size of its pool; `hardware`, index into `cluster.pools`."""
+    """Of the layout or the role; `gpus`, the size of its pool; `hardware`, index into `cluster.node_groups`."""
     relation: Literal["=", "!=", "<=", ">="]
     value: int | str
 
@@ -67,7 +65,7 @@ class Limit:
     @property
     def text(self) -> str:
         """As the user writes it."""
-        return f"{self.seat}.{self.field}{self.relation}{self.value}"
+        return f"{self.role}.{self.field}{self.relation}{self.value}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +81,9 @@ class Request:
     forbid: frozenset[str] = frozenset()
     """Subset of `SWITCHES` and `FORBIDDABLE`."""
     fix: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
-    """Seat -> layout field -> value: `{"actor": {"tp": 8}}`."""
+    """RolePlacement -> layout field -> value: `{"actor": {"tp": 8}}`."""
     limits: tuple[Limit, ...] = ()
-    """Bounds on layouts, seats and pool sizes."""
+    """Bounds on layouts, roles and pool sizes."""
     architecture: str | None = None
     """Only this architecture."""
     weight_path: WeightPath | None = None
@@ -108,8 +106,8 @@ class Request:
             raise unknown_name("switch", name, SWITCHES)
         for name in self.forbid - set(SWITCHES) - set(FORBIDDABLE):
             raise unknown_name("choice", name, [*SWITCHES, *FORBIDDABLE])
-        for seat in set(self.fix) - set(FIXABLE_SEATS):
-            raise unknown_name("role", seat, FIXABLE_SEATS)
+        for role in set(self.fix) - set(FIXABLE_ROLES):
+            raise unknown_name("role", role, FIXABLE_ROLES)
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",
@@ -119,7 +117,7 @@ class Request:
 
     @property
     def hardware_limits(self) -> tuple[Limit, ...]:
-        """Which kind of hardware a seat is on: a fact about the cluster rather than a wish."""
+        """Which kind of hardware a role is on: a fact about the cluster rather than a wish."""
         return tuple(x for x in self.limits if x.field == "hardware")
 
     @property
@@ -130,11 +128,11 @@ class Request:
 
 def second_pool_for_rollout(request: Request) -> Request:
     """The last kind of hardware serves the rollout alone, the first everything else (`--rollout-gpus`)."""
-    last = len(request.cluster.pools) - 1
+    last = len(request.cluster.node_groups) - 1
     if not last:
         return request
-    kinds = {seat: last if seat == "rollout" else 0 for seat in FIXABLE_SEATS}
-    limits = tuple(Limit(seat=s, field="hardware", relation="=", value=k) for s, k in kinds.items())
+    kinds = {role: last if role == "rollout" else 0 for role in FIXABLE_ROLES}
+    limits = tuple(Limit(role=s, field="hardware", relation="=", value=k) for s, k in kinds.items())
     return replace(request, limits=(*request.limits, *limits))
 
 

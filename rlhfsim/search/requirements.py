@@ -28,7 +28,15 @@ QUANTITIES: dict[str, tuple[units.Dimension, str]] = {
     "staleness": ("1", "policy versions of lag: staleness<=1"),
 }
 """Name -> dimension and meaning."""
-TIMES = {"step_time", "time_of_run", "tokens_per_s", "tokens_per_s_per_gpu", "cost_per_step", "cost_of_run", "energy"}  # fmt: skip
+TIMES = {
+    "step_time",
+    "time_of_run",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "cost_per_step",
+    "cost_of_run",
+    "energy",
+}
 """Those that the step time of a cluster decides."""
 _FORM = re.compile(r"^\s*([a-z_]+)\s*(<=|>=|<|>)\s*(\S.*?)\s*$")
 SLACK = 1e-9
@@ -91,7 +99,11 @@ def requirement(text: str) -> Requirement:
     """
     match = _FORM.match(text)
     if match is None:
-        raise RlhfsimError("bad-requirement", f"--require {text[:60]!r} is not QUANTITY<VALUE", help="write --require 'step_time<90s' (with quotes: < means something to the shell)")  # fmt: skip
+        raise RlhfsimError(
+            "bad-requirement",
+            f"--require {text[:60]!r} is not QUANTITY<VALUE",
+            help="write --require 'step_time<90s' (with quotes: < means something to the shell)",
+        )
     name, relation, value = match[1], cast(Relation, match[2]), match[3]
     if name not in QUANTITIES:
         raise unknown_name("quantity", name[:40], QUANTITIES)
@@ -99,12 +111,14 @@ def requirement(text: str) -> Requirement:
     try:
         number = units.parse(value, "1" if share else QUANTITIES[name][0])
     except RlhfsimError as error:
-        raise RlhfsimError("bad-requirement", f"--require {text[:60]}: {error.message}", help=error.help) from error  # fmt: skip
+        raise RlhfsimError(
+            "bad-requirement", f"--require {text[:60]}: {error.message}", help=error.help
+        ) from error
     if number < 0:
-        raise RlhfsimError("bad-requirement", f"--require {text[:60]}: {value} is negative", help="give a value of 0 or more")  # fmt: skip
-    return Requirement(
-        quantity=name, relation=relation, value=number, text=text.strip(), share=share
-    )
+        raise RlhfsimError(
+            "bad-requirement", f"--require {text[:60]}: {value} is negative", help="give a value of 0 or more"
+        )
+    return Requirement(quantity=name, relation=relation, value=number, text=text.strip(), share=share)
 
 
 def check_steps(requirements: Iterable[Requirement], steps: int | None) -> None:
@@ -115,7 +129,9 @@ def check_steps(requirements: Iterable[Requirement], steps: int | None) -> None:
     """
     for one in requirements:
         if one.quantity in ("cost_of_run", "time_of_run") and steps is None:
-            raise RlhfsimError("missing-steps", f"--require {one.text} needs the length of the run", help="give --steps N")  # fmt: skip
+            raise RlhfsimError(
+                "missing-steps", f"--require {one.text} needs the length of the run", help="give --steps N"
+            )
 
 
 def verdicts(
@@ -159,7 +175,7 @@ def narrowed(request: Request, requirements: Iterable[Requirement]) -> Request:
         if most is None:
             continue
         if one.quantity == "memory":
-            usable = min(p.profile.usable_memory.value for p in request.cluster.pools)
+            usable = min(p.profile.usable_memory.value for p in request.cluster.node_groups)
             cap = most * (usable if one.share else 1.0)
             request = replace(request, max_memory=min(cap, request.max_memory or math.inf))
         elif one.quantity == "oom":
@@ -193,9 +209,12 @@ def _seconds(request: Request, one: Requirement, tokens: float, steps: int | Non
         return math.inf
     rate = usd_per_step(cluster, 1.0, request.price)
     each = {
-        "step_time": 1.0, "time_of_run": float(steps or 1), "cost_per_step": rate,
-        "cost_of_run": None if rate is None else rate * (steps or 1), "energy": joules_per_step(cluster, 1.0),
-    }[one.quantity]  # fmt: skip
+        "step_time": 1.0,
+        "time_of_run": float(steps or 1),
+        "cost_per_step": rate,
+        "cost_of_run": None if rate is None else rate * (steps or 1),
+        "energy": joules_per_step(cluster, 1.0),
+    }[one.quantity]
     if each is None:
         return 0.0
     return most / each if each > 0 else math.inf

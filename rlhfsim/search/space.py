@@ -1,8 +1,8 @@
 """The space: who shares GPUs with whom, on how many of them, by which weight path and schedule.
 
-A frame is a plan without the layouts of its seats. The space is every partition of the seats into
+A skeleton is a plan without the layouts of its roles. The space is every partition of the roles into
 pools, every split of the GPUs over those pools, every weight path that joins actor and rollout and
-every schedule that the request allows, times the layouts of every seat (`search.layouts`).
+every schedule that the request allows, times the layouts of every role (`search.layouts`).
 
 Pools are whole nodes on clusters of several nodes, and single GPUs inside one node. On more than
 `MAX_UNITS` nodes pools grow in equal steps of several nodes, so that the space stays the same size.
@@ -23,12 +23,12 @@ from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import one_step_off
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.specs.placement.placement import GpuSet, Schedule, WeightPath, role_placement
+from rlhfsim.specs.placement.placement import ResourcePool, Schedule, WeightPath, role_placement
 
 Ints = NDArray[np.int64]
 Group = tuple[str, ...]
-"""Seats of one pool, in the order of `SEATS`."""
-SEATS = ("actor", "critic", "reference", "reward", "rollout")
+"""Roles of one pool, in the order of `ROLES`."""
+ROLES = ("actor", "critic", "reference", "reward", "rollout")
 MAX_UNITS = 32
 """Sizes that a pool may have on a large cluster; half as many on a huge one."""
 HUGE = 512
@@ -38,12 +38,12 @@ Pace = Literal["batches", "pieces", "refilled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Frames that differ in the sizes of their pools alone."""
+class Partition:
+    """Skeletons that differ in the sizes of their pools alone."""
 
     groups: tuple[Group, ...]
     hardware: tuple[int, ...]
-    """Index into `cluster.pools` of each group."""
+    """Index into `cluster.node_groups` of each group."""
     path: WeightPath
     schedule: Schedule
 
@@ -60,23 +60,19 @@ class Family:
         refilled = self.schedule.staleness > 0 and not one_step_off(self.schedule)
         return "refilled" if refilled else "batches"
 
-    def pool_of(self, seat: str) -> int | None:
-        """Index of the group with a seat."""
-        return next((i for i, group in enumerate(self.groups) if seat in group), None)
+    def pool_of(self, role: str) -> int | None:
+        """Index of the group with a role."""
+        return next((i for i, group in enumerate(self.groups) if role in group), None)
 
     @property
     def labels(self) -> frozenset[str]:
-        """Architectures that its plans can have; naive against smart depends on the seats."""
+        """Architectures that its plans can have; naive against smart depends on the roles."""
         if self.schedule.staleness > 0:
             return frozenset({"async"})
         alone = self.pool_of("rollout") is None
         if not self.joined and not alone:
             return frozenset({"disaggregated"})
-        return (
-            frozenset({"hybrid"})
-            if self.path in ("ipc", "reshard")
-            else frozenset({"naive", "smart"})
-        )
+        return frozenset({"hybrid"}) if self.path in ("ipc", "reshard") else frozenset({"naive", "smart"})
 
     @property
     def role_placement(self) -> str:
@@ -86,23 +82,23 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Frame:
-    """A family with pool sizes: a plan without layouts."""
+class Skeleton:
+    """A partition with pool sizes: a plan without layouts."""
 
-    family: Family
+    partition: Partition
     sizes: tuple[int, ...]
     """GPUs of each group."""
 
-    def pools(self) -> tuple[GpuSet, ...]:
+    def pools(self) -> tuple[ResourcePool, ...]:
         """The pools on the cluster, one behind the other on each kind of hardware."""
         start: dict[int, int] = {}
         found = []
         for group, hardware, gpus in zip(
-            self.family.groups, self.family.hardware, self.sizes, strict=True
+            self.partition.groups, self.partition.hardware, self.sizes, strict=True
         ):
             first = start.get(hardware, 0)
             name = pool_name(group, len(self.sizes))
-            found.append(GpuSet(name=name, start=first, gpus=gpus, hardware=hardware))
+            found.append(ResourcePool(name=name, start=first, gpus=gpus, hardware=hardware))
             start[hardware] = first + gpus
         return tuple(found)
 
@@ -116,30 +112,30 @@ def pool_name(group: Group, pools: int) -> str:
     return group[0]
 
 
-def seats_of(request: Request, models: Models) -> Group:
-    """Seats that the workload needs."""
-    present = {"actor", *(r for r in SEATS[1:4] if getattr(models, r) is not None)}
+def roles_of(request: Request, models: Models) -> Group:
+    """Roles that the workload needs."""
+    present = {"actor", *(r for r in ROLES[1:4] if getattr(models, r) is not None)}
     if request.workload.generates:
         present.add("rollout")
-    return tuple(s for s in SEATS if s in present)
+    return tuple(s for s in ROLES if s in present)
 
 
-def partitions(seats: Group) -> Iterator[tuple[Group, ...]]:
-    """Every partition of the seats, each group in the order of `seats`, the actor's group first."""
-    if not seats:
+def groupings(roles: Group) -> Iterator[tuple[Group, ...]]:
+    """Every partition of the roles, each group in the order of `roles`, the actor's group first."""
+    if not roles:
         yield ()
         return
-    first, rest = seats[0], seats[1:]
+    first, rest = roles[0], roles[1:]
     for size in range(len(rest) + 1):
         for chosen in combinations(rest, size):
             left = tuple(s for s in rest if s not in chosen)
-            for others in partitions(left):
+            for others in groupings(left):
                 yield ((first, *chosen), *others)
 
 
 def unit(request: Request, hardware: int = 0) -> int:
     """GPUs by which pools of one kind of hardware grow."""
-    pool = request.cluster.pools[hardware]
+    pool = request.cluster.node_groups[hardware]
     if pool.gpus < 2 * pool.gpus_per_node:
         return 1
     nodes = pool.gpus // pool.gpus_per_node
@@ -155,18 +151,16 @@ def compositions(total: int, parts: int) -> Ints:
     if parts > total:
         return np.empty((0, parts), dtype=np.int64)
     cuts = np.array(list(combinations(range(1, total), parts - 1)), dtype=np.int64)
-    edges = np.concatenate(
-        [np.zeros((len(cuts), 1), np.int64), cuts, np.full((len(cuts), 1), total)], axis=1
-    )
+    edges = np.concatenate([np.zeros((len(cuts), 1), np.int64), cuts, np.full((len(cuts), 1), total)], axis=1)
     return np.diff(edges, axis=1)
 
 
-def splits(request: Request, family: Family) -> Ints:
+def splits(request: Request, partition: Partition) -> Ints:
     """(n, groups) GPUs of each pool: all GPUs of every kind of hardware are used."""
     blocks: list[Ints] = []
     columns: list[int] = []
-    for hardware, pool in enumerate(request.cluster.pools):
-        members = [i for i, h in enumerate(family.hardware) if h == hardware]
+    for hardware, pool in enumerate(request.cluster.node_groups):
+        members = [i for i, h in enumerate(partition.hardware) if h == hardware]
         step = unit(request, hardware)
         whole, rest = divmod(pool.gpus, step)
         found = compositions(whole, len(members)) * step
@@ -176,54 +170,52 @@ def splits(request: Request, family: Family) -> Ints:
         blocks.append(found)
         columns += members
     if any(not len(block) for block in blocks):
-        return np.empty((0, len(family.groups)), dtype=np.int64)
+        return np.empty((0, len(partition.groups)), dtype=np.int64)
     rows = [np.concatenate(row) for row in product(*blocks)] if len(blocks) > 1 else blocks[0]
-    sizes = np.empty((len(rows), len(family.groups)), dtype=np.int64)
+    sizes = np.empty((len(rows), len(partition.groups)), dtype=np.int64)
     sizes[:, columns] = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
-    return sizes[_allowed(request, family, sizes)]
+    return sizes[_allowed(request, partition, sizes)]
 
 
-def _allowed(request: Request, family: Family, sizes: Ints) -> NDArray[np.bool_]:
+def _allowed(request: Request, partition: Partition, sizes: Ints) -> NDArray[np.bool_]:
     """Which splits the user's limits on GPUs leave."""
     allowed = np.ones(len(sizes), dtype=np.bool_)
-    for i, group in enumerate(family.groups):
-        if request.max_gpus_per_role is not None and len(family.groups) > 1:
+    for i, group in enumerate(partition.groups):
+        if request.max_gpus_per_role is not None and len(partition.groups) > 1:
             allowed &= sizes[:, i] <= request.max_gpus_per_role
         for limit in request.limits:
-            if limit.field == "gpus" and limit.seat in group:
+            if limit.field == "gpus" and limit.role in group:
                 allowed &= limit.holds(sizes[:, i])
     return allowed
 
 
-def families(request: Request, models: Models) -> Iterator[Family]:
+def partitions(request: Request, models: Models) -> Iterator[Partition]:
     """Every partition on every kind of hardware, with every path and schedule that may compete."""
-    seats = seats_of(request, models)
-    kinds = range(len(request.cluster.pools))
-    for groups in partitions(seats):
+    roles = roles_of(request, models)
+    kinds = range(len(request.cluster.node_groups))
+    for groups in groupings(roles):
         for hardware in product(kinds, repeat=len(groups)):
             if set(hardware) != set(kinds):
                 continue
-            shape = Family(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
+            shape = Partition(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
             if {shape.role_placement} & request.forbid or not _sits_well(request, shape):
                 continue
-            for path, schedule in product(
-                _paths(request, shape, seats), _schedules(request, shape, seats)
-            ):
-                found = Family(groups=groups, hardware=hardware, path=path, schedule=schedule)
+            for path, schedule in product(_paths(request, shape, roles), _schedules(request, shape, roles)):
+                found = Partition(groups=groups, hardware=hardware, path=path, schedule=schedule)
                 if may_carry(request, found):
                     yield found
 
 
-def _sits_well(request: Request, shape: Family) -> bool:
-    """Whether every seat is on a kind of hardware that the user's limits leave it."""
-    at = {seat: kind for g, kind in zip(shape.groups, shape.hardware, strict=True) for seat in g}
-    bound = [x for x in request.limits if x.field == "hardware" and x.seat in at]
-    return all(limit.holds(at[limit.seat]) for limit in bound)
+def _sits_well(request: Request, shape: Partition) -> bool:
+    """Whether every role is on a kind of hardware that the user's limits leave it."""
+    at = {role: kind for g, kind in zip(shape.groups, shape.hardware, strict=True) for role in g}
+    bound = [x for x in request.limits if x.field == "hardware" and x.role in at]
+    return all(limit.holds(at[limit.role]) for limit in bound)
 
 
-def _paths(request: Request, shape: Family, seats: Group) -> tuple[WeightPath, ...]:
-    """Paths that the backend and the executor know for these two seats."""
-    if "rollout" not in seats:
+def _paths(request: Request, shape: Partition, roles: Group) -> tuple[WeightPath, ...]:
+    """Paths that the backend and the executor know for these two roles."""
+    if "rollout" not in roles:
         return ("none",)
     own = not BACKENDS[request.backend].launchable
     paths: tuple[WeightPath, ...] = ("broadcast", "host", "disk")
@@ -237,7 +229,7 @@ def _paths(request: Request, shape: Family, seats: Group) -> tuple[WeightPath, .
     return tuple(p for p in paths if wanted in (None, p) and p not in request.forbid)
 
 
-def _schedules(request: Request, shape: Family, seats: Group) -> Iterator[Schedule]:
+def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Schedule]:
     apart = ("rollout",) in shape.groups and len(shape.groups) > 1
     buffered = (False, True) if request.workload.environment else (False,)
     wanted = request.architecture
@@ -258,15 +250,15 @@ def _stale(most: float) -> Iterator[Schedule]:
             yield Schedule(staleness=most, overlapped_sync=overlapped)
 
 
-def may_carry(request: Request, family: Family) -> frozenset[str]:
-    """Labels of a family that the request allows."""
-    wanted = family.labels if request.architecture is None else {request.architecture}
-    return (family.labels & wanted) - request.forbid
+def may_carry(request: Request, partition: Partition) -> frozenset[str]:
+    """Labels of a partition that the request allows."""
+    wanted = partition.labels if request.architecture is None else {request.architecture}
+    return (partition.labels & wanted) - request.forbid
 
 
-def freeing(request: Request, family: Family) -> Literal["any", "must", "must not"]:
-    """Whether seats must or must not leave GPU memory, so that the plan has an allowed label."""
-    allowed = may_carry(request, family)
-    if family.labels != {"naive", "smart"} or len(allowed) == 2:
+def freeing(request: Request, partition: Partition) -> Literal["any", "must", "must not"]:
+    """Whether roles must or must not leave GPU memory, so that the plan has an allowed label."""
+    allowed = may_carry(request, partition)
+    if partition.labels != {"naive", "smart"} or len(allowed) == 2:
         return "any"
     return "must" if "smart" in allowed else "must not"

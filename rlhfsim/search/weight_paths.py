@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.search.options import AnySeat, Key, SeatTable, sync_layout
+from rlhfsim.search.options import AnyRolePlacement, Key, OptionTable, sync_layout
 from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import Family
+from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.weight_sync.weight_sync import sync
 
@@ -27,12 +27,14 @@ class Paths:
     def __init__(self, request: Request, models: Models, priced: Priced) -> None:
         """`priced`: by searches over the same models on the same GPUs and network."""
         self.request, self.models, self._priced = request, models, priced
-        self._examples: dict[Key, dict[int, tuple[object, AnySeat]]] = {}
+        self._examples: dict[Key, dict[int, tuple[object, AnyRolePlacement]]] = {}
         self._least: dict[tuple[object, ...], float] = {}
 
-    def between(self, family: Family, actor: SeatTable, rollout: SeatTable) -> SyncSeconds:
-        """Seconds of the family's path for rows of two tables; inf where it cannot join them."""
-        own = self._priced.setdefault((family.path, family.joined, actor.key.hardware, rollout.key.hardware), {})  # fmt: skip
+    def between(self, partition: Partition, actor: OptionTable, rollout: OptionTable) -> SyncSeconds:
+        """Seconds of the partition's path for rows of two tables; inf where it cannot join them."""
+        own = self._priced.setdefault(
+            (partition.path, partition.joined, actor.key.hardware, rollout.key.hardware), {}
+        )
         trained, served = self._classes(actor), self._classes(rollout)
         columns = int(rollout.sync_class.max(initial=-1)) + 1
 
@@ -43,22 +45,22 @@ class Paths:
                 i, j = divmod(pair, columns)
                 (x, source), (y, target) = trained[i], served[j]
                 if (x, y) not in own:
-                    own[x, y] = self._price(family, (actor.key, source), (rollout.key, target))
+                    own[x, y] = self._price(partition, (actor.key, source), (rollout.key, target))
                 found[pair] = own[x, y]
             return np.asarray(found[pairs])
 
         return seconds
 
-    def least(self, family: Family, actor: SeatTable, rollout: SeatTable) -> float:
+    def least(self, partition: Partition, actor: OptionTable, rollout: OptionTable) -> float:
         """The fastest transfer between any two options."""
-        name = family.path, family.joined, actor.key, rollout.key
+        name = partition.path, partition.joined, actor.key, rollout.key
         if name not in self._least:
             rows = [np.unique(t.sync_class, return_index=True)[1] for t in (actor, rollout)]
             one, two = np.repeat(rows[0], len(rows[1])), np.tile(rows[1], len(rows[0]))
-            self._least[name] = float(self.between(family, actor, rollout)(one, two).min(initial=inf))  # fmt: skip
+            self._least[name] = float(self.between(partition, actor, rollout)(one, two).min(initial=inf))
         return self._least[name]
 
-    def _classes(self, table: SeatTable) -> dict[int, tuple[object, AnySeat]]:
+    def _classes(self, table: OptionTable) -> dict[int, tuple[object, AnyRolePlacement]]:
         """Of each class the layout that the sync reads, and one of its options."""
         known = self._examples.setdefault(table.key, {})
         numbers, rows = np.unique(table.sync_class, return_index=True)
@@ -67,11 +69,23 @@ class Paths:
                 known[number] = sync_layout(table.options[row]), table.options[row]
         return known
 
-    def _price(self, family: Family, source: tuple[Key, AnySeat], target: tuple[Key, AnySeat]) -> float:  # fmt: skip
+    def _price(
+        self, partition: Partition, source: tuple[Key, AnyRolePlacement], target: tuple[Key, AnyRolePlacement]
+    ) -> float:
         cluster = self.request.cluster
-        ends = [device_of(cluster.pools[key.hardware], cluster.oversubscription) for key, _ in (source, target)]  # fmt: skip
+        ends = [
+            device_of(cluster.node_groups[key.hardware], cluster.oversubscription)
+            for key, _ in (source, target)
+        ]
         priced = sync(
-            family.path, self.models.actor, source[1].layout, target[1].layout, source=ends[0], target=ends[1],
-            backend=self.request.backend, same_pool=family.joined, lora=self.request.workload.lora,
-        )  # fmt: skip
+            partition.path,
+            self.models.actor,
+            source[1].layout,
+            target[1].layout,
+            source=ends[0],
+            target=ends[1],
+            backend=self.request.backend,
+            same_pool=partition.joined,
+            lora=self.request.workload.lora,
+        )
         return priced.cost.seconds if priced.available else inf

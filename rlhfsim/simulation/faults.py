@@ -51,9 +51,10 @@ class Faults:
         wrong += [n for n, v in never_below.items() if not v >= 0]
         if wrong:
             raise RlhfsimError(
-                "bad-value", f"{wrong[0]} {getattr(self, wrong[0])} is too small",
+                "bad-value",
+                f"{wrong[0]} {getattr(self, wrong[0])} is too small",
                 help="node_mtbf, nodes and interval above 0; restart and checkpoint 0 or more",
-            )  # fmt: skip
+            )
 
     @property
     def mtbf(self) -> float:
@@ -117,9 +118,13 @@ def simulate_faults(faults: Faults, work: float, *, seed: int = 0) -> Goodput:
     job = _Job(faults, work, seed)
     job.env.run(until=job.env.process(job.run()))
     return Goodput(
-        goodput=work / job.env.now, seconds=job.env.now, failures=job.failures, lost=job.lost,
-        restarting=job.restarting, checkpointing=job.checkpointing,
-    )  # fmt: skip
+        goodput=work / job.env.now,
+        seconds=job.env.now,
+        failures=job.failures,
+        lost=job.lost,
+        restarting=job.restarting,
+        checkpointing=job.checkpointing,
+    )
 
 
 def best_interval(

@@ -1,13 +1,13 @@
 """Memory at every instant: bytes on the fullest GPU of each pool and on each node of the host.
 
-The seats and states of `memory.residency`, put on the clock. A pool's state is what the engine does
+The roles and states of `memory.residency`, put on the clock. A pool's state is what the engine does
 (asleep, awake, running) and which calls hold a role in GPU memory: its bytes are those of the pool
 at rest plus what each call adds. While a role moves out it is still there; when it moves in its
 bytes are there from the start (M9).
 
-    book = Book.of(setting, strict=True)      # raises "out-of-memory" at the instant that does not fit
-    book.begin("actor.train.load", now); book.end("actor.train.load", now); ...
-    book.level("trainer"), book.peaks()
+    memory_timeline = MemoryTimeline.of(setting, strict=True)      # raises "out-of-memory" at the instant that does not fit
+    memory_timeline.begin("actor.train.load", now); memory_timeline.end("actor.train.load", now); ...
+    memory_timeline.level("trainer"), memory_timeline.peaks()
 
 Names are those of the program's steps. Host memory: offloaded states, sleeping copies and processes
 (M10, `memory.ledger.host_bytes`) all the time, the buffers of a weight sync while it runs.
@@ -53,7 +53,7 @@ class Peak:
     capacity: float
 
 
-class Book:
+class MemoryTimeline:
     """What every pool holds now, and the most it held."""
 
     def __init__(self, setting: Setting, *, strict: bool) -> None:
@@ -84,8 +84,8 @@ class Book:
         self._start = self.levels()
 
     @classmethod
-    def of(cls, setting: Setting, *, strict: bool) -> Book:
-        """The book of a plan at the start of a step."""
+    def of(cls, setting: Setting, *, strict: bool) -> MemoryTimeline:
+        """The memory_timeline of a plan at the start of a step."""
         return cls(setting, strict=strict)
 
     def attach(self, recorder: Any) -> None:
@@ -196,8 +196,7 @@ class Book:
         active = tuple(self._active[pool].values()) or (REST,)
         states = [replace(m, engine=self._engine) for m in active]
         return max(
-            (e for held in self._held[pool] for m in states for e in entries(held, m)),
-            key=lambda e: e.bytes,
+            (e for held in self._held[pool] for m in states for e in entries(held, m)), key=lambda e: e.bytes
         )
 
     def _note_host(self, pool: str, name: str, now: float) -> None:
@@ -237,7 +236,13 @@ def _sync_host(setting: Setting) -> float:
     if placement.rollout is None or not setting.workload.generates:
         return 0.0
     return sync(
-        placement.weight_path, setting.models.actor, placement.actor.layout, placement.rollout.layout,
-        source=setting.device(placement.actor), target=setting.device(placement.rollout),
-        backend=placement.backend, same_pool=placement.actor.pool == placement.rollout.pool, lora=setting.workload.lora,
-    ).extra_host_bytes  # fmt: skip
+        placement.weight_path,
+        setting.models.actor,
+        placement.actor.layout,
+        placement.rollout.layout,
+        source=setting.device(placement.actor),
+        target=setting.device(placement.rollout),
+        backend=placement.backend,
+        same_pool=placement.actor.pool == placement.rollout.pool,
+        lora=setting.workload.lora,
+    ).extra_host_bytes

@@ -47,17 +47,14 @@ class Noise:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        limits = {
-            "reward_spread": (0, 4),
-            "straggler_share": (0, 1),
-            "straggler_slowdown": (1, 100),
-        }
+        limits = {"reward_spread": (0, 4), "straggler_share": (0, 1), "straggler_slowdown": (1, 100)}
         for name, (low, high) in limits.items():
             if not low <= (value := getattr(self, name)) <= high:
                 raise RlhfsimError(
-                    "bad-value", f"{name} {value} is not between {low} and {high}",
+                    "bad-value",
+                    f"{name} {value} is not between {low} and {high}",
                     help=f"give {name} from {low} to {high}",
-                )  # fmt: skip
+                )
 
     @property
     def quiet(self) -> bool:
@@ -90,9 +87,7 @@ def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats
 class Draws:
     """The draws of one run."""
 
-    def __init__(
-        self, setting: Setting, noise: Noise | None = None, seed: int | None = None
-    ) -> None:
+    def __init__(self, setting: Setting, noise: Noise | None = None, seed: int | None = None) -> None:
         self.base = setting
         self.noise = noise or Noise()
         self.seed = setting.workload.seed if seed is None else seed
@@ -142,7 +137,7 @@ class Draws:
         """Slow GPUs, counted over the cluster: the share rounded, at least one where it is above 0."""
         if not self.noise._slow:
             return frozenset()
-        gpus = sum(pool.gpus for pool in self.base.cluster.pools)
+        gpus = sum(pool.gpus for pool in self.base.cluster.node_groups)
         count = min(gpus, max(1, round(self.noise.straggler_share * gpus)))
         chosen = generator(self.seed, "stragglers").choice(gpus, size=count, replace=False)
         return frozenset(int(rank) for rank in chosen)
@@ -154,10 +149,10 @@ class Draws:
 
     def replica_paces(self) -> tuple[float, ...]:
         """The same for each rollout replica, which holds a block of its pool's GPUs."""
-        seat = self.base.placement.rollout
-        assert seat is not None
-        start, each = self.base.placement.pool(seat.pool).start, seat.layout.replica_gpus
-        return tuple(self._pace(start + r * each, each) for r in range(seat.layout.dp))
+        role = self.base.placement.rollout
+        assert role is not None
+        start, each = self.base.placement.pool(role.pool).start, role.layout.replica_gpus
+        return tuple(self._pace(start + r * each, each) for r in range(role.layout.dp))
 
     def _pace(self, start: int, gpus: int) -> float:
         slow = any(start <= rank < start + gpus for rank in self.stragglers)
@@ -166,7 +161,5 @@ class Draws:
 
 def stretched(cost: Cost, factor: float) -> Cost:
     """The cost with what runs on the GPU itself `factor` times as long."""
-    slow = (
-        Cost(parts=(p,)).scaled(factor if p.resource in GPU_RESOURCES else 1.0) for p in cost.parts
-    )
+    slow = (Cost(parts=(p,)).scaled(factor if p.resource in GPU_RESOURCES else 1.0) for p in cost.parts)
     return total(slow)

@@ -59,10 +59,15 @@ def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
     when, found = window(trace, warmup), []
     for name in dict.fromkeys(span.pool for span in trace.spans):
         highest = peak(trace, "memory_bytes", name)
-        found.append(PoolFigures(
-            name=name, busy=busy_share(trace, name, when), peak_bytes=highest.value if highest else None,
-            peak_s=highest.time_s if highest else None, peak_in=_running(trace, name, highest.time_s) if highest else None,
-        ))  # fmt: skip
+        found.append(
+            PoolFigures(
+                name=name,
+                busy=busy_share(trace, name, when),
+                peak_bytes=highest.value if highest else None,
+                peak_s=highest.time_s if highest else None,
+                peak_in=_running(trace, name, highest.time_s) if highest else None,
+            )
+        )
     return tuple(found)
 
 

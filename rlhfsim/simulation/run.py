@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.simulation.memory_timeline import Book
+from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.result import Simulated, Staleness
-from rlhfsim.simulation.simulator import World
+from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.simulation.synchronous import run_steps
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.step.iteration import Iteration, Program, Setting, program
@@ -94,37 +94,57 @@ def simulate(
     """
     if steps < 1 or warmup < 0:
         raise RlhfsimError(
-            "bad-value", f"{steps} steps after {warmup} of warm-up cannot be simulated",
+            "bad-value",
+            f"{steps} steps after {warmup} of warm-up cannot be simulated",
             help="simulate 1 step or more after 0 or more of warm-up",
-        )  # fmt: skip
+        )
     if setting.placement.schedule.staleness > 0:
         from rlhfsim.simulation.asynchronous import run as stale
 
         return stale.simulate(
-            setting, kv_tokens, steps=steps, warmup=warmup, seed=seed, noise=noise, record=record,
-            memory=memory, cutoff=cutoff, plan_hash=plan_hash,
-        )  # fmt: skip
+            setting,
+            kv_tokens,
+            steps=steps,
+            warmup=warmup,
+            seed=seed,
+            noise=noise,
+            record=record,
+            memory=memory,
+            cutoff=cutoff,
+            plan_hash=plan_hash,
+        )
     programs = _programs(setting, kv_tokens, warmup + steps, seed, noise)
-    book = Book.of(setting, strict=memory == "strict") if memory or record else None
-    world = World(setting, record=record, book=book)
-    return run_programs(world, programs, setting.placement.schedule, warmup=warmup, seed=seed, plan_hash=plan_hash)  # fmt: skip
+    memory_timeline = MemoryTimeline.of(setting, strict=memory == "strict") if memory or record else None
+    simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
+    return run_programs(
+        simulator, programs, setting.placement.schedule, warmup=warmup, seed=seed, plan_hash=plan_hash
+    )
 
 
 def run_programs(
-    world: World, programs: Sequence[Program], schedule: Schedule, *, warmup: int = 0,
-    seed: int | None = None, plan_hash: str = "",
-) -> Simulated:  # fmt: skip
-    """Priced steps of a synchronous schedule, one after the other, in a world of their own."""
-    ran = run_steps(world, programs, schedule)
+    simulator: Simulator,
+    programs: Sequence[Program],
+    schedule: Schedule,
+    *,
+    warmup: int = 0,
+    seed: int | None = None,
+    plan_hash: str = "",
+) -> Simulated:
+    """Priced steps of a synchronous schedule, one after the other, in a simulator of their own."""
+    ran = run_steps(simulator, programs, schedule)
     measured = ran[warmup:]
     seconds = tuple(r.seconds for r in measured)
-    trace = world.recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(ran)) if world.recorder.on else None  # fmt: skip
+    trace = (
+        simulator.recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(ran))
+        if simulator.recorder.on
+        else None
+    )
     return Simulated(
         iteration=_scaled(measured[0].iteration(), float(np.mean(seconds))),
         step_seconds=seconds,
         trace=trace,
-        lost=dict(sorted(world.fabric.lost.items())),
-        peaks=world.book.peaks() if world.book is not None else (),
+        lost=dict(sorted(simulator.shared_links.lost.items())),
+        peaks=simulator.memory_timeline.peaks() if simulator.memory_timeline is not None else (),
     )
 
 
@@ -163,9 +183,16 @@ def replicate(
     return Replicated(
         runs=tuple(
             simulate(
-                setting, kv_tokens, steps=steps, warmup=warmup, seed=seed + i, noise=noise,
-                record=record and i == 0, memory=memory if i == 0 else None, plan_hash=plan_hash,
+                setting,
+                kv_tokens,
+                steps=steps,
+                warmup=warmup,
+                seed=seed + i,
+                noise=noise,
+                record=record and i == 0,
+                memory=memory if i == 0 else None,
+                plan_hash=plan_hash,
             )
             for i in range(replications)
         )
-    )  # fmt: skip
+    )

@@ -11,9 +11,9 @@ or ends. Two flows of 12 s that need one link for 0.6 of their time run at 1 / 1
 
 How to use it:
 
-    flow = yield fabric.run(cost, links)      # links of a step: `Topology.links(pools)`
+    flow = yield shared_links.run(cost, links)      # links of a step: `Topology.links(pools)`
     flow.lost                                  # {link: seconds that it waited for others}
-    flow = fabric.start(seconds, {"nic:a": 0.6}); yield flow.done; fabric.stop(flow)
+    flow = shared_links.start(seconds, {"nic:a": 0.6}); yield flow.done; shared_links.stop(flow)
 
 A flow alone, or on links of its own, takes exactly its seconds.
 
@@ -31,7 +31,7 @@ import simpy
 
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.placement.placement import GpuSet
+from rlhfsim.specs.placement.placement import ResourcePool
 from rlhfsim.step.iteration import Setting
 
 Use = Mapping[str, float]
@@ -44,9 +44,14 @@ FULL = 1 + 1e-12
 SHARED_STORAGE = "shared storage"
 """The storage parts that go to the one shared file system; other ones are disks of a node."""
 RESOURCE: dict[str, Resource] = {
-    "nic": "network", "spine": "network", "nvlink": "nvlink", "pcie": "pcie",
-    "host": "host", "disk": "storage", "storage": "storage",
-}  # fmt: skip
+    "nic": "network",
+    "spine": "network",
+    "nvlink": "nvlink",
+    "pcie": "pcie",
+    "host": "host",
+    "disk": "storage",
+    "storage": "storage",
+}
 """Resource of a link, by the first word of its name."""
 
 
@@ -60,9 +65,7 @@ def fair_rates(uses: Sequence[Use]) -> list[tuple[float, str | None]]:
         for i in rising:
             for link, share in uses[i].items():
                 load[link] += share
-        level, link = min(
-            (max(0.0, room[name]) / load[name], name) for name in load if load[name] > 0
-        )
+        level, link = min((max(0.0, room[name]) / load[name], name) for name in load if load[name] > 0)
         if level * FULL >= 1:
             break
         full = [i for i in rising if uses[i].get(link, 0.0) > 0]
@@ -105,7 +108,7 @@ class Flow:
         )
 
 
-class Fabric:
+class SharedLinks:
     """All links of a cluster and the flows on them."""
 
     def __init__(self, env: simpy.Environment) -> None:
@@ -217,7 +220,7 @@ class Topology:
     share of the GPUs. The shared file system is one link: prices are those of one client alone.
     """
 
-    def __init__(self, cluster: Cluster, pools: Sequence[GpuSet]) -> None:
+    def __init__(self, cluster: Cluster, pools: Sequence[ResourcePool]) -> None:
         self._links = {p.name: _pool_links(cluster, p) for p in pools}
         self._joined: dict[tuple[str, ...], Links] = {}
 
@@ -239,7 +242,7 @@ class Topology:
         return self._joined[pools]
 
 
-def _pool_links(cluster: Cluster, pool: GpuSet) -> Links:
+def _pool_links(cluster: Cluster, pool: ResourcePool) -> Links:
     nodes = _node_shares(cluster, pool)
     wire = {f"nic:{pool.name}": 1.0}
     if cluster.oversubscription > 1:
@@ -254,9 +257,9 @@ def _pool_links(cluster: Cluster, pool: GpuSet) -> Links:
     }
 
 
-def _node_shares(cluster: Cluster, pool: GpuSet) -> dict[str, float]:
+def _node_shares(cluster: Cluster, pool: ResourcePool) -> dict[str, float]:
     """Nodes under a pool and its share of their GPUs; nodes that it has whole stand as one."""
-    size = cluster.pools[pool.hardware].gpus_per_node
+    size = cluster.node_groups[pool.hardware].gpus_per_node
     begin, end = pool.start, pool.start + pool.gpus
     shares: dict[str, float] = {}
     for node in dict.fromkeys((begin // size, (end - 1) // size)):

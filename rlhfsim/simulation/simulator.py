@@ -1,20 +1,20 @@
-"""The world of a simulation: clock, pools that take calls in program order, links, memory, records.
+"""The simulator of a simulation: clock, pools that take calls in program order, links, memory, records.
 
 How to use it (both kinds of schedule):
 
-    world = World(setting, record=True)                  # book=Book(...) for memory at every instant
-    lane = world.lane("trainer")                         # one program-ordered pool
-    turn = world.queue(("trainer", "rollout"))           # take a place in line, in program order
+    simulator = Simulator(setting, record=True)                  # memory_timeline=MemoryTimeline(...) for memory at every instant
+    lane = simulator.lane("trainer")                         # one program-ordered pool
+    turn = simulator.queue(("trainer", "rollout"))           # take a place in line, in program order
     def process():
         yield turn.ready                                 # everything before it in those pools is done
-        done = yield from world.work(step, number)       # runs step.cost over the links of its pools
+        done = yield from simulator.work(step, number)       # runs step.cost over the links of its pools
         turn.leave()                                     # the next in line may start
-    world.env.process(process()); world.env.run()
+    simulator.env.process(process()); simulator.env.run()
 
 `work` returns `Done(start, end, cost)`; its cost has a part `contention` where shared links made it
-longer. It begins and ends the call in the memory book and records one span a pool. It takes no place
+longer. It begins and ends the call in the memory memory_timeline and records one span a pool. It takes no place
 in line: what runs beside the pool's calls (an overlapped sync, one replica) calls it alone. Parts of
-a call (a replica, a piece) use `world.fabric` and `world.recorder.span(...)` themselves.
+a call (a replica, a piece) use `simulator.shared_links` and `simulator.recorder.span(...)` themselves.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import simpy
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
-from rlhfsim.simulation.memory_timeline import Book
-from rlhfsim.simulation.shared_links import Fabric, Links, Topology
+from rlhfsim.simulation.memory_timeline import MemoryTimeline
+from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
 from rlhfsim.step.iteration import CPU_POOL, Setting
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import Counter, CounterName, Span, Trace
@@ -80,16 +80,23 @@ class Recorder:
     counters: list[tuple[Any, ...]] = field(default_factory=list)
 
     def span(
-        self, name: str, pool: str, step: int, start: float, end: float, bound_by: str,
-        *, group: str = "all", version: int | None = None, **attributes: float | str,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        pool: str,
+        step: int,
+        start: float,
+        end: float,
+        bound_by: str,
+        *,
+        group: str = "all",
+        version: int | None = None,
+        **attributes: float | str,
+    ) -> None:
         """Work named `role.kind` or `role.kind.move` on a GPU group of one pool."""
         if self.on:
             self.spans.append((name, pool, step, start, end, bound_by, group, version, attributes))
 
-    def counter(
-        self, name: CounterName, pool: str, time: float, value: float, group: str = "all"
-    ) -> None:
+    def counter(self, name: CounterName, pool: str, time: float, value: float, group: str = "all") -> None:
         """A value from `time` on."""
         if self.on:
             self.counters.append((name, pool, time, value, group))
@@ -99,12 +106,16 @@ class Recorder:
         spans = sorted(self.spans, key=lambda s: (s[3], s[4], s[1], s[6], s[0]))
         counters = sorted(self.counters, key=lambda c: c[2])
         return Trace(
-            source="predicted", rlhfsim_version=_version(), plan_hash=plan_hash, seed=seed, steps=steps,
+            source="predicted",
+            rlhfsim_version=_version(),
+            plan_hash=plan_hash,
+            seed=seed,
+            steps=steps,
             spans=tuple(_span(*s) for s in spans),
             counters=tuple(
                 Counter(name=n, pool=p, group=g, time_s=t, value=float(v)) for n, p, t, v, g in counters
             ),
-        )  # fmt: skip
+        )
 
 
 def _version() -> str:
@@ -115,30 +126,48 @@ def _version() -> str:
 
 
 def _span(
-    name: str, pool: str, step: int, start: float, end: float, bound_by: str,
-    group: str, version: int | None, attributes: dict[str, float | str],
-) -> Span:  # fmt: skip
+    name: str,
+    pool: str,
+    step: int,
+    start: float,
+    end: float,
+    bound_by: str,
+    group: str,
+    version: int | None,
+    attributes: dict[str, float | str],
+) -> Span:
     words = name.split(".")
     kind = words[-1] if words[-1] in ("load", "unload") else words[min(1, len(words) - 1)]
     return Span(
-        name=name, role=words[0], kind=kind, pool=pool, group=group, step=step, start_s=start,
-        end_s=end, bound_by=bound_by, version=version, attributes=attributes,
-    )  # fmt: skip
+        name=name,
+        role=words[0],
+        kind=kind,
+        pool=pool,
+        group=group,
+        step=step,
+        start_s=start,
+        end_s=end,
+        bound_by=bound_by,
+        version=version,
+        attributes=attributes,
+    )
 
 
-class World:
+class Simulator:
     """Everything that a simulated plan runs on."""
 
-    def __init__(self, setting: Setting, *, record: bool = False, book: Book | None = None) -> None:
+    def __init__(
+        self, setting: Setting, *, record: bool = False, memory_timeline: MemoryTimeline | None = None
+    ) -> None:
         self.setting = setting
         self.env = simpy.Environment()
-        self.fabric = Fabric(self.env)
+        self.shared_links = SharedLinks(self.env)
         self.topology = Topology.of(setting)
         self.recorder = Recorder(on=record)
-        self.book = book
+        self.memory_timeline = memory_timeline
         self._lanes: dict[str, Lane] = {}
-        if book is not None:
-            book.attach(self.recorder)
+        if memory_timeline is not None:
+            memory_timeline.attach(self.recorder)
 
     def lane(self, name: str) -> Lane:
         """The pool `name`; the CPU workers are one too."""
@@ -163,40 +192,50 @@ class World:
 
     def kv_cache(self, tokens: float, group: str = "all") -> None:
         """From now on a rollout replica holds so many tokens: the bytes on each of its GPUs."""
-        seat = self.setting.placement.rollout
-        if self.recorder.on and seat is not None:
-            each = kv_bytes_per_token(self.setting.models.actor, seat.layout)
-            held = tokens / seat.layout.attention_dp * each
-            self.recorder.counter("kv_bytes", seat.pool, self.env.now, held, group)
+        role = self.setting.placement.rollout
+        if self.recorder.on and role is not None:
+            each = kv_bytes_per_token(self.setting.models.actor, role.layout)
+            held = tokens / role.layout.attention_dp * each
+            self.recorder.counter("kv_bytes", role.pool, self.env.now, held, group)
 
     def work(
-        self, step: Step, number: int = 0, *, version: int | None = None, links: Links | None = None,
-        group: str = "all", **attributes: float | str,
-    ) -> Generator[simpy.Event, Any, Done]:  # fmt: skip
+        self,
+        step: Step,
+        number: int = 0,
+        *,
+        version: int | None = None,
+        links: Links | None = None,
+        group: str = "all",
+        **attributes: float | str,
+    ) -> Generator[simpy.Event, Any, Done]:
         """Runs a priced step of iteration `number` over its links, and records it.
 
         `links` replaces those of `step.pools` (an overlapped sync waits in no pool but uses two).
         """
         start = self.env.now
-        if self.book is not None:
-            self.book.begin(step.name, start)
+        if self.memory_timeline is not None:
+            self.memory_timeline.begin(step.name, start)
         extra = Cost()
         if step.cost.parts:
-            flow = yield self.fabric.run(
-                step.cost, self.links(step.pools) if links is None else links
-            )
+            flow = yield self.shared_links.run(step.cost, self.links(step.pools) if links is None else links)
             extra = Cost(parts=flow.contention)
         end = self.env.now
-        if self.book is not None:
-            self.book.end(step.name, end)
+        if self.memory_timeline is not None:
+            self.memory_timeline.end(step.name, end)
         done = Done(start=start, end=end, cost=step.cost + extra)
         self.record(step, done, number, version=version, group=group, **attributes)
         return done
 
     def record(
-        self, step: Step, done: Done, number: int, *, version: int | None = None,
-        group: str = "all", **attributes: float | str,
-    ) -> None:  # fmt: skip
+        self,
+        step: Step,
+        done: Done,
+        number: int,
+        *,
+        version: int | None = None,
+        group: str = "all",
+        **attributes: float | str,
+    ) -> None:
         """One span a pool of a call that has run; nothing of calls that take no time."""
         if not self.recorder.on or done.end <= done.start:
             return
@@ -205,6 +244,13 @@ class World:
             attributes["contention_s"] = waited
         for pool in step.pools:
             self.recorder.span(
-                step.name, pool, number, done.start, done.end, str(done.cost.bound_by),
-                group=group, version=version, **attributes,
-            )  # fmt: skip
+                step.name,
+                pool,
+                number,
+                done.start,
+                done.end,
+                str(done.cost.bound_by),
+                group=group,
+                version=version,
+                **attributes,
+            )

@@ -100,7 +100,7 @@ class PoolRun:
     @property
     def peak_share(self) -> float:
         """Peak over capacity."""
-        return self.peak_bytes / self.capacity_bytes if self.peak_bytes and self.capacity_bytes else 0.0  # fmt: skip
+        return self.peak_bytes / self.capacity_bytes if self.peak_bytes and self.capacity_bytes else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +161,7 @@ def randomness(asked: SimulationOptions, workload: Workload) -> str:
         words.append(f"reward times spread by {asked.reward_spread:g}")
     if asked.straggler:
         share, slowdown = asked.straggler
-        words.append(
-            f"{units.significant(100 * share)} % of the GPUs take {slowdown:g} times as long"
-        )
+        words.append(f"{units.significant(100 * share)} % of the GPUs take {slowdown:g} times as long")
     return ", ".join(words)
 
 
@@ -173,9 +171,11 @@ def noise_of(asked: SimulationOptions) -> Noise | None:
 
     share, slowdown = asked.straggler or (0.0, 1.0)
     found = Noise(
-        lengths=asked.drawn_lengths, reward_spread=asked.reward_spread, straggler_share=share,
+        lengths=asked.drawn_lengths,
+        reward_spread=asked.reward_spread,
+        straggler_share=share,
         straggler_slowdown=slowdown,
-    )  # fmt: skip
+    )
     return None if found.quiet else found
 
 
@@ -185,12 +185,18 @@ def pool_runs(setting: Setting, trace: Trace, warmup: int) -> tuple[PoolRun, ...
     found = []
     for pool in pool_figures(trace, warmup):
         here = gpus.get(pool.name)
-        profile = setting.cluster.pools[here.hardware].profile if here else None
-        found.append(PoolRun(
-            name=pool.name, gpus=here.gpus if here else 0, busy=pool.busy, peak_bytes=pool.peak_bytes,
-            peak_s=pool.peak_s, peak_in=pool.peak_in,
-            capacity_bytes=profile.usable_memory.value if profile else 0.0,
-        ))  # fmt: skip
+        profile = setting.cluster.node_groups[here.hardware].profile if here else None
+        found.append(
+            PoolRun(
+                name=pool.name,
+                gpus=here.gpus if here else 0,
+                busy=pool.busy,
+                peak_bytes=pool.peak_bytes,
+                peak_s=pool.peak_s,
+                peak_in=pool.peak_in,
+                capacity_bytes=profile.usable_memory.value if profile else 0.0,
+            )
+        )
     order = list(gpus)
     return tuple(sorted(found, key=lambda p: order.index(p.name) if p.gpus else len(order)))
 
@@ -202,18 +208,25 @@ def goodput_of(setting: Setting, asked: SimulationOptions) -> Goodput | None:
         return None
     from rlhfsim.simulation.faults import Faults, daly_interval, first_order, simulate_faults
 
-    nodes = sum(pool.nodes for pool in setting.cluster.pools)
+    nodes = sum(pool.nodes for pool in setting.cluster.node_groups)
     job = Faults(
-        node_mtbf=given.mtbf_s, nodes=nodes, restart=given.restart_s, checkpoint=given.checkpoint_s, interval=given.mtbf_s,
-    )  # fmt: skip
+        node_mtbf=given.mtbf_s,
+        nodes=nodes,
+        restart=given.restart_s,
+        checkpoint=given.checkpoint_s,
+        interval=given.mtbf_s,
+    )
     best = daly_interval(job)
     job = replace(job, interval=given.interval_s or best)
     _check_progress(job.mtbf, job.interval + job.checkpoint + job.restart, nodes)
     work = min(FAILURES * job.mtbf, MAX_CHECKPOINTS * job.interval)
     return Goodput(
-        simulated=simulate_faults(job, work, seed=asked.seed).goodput, first_order=first_order(job),
-        interval_s=job.interval, best_interval_s=best, mtbf_s=job.mtbf,
-    )  # fmt: skip
+        simulated=simulate_faults(job, work, seed=asked.seed).goodput,
+        first_order=first_order(job),
+        interval_s=job.interval,
+        best_interval_s=best,
+        mtbf_s=job.mtbf,
+    )
 
 
 def _check_progress(mtbf: float, needed: float, nodes: int) -> None:
@@ -224,7 +237,8 @@ def _check_progress(mtbf: float, needed: float, nodes: int) -> None:
     """
     if needed > HOPELESS * mtbf:
         raise RlhfsimError(
-            "job-makes-no-progress", f"with {nodes} nodes the job fails every {units.format(mtbf, 's')}, but to restart, work"
+            "job-makes-no-progress",
+            f"with {nodes} nodes the job fails every {units.format(mtbf, 's')}, but to restart, work"
             f" and save once takes {units.format(needed, 's')}",
             help="shorten --restart, --checkpoint or --checkpoint-interval, or check --mtbf (it is per node)",
-        )  # fmt: skip
+        )

@@ -23,17 +23,10 @@ import simpy
 from rlhfsim.kernels.cost import Cost, part, total
 from rlhfsim.rollout.environment import RESTS_ON, Turns
 from rlhfsim.simulation.shared_links import Flow, use_of
-from rlhfsim.simulation.simulator import Done, Running, World
+from rlhfsim.simulation.simulator import Done, Running, Simulator
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.step.iteration import CPU_POOL, Iteration, Program
-from rlhfsim.step.timetable import (
-    ROLLOUT,
-    STREAM_CHUNKS,
-    Phase,
-    Step,
-    chain,
-    streaming_steps,
-)
+from rlhfsim.step.timetable import ROLLOUT, STREAM_CHUNKS, Phase, Step, chain, streaming_steps
 
 ANSWER = "environment.answer"
 
@@ -71,9 +64,13 @@ class Ran:
             free |= dict.fromkeys(step.pools, len(phases) - 1)
         critical = chain(phases)
         return Iteration(
-            phases=tuple(phases), critical=critical, cost=total(phases[i].cost for i in critical),
-            generation=self.program.generation, tokens=self.program.tokens, gpus=self.program.gpus,
-        )  # fmt: skip
+            phases=tuple(phases),
+            critical=critical,
+            cost=total(phases[i].cost for i in critical),
+            generation=self.program.generation,
+            tokens=self.program.tokens,
+            gpus=self.program.gpus,
+        )
 
     def _phase(self, step: Step, phases: Sequence[Phase], after: int | None) -> Phase:
         ran = self.done[step.name]
@@ -86,26 +83,26 @@ class Ran:
         return Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after)
 
 
-def run_steps(world: World, programs: Sequence[Program], schedule: Schedule) -> tuple[Ran, ...]:
+def run_steps(simulator: Simulator, programs: Sequence[Program], schedule: Schedule) -> tuple[Ran, ...]:
     """Steps back to back, one program each."""
     found: list[Ran] = []
 
     def all_steps() -> Running:
         for number, program in enumerate(programs):
-            ran = Ran(program=program, begin=world.env.now)
+            ran = Ran(program=program, begin=simulator.env.now)
             found.append(ran)
-            yield world.all_of(_Launch(world, ran, schedule, number).processes)
-            ran.end = world.env.now
+            yield simulator.all_of(_Launch(simulator, ran, schedule, number).processes)
+            ran.end = simulator.env.now
 
-    world.env.run(until=world.env.process(all_steps()))
+    simulator.env.run(until=simulator.env.process(all_steps()))
     return tuple(found)
 
 
 class _Launch:
     """The processes of one step, queued in program order."""
 
-    def __init__(self, world: World, ran: Ran, schedule: Schedule, number: int) -> None:
-        self.world = world
+    def __init__(self, simulator: Simulator, ran: Ran, schedule: Schedule, number: int) -> None:
+        self.simulator = simulator
         self.ran = ran
         self.number = number
         program = ran.program
@@ -115,7 +112,7 @@ class _Launch:
             streamed = streaming_steps(list(program.steps))
         ran.streamed = frozenset(s.name for s in streamed)
         self.finish = finish if streamed else None
-        self.arrived = [world.env.event() for _ in range(STREAM_CHUNKS)]
+        self.arrived = [simulator.env.event() for _ in range(STREAM_CHUNKS)]
         self.ended: dict[str, simpy.Event] = {}
         self.processes: list[simpy.Event] = []
         for step in program.steps:
@@ -128,14 +125,14 @@ class _Launch:
     def _start(self, step: Step) -> simpy.Event:
         # a program is sorted: what a call needs stands before it, or in no step of this iteration
         needs = [self.ended[n] for n in step.needs if n in self.ended]
-        turn = self.world.queue(step.pools)
+        turn = self.simulator.queue(step.pools)
 
         def process() -> Running:
-            yield self.world.all_of([turn.ready, *needs])
+            yield self.simulator.all_of([turn.ready, *needs])
             if step.name == ROLLOUT:
                 self.ran.done[step.name] = yield from self._rollout(step)
             else:
-                self.ran.done[step.name] = yield from self.world.work(
+                self.ran.done[step.name] = yield from self.simulator.work(
                     step, self.number, version=self.number
                 )
             turn.leave()
@@ -143,7 +140,7 @@ class _Launch:
         return self._launch(process())
 
     def _launch(self, process: Running) -> simpy.Event:
-        self.processes.append(self.world.env.process(process))
+        self.processes.append(self.simulator.env.process(process))
         return self.processes[-1]
 
     # --- streaming ------------------------------------------------------------------------------------
@@ -156,15 +153,13 @@ class _Launch:
                 self.ended[step.name] = self._piece(step, share, piece, needs)
 
     def _piece(self, step: Step, share: Step, piece: int, needs: list[simpy.Event]) -> simpy.Event:
-        turn = self.world.queue(step.pools)
+        turn = self.simulator.queue(step.pools)
 
         def process() -> Running:
-            yield self.world.all_of([turn.ready, self.arrived[piece], *needs])
-            ran = yield from self.world.work(share, self.number, version=self.number, piece=piece)
+            yield self.simulator.all_of([turn.ready, self.arrived[piece], *needs])
+            ran = yield from self.simulator.work(share, self.number, version=self.number, piece=piece)
             turn.leave()
-            before = self.ran.done.get(
-                step.name, Done(start=ran.start, end=ran.end, cost=step.cost)
-            )
+            before = self.ran.done.get(step.name, Done(start=ran.start, end=ran.end, cost=step.cost))
             waited = Cost(parts=ran.cost.parts[len(share.cost.parts) :])
             self.ran.done[step.name] = replace(before, end=ran.end, cost=before.cost + waited)
 
@@ -180,35 +175,35 @@ class _Launch:
 
     def _rollout(self, step: Step) -> Generator[simpy.Event, Any, Done]:
         """Generation; meanwhile the KV cache stands at the most that a replica comes to hold."""
-        world, made = self.world, self.ran.program.generation
-        world.kv_cache(made.kv_tokens if made else 0.0)
+        simulator, made = self.simulator, self.ran.program.generation
+        simulator.kv_cache(made.kv_tokens if made else 0.0)
         if self.finish or self.ran.program.turns:
             done = yield from self._generate(step)
         else:
-            done = yield from world.work(step, self.number, version=self.number)
-        world.kv_cache(0.0)
+            done = yield from simulator.work(step, self.number, version=self.number)
+        simulator.kv_cache(0.0)
         return done
 
     def _generate(self, step: Step) -> Generator[simpy.Event, Any, Done]:
-        world, start = self.world, self.world.env.now
-        if world.book is not None:
-            world.book.begin(step.name, start)
+        simulator, start = self.simulator, self.simulator.env.now
+        if simulator.memory_timeline is not None:
+            simulator.memory_timeline.begin(step.name, start)
         if self.ran.program.turns is not None:
             cost = yield from self._in_turns(step, self.ran.program.turns)
         else:
             cost = yield from self._in_pieces(step)
-        if world.book is not None:
-            world.book.end(step.name, world.env.now)
+        if simulator.memory_timeline is not None:
+            simulator.memory_timeline.end(step.name, simulator.env.now)
         self._hand_on(1.0)
-        done = Done(start=start, end=world.env.now, cost=cost)
+        done = Done(start=start, end=simulator.env.now, cost=cost)
         if self.ran.program.turns is None:
-            world.record(step, done, self.number, version=self.number)
+            simulator.record(step, done, self.number, version=self.number)
         return done
 
     def _in_pieces(self, step: Step) -> Generator[simpy.Event, Any, Cost]:
         """Generation up to each piece of finished samples, then the rest."""
         assert self.finish is not None
-        use = use_of(step.cost, self.world.links(step.pools))
+        use = use_of(step.cost, self.simulator.links(step.pools))
         pace = _pace(step.cost, self.ran.program)
         extra, reached = Cost(), 0.0
         for piece in range(1, STREAM_CHUNKS + 1):
@@ -222,39 +217,50 @@ class _Launch:
     def _segment(self, seconds: float, use: dict[str, float]) -> Generator[simpy.Event, Any, Cost]:
         if seconds <= 0:
             return Cost()
-        flow: Flow = yield self.world.fabric.start(seconds, use).done
+        flow: Flow = yield self.simulator.shared_links.start(seconds, use).done
         return Cost(parts=flow.contention)
 
     def _in_turns(self, step: Step, turns: Turns) -> Generator[simpy.Event, Any, Cost]:
         """Buffers take turns on the GPUs; the environment answers one while the other generates."""
-        world, start = self.world, self.world.env.now
-        uses = [use_of(cost, world.links(step.pools)) for cost in turns.buffers]
-        answered = [world.all_of([]) for _ in turns.buffers]
-        pace, last = _pace(step.cost, self.ran.program), world.all_of([])
+        simulator, start = self.simulator, self.simulator.env.now
+        uses = [use_of(cost, simulator.links(step.pools)) for cost in turns.buffers]
+        answered = [simulator.all_of([]) for _ in turns.buffers]
+        pace, last = _pace(step.cost, self.ran.program), simulator.all_of([])
         buffers = [cost.scaled(pace) for cost in turns.buffers]
         extra = Cost()
         for turn in range(turns.count):
             for b, cost in enumerate(buffers):
                 yield answered[b]
-                begin = world.env.now
+                begin = simulator.env.now
                 extra += yield from self._segment(cost.seconds / turns.count, uses[b])
                 for pool in step.pools:
-                    world.recorder.span(step.name, pool, self.number, begin, world.env.now,
-                                        str(cost.bound_by), version=self.number, turn=turn, buffer=b)  # fmt: skip
-                last = answered[b] = world.env.process(self._answer(turns, b, turn, last))
-        yield world.all_of(answered)
+                    simulator.recorder.span(
+                        step.name,
+                        pool,
+                        self.number,
+                        begin,
+                        simulator.env.now,
+                        str(cost.bound_by),
+                        version=self.number,
+                        turn=turn,
+                        buffer=b,
+                    )
+                last = answered[b] = simulator.env.process(self._answer(turns, b, turn, last))
+        yield simulator.all_of(answered)
         generated = total(buffers) + extra
-        waits = world.env.now - start - generated.seconds
+        waits = simulator.env.now - start - generated.seconds
         return generated + Cost(parts=(part("host", max(0.0, waits), RESTS_ON),))
 
     def _answer(self, turns: Turns, buffer: int, turn: int, before: simpy.Event) -> Running:
         """The environment answers a buffer, after the other one where workers are short."""
-        world = self.world
+        simulator = self.simulator
         if not turns.side_by_side:
             yield before
-        begin = world.env.now
-        yield world.env.timeout(turns.answer(buffer))
-        world.recorder.span(ANSWER, CPU_POOL, self.number, begin, world.env.now, "host", group=f"buffer {buffer}")  # fmt: skip
+        begin = simulator.env.now
+        yield simulator.env.timeout(turns.answer(buffer))
+        simulator.recorder.span(
+            ANSWER, CPU_POOL, self.number, begin, simulator.env.now, "host", group=f"buffer {buffer}"
+        )
         if turn == turns.count - 1:  # the first buffer is the first to end
             self._hand_on(sum(turns.sequences[: buffer + 1]) / sum(turns.sequences))
 

@@ -148,9 +148,7 @@ def parse_yaml(text: str, name: str) -> Source:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = Place(
-            file=name,
-            line=mark.line + 1 if mark else None,
-            column=mark.column + 1 if mark else None,
+            file=name, line=mark.line + 1 if mark else None, column=mark.column + 1 if mark else None
         )
         raise RlhfsimError(
             "malformed-yaml",
@@ -216,9 +214,7 @@ def convert(kind: type[T], source: Source, data: Any = None, path: tuple[int | s
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def _first(
-    error: ValidationError, kind: Any, source: Source, path: tuple[int | str, ...]
-) -> RlhfsimError:
+def _first(error: ValidationError, kind: Any, source: Source, path: tuple[int | str, ...]) -> RlhfsimError:
     found = error.errors(include_url=False)
     detail = next((e for e in found if e["type"] in _UNKNOWN_KEY), found[0])  # a typo comes first
     where = path + tuple(part for part in detail["loc"])
@@ -271,8 +267,6 @@ def load(kind: type[T], path: Path, prepare: Callable[[Any], Any] | None = None)
     source = parse_json(text, str(path)) if path.suffix == ".json" else parse_yaml(text, str(path))
     if not isinstance(source.data, Mapping):
         raise RlhfsimError(
-            "not-a-mapping",
-            "the file must hold one mapping of keys to values",
-            place=source.place(),
+            "not-a-mapping", "the file must hold one mapping of keys to values", place=source.place()
         )
     return convert(kind, source, prepare(source.data) if prepare else source.data)

@@ -35,14 +35,7 @@ Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """Number formats of matrix products; `fp8` and `fp4` stand for every scaling recipe."""
-BYTES_PER_ELEMENT: dict[str, float] = {
-    "fp32": 4,
-    "tf32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "fp8": 1,
-    "fp4": 0.5,
-}
+BYTES_PER_ELEMENT: dict[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
 """Storage of one element, scales of block formats left out."""
 
 

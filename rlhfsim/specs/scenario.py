@@ -16,7 +16,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import violation
-from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Workload
 
@@ -45,10 +45,7 @@ def load_scenario(name: str | Path) -> Scenario:
     data = source.data
     if not isinstance(data, Mapping):
         raise RlhfsimError(
-            "not-a-mapping",
-            "a scenario is a mapping",
-            place=source.place(),
-            help=f"keys: {', '.join(KEYS)}",
+            "not-a-mapping", "a scenario is a mapping", place=source.place(), help=f"keys: {', '.join(KEYS)}"
         )
     for key in data:
         if key not in KEYS:
@@ -77,9 +74,7 @@ def load_scenario(name: str | Path) -> Scenario:
 
 def system_names() -> tuple[str, ...]:
     """Shipped systems."""
-    return tuple(
-        sorted(path.stem for path in (resources.shipped("scenarios") / "systems").glob("*.yaml"))
-    )
+    return tuple(sorted(path.stem for path in (resources.shipped("scenarios") / "systems").glob("*.yaml")))
 
 
 def _read(name: str | Path) -> Source:
@@ -92,35 +87,33 @@ def _read(name: str | Path) -> Source:
     return parse_yaml(read_text(path), str(path))
 
 
-def check_placement(
-    placement: Placement, workload: Workload, models: Models, cluster: Cluster
-) -> None:
-    """Refuse a placement that cannot exist: missing seats, GPUs out of range, TP across nodes or heads.
+def check_placement(placement: Placement, workload: Workload, models: Models, cluster: Cluster) -> None:
+    """Refuse a placement that cannot exist: missing roles, GPUs out of range, TP across nodes or heads.
 
     Raises:
         RlhfsimError: the first rule that is broken.
     """
     for call in dataflow(workload):
-        seat = "rollout" if call.kind in ("generate", "sync") else call.role
-        if seat != "rules" and seat not in placement.seats:
+        role = "rollout" if call.kind in ("generate", "sync") else call.role
+        if role != "rules" and role not in placement.roles:
             raise RlhfsimError(
-                "missing-seat",
-                f"{call.name} needs a seat for {seat!r}, the placement has none",
-                help=f"add {seat}: {{pool: ..., layout: ...}}",
+                "missing-role",
+                f"{call.name} needs a role for {role!r}, the placement has none",
+                help=f"add {role}: {{pool: ..., layout: ...}}",
             )
     for pool in placement.pools:
         _check_pool(placement, pool.name, cluster)
-    for name, taken in placement.seats.items():
+    for name, taken in placement.roles.items():
         model = models.actor if name == "rollout" else getattr(models, name)
         if model is None:
             raise RlhfsimError(
-                "seat-without-role",
-                f"the placement seats {name!r}, which {workload.algorithm} does not use here",
+                "role-without-role",
+                f"the placement roles {name!r}, which {workload.algorithm} does not use here",
                 help=f"remove {name}",
             )
-        _check_seat(name, taken.layout.tp, taken.layout.pp, placement, cluster, taken.pool)
+        _check_role(name, taken.layout.tp, taken.layout.pp, placement, cluster, taken.pool)
         model.check_tp(taken.layout.tp)
-        broken = violation(placement.backend, taken.layout) if isinstance(taken, Seat) else None
+        broken = violation(placement.backend, taken.layout) if isinstance(taken, RolePlacement) else None
         if broken:
             raise RlhfsimError(
                 "backend-cannot-run", f"{name}: {broken}", help="choose another layout or --backend"
@@ -130,15 +123,18 @@ def check_placement(
 
 def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
     pool = placement.pool(name)
-    if pool.hardware >= len(cluster.pools):
+    if pool.hardware >= len(cluster.node_groups):
         raise RlhfsimError(
             "unknown-hardware",
-            f"pool {name!r} names hardware {pool.hardware}, the cluster has {len(cluster.pools)} kinds",
+            f"pool {name!r} names hardware {pool.hardware}, the cluster has {len(cluster.node_groups)} kinds",
             help="count from 0",
         )
-    if pool.start + pool.gpus > cluster.pools[pool.hardware].gpus:
-        raise RlhfsimError("pool-exceeds-cluster", f"pool {name!r} ends at GPU {pool.start + pool.gpus}, the cluster has {cluster.pools[pool.hardware].gpus}",
-                           help="lower start or gpus")  # fmt: skip
+    if pool.start + pool.gpus > cluster.node_groups[pool.hardware].gpus:
+        raise RlhfsimError(
+            "pool-exceeds-cluster",
+            f"pool {name!r} ends at GPU {pool.start + pool.gpus}, the cluster has {cluster.node_groups[pool.hardware].gpus}",
+            help="lower start or gpus",
+        )
     for other in placement.pools:
         if (
             other.name != name
@@ -153,17 +149,18 @@ def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
             )
 
 
-def _check_seat(
-    name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str
-) -> None:
+def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str) -> None:
     """TP groups are consecutive GPUs of a pool and stay inside one scale-up domain."""
     gpus = placement.pool(pool)
-    hardware = cluster.pools[gpus.hardware]
+    hardware = cluster.node_groups[gpus.hardware]
     domain = max(hardware.profile.scale_up.domain, hardware.gpus_per_node)
     if tp > domain:
-        raise RlhfsimError("tp-exceeds-node", f"{name}: tensor parallelism {tp} does not fit in one node of {domain} GPUs",
-                           help=f"use tp <= {domain} and add pp or dp")  # fmt: skip
-    first = range(gpus.start, gpus.start + placement.seats[name].layout.gpus, tp)
+        raise RlhfsimError(
+            "tp-exceeds-node",
+            f"{name}: tensor parallelism {tp} does not fit in one node of {domain} GPUs",
+            help=f"use tp <= {domain} and add pp or dp",
+        )
+    first = range(gpus.start, gpus.start + placement.roles[name].layout.gpus, tp)
     if any(start // domain != (start + tp - 1) // domain for start in first):
         raise RlhfsimError(
             "tp-crosses-nodes",

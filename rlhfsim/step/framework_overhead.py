@@ -58,8 +58,7 @@ def with_controller(steps: list[Step], cost: Cost, *, blocking: bool = False) ->
     needs = _with_moves(steps, needs) if blocking else needs
     own = Step(name=CONTROLLER, pools=(CPU_POOL,), cost=cost, needs=needs, streams=True)
     later = [
-        replace(s, needs=(*s.needs, CONTROLLER)) if s.name.startswith(TRAINING) else s
-        for s in steps[first:]
+        replace(s, needs=(*s.needs, CONTROLLER)) if s.name.startswith(TRAINING) else s for s in steps[first:]
     ]
     return [*steps[:first], own, *later]
 

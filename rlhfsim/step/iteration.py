@@ -27,17 +27,11 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement, Schedule
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.framework_overhead import (
-    CPU_POOL,
-    controller,
-    packed_call,
-    trains_pieces,
-    with_controller,
-)
+from rlhfsim.step.framework_overhead import CPU_POOL, controller, packed_call, trains_pieces, with_controller
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
 from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import Packs, fill
@@ -101,9 +95,9 @@ class Setting:
     packs: Packs | None = None
     """Limits of packs; None: `micro_batch` sequences of mean length, forwards like training."""
 
-    def device(self, seat: Seat | RolloutSeat) -> Device:
-        """The device of the pool a seat sits in."""
-        pool = self.cluster.pools[self.placement.pool(seat.pool).hardware]
+    def device(self, role: RolePlacement | RolloutPlacement) -> Device:
+        """The device of the pool a role sits in."""
+        pool = self.cluster.node_groups[self.placement.pool(role.pool).hardware]
         return device_of(pool, self.cluster.oversubscription)
 
 
@@ -148,12 +142,10 @@ def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> 
 
 
 Known = dict[tuple[object, ...], list[Step]]
-"""Steps of calls, by the call and the seats that decide them."""
+"""Steps of calls, by the call and the roles that decide them."""
 
 
-def program(
-    setting: Setting, kv_tokens: float | None = None, known: Known | None = None
-) -> Program:
+def program(setting: Setting, kv_tokens: float | None = None, known: Known | None = None) -> Program:
     """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica.
 
     `known`: steps of plans with the same pools, workload, backend and weight path; those of this plan are added.
@@ -206,9 +198,13 @@ def iteration(
 ) -> Iteration:
     """The priced step of a plan in closed form: no link is shared, no queue fills."""
     setting = Setting(
-        models=models, placement=placement, workload=workload, cluster=cluster, packs=packs,
+        models=models,
+        placement=placement,
+        workload=workload,
+        cluster=cluster,
+        packs=packs,
         train_precision=train_precision,
-    )  # fmt: skip
+    )
     return closed_form(program(setting, kv_tokens), placement.schedule)
 
 
@@ -235,18 +231,18 @@ def closed_form(priced: Program, schedule: Schedule) -> Iteration:
 
 def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
     """The rollout stage with its environment; None where the algorithm or the placement has none."""
-    seat = setting.placement.rollout
-    if seat is None or not setting.workload.generates:
+    role = setting.placement.rollout
+    if role is None or not setting.workload.generates:
         return None
-    made = _rollout(setting, seat, kv_tokens, requests_of(setting.workload), setting.drawn)
+    made = _rollout(setting, role, kv_tokens, requests_of(setting.workload), setting.drawn)
     turns = turns_of(setting, kv_tokens)
     return made if turns is None else with_environment(made, turns)
 
 
 def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
     """Generation and environment by turns: the whole batch, or two halves that alternate."""
-    workload, seat = setting.workload, setting.placement.rollout
-    if workload.environment is None or seat is None or not workload.generates:
+    workload, role = setting.workload, setting.placement.rollout
+    if workload.environment is None or role is None or not workload.generates:
         return None
     requests, drawn = requests_of(workload), setting.drawn
     buffers, first = [], 0
@@ -255,7 +251,7 @@ def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
         last = first + prompts * workload.samples
         lengths = None if drawn is None else drawn[first:last]
         mine = replace(requests, prompts=prompts)
-        buffers.append(_rollout(setting, seat, kv_tokens, mine, lengths).cost)
+        buffers.append(_rollout(setting, role, kv_tokens, mine, lengths).cost)
         first = last
     return Turns(
         buffers=tuple(buffers),
@@ -265,11 +261,14 @@ def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
 
 
 def _rollout(
-    setting: Setting, seat: RolloutSeat, kv_tokens: float | None, requests: Requests,
+    setting: Setting,
+    role: RolloutPlacement,
+    kv_tokens: float | None,
+    requests: Requests,
     drawn: tuple[float, ...] | None,
-) -> Generation:  # fmt: skip
-    layout = _rollout_layout(seat, kv_tokens)
-    return _generate(setting.device(seat), setting.models.actor, layout, requests, kv_tokens, drawn)
+) -> Generation:
+    layout = _rollout_layout(role, kv_tokens)
+    return _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
 
 
 def requests_of(workload: Workload) -> Requests:
@@ -283,21 +282,27 @@ def requests_of(workload: Workload) -> Requests:
     )
 
 
-def _rollout_layout(seat: RolloutSeat, kv_tokens: float | None) -> RolloutLayout:
+def _rollout_layout(role: RolloutPlacement, kv_tokens: float | None) -> RolloutLayout:
     # the share of memory acts through the KV capacity alone
-    return replace(seat.layout, memory_utilization=1.0) if kv_tokens else seat.layout
+    return replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
 
 
 def refilled_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
     """Generation per batch where the engine never drains: staleness above 1 or partial rollouts."""
-    seat, schedule = setting.placement.rollout, setting.placement.schedule
+    role, schedule = setting.placement.rollout, setting.placement.schedule
     never_drains = schedule.staleness > 1 or schedule.partial_rollout
-    if seat is None or not setting.workload.generates or not never_drains:
+    if role is None or not setting.workload.generates or not never_drains:
         return None
     made = steady_state(
-        setting.device(seat), setting.models.actor, _rollout_layout(seat, kv_tokens), requests_of(setting.workload),
-        staleness=schedule.staleness, interrupted=schedule.partial_rollout, kv_tokens=kv_tokens, worker=True,
-    ).cost  # fmt: skip
+        setting.device(role),
+        setting.models.actor,
+        _rollout_layout(role, kv_tokens),
+        requests_of(setting.workload),
+        staleness=schedule.staleness,
+        interrupted=schedule.partial_rollout,
+        kv_tokens=kv_tokens,
+        worker=True,
+    ).cost
     return answered_at_least(made, setting.workload)
 
 
@@ -311,9 +316,7 @@ def _generate(
     drawn: tuple[float, ...] | None,
 ) -> Generation:
     lengths = None if drawn is None else np.asarray(drawn)
-    return generate(
-        device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True
-    )
+    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True)
 
 
 def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
@@ -333,14 +336,10 @@ def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[
         assert generation is not None
         assert setting.placement.rollout is not None
         return _around(setting, call, setting.placement.rollout, generation.cost)
-    seat = getattr(setting.placement, call.role)
-    assert isinstance(seat, Seat), f"the placement has no seat for {call.role}"
-    cost = (
-        train_cost(setting, call.role, seat)
-        if call.kind == "train"
-        else forward_cost(setting, call, seat)
-    )
-    return _around(setting, call, seat, cost)
+    role = getattr(setting.placement, call.role)
+    assert isinstance(role, RolePlacement), f"the placement has no role for {call.role}"
+    cost = train_cost(setting, call.role, role) if call.kind == "train" else forward_cost(setting, call, role)
+    return _around(setting, call, role, cost)
 
 
 def rules_cost(workload: Workload) -> Cost:
@@ -351,28 +350,39 @@ def rules_cost(workload: Workload) -> Cost:
     return Cost(parts=(part("host", seconds, "rules.seconds_per_sample"),))
 
 
-def train_cost(setting: Setting, role: str, seat: Seat) -> Cost:
+def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
     """All epochs of one trained role."""
-    workload, device = setting.workload, setting.device(seat)
+    workload, device = setting.workload, setting.device(placed)
     cost = train(
-        device, setting.models.of(role), seat.layout, sequences_of(workload, setting.drawn), backend=setting.placement.backend,
-        optimizer_steps=workload.mini_batches, optimizer=workload.optimizer,
-        lora=workload.lora if role == "actor" else None, value_head=role == "critic",
+        device,
+        setting.models.of(role),
+        placed.layout,
+        sequences_of(workload, setting.drawn),
+        backend=setting.placement.backend,
+        optimizer_steps=workload.mini_batches,
+        optimizer=workload.optimizer,
+        lora=workload.lora if role == "actor" else None,
+        value_head=role == "critic",
         precision=setting.train_precision,
         pack_len=_pack_len(setting, training=True),
-    )  # fmt: skip
+    )
     return _called(setting, device, cost).scaled(workload.epochs)
 
 
-def forward_cost(setting: Setting, call: Call, seat: Seat) -> Cost:
+def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
     """One scoring forward over the whole batch."""
     assert call.kind in ("logprob", "value", "score"), call.name
-    device = setting.device(seat)
+    device = setting.device(role)
     cost = forward(
-        device, setting.models.of(call.role), seat.layout, sequences_of(setting.workload, setting.drawn),
-        backend=setting.placement.backend, head=call.kind, precision=setting.train_precision,
+        device,
+        setting.models.of(call.role),
+        role.layout,
+        sequences_of(setting.workload, setting.drawn),
+        backend=setting.placement.backend,
+        head=call.kind,
+        precision=setting.train_precision,
         pack_len=_pack_len(setting, training=False),
-    )  # fmt: skip
+    )
     return _called(setting, device, cost)
 
 
@@ -408,7 +418,7 @@ def _sync_steps(setting: Setting, call: Call) -> list[Step]:
     if actor.residency == "resident" or not device["blocking_moves"]:
         return [sent]
     training = Call(role="actor", kind="train")  # all its states move, whatever the call
-    before, after = offload.moves(device, setting.models.actor, actor, training, setting.workload, placement)  # fmt: skip
+    before, after = offload.moves(device, setting.models.actor, actor, training, setting.workload, placement)
     load, unload = f"{call.name}.load", f"{call.name}.unload"
     return [
         Step(name=load, pools=(actor.pool,), cost=before, needs=call.needs),
@@ -426,29 +436,31 @@ def sync_cost(setting: Setting) -> Cost:
     placement = setting.placement
     assert placement.rollout is not None
     priced = sync(
-        placement.weight_path, setting.models.actor, placement.actor.layout, placement.rollout.layout,
-        source=setting.device(placement.actor), target=setting.device(placement.rollout),
-        backend=placement.backend, same_pool=placement.actor.pool == placement.rollout.pool, lora=setting.workload.lora,
-    )  # fmt: skip
+        placement.weight_path,
+        setting.models.actor,
+        placement.actor.layout,
+        placement.rollout.layout,
+        source=setting.device(placement.actor),
+        target=setting.device(placement.rollout),
+        backend=placement.backend,
+        same_pool=placement.actor.pool == placement.rollout.pool,
+        lora=setting.workload.lora,
+    )
     if not priced.available:
         raise RlhfsimError(
-            "weight-path-unavailable", f"weight path {placement.weight_path!r} cannot be used: {priced.why_not}",
+            "weight-path-unavailable",
+            f"weight path {placement.weight_path!r} cannot be used: {priced.why_not}",
             help="compare the paths with: rlhfsim sync",
-        )  # fmt: skip
+        )
     return priced.cost
 
 
-def _around(setting: Setting, call: Call, seat: Seat | RolloutSeat, cost: Cost) -> list[Step]:
+def _around(setting: Setting, call: Call, role: RolePlacement | RolloutPlacement, cost: Cost) -> list[Step]:
     """A call between the moves that bring its role into GPU memory and out again."""
     before, after = offload.moves(
-        setting.device(seat),
-        setting.models.of(call.role),
-        seat,
-        call,
-        setting.workload,
-        setting.placement,
+        setting.device(role), setting.models.of(call.role), role, call, setting.workload, setting.placement
     )
-    pools, name = (seat.pool,), call.name
+    pools, name = (role.pool,), call.name
     steps = []
     needs = call.needs
     if before.parts:

@@ -15,12 +15,8 @@ def usd_per_step(cluster: Cluster, seconds: float, price: float | None = None) -
     `price` in USD per GPU-hour replaces the profiles'.
     """
     total = 0.0
-    for pool in cluster.pools:
-        rate = (
-            price
-            if price is not None
-            else (pool.profile.price.value if pool.profile.price else None)
-        )
+    for pool in cluster.node_groups:
+        rate = price if price is not None else (pool.profile.price.value if pool.profile.price else None)
         if rate is None:
             return None
         total += rate * pool.gpus
@@ -36,12 +32,10 @@ def joules_per_step(cluster: Cluster, seconds: float) -> float:
     its GPUs. Not known here: how the draw differs between phases.
     """
     watts = 0.0
-    for pool in cluster.pools:
+    for pool in cluster.node_groups:
         profile = pool.profile
         node = (
-            profile.node.power.value * pool.gpus_per_node / profile.node.gpus
-            if profile.node.power
-            else 0.0
+            profile.node.power.value * pool.gpus_per_node / profile.node.gpus if profile.node.power else 0.0
         )
         watts += (
             pool.gpus * profile.tdp.value * profile["gpu_power_fraction"] + pool.nodes * node
@@ -57,24 +51,43 @@ def prediction(
     kwh = joules_per_step(cluster, priced.seconds) / units.JOULE_PER_KWH
     peak, entry = memory.peak, memory.peak_entry
     return Prediction(
-        step_s=priced.seconds, low_s=low, high_s=high, tokens_per_s_per_gpu=priced.tokens_per_s_per_gpu,
-        peak_memory_bytes=peak.bytes, peak_phase=peak.name, peak_role=entry.role, peak_component=entry.component,
-        capacity_bytes=peak.capacity, probability_out_of_memory=memory.probability_out_of_memory,
-        host_peak_bytes=memory.host_peak_bytes, usd_per_step=usd_per_step(cluster, priced.seconds, price),
-        kwh_per_step=kwh, kg_co2e_per_step=kwh * cluster.pool.profile["grid_kg_co2_per_kwh"],
-        phases=tuple(_phases(priced)), ledger=tuple(_entries(memory)),
-    )  # fmt: skip
+        step_s=priced.seconds,
+        low_s=low,
+        high_s=high,
+        tokens_per_s_per_gpu=priced.tokens_per_s_per_gpu,
+        peak_memory_bytes=peak.bytes,
+        peak_phase=peak.name,
+        peak_role=entry.role,
+        peak_component=entry.component,
+        capacity_bytes=peak.capacity,
+        probability_out_of_memory=memory.probability_out_of_memory,
+        host_peak_bytes=memory.host_peak_bytes,
+        usd_per_step=usd_per_step(cluster, priced.seconds, price),
+        kwh_per_step=kwh,
+        kg_co2e_per_step=kwh * cluster.node_group.profile["grid_kg_co2_per_kwh"],
+        phases=tuple(_phases(priced)),
+        ledger=tuple(_entries(memory)),
+    )
 
 
 def _phases(priced: Iteration) -> list[PredictedPhase]:
     found = []
     for i, phase in enumerate(priced.phases):
         low, high = phase.cost.interval
-        found.append(PredictedPhase(
-            name=phase.name, pool="+".join(phase.pools), start_s=phase.start, seconds=phase.cost.seconds, low_s=low, high_s=high,
-            bound_by=phase.cost.bound_by, by_resource_s={str(k): v for k, v in phase.cost.by_resource().items()},
-            rests_on=phase.cost.rests_on, critical=i in priced.critical,
-        ))  # fmt: skip
+        found.append(
+            PredictedPhase(
+                name=phase.name,
+                pool="+".join(phase.pools),
+                start_s=phase.start,
+                seconds=phase.cost.seconds,
+                low_s=low,
+                high_s=high,
+                bound_by=phase.cost.bound_by,
+                by_resource_s={str(k): v for k, v in phase.cost.by_resource().items()},
+                rests_on=phase.cost.rests_on,
+                critical=i in priced.critical,
+            )
+        )
     return found
 
 

@@ -38,17 +38,18 @@ class Outside:
     """e-folds; None: the runs did not have this phase."""
 
 
-def point(
-    phase: str, models: Sequence[PlannedModel], workload: Workload, placement: Placement
-) -> Point:
+def point(phase: str, models: Sequence[PlannedModel], workload: Workload, placement: Placement) -> Point:
     """Where a phase of a plan lies (`specs.hardware.calibrated.COORDINATES`)."""
     role = phase.split(".")[0]
     params = {model.role: model.params for model in models}
     pool = _pool(phase, placement)
     numbers = (
-        params.get(role) or params["actor"], workload.num_sequences, stats(workload.prompt_len).mean,
-        stats(workload.response_len).mean, placement.pool(pool).gpus,
-    )  # fmt: skip
+        params.get(role) or params["actor"],
+        workload.num_sequences,
+        stats(workload.prompt_len).mean,
+        stats(workload.response_len).mean,
+        placement.pool(pool).gpus,
+    )
     a, b, c, d, e = (math.log(max(1.0, float(x))) for x in numbers)
     return a, b, c, d, e
 
@@ -57,8 +58,8 @@ def _pool(phase: str, placement: Placement) -> str:
     role = phase.split(".")[0]
     if ".generate" in phase and placement.rollout is not None:
         return placement.rollout.pool
-    seat = placement.seats.get(role)
-    return seat.pool if seat is not None else placement.actor.pool
+    placed = placement.roles.get(role)
+    return placed.pool if placed is not None else placement.actor.pool
 
 
 def outside(plan: Plan, profiles: Sequence[Profile]) -> tuple[Outside, ...]:
@@ -75,7 +76,7 @@ def outside(plan: Plan, profiles: Sequence[Profile]) -> tuple[Outside, ...]:
 
 def _away(known: Provenance, phase: str, plan: Plan) -> float | None:
     points = known.region.get(phase)
-    return distance(points, point(phase, plan.models, plan.workload, plan.placement)) if points else None  # fmt: skip
+    return distance(points, point(phase, plan.models, plan.workload, plan.placement)) if points else None
 
 
 def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
@@ -110,9 +111,7 @@ def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
         if seconds[item.phase] < SHORT * plan.prediction.step_s:
             continue
         if item.distance is None:
-            text = (
-                f"no run behind profile {item.profile} had it; as uncertain as before calibration"
-            )
+            text = f"no run behind profile {item.profile} had it; as uncertain as before calibration"
         elif item.distance > FAR:
             text = (
                 f"a factor of {math.exp(item.distance):.2g} away from the runs behind profile {item.profile} "

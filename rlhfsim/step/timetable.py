@@ -52,9 +52,7 @@ Timetable = tuple[tuple[Phase, ...], tuple[int, ...]]
 """Phases, and the indices of those that make up the step time, in order."""
 
 
-def timetable(
-    steps: list[Step], schedule: Schedule, finish: tuple[float, ...] | None = None
-) -> Timetable:
+def timetable(steps: list[Step], schedule: Schedule, finish: tuple[float, ...] | None = None) -> Timetable:
     """Each step as soon as its pools are free and its inputs are there; then the critical chain.
 
     `finish`: seconds, from the start of generation, until equal shares of the samples are done;
@@ -156,9 +154,7 @@ def steady_timetable(steps: list[Step], schedule: Schedule, refilled: Cost | Non
     producer, left = timetable(producing, plain)
     learner, right = timetable(learning, plain)
     offset = len(producer)
-    moved = tuple(
-        replace(p, after=p.after + offset if p.after is not None else None) for p in learner
-    )
+    moved = tuple(replace(p, after=p.after + offset if p.after is not None else None) for p in learner)
     ready = max((p.end for p in (*producer, *learner)), default=0.0)
     slow = _end(producer) > _end(learner)
     critical = left if slow else tuple(offset + i for i in right)

@@ -16,22 +16,23 @@ from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
 from rlhfsim.training.passes import Software, contention, passes, slowed
-from rlhfsim.training.training import (
-    default_software,
-    imbalance,
-    micro_batches,
-    work_of,
-    work_parts,
-)
+from rlhfsim.training.training import default_software, imbalance, micro_batches, work_of, work_parts
 
 Head = Literal["logprob", "value", "score"]
 
 
 def forward(
-    device: Device, model: ModelSpec, layout: Layout, sequences: Sequences, *, backend: Backend,
-    head: Head = "logprob", precision: str = "bf16", pack_len: float | None = None,
+    device: Device,
+    model: ModelSpec,
+    layout: Layout,
+    sequences: Sequences,
+    *,
+    backend: Backend,
+    head: Head = "logprob",
+    precision: str = "bf16",
+    pack_len: float | None = None,
     software: Software | None = None,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """Time of one forward over all `sequences` by the layout's d ranks.
 
         T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait
@@ -57,9 +58,7 @@ def forward(
         send = collectives.p2p(device, roofline.BF16 * work.held * model.hidden, far)
         parts.append(
             part(
-                "network" if far else "nvlink",
-                count * send,
-                "nic_efficiency" if far else "nvlink_efficiency",
+                "network" if far else "nvlink", count * send, "nic_efficiency" if far else "nvlink_efficiency"
             )
         )
     parts += exchange.gathers(device, model, layout, count, busy)

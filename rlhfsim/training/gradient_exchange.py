@@ -35,17 +35,14 @@ class Shard(Hashed):
         return self.params / self.ranks.ranks if zero else self.params
 
 
-def shards(
-    device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
-) -> tuple[Shard, ...]:
+def shards(device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0) -> tuple[Shard, ...]:
     """Dense parameters over d x c ranks, experts over N_gpu/(p e x); the mean pipeline stage.
 
     `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
     """
     return _shards(
-        device.domain, model, layout.tp, layout.pp, layout.ep, layout.etp,
-        layout.dp * layout.cp, share,
-    )  # fmt: skip
+        device.domain, model, layout.tp, layout.pp, layout.ep, layout.etp, layout.dp * layout.cp, share
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -97,9 +94,16 @@ def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -
 
 
 def exchange(
-    device: Device, model: ModelSpec, layout: Layout, micro_batches: int, *,
-    forward: float, backward: float, reduce_bytes: float, share: float = 1.0,
-) -> list[Part]:  # fmt: skip
+    device: Device,
+    model: ModelSpec,
+    layout: Layout,
+    micro_batches: int,
+    *,
+    forward: float,
+    backward: float,
+    reduce_bytes: float,
+    share: float = 1.0,
+) -> list[Part]:
     """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
 
     `forward` and `backward` are seconds of one micro-batch on the mean stage. ZeRO-3 hides behind
@@ -178,7 +182,12 @@ def update(
         spread=device.spread("optimizer_overhead"),
     )
     sharded = layout.zero > 0 and layout.dp * layout.cp > 1
-    own = part("overhead", sharded * device["zero_step_time"], "zero_step_time", spread=device.spread("zero_step_time"))  # fmt: skip
+    own = part(
+        "overhead",
+        sharded * device["zero_step_time"],
+        "zero_step_time",
+        spread=device.spread("zero_step_time"),
+    )
     if layout.offload_optimizer == "none":
         name = "optimizer_hbm_efficiency"
         seconds = owned * bytes_each / (device.profile.hbm.value * device[name])

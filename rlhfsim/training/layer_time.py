@@ -267,9 +267,7 @@ def _gemms(
 
 
 @lru_cache(maxsize=65536)
-def _gemm(
-    device: Device, m: float, n: float, k: float, precision: str, grouped: bool, least: float
-) -> float:
+def _gemm(device: Device, m: float, n: float, k: float, precision: str, grouped: bool, least: float) -> float:
     """Seconds of one GEMM of a training step; a grouped one reads its weights, `least` seconds."""
     a, b, c = min(m, MAX_M), min(n, MAX_N), min(k, MAX_K)
     seconds = float(device.curves.gemm(a, b, c, precision)) * (m / a) * (n / b) * (k / c)

@@ -20,7 +20,7 @@ MOST_SEQUENCES = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packs:
-    """Packs of one training seat."""
+    """Packs of one training role."""
 
     train: float
     """Most tokens of a pack in training."""

@@ -68,9 +68,15 @@ class Passes(NamedTuple):
 
 @lru_cache(maxsize=65536)
 def passes(
-    device: Device, model: ModelSpec, work: Work, software: Software, recompute: Recompute, *,
-    frozen: bool = False, logprob: bool = True,
-) -> Passes:  # fmt: skip
+    device: Device,
+    model: ModelSpec,
+    work: Work,
+    software: Software,
+    recompute: Recompute,
+    *,
+    frozen: bool = False,
+    logprob: bool = True,
+) -> Passes:
     """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1)."""
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
@@ -85,21 +91,15 @@ def passes(
         first += count * seconds
         both += count * (seconds + launched(device, sum(two), again * least))
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
-    ends = (
-        roofline.embedding(device, model, work),
-        roofline.head(device, model, work, logprob=logprob),
-    )
-    shown = [
-        (exposed(device, e.forward, software), exposed(device, e.backward, software)) for e in ends
-    ]
+    ends = (roofline.embedding(device, model, work), roofline.head(device, model, work, logprob=logprob))
+    shown = [(exposed(device, e.forward, software), exposed(device, e.backward, software)) for e in ends]
     for one, two in shown:
         ahead, back = ahead.plus(one), back.plus(two)
     sums = [(sum(one), sum(two)) for one, two in shown]
     depth = model.num_layers
     return Passes(
-        ahead, back, both / depth, first / depth,
-        (sum(sums[0]), sum(sums[1])), (sums[0][0], sums[1][0]),
-    )  # fmt: skip
+        ahead, back, both / depth, first / depth, (sum(sums[0]), sum(sums[1])), (sums[0][0], sums[1][0])
+    )
 
 
 @lru_cache(maxsize=256)
@@ -134,10 +134,13 @@ def exposed(device: Device, one: Pass, software: Software) -> Pass:
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
     hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
     return Pass(
-        one.gemm / eta, one.attention / core, one.memory,
-        (1 - gathered) * one.tp, (1 - hidden) * one.ep,
+        one.gemm / eta,
+        one.attention / core,
+        one.memory,
+        (1 - gathered) * one.tp,
+        (1 - hidden) * one.ep,
         max(0.0, one.cp - one.attention),
-    )  # fmt: skip
+    )
 
 
 def launched(device: Device, kernels: float, launch: float) -> float:
@@ -166,10 +169,13 @@ def slowed(through: Passes, factor: float) -> Passes:
         return through
     (first, last), (first_forward, last_forward) = through.ends, through.ends_forward
     return Passes(
-        through.forward.times(factor), through.backward.times(factor), through.layer * factor,
-        through.layer_forward * factor, (first * factor, last * factor),
+        through.forward.times(factor),
+        through.backward.times(factor),
+        through.layer * factor,
+        through.layer_forward * factor,
+        (first * factor, last * factor),
         (first_forward * factor, last_forward * factor),
-    )  # fmt: skip
+    )
 
 
 def host_time(device: Device, graphs: Graphs, *, experts: bool) -> float:

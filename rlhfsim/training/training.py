@@ -44,11 +44,20 @@ class _Step(NamedTuple):
 
 
 def train(
-    device: Device, model: ModelSpec, layout: Layout, sequences: Sequences, *, backend: Backend,
-    optimizer_steps: int = 1, optimizer: Optimizer = "adam", lora: Lora | None = None,
-    value_head: bool = False, precision: str = "bf16", pack_len: float | None = None,
+    device: Device,
+    model: ModelSpec,
+    layout: Layout,
+    sequences: Sequences,
+    *,
+    backend: Backend,
+    optimizer_steps: int = 1,
+    optimizer: Optimizer = "adam",
+    lora: Lora | None = None,
+    value_head: bool = False,
+    precision: str = "bf16",
+    pack_len: float | None = None,
     software: Software | None = None,
-) -> Cost:  # fmt: skip
+) -> Cost:
     """Time of one pass over `sequences` in `optimizer_steps` optimizer steps.
 
         T = steps (pipeline(m, stages) + exposed DP traffic + optimizer) + wait for the slowest rank
@@ -66,7 +75,7 @@ def train(
     cost = _iteration(step)
     wait = imbalance(sequences, layout, optimizer_steps, count, pack_len)
     if wait:
-        cost = cost + Cost(parts=(part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0)),))  # fmt: skip
+        cost = cost + Cost(parts=(part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0)),))
     return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
 
 
@@ -96,35 +105,64 @@ def micro_batches(
 
 
 def work_of(
-    device: Device, layout: Layout, sequences: Sequences, tokens: float, precision: str,
-    software: Software, model: ModelSpec,
-) -> Work:  # fmt: skip
+    device: Device,
+    layout: Layout,
+    sequences: Sequences,
+    tokens: float,
+    precision: str,
+    software: Software,
+    model: ModelSpec,
+) -> Work:
     """The micro-batch of one GPU."""
     skewed = model.moe is not None and layout.ep > 1 and not software.balanced
     return _work(
-        tokens / layout.cp, sequences.attention_length, layout.tp, layout.cp, layout.ep, layout.etp,
-        layout.sequence_parallel and layout.tp > 1, precision, software,
+        tokens / layout.cp,
+        sequences.attention_length,
+        layout.tp,
+        layout.cp,
+        layout.ep,
+        layout.etp,
+        layout.sequence_parallel and layout.tp > 1,
+        precision,
+        software,
         device["ep_hot_rank_factor"] if skewed else 1.0,
-    )  # fmt: skip
+    )
 
 
 @lru_cache(maxsize=65536)
 def _work(
-    tokens: float, length: float, tp: int, cp: int, ep: int, etp: int, sequence_parallel: bool,
-    precision: str, software: Software, skew: float,
-) -> Work:  # fmt: skip
+    tokens: float,
+    length: float,
+    tp: int,
+    cp: int,
+    ep: int,
+    etp: int,
+    sequence_parallel: bool,
+    precision: str,
+    software: Software,
+    skew: float,
+) -> Work:
     """One object for equal micro-batches: they are compared at every look-up of their costs."""
     return Work(
-        tokens=tokens, length=length, tp=tp, cp=cp, ep=ep, etp=etp,
-        sequence_parallel=sequence_parallel, precision=precision, skew=skew,
-        fused=software.fused, attention_slowdown=software.attention_slowdown, flash=software.flash,
-        fused_experts=software.fused_experts, token_once=software.token_once, fp8_attention=software.fp8_attention,
-    )  # fmt: skip
+        tokens=tokens,
+        length=length,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        etp=etp,
+        sequence_parallel=sequence_parallel,
+        precision=precision,
+        skew=skew,
+        fused=software.fused,
+        attention_slowdown=software.attention_slowdown,
+        flash=software.flash,
+        fused_experts=software.fused_experts,
+        token_once=software.token_once,
+        fp8_attention=software.fp8_attention,
+    )
 
 
-def imbalance(
-    sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None
-) -> float:
+def imbalance(sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None) -> float:
     """Share by which the slowest data-parallel rank exceeds the mean (T11).
 
         random order: sigma/mean sqrt(2 ln d / n); balanced over ranks (LPT): sigma/mean / n
@@ -146,9 +184,8 @@ def imbalance(
 def _iteration(step: _Step) -> Cost:
     """One optimizer step, without the wait for the slowest rank."""
     through = passes(
-        step.device, step.model, step.work, step.software, step.layout.recompute,
-        frozen=step.lora is not None,
-    )  # fmt: skip
+        step.device, step.model, step.work, step.software, step.layout.recompute, frozen=step.lora is not None
+    )
     through = slowed(through, contention(step.device, step.layout.gpus))
     p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
     times = step.stages.times(through.layer, *through.ends)
@@ -232,10 +269,15 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
     share = adapter_share(step.model, step.lora)
     reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
     found = exchange.exchange(
-        device, step.model, layout, step.micro_batches,
-        forward=sum(through.forward) / layout.pp, backward=sum(through.backward) / layout.pp,
-        reduce_bytes=reduce, share=share,
-    )  # fmt: skip
+        device,
+        step.model,
+        layout,
+        step.micro_batches,
+        forward=sum(through.forward) / layout.pp,
+        backward=sum(through.backward) / layout.pp,
+        reduce_bytes=reduce,
+        share=share,
+    )
     found += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
     if layout.offload_params != "none":
         found.append(_fetches(step))

@@ -50,9 +50,7 @@ class Assumption:
 
 
 def _accepts(cell: str, accepted: tuple[str, ...]) -> bool:
-    return any(
-        cell.startswith(value[:-1]) if value.endswith("*") else cell == value for value in accepted
-    )
+    return any(cell.startswith(value[:-1]) if value.endswith("*") else cell == value for value in accepted)
 
 
 def apply(
@@ -105,9 +103,7 @@ def parse(text: str, name: str) -> Mapping[str, tuple[Assumption, ...]]:
     """
     source = parse_yaml(text, name)
     if not isinstance(source.data, dict):
-        raise RlhfsimError(
-            "not-a-mapping", "the file must map kinds to lists", place=source.place()
-        )
+        raise RlhfsimError("not-a-mapping", "the file must map kinds to lists", place=source.place())
     for kind in source.data.keys() - TABLE_OF.keys():
         raise unknown_name("kind", str(kind), TABLE_OF, place=source.place((kind,)))
     return {kind: _section(kind, source.data.get(kind) or [], source) for kind in TABLE_OF}
@@ -118,8 +114,12 @@ def _section(kind: str, data: Sequence[Any], source: Source) -> tuple[Assumption
     ids = [entry.id for entry in entries]
     for i, name in enumerate(ids):
         if name in ids[:i]:
-            raise RlhfsimError("duplicate-assumption", f"{kind} has two entries {name!r}",
-                               place=source.place((kind, i)), help="give each its own id")  # fmt: skip
+            raise RlhfsimError(
+                "duplicate-assumption",
+                f"{kind} has two entries {name!r}",
+                place=source.place((kind, i)),
+                help="give each its own id",
+            )
     return entries
 
 
@@ -141,9 +141,7 @@ def _entry(kind: str, data: Any, source: Source, path: tuple[str | int, ...]) ->
 
 
 def _bad(message: str, source: Source, path: tuple[str | int, ...]) -> RlhfsimError:
-    return RlhfsimError(
-        "bad-assumption", message, place=source.place(path), help="see docs/validation.md"
-    )
+    return RlhfsimError("bad-assumption", message, place=source.place(path), help="see docs/validation.md")
 
 
 def _accepted(value: Any) -> tuple[str, ...]:

@@ -122,11 +122,19 @@ def read_csv(path: Path | str) -> list[Row]:
         data = b"" if size > MAX_BYTES else path.read_bytes()
     except OSError as error:
         reason = (error.strerror or "unknown reason").lower()
-        raise RlhfsimError("unreadable-file", f"cannot read the file: {reason}", place=place,
-                           help="check the path and its permissions") from error  # fmt: skip
+        raise RlhfsimError(
+            "unreadable-file",
+            f"cannot read the file: {reason}",
+            place=place,
+            help="check the path and its permissions",
+        ) from error
     if size > MAX_BYTES:
-        raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES / MIB:.0f} MiB",
-                           place=place, help="split the table")  # fmt: skip
+        raise RlhfsimError(
+            "file-too-large",
+            f"file is larger than {MAX_BYTES / MIB:.0f} MiB",
+            place=place,
+            help="split the table",
+        )
     return parse_csv(data, str(path))
 
 
@@ -236,8 +244,12 @@ def _check_numbers(row: Row, table: Table) -> None:
         place = Place(file=row.file, line=row.line, text=f"{column} = {cell}")
         value = _number(cell, column, place)
         if value < 0 and column not in table.signed:
-            raise RlhfsimError("negative-number", f"{column} cannot be negative, got {cell!r}",
-                               place=place, help="leave it blank if it is not known")  # fmt: skip
+            raise RlhfsimError(
+                "negative-number",
+                f"{column} cannot be negative, got {cell!r}",
+                place=place,
+                help="leave it blank if it is not known",
+            )
 
 
 def _number(cell: str, column: str, place: Place) -> float:
@@ -245,8 +257,12 @@ def _number(cell: str, column: str, place: Place) -> float:
     value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
     if not math.isfinite(value):
         what = "a number" if finite else "finite"
-        raise RlhfsimError("not-a-number", f"{column} is not {what}: {cell!r}", place=place,
-                           help="write one plain number, or leave it blank")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-number",
+            f"{column} is not {what}: {cell!r}",
+            place=place,
+            help="write one plain number, or leave it blank",
+        )
     return value
 
 

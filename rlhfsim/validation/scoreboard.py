@@ -192,8 +192,12 @@ def read_board(path: Path) -> dict[str, Any]:
     """
     data = parse_json(read_text(path), str(path)).data
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise RlhfsimError("not-a-scoreboard", f"the file does not say schema {SCHEMA}",
-                           place=Place(file=str(path)), help="write it with --report")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-scoreboard",
+            f"the file does not say schema {SCHEMA}",
+            place=Place(file=str(path)),
+            help="write it with --report",
+        )
     return data
 
 

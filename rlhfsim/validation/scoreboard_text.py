@@ -35,13 +35,7 @@ def percent(value: float | None, *, signed: bool = False) -> str:
 
 def markdown(board: Mapping[str, Any]) -> str:
     """The committed report."""
-    parts = [
-        _HEAD,
-        "## Targets\n",
-        _targets(board["targets"]),
-        "## Kinds\n",
-        _kinds(board["kinds"]),
-    ]
+    parts = [_HEAD, "## Targets\n", _targets(board["targets"]), "## Kinds\n", _kinds(board["kinds"])]
     parts += [_kind(kind, figures) for kind, figures in board["kinds"].items()]
     return "\n".join(parts)
 
@@ -49,9 +43,7 @@ def markdown(board: Mapping[str, Any]) -> str:
 def target_cells(target: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """Kind, figure, limit, value reached and verdict of one target."""
     sign = "<=" if target["at_most"] else ">="
-    number = (
-        (lambda v: "-" if v is None else f"{v:.0f}") if target["figure"] == "predicted" else percent
-    )
+    number = (lambda v: "-" if v is None else f"{v:.0f}") if target["figure"] == "predicted" else percent
     limit = f"{sign} {number(target['limit'])}"
     return target["kind"], target["title"], limit, number(target["value"]), target["verdict"]
 
@@ -64,27 +56,10 @@ def kind_cells(kind: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
         return (name, *counts, *("",) * 5)
     errors = (figures["median_abs_error"], figures["mean_abs_error"], figures["p90_abs_error"])
     shown = tuple(percent(value) for value in errors)
-    return (
-        name,
-        *counts,
-        *shown,
-        percent(figures["bias"], signed=True),
-        percent(figures["coverage"]),
-    )
+    return (name, *counts, *shown, percent(figures["bias"], signed=True), percent(figures["coverage"]))
 
 
-KIND_COLUMNS = (
-    "kind",
-    "rows",
-    "predicted",
-    "fit",
-    "scored",
-    "median",
-    "mean",
-    "P90",
-    "bias",
-    "coverage",
-)
+KIND_COLUMNS = ("kind", "rows", "predicted", "fit", "scored", "median", "mean", "P90", "bias", "coverage")
 
 
 def _targets(targets: Iterable[Mapping[str, Any]]) -> str:
@@ -106,30 +81,22 @@ def _kind(kind: str, figures: Mapping[str, Any]) -> str:
 
 
 def _errors(figures: Mapping[str, Any]) -> str:
-    columns = (
-        "rows of",
-        "rows",
-        "predicted",
-        "fit",
-        "scored",
-        "median",
-        "mean",
-        "P90",
-        "bias",
-        "coverage",
-    )
-    lines = [_line(title, figures[key]) for title, key in
-             (("without assumptions", "without_assumptions"), ("with assumptions", "with_assumptions"))
-             if figures[key]["rows"]]  # fmt: skip
+    columns = ("rows of", "rows", "predicted", "fit", "scored", "median", "mean", "P90", "bias", "coverage")
+    lines = [
+        _line(title, figures[key])
+        for title, key in (
+            ("without assumptions", "without_assumptions"),
+            ("with assumptions", "with_assumptions"),
+        )
+        if figures[key]["rows"]
+    ]
     ranked = sorted(figures["sources"].items(), key=lambda item: (-item[1]["scored"], item[0]))
     lines += [_line(name, found) for name, found in ranked[:SOURCES] if found["scored"]]
     parts = [_summary(figures), table(columns, lines)]
     if "order_counts" in figures:
         parts.append(_order(figures))
     if figures.get("worst"):
-        parts.append(
-            table(("worst rows", "where", "measured", "predicted", "error"), _worst(figures))
-        )
+        parts.append(table(("worst rows", "where", "measured", "predicted", "error"), _worst(figures)))
     return "\n".join(parts)
 
 
@@ -141,7 +108,13 @@ def _transferred(figures: Mapping[str, Any]) -> str:
         ("one factor on the whole step", figures["ratio"], None),
     )
     lines = [(name, *_pair(one), *(_pair(same) if same else ("", ""))) for name, one, same in kinds]
-    columns = ("predicted", "median", "P90", f"one model ({figures['same_model']['scored']} pairs): median", "P90")  # fmt: skip
+    columns = (
+        "predicted",
+        "median",
+        "P90",
+        f"one model ({figures['same_model']['scored']} pairs): median",
+        "P90",
+    )
     sources = [
         (name, str(found["scored"]), *_pair(found), *_pair(figures["cold_sources"][name]))
         for name, found in figures["sources"].items()
@@ -204,10 +177,15 @@ def _line(name: str, figures: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _worst(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (row["label"], f"{row['file']}:{row['line']}", f"{significant(row['measured'])} {row['unit']}",
-         f"{significant(row['predicted'])} {row['unit']}", percent(row["error"], signed=True))
+        (
+            row["label"],
+            f"{row['file']}:{row['line']}",
+            f"{significant(row['measured'])} {row['unit']}",
+            f"{significant(row['predicted'])} {row['unit']}",
+            percent(row["error"], signed=True),
+        )
         for row in figures["worst"]
-    ]  # fmt: skip
+    ]
 
 
 def verdict_text(figures: Mapping[str, Any]) -> str:
@@ -224,10 +202,14 @@ def _verdicts(figures: Mapping[str, Any]) -> str:
     text = f"{verdict_text(figures).capitalize()}.\n"
     columns = ("framework", "rows", "predicted", "fit", "scored", "recall", "false alarms")
     lines = [
-        (name, *(str(found[key]) for key in ("rows", "predicted", "fit", "scored")),
-         _counts(found["recall_counts"]), _counts(found["false_alarm_counts"]))
+        (
+            name,
+            *(str(found[key]) for key in ("rows", "predicted", "fit", "scored")),
+            _counts(found["recall_counts"]),
+            _counts(found["false_alarm_counts"]),
+        )
         for name, found in figures["frameworks"].items()
-    ]  # fmt: skip
+    ]
     return "\n".join((text, table(columns, lines)))
 
 

@@ -183,9 +183,7 @@ def order(outcomes: Iterable[Outcome], *, same_release: bool = True) -> Order:
     groups = grouped(rows, lambda o: f"{o.job} {o.release}" if same_release else o.job)
     pairs = [pair for group in groups.values() for pair in combinations(group, 2)]
     ranked = [sorted(pair, key=lambda o: o.measured or 0.0) for pair in pairs]
-    clear = [
-        (a, b) for a, b in ranked if (b.measured or 0) > (1 + ORDER_MARGIN) * (a.measured or 0)
-    ]
+    clear = [(a, b) for a, b in ranked if (b.measured or 0) > (1 + ORDER_MARGIN) * (a.measured or 0)]
     wrong = tuple((a, b) for a, b in clear if (a.predicted or 0) >= (b.predicted or 0))
     return Order(right=rate(len(clear) - len(wrong), len(clear)), wrong=wrong)
 

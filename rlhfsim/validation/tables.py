@@ -65,9 +65,7 @@ def select(kinds: Sequence[str]) -> dict[str, Section]:
 
 def wanted(outcome: Outcome, kinds: Sequence[str]) -> bool:
     """Whether an outcome is of one of the kinds asked for."""
-    return not kinds or any(
-        outcome.kind == kind or outcome.kind.startswith(f"{kind}.") for kind in kinds
-    )
+    return not kinds or any(outcome.kind == kind or outcome.kind.startswith(f"{kind}.") for kind in kinds)
 
 
 def run(section: Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
@@ -89,9 +87,7 @@ def run(section: Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
         return [outcome for row in rows for outcome in _alone(predict, row, section)]
 
 
-def _alone(
-    predict: Callable[[list[Row]], list[Outcome]], row: Row, section: Section
-) -> Iterable[Outcome]:
+def _alone(predict: Callable[[list[Row]], list[Outcome]], row: Row, section: Section) -> Iterable[Outcome]:
     try:
         return predict([row])
     except PER_ROW as error:
@@ -100,5 +96,13 @@ def _alone(
         else:
             reason = f"internal error: {type(error).__name__} {error}"[:100].strip()
         label = row.values.get("model") or row.values.get("actor_model") or ""
-        return [Outcome(kind=section.name, file=row.file, line=row.line, source=row.source,
-                        label=label, skipped=reason)]  # fmt: skip
+        return [
+            Outcome(
+                kind=section.name,
+                file=row.file,
+                line=row.line,
+                source=row.source,
+                label=label,
+                skipped=reason,
+            )
+        ]

@@ -40,11 +40,14 @@ class Target:
 def _pair(kind: str, statistic: str, limit: float) -> tuple[Target, Target]:
     """The same limit over rows and over publications, so that no large source decides alone."""
     return (
-        Target(kind=kind, figure=f"{statistic}_abs_error", limit=limit,
-               title=f"{statistic} error over rows"),
-        Target(kind=kind, figure=f"median_of_source_{statistic}s", limit=limit,
-               title=f"median of the sources' {statistic}s"),
-    )  # fmt: skip
+        Target(kind=kind, figure=f"{statistic}_abs_error", limit=limit, title=f"{statistic} error over rows"),
+        Target(
+            kind=kind,
+            figure=f"median_of_source_{statistic}s",
+            limit=limit,
+            title=f"median of the sources' {statistic}s",
+        ),
+    )
 
 
 TARGETS: tuple[Target, ...] = (
@@ -56,17 +59,33 @@ TARGETS: tuple[Target, ...] = (
     *_pair("memory.training_peak", "median", 0.12),
     *_pair("decode", "median", 0.12),
     *_pair("rlhf.step", "mean", 0.20),
-    Target(kind="rlhf.step", figure="right_order", limit=0.85, at_most=False,
-           title="pairs of plans in the right order"),
-    Target(kind="rlhf.calibrated", figure="median_abs_error", limit=0.15,
-           title="median error over ordered pairs"),
-    Target(kind="weight_sync", figure="within_factor_2", limit=0.70, at_most=False,
-           title="rows within a factor 2"),
-    Target(kind="weight_sync", figure="median_of_source_within_factor_2", limit=0.70, at_most=False,
-           title="median of the sources' shares"),
+    Target(
+        kind="rlhf.step",
+        figure="right_order",
+        limit=0.85,
+        at_most=False,
+        title="pairs of plans in the right order",
+    ),
+    Target(
+        kind="rlhf.calibrated", figure="median_abs_error", limit=0.15, title="median error over ordered pairs"
+    ),
+    Target(
+        kind="weight_sync",
+        figure="within_factor_2",
+        limit=0.70,
+        at_most=False,
+        title="rows within a factor 2",
+    ),
+    Target(
+        kind="weight_sync",
+        figure="median_of_source_within_factor_2",
+        limit=0.70,
+        at_most=False,
+        title="median of the sources' shares",
+    ),
     Target(kind="oom", figure="recall", limit=0.80, at_most=False, title="recall"),
     Target(kind="oom", figure="false_alarms", limit=0.15, title="false alarms"),
-)  # fmt: skip
+)
 
 
 def results(kinds: Mapping[str, Mapping[str, Any]], *, counts: bool = True) -> list[dict[str, Any]]:

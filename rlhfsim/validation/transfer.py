@@ -53,11 +53,19 @@ def _pairs(group: list[Published]) -> Iterator[Outcome]:
         cold, measured = other.step.seconds, one.outcome.measured
         assert measured is not None
         detail: dict[str, float | str] = {
-            COLD: cold, RATIO: cold * measured / one.step.seconds, SAME: float(one.model == other.model),
+            COLD: cold,
+            RATIO: cold * measured / one.step.seconds,
+            SAME: float(one.model == other.model),
             "calibrated_on": f"{one.outcome.file}:{one.outcome.line}",
-        }  # fmt: skip
+        }
         yield Outcome(
-            kind=KIND, file=other.outcome.file, line=other.outcome.line, source=other.outcome.source,
-            label=f"{other.outcome.label}, calibrated on line {one.outcome.line}", measured=other.outcome.measured,
-            predicted=seconds(other.step, doubts[id(one)]), assumptions=other.outcome.assumptions, detail=detail,
-        )  # fmt: skip
+            kind=KIND,
+            file=other.outcome.file,
+            line=other.outcome.line,
+            source=other.outcome.source,
+            label=f"{other.outcome.label}, calibrated on line {one.outcome.line}",
+            measured=other.outcome.measured,
+            predicted=seconds(other.step, doubts[id(one)]),
+            assumptions=other.outcome.assumptions,
+            detail=detail,
+        )

@@ -214,7 +214,13 @@ def route(
 ) -> Route:
     """The two ends of a weight sync of `model`."""
     return Route(
-        weights=weights_of(model), train=train, rollout=rollout, source=source, target=target,
-        backend=backend, same_pool=same_pool, rdma=rdma,
+        weights=weights_of(model),
+        train=train,
+        rollout=rollout,
+        source=source,
+        target=target,
+        backend=backend,
+        same_pool=same_pool,
+        rdma=rdma,
         adapters=lora_params(model, (lora or _DEFAULT_ADAPTER).rank),
-    )  # fmt: skip
+    )

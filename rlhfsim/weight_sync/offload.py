@@ -16,27 +16,12 @@ from typing import Literal
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.links import (
-    handled,
-    host_rate,
-    moved,
-    pageable_rate,
-    read_rate,
-    slower,
-    write_rate,
-)
-from rlhfsim.memory.states import (
-    Optimizer,
-    frozen_states,
-    lora_states,
-    shard,
-    stages,
-    trained_states,
-)
+from rlhfsim.kernels.links import handled, host_rate, moved, pageable_rate, read_rate, slower, write_rate
+from rlhfsim.memory.states import Optimizer, frozen_states, lora_states, shard, stages, trained_states
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, Residency, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Lora, Workload
@@ -96,24 +81,14 @@ def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
 
 
 def copy_out(
-    device: Device,
-    size: float,
-    *,
-    to: Store = "host",
-    copying: int | None = None,
-    pinned: bool = True,
+    device: Device, size: float, *, to: Store = "host", copying: int | None = None, pinned: bool = True
 ) -> Cost:
     """`size` bytes from every copying GPU of a node to host memory or through it to NVMe."""
     return _copied(device, size, to, copying, pinned, out=True)
 
 
 def copy_in(
-    device: Device,
-    size: float,
-    *,
-    source: Store = "host",
-    copying: int | None = None,
-    pinned: bool = True,
+    device: Device, size: float, *, source: Store = "host", copying: int | None = None, pinned: bool = True
 ) -> Cost:
     """`size` bytes to every copying GPU of a node from host memory or NVMe."""
     return _copied(device, size, source, copying, pinned, out=False)
@@ -171,7 +146,7 @@ def destroy(device: Device) -> Cost:
 def moves(
     device: Device,
     model: ModelSpec,
-    seat: Seat | RolloutSeat,
+    role: RolePlacement | RolloutPlacement,
     call: Call,
     workload: Workload,
     placement: Placement,
@@ -181,46 +156,60 @@ def moves(
     Each call pays for itself: a role that is used twice in a row moves twice, as frameworks do. With
     `blocking_moves` a trained role moves with all its states, also for a forward pass.
     """
-    if isinstance(seat, RolloutSeat):
-        return _around_rollout(device, model, seat, placement)
+    if isinstance(role, RolloutPlacement):
+        return _around_rollout(device, model, role, placement)
     learns = bool(device["blocking_moves"]) and call.role in TRAINED
     return _moves(
-        device, model, seat.layout, seat.residency, seat.offload_between, placement.backend,
-        call.kind == "train" or learns, workload.optimizer, workload.lora if call.role == "actor" else None,
-    )  # fmt: skip
+        device,
+        model,
+        role.layout,
+        role.residency,
+        role.offload_between,
+        placement.backend,
+        call.kind == "train" or learns,
+        workload.optimizer,
+        workload.lora if call.role == "actor" else None,
+    )
 
 
 @lru_cache(maxsize=65536)
 def _moves(
-    device: Device, model: ModelSpec, layout: Layout, residency: Residency, between: bool,
-    backend: Backend, trained: bool, optimizer: Optimizer, lora: Lora | None,
-) -> tuple[Cost, Cost]:  # fmt: skip
+    device: Device,
+    model: ModelSpec,
+    layout: Layout,
+    residency: Residency,
+    between: bool,
+    backend: Backend,
+    trained: bool,
+    optimizer: Optimizer,
+    lora: Lora | None,
+) -> tuple[Cost, Cost]:
     """Of a role: lengths and batches do not matter, so that one answer serves many workloads."""
     role = held(model, layout, backend, trained=trained, optimizer=optimizer, lora=lora)
-    seat = Seat(pool="any", layout=layout, residency=residency, offload_between=between)
-    return _around_role(device, seat, role, pinned=backend in PINNING)
+    placed = RolePlacement(pool="any", layout=layout, residency=residency, offload_between=between)
+    return _around_role(device, placed, role, pinned=backend in PINNING)
 
 
 def _around_rollout(
-    device: Device, model: ModelSpec, seat: RolloutSeat, placement: Placement
+    device: Device, model: ModelSpec, role: RolloutPlacement, placement: Placement
 ) -> tuple[Cost, Cost]:
-    size = rollout_shard(model, seat.layout)
-    if seat.residency == "recreated":
+    size = rollout_shard(model, role.layout)
+    if role.residency == "recreated":
         arrives = placement.weight_path not in ("none", "lora")
         return recreate(device, 0.0 if arrives else size), destroy(device)
-    level = max(seat.sleep, 1) if seat.residency == "offloaded" else seat.sleep
+    level = max(role.sleep, 1) if role.residency == "offloaded" else role.sleep
     return wake(device, size, level=level), sleep(device, size, level=level)
 
 
-def _around_role(device: Device, seat: Seat, role: Held, *, pinned: bool) -> tuple[Cost, Cost]:
+def _around_role(device: Device, placed: RolePlacement, role: Held, *, pinned: bool) -> tuple[Cost, Cost]:
     """Weights move when the role is not resident, optimizer states also with `offload_between`."""
-    if seat.residency == "recreated":
+    if placed.residency == "recreated":
         size = role.frozen + role.learned + role.optimizer
         out = copy_out(device, role.learned + role.optimizer, pinned=pinned)
         return recreate(device, size), out + destroy(device)
-    away = seat.residency == "offloaded"
+    away = placed.residency == "offloaded"
     learned = role.learned if away else 0.0
-    optimizer = role.optimizer if away or seat.offload_between else 0.0
+    optimizer = role.optimizer if away or placed.offload_between else 0.0
     frozen = role.frozen if away else 0.0
     back = copy_out(device, learned + optimizer, pinned=pinned)
     if away or back.parts:

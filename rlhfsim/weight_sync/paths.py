@@ -50,9 +50,7 @@ def reshard(ends: Route) -> Priced:
     received = max(0.0, target - ends.train_shard)
     share = target / ends.train_shard
     stage = _in_place(ends, received, ranks=min(ends.train.gpus, max(1, round(share))))
-    return Priced(
-        cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=received
-    )
+    return Priced(cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=received)
 
 
 def reshard_vanilla(ends: Route) -> Priced:
@@ -60,9 +58,7 @@ def reshard_vanilla(ends: Route) -> Priced:
     tp, pp = (ends.train.gpus, 1) if ends.sharded else (ends.train.tp, ends.train.pp)
     received = vanilla_volume(ends.stored, tp, pp)
     stage = _in_place(ends, received, ranks=tp * pp)
-    return Priced(
-        cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=ends.stored
-    )
+    return Priced(cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=ends.stored)
 
 
 def reshard_deepspeed_chat(ends: Route) -> Priced:
@@ -70,9 +66,7 @@ def reshard_deepspeed_chat(ends: Route) -> Priced:
     layout = ends.train
     received = deepspeed_chat_volume(ends.stored, layout.tp, layout.pp, layout.dp * layout.cp)
     stage = _in_place(ends, received, ranks=layout.gpus)
-    return Priced(
-        cost=serial([stage]), bytes_moved=received * layout.gpus, rollout_bytes=ends.stored
-    )
+    return Priced(cost=serial([stage]), bytes_moved=received * layout.gpus, rollout_bytes=ends.stored)
 
 
 def _in_place(ends: Route, received: float, ranks: int) -> Stage:
@@ -95,15 +89,10 @@ def ipc(ends: Route) -> Priced:
     """
     ready = joined("gather", gather(ends, all_stages=True), quantise_all(ends))
     count = num_buckets(ends, ends.stored)
-    cost = (
-        serial([start(ends), calls(ends, count)])
-        + pipelined([ready, load(ends)], count)
-    )  # fmt: skip
+    cost = serial([start(ends), calls(ends, count)]) + pipelined([ready, load(ends)], count)
     held = 2 * bucket(ends)
     return Priced(
-        cost=cost,
-        bytes_moved=gathered(ends, all_stages=True)[1] * ends.train.gpus,
-        train_bytes=held,
+        cost=cost, bytes_moved=gathered(ends, all_stages=True)[1] * ends.train.gpus, train_bytes=held
     )
 
 
@@ -130,12 +119,7 @@ def ipc_per_parameter(ends: Route) -> Priced:
 
 
 def broadcast(
-    ends: Route,
-    *,
-    nics: float = 1.0,
-    lanes: bool = True,
-    overlapped: bool = True,
-    loaded: bool = True,
+    ends: Route, *, nics: float = 1.0, lanes: bool = True, overlapped: bool = True, loaded: bool = True
 ) -> Priced:
     """S3: pipeline of gather (+ quantise), NCCL broadcast and load; the slowest decides.
 
@@ -208,16 +192,12 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False) -> Price
             handled(experts + direct.local_tensors, ends.source, "sync_gather_latency"),
         ),
     )
-    named = (
-        ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep
-    ) / ends.rollout.pp
+    named = (ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep) / ends.rollout.pp
     ready = quantise(as_trained if trained_fp8 else ends, received / TRAINED_BYTES, named)
     ready = Stage(name="quantise", parts=()) if trained_fp8 else ready
     nics = min(ends.source.gpus_per_node, ends.train.gpus)
     after = (
-        Cost()
-        if whole
-        else broadcast(replace(_unquantised(ends), weights=rest), nics=nics, lanes=False).cost
+        Cost() if whole else broadcast(replace(_unquantised(ends), weights=rest), nics=nics, lanes=False).cost
     )
     staged = bucket(ends)
     return Priced(
@@ -282,12 +262,17 @@ def adapters(ends: Route) -> Priced:
         [
             start(ends),
             calls(ends, num_buckets(ends, size)),
-            Stage(name="gather", parts=(moved(size, gather_rate(ends.source, ends.gather_ranks)),
-                                        handled(names, ends.source, latency))),
+            Stage(
+                name="gather",
+                parts=(
+                    moved(size, gather_rate(ends.source, ends.gather_ranks)),
+                    handled(names, ends.source, latency),
+                ),
+            ),
             Stage(name="wire", parts=(moved(size, link),)),
             Stage(name="load", parts=(handled(names, ends.target, "sync_load_latency"),)),
         ]
-    )  # fmt: skip
+    )
     return Priced(cost=cost, bytes_moved=size, train_bytes=size, rollout_bytes=size)
 
 
@@ -316,16 +301,14 @@ def delta(ends: Route) -> Priced:
             handled(ends.weights.tensors, ends.source, latency),
         ),
     )
-    send = Stage(
-        name="wire",
-        parts=(moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),),
-    )
+    send = Stage(name="wire", parts=(moved(size, hbm(ends.target) if ends.same_pool else wire_rate(ends)),))
     apply = Stage(name="load", parts=load(ends).parts[1:])
-    cost = serial([start(ends), compare]) + pipelined(
-        [collect, send, apply], num_buckets(ends, size)
-    )
+    cost = serial([start(ends), compare]) + pipelined([collect, send, apply], num_buckets(ends, size))
     snapshot = ends.train_shard * min(ends.source.gpus_per_node, ends.train.gpus)
     return Priced(
-        cost=cost, bytes_moved=size, train_bytes=2 * bucket(ends), rollout_bytes=bucket(ends),
+        cost=cost,
+        bytes_moved=size,
+        train_bytes=2 * bucket(ends),
+        rollout_bytes=bucket(ends),
         host_bytes=snapshot,
-    )  # fmt: skip
+    )

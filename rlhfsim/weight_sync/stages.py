@@ -5,17 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhfsim.kernels.cost import Cost
-from rlhfsim.kernels.links import (
-    Rate,
-    Stage,
-    gather_rate,
-    handled,
-    hbm,
-    moved,
-    network,
-    scale_up,
-    slower,
-)
+from rlhfsim.kernels.links import Rate, Stage, gather_rate, handled, hbm, moved, network, scale_up, slower
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route
 
 

@@ -42,16 +42,21 @@ def disk(ends: Route, *, shared: bool) -> Priced:
     node_share = min(1.0, ends.target.gpus_per_node / ends.rollout.replica_gpus)
     out = write_rate(ends.source, shared=shared).scaled(writers)
     save = Stage(name="write", parts=(moved(ends.sent, out),))
-    fetch = Stage(name="read", parts=(moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),))  # fmt: skip
+    fetch = Stage(name="read", parts=(moved(ends.sent * node_share, read_rate(ends.target, shared=shared)),))
     copy = Stage(name="copy", parts=(moved(ends.rollout_shard, host_rate(ends.target)),))
     ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
     count = num_buckets(ends, ends.sent)
-    cost = serial([start(ends)]) + pipelined([ready, save], count) + pipelined([fetch, copy, load(ends)], count)  # fmt: skip
+    cost = (
+        serial([start(ends)]) + pipelined([ready, save], count) + pipelined([fetch, copy, load(ends)], count)
+    )
     reads = ends.sent * node_share * _nodes(ends.rollout.gpus, ends.target)
     return Priced(
-        cost=cost, bytes_moved=ends.sent + reads, train_bytes=bucket(ends), rollout_bytes=bucket(ends),
+        cost=cost,
+        bytes_moved=ends.sent + reads,
+        train_bytes=bucket(ends),
+        rollout_bytes=bucket(ends),
         host_bytes=ends.sent * node_share,
-    )  # fmt: skip
+    )
 
 
 def _nodes(gpus: int, device: Device) -> int:
@@ -71,10 +76,9 @@ def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
     copy = Stage(name="copy", parts=(moved(ends.sent / gpus, staged or host_rate(ends.target)),))
     spread = Stage(name="broadcast", parts=(moved(ends.sent, gather_rate(ends.target, gpus)),))
     count = num_buckets(ends, ends.sent)
-    cost = (
-        serial([start(ends), group(ends), calls(ends, count), copy])
-        + pipelined([spread, load(ends)], count)
-    )  # fmt: skip
+    cost = serial([start(ends), group(ends), calls(ends, count), copy]) + pipelined(
+        [spread, load(ends)], count
+    )
     node = min(ends.target.gpus_per_node, gpus)
     return Priced(
         cost=cost,
@@ -89,16 +93,16 @@ def host(ends: Route) -> Priced:
 
     In another pool the weights cross the network from host to GPU, at the slower of NIC and PCIe.
     """
-    out = Stage(
-        name="copy",
-        parts=(moved(ends.sent / ends.train.gpus, host_rate(ends.source)),),
-    )
+    out = Stage(name="copy", parts=(moved(ends.sent / ends.train.gpus, host_rate(ends.source)),))
     ready = joined("gather", gather(ends, all_stages=False), quantise_all(ends))
     link = host_rate(ends.target)
     far = None if ends.same_pool else slower(link, network(ends.target))
     update = host_update(ends, staged=far)
     cost = pipelined([ready, out], num_buckets(ends, ends.sent)) + update.cost
     return Priced(
-        cost=cost, bytes_moved=update.bytes_moved + ends.sent, train_bytes=2 * bucket(ends),
-        rollout_bytes=update.rollout_bytes, host_bytes=update.host_bytes,
-    )  # fmt: skip
+        cost=cost,
+        bytes_moved=update.bytes_moved + ends.sent,
+        train_bytes=2 * bucket(ends),
+        rollout_bytes=update.rollout_bytes,
+        host_bytes=update.host_bytes,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
-from rlhfsim.plan import Choice, Plan
+from rlhfsim.plan import BreakEven, Choice, Plan
 from rlhfsim.search.branch_and_bound import Found, Search
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
@@ -17,7 +17,7 @@ from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.what_if.flips import Flip, flips
+from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.gains import Gain, gains
 from rlhfsim.what_if.nothing_fits import nearest_change, shortage
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
@@ -49,7 +49,7 @@ class Design:
     """Probability that the chosen plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...]
     """Why the chosen plan won."""
-    flips: tuple[Flip, ...]
+    break_evens: tuple[BreakEven, ...]
     """Single changes that would make another plan the best."""
     gains: tuple[Gain, ...]
     """What each choice that is not allowed would bring, where that was asked."""
@@ -68,9 +68,13 @@ class Design:
         if self.chosen is None:
             return None
         choice = Choice(
-            asked=asked(self.request), confidence=self.confidence, reasons=self.reasons, flips=tuple(f.planned for f in self.flips),
-            certificate=searched(self.certificate), runners_up=tuple(map(runner_up, self.runners_up)),
-        )  # fmt: skip
+            asked=asked(self.request),
+            confidence=self.confidence,
+            reasons=self.reasons,
+            break_evens=self.break_evens,
+            certificate=searched(self.certificate),
+            runners_up=tuple(map(runner_up, self.runners_up)),
+        )
         return replace(self.chosen, choice=choice)
 
 
@@ -98,32 +102,47 @@ def design(
     ranked = _ranked(request, found)
     if not ranked:
         return Design(
-            request=request, chosen=None, runners_up=(), certificate=certificate, confidence=None, reasons=(), flips=(), gains=(),
-            refused=refused, shortage=shortage(request, found[0][1]),
+            request=request,
+            chosen=None,
+            runners_up=(),
+            certificate=certificate,
+            confidence=None,
+            reasons=(),
+            break_evens=(),
+            gains=(),
+            refused=refused,
+            shortage=shortage(request, found[0][1]),
             remedy=nearest_change(request) if explain else None,
-        )  # fmt: skip
+        )
     best = ranked[0]
-    plans = [plan_of(a.candidate, a.workload, a.models, request.cluster, request.price) for a in ranked[: RUNNERS_UP + 1]]  # fmt: skip
+    plans = [
+        plan_of(a.candidate, a.workload, a.models, request.cluster, request.price)
+        for a in ranked[: RUNNERS_UP + 1]
+    ]
     base = replace(request, workload=best.workload)
     source = next(f for w, f in found if w == best.workload)
     same = [a.candidate for a in ranked if a.workload == best.workload]
     return Design(
-        request=request, chosen=plans[0], runners_up=tuple(plans[1:]), certificate=certificate, refused=refused,
-        confidence=probability_better(best.candidate.iteration, ranked[1].candidate.iteration) if len(ranked) > 1 else None,
+        request=request,
+        chosen=plans[0],
+        runners_up=tuple(plans[1:]),
+        certificate=certificate,
+        refused=refused,
+        confidence=probability_better(best.candidate.iteration, ranked[1].candidate.iteration)
+        if len(ranked) > 1
+        else None,
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
-        flips=tuple(flips(base, best.models, same)) if explain else (),
+        break_evens=tuple(break_evens(base, best.models, same)) if explain else (),
         gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if left_out else (),
         whynots=tuple(why_not(a, plans[0], base, source.pricer) for a in instead),
-    )  # fmt: skip
+    )
 
 
 def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, Found]]:
     """A search for each variant of the workload; a later one must beat the earlier ones."""
     known = inf
     for workload in variants(request):
-        search = Search(
-            replace(request, workload=workload), models_of(workload), known=known, rivals=rivals
-        )
+        search = Search(replace(request, workload=workload), models_of(workload), known=known, rivals=rivals)
         found = search.run()
         known = min(known, search.limit)
         yield workload, found

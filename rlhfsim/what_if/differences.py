@@ -26,7 +26,7 @@ from rlhfsim.units import Dimension
 Leaf = str | float | bool | None
 DERIVED = frozenset({"shape_hash", "params", "active_params"})
 """Fields that follow from others of the plan: the others are shown."""
-LABELS = ("name", "role", "seat")
+LABELS = ("name", "role", "role")
 """Fields by which items of a list are told apart."""
 LEAST = 0.005
 """Relative change below which two outcomes count as equal: less than half a per cent."""
@@ -190,13 +190,17 @@ def predicted(plan: Plan) -> dict[str, Value]:
         "energy of a step": Value(value=told.kwh_per_step * 3.6e6, unit="J"),
         "peak GPU memory": Value(value=told.peak_memory_bytes, unit="byte"),
         "peak host memory": Value(value=told.host_peak_bytes, unit="byte"),
-        "probability of running out of memory": Value(value=told.probability_out_of_memory, unit="1", likelihood=True),
-    }  # fmt: skip
+        "probability of running out of memory": Value(
+            value=told.probability_out_of_memory, unit="1", likelihood=True
+        ),
+    }
     if told.usd_per_step is not None:
         found["price of a step"] = Value(value=told.usd_per_step, unit="usd")
     for phase in told.phases:
         known = found.get(phase.name)
-        found[phase.name] = _joined(known, Value(value=phase.seconds, unit="s", interval=(phase.low_s, phase.high_s)))  # fmt: skip
+        found[phase.name] = _joined(
+            known, Value(value=phase.seconds, unit="s", interval=(phase.low_s, phase.high_s))
+        )
     return found
 
 

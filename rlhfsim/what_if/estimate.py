@@ -25,7 +25,7 @@ def estimate(
     (`peak_memory_bytes` above `capacity_bytes`, `probability_out_of_memory`).
 
     Raises:
-        RlhfsimError: a placement that cannot exist (missing seats, TP that does not divide heads, ...).
+        RlhfsimError: a placement that cannot exist (missing roles, TP that does not divide heads, ...).
     """
     priced = priced_placement(placement, workload, cluster)
     return planned(priced, timed(priced.setting, priced.kv_tokens), price)

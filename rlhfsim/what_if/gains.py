@@ -10,10 +10,10 @@ from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import SWITCHES, Request, switched
-from rlhfsim.search.space import SEATS, Family
+from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
 
 TOUCHED: dict[str, frozenset[str]] = {
     "adam8bit": frozenset({"actor", "critic"}),
@@ -21,7 +21,7 @@ TOUCHED: dict[str, frozenset[str]] = {
     "lora": frozenset({"actor", "reference", "rollout"}),
     "rollout-logprobs": frozenset({"actor"}),
 }
-"""Seats whose price a switch changes; with LoRA the reference shares the weights of the actor."""
+"""Roles whose price a switch changes; with LoRA the reference shares the weights of the actor."""
 NEED_ROLLOUT = ("async", "fp8", "rollout-logprobs")
 
 
@@ -40,7 +40,7 @@ class Gain:
 
 
 def gains(request: Request, models: Models, pricer: Pricer, chosen: Candidate) -> list[Gain]:
-    """A good step with each switch or backend that does not compete: met by a dive, not proven.
+    """A good step with each switch or backend that does not compete: met by a warm start, not proven.
 
     A switch that changes the workload and a backend are searched on the pools of the chosen plan;
     `async` on a rollout pool beside one for everything else.
@@ -78,44 +78,39 @@ def _gain(name: str, request: Request, models: Models, pricer: Pricer, chosen: C
 def _search(name: str, request: Request, models: Models, pricer: Pricer, like: Placement) -> Search:
     if name == "async":
         changed = replace(request, allow=request.allow | {name}, architecture="async")
-        return Search(
-            changed, models, pricer.again(changed, models, frozenset({"rollout"})), only=_two_pools
-        )
+        return Search(changed, models, pricer.again(changed, models, frozenset({"rollout"})), only=_two_pools)
     only, sizes = _pools_of(like)
     if name in BACKENDS:
         lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})
-        changed = replace(
-            request, backend=name, fix={}, limits=request.hardware_limits, forbid=lean
-        )
+        changed = replace(request, backend=name, fix={}, limits=request.hardware_limits, forbid=lean)
         return Search(changed, models, only=only, sizes=sizes)
     work = switched(request.workload, frozenset({name}))
     changed = replace(request, allow=request.allow | {name}, workload=work)
     again = models_of(work)
-    return Search(changed, again, pricer.again(changed, again, TOUCHED[name]), only=only, sizes=sizes)  # fmt: skip
+    return Search(changed, again, pricer.again(changed, again, TOUCHED[name]), only=only, sizes=sizes)
 
 
-def _two_pools(family: Family) -> bool:
-    return len(family.groups) == 2
+def _two_pools(partition: Partition) -> bool:
+    return len(partition.groups) == 2
 
 
-def _pools_of(like: Placement) -> tuple[Callable[[Family], bool], tuple[int, ...]]:
-    """Families that share the GPUs as a plan does, and the sizes of its pools."""
-    homes = {name: seat.pool for name, seat in like.seats.items()}
-    present = [s for s in SEATS if s in homes]
+def _pools_of(like: Placement) -> tuple[Callable[[Partition], bool], tuple[int, ...]]:
+    """Partitions that share the GPUs as a plan does, and the sizes of its pools."""
+    homes = {name: role.pool for name, role in like.roles.items()}
+    present = [s for s in ROLES if s in homes]
     order = tuple(dict.fromkeys(homes[s] for s in present))
     groups = {frozenset(s for s in present if homes[s] == pool) for pool in order}
     architecture = like.architecture
 
-    def same(family: Family) -> bool:
-        return {frozenset(g) for g in family.groups} == groups and architecture in family.labels
+    def same(partition: Partition) -> bool:
+        return {frozenset(g) for g in partition.groups} == groups and architecture in partition.labels
 
     return same, tuple(like.pool(pool).gpus for pool in order)
 
 
 def _offloads(placement: Placement) -> bool:
     """Whether a plan moves anything trained or scored to the host."""
-    seats = [s for s in placement.seats.values() if isinstance(s, Seat)]
+    roles = [s for s in placement.roles.values() if isinstance(s, RolePlacement)]
     return any(
-        s.residency != "resident" or s.offload_between or s.layout.offload_optimizer != "none"
-        for s in seats
+        s.residency != "resident" or s.offload_between or s.layout.offload_optimizer != "none" for s in roles
     )

@@ -27,20 +27,20 @@ def shortage(request: Request, found: Found) -> str | None:
     """What the plan that misses memory by least lacks, in words; None where none was looked at."""
     if found.nearest is None:
         return None
-    frame, pool, missing = found.nearest
+    skeleton, pool, missing = found.nearest
     if not 0 < missing < inf:
         return None
-    kinds = " or ".join(sorted(frame.family.labels))
+    kinds = " or ".join(sorted(skeleton.partition.labels))
     return f"the nearest plan ({kinds}) misses {format(missing, 'byte')} per GPU in pool {pool}"
 
 
 def _relaxations(request: Request) -> Iterator[tuple[str, Request]]:
     for name in sorted(request.forbid):
         yield f"allow {name} again", replace(request, forbid=request.forbid - {name})
-    for seat in request.fix:
+    for role in request.fix:
         yield (
-            f"do not fix the layout of the {seat}",
-            replace(request, fix={k: v for k, v in request.fix.items() if k != seat}),
+            f"do not fix the layout of the {role}",
+            replace(request, fix={k: v for k, v in request.fix.items() if k != role}),
         )
     for limit in (x for x in request.limits if x not in request.hardware_limits):
         left = tuple(x for x in request.limits if x is not limit)
@@ -48,15 +48,19 @@ def _relaxations(request: Request) -> Iterator[tuple[str, Request]]:
     if request.max_memory is not None:
         yield "more memory on a GPU", replace(request, max_memory=None)
     free = replace(
-        request, fix={}, limits=request.hardware_limits, forbid=frozenset(), architecture=None, weight_path=None,
-        max_gpus_per_role=None, max_memory=None,
-    )  # fmt: skip
+        request,
+        fix={},
+        limits=request.hardware_limits,
+        forbid=frozenset(),
+        architecture=None,
+        weight_path=None,
+        max_gpus_per_role=None,
+        max_memory=None,
+    )
     if free != request:
         yield "free every choice", free
     yield from (
-        (f"--backend {b}", replace(request, backend=b, fix={}))
-        for b in BACKENDS
-        if b != request.backend
+        (f"--backend {b}", replace(request, backend=b, fix={})) for b in BACKENDS if b != request.backend
     )
     for name in ("adam8bit", "lora"):
         if name not in request.switches:
@@ -65,17 +69,16 @@ def _relaxations(request: Request) -> Iterator[tuple[str, Request]]:
                 replace(request, workload=switched(request.workload, frozenset({name}))),
             )
     for factor in MORE_GPUS:
-        pool = request.cluster.pool
+        pool = request.cluster.node_group
         if pool.gpus > pool.gpus_per_node and pool.gpus_per_node < pool.profile.node.gpus:
             continue
         more = replace(
-            pool,
-            gpus=pool.gpus * factor,
-            gpus_per_node=min(pool.gpus * factor, pool.profile.node.gpus),
+            pool, gpus=pool.gpus * factor, gpus_per_node=min(pool.gpus * factor, pool.profile.node.gpus)
         )
         yield (
             f"--gpus {more.gpus}",
             replace(
-                request, cluster=replace(request.cluster, pools=(more, *request.cluster.pools[1:]))
+                request,
+                cluster=replace(request.cluster, node_groups=(more, *request.cluster.node_groups[1:])),
             ),
         )

@@ -69,21 +69,25 @@ def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
     Raises:
         RlhfsimError: a profile before is not found here.
     """
-    profiles = {p.profile.name: p.profile for p in request.cluster.pools if p.profile.calibration}
+    profiles = {p.profile.name: p.profile for p in request.cluster.node_groups if p.profile.calibration}
     if not profiles or answer.chosen is None:
         return None
     bases = {name: base_of(profile) for name, profile in profiles.items()}
     before = design(replace(request, cluster=with_bases(request.cluster, bases)), explain=False)
     old = before.chosen
-    same = old is not None and old.placement == answer.chosen.placement and old.workload == answer.chosen.workload  # fmt: skip
+    same = (
+        old is not None
+        and old.placement == answer.chosen.placement
+        and old.workload == answer.chosen.workload
+    )
     return Recalibrated(
         profiles={name: p.calibration for name, p in profiles.items() if p.calibration},
         moved=tuple(sorted(_moved(profiles, bases), key=lambda m: -m.by)),
         ranks=tuple(_ranks(before, answer)),
         chosen_before=old,
         its_step_now=None if same or old is None else estimate(old.placement, old.workload, request.cluster),
-        warnings=warnings(answer.chosen, [p.profile for p in request.cluster.pools]),
-    )  # fmt: skip
+        warnings=warnings(answer.chosen, [p.profile for p in request.cluster.node_groups]),
+    )
 
 
 def base_of(profile: Profile) -> Profile:
@@ -96,15 +100,18 @@ def base_of(profile: Profile) -> Profile:
     try:
         base = load_profile(profile.calibration.base)
     except RlhfsimError as error:
-        raise RlhfsimError("no-profile-before", f"profile {profile.name} was calibrated from {profile.calibration.base}, which is not found here",
-                           help="put its file into hardware_profiles/ or a folder of $RLHFSIM_PROFILES, to see what calibration changed") from error  # fmt: skip
+        raise RlhfsimError(
+            "no-profile-before",
+            f"profile {profile.name} was calibrated from {profile.calibration.base}, which is not found here",
+            help="put its file into hardware_profiles/ or a folder of $RLHFSIM_PROFILES, to see what calibration changed",
+        ) from error
     return replace(profile, coefficients=base.coefficients, calibration=base.calibration)
 
 
 def with_bases(cluster: Cluster, bases: dict[str, Profile]) -> Cluster:
     """The cluster on the profiles before."""
-    pools = tuple(replace(p, profile=bases.get(p.profile.name, p.profile)) for p in cluster.pools)
-    return replace(cluster, pools=pools)
+    pools = tuple(replace(p, profile=bases.get(p.profile.name, p.profile)) for p in cluster.node_groups)
+    return replace(cluster, node_groups=pools)
 
 
 def _moved(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[Moved]:
@@ -118,7 +125,7 @@ def _moved(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[
 def _ranks(before: Design, now: Design) -> Iterator[Rank]:
     old, new = _listed(before), _listed(now)
     for name in dict.fromkeys((*new, *old)):
-        (place_before, plan_before), (place, plan) = old.get(name, (None, None)), new.get(name, (None, None))  # fmt: skip
+        (place_before, plan_before), (place, plan) = old.get(name, (None, None)), new.get(name, (None, None))
         yield Rank(kind=name, place_before=place_before, place=place, before=plan_before, now=plan)
 
 

@@ -29,7 +29,7 @@ from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
@@ -112,8 +112,8 @@ def sizes(per_node: int, most: int) -> Iterator[int]:
 
 def resized(request: Request, profile: Profile, gpus: int) -> Request:
     """The question for another cluster."""
-    pool = make_pool(profile, gpus, gpus_per_node=min(gpus, profile.node.gpus), price=request.price)
-    cluster = Cluster(pools=(pool,), oversubscription=request.cluster.oversubscription)
+    pool = node_group(profile, gpus, gpus_per_node=min(gpus, profile.node.gpus), price=request.price)
+    cluster = Cluster(node_groups=(pool,), oversubscription=request.cluster.oversubscription)
     return replace(request, cluster=cluster)
 
 
@@ -121,7 +121,7 @@ def floor_seconds(request: Request, models: Models) -> float:
     """Seconds that no step on the cluster goes below: its matrix FLOP at peak (see above)."""
     precisions = {"bf16", "fp16", *([request.workload.rollout_precision])}
     rate = 0.0
-    for pool in request.cluster.pools:
+    for pool in request.cluster.node_groups:
         peaks = [p.value for name, p in pool.profile.peak.items() if name in precisions]
         rate += pool.gpus * max(peaks or [p.value for p in pool.profile.peak.values()])
     return step_flop(request.workload, models) / rate
@@ -141,7 +141,7 @@ def _call_flop(call: Call, workload: Workload, models: Models) -> float:
     drawn = max(0.0, response.mean - SURE * spread) * workload.num_sequences
     if call.kind == "generate":
         return 2 * active * max(0.0, drawn - workload.num_sequences)
-    prompts = sequences_of(replace(workload, packing=True)).tokens - response.mean * workload.num_sequences  # fmt: skip
+    prompts = sequences_of(replace(workload, packing=True)).tokens - response.mean * workload.num_sequences
     each = (4 if workload.lora is not None else 6) * workload.epochs if call.kind == "train" else 2
     return each * active * (prompts + drawn)
 
@@ -170,9 +170,11 @@ def size(
         best.setdefault(trial.gpu, trial)
     ranked = tuple(best.values())
     return Sizing(
-        best=ranked[0] if ranked else None, per_gpu=ranked, trials=tuple(trials),
+        best=ranked[0] if ranked else None,
+        per_gpu=ranked,
+        trials=tuple(trials),
         break_even=tuple(_break_even(request, profiles, ranked)),
-    )  # fmt: skip
+    )
 
 
 def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
@@ -181,9 +183,14 @@ def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
 
 
 def _kind(
-    request: Request, models: Models, profile: Profile, requirements: Sequence[Requirement], aim: Aim, most: int,
+    request: Request,
+    models: Models,
+    profile: Profile,
+    requirements: Sequence[Requirement],
+    aim: Aim,
+    most: int,
     steps: int | None,
-) -> Iterator[Trial]:  # fmt: skip
+) -> Iterator[Trial]:
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
     tokens = sequences_of(replace(request.workload, packing=True)).tokens
 
@@ -202,7 +209,7 @@ def _kind(
         yield trial
         if trial.outcome == "meets":
             if aim == "gpus":
-                yield from _until_met(tried(n, math.inf) for n in between(before, gpus, profile.node.gpus))  # fmt: skip
+                yield from _until_met(tried(n, math.inf) for n in between(before, gpus, profile.node.gpus))
                 return
             cheapest = trial.values[2]
         before = gpus
@@ -226,11 +233,17 @@ def between(low: int, high: int, per_node: int) -> list[int]:
 
 def attempt(
     request: Request, models: Models, requirements: Sequence[Requirement], limit: float, steps: int | None
-) -> Trial:  # fmt: skip
+) -> Trial:
     """One size: skipped by its floor, or searched for plans of at most `limit` seconds."""
     cluster = request.cluster
     floor = floor_seconds(request, models)
-    trial = Trial(gpu=cluster.pool.profile.name, gpus=cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit)  # fmt: skip
+    trial = Trial(
+        gpu=cluster.node_group.profile.name,
+        gpus=cluster.gpus,
+        outcome="skipped",
+        floor_s=floor,
+        limit_s=limit,
+    )
     if floor > limit:
         return trial
     found = Search(request, models, known=math.nextafter(limit, math.inf)).run()
@@ -243,7 +256,9 @@ def attempt(
     return replace(trial, outcome="meets" if met else "misses", plan=plan)
 
 
-def _break_even(request: Request, profiles: Sequence[Profile], ranked: Sequence[Trial]) -> Iterator[BreakEven]:  # fmt: skip
+def _break_even(
+    request: Request, profiles: Sequence[Profile], ranked: Sequence[Trial]
+) -> Iterator[BreakEven]:
     """For every kind but the cheapest: the price of a GPU-hour at which a step costs the same.
 
     p = C / (GPUs x T),  C the cost of a step on the cheapest kind, T the other kind's step
@@ -256,7 +271,9 @@ def _break_even(request: Request, profiles: Sequence[Profile], ranked: Sequence[
         if trial is not cheapest:
             gpus, seconds, usd = trial.values
             hours = gpus * seconds / HOUR
-            yield BreakEven(gpu=trial.gpu, gpus=trial.gpus, usd_per_hour=cheapest.values[2] / hours, now=usd / hours)  # fmt: skip
+            yield BreakEven(
+                gpu=trial.gpu, gpus=trial.gpus, usd_per_hour=cheapest.values[2] / hours, now=usd / hours
+            )
 
 
 # --- the front --------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Why not something else: the best plan under a choice that the user names, and what makes the difference.
 
 The alternative is searched as exactly as the answer itself, with the choice as one more constraint;
-seats that the choice leaves alone keep their prices. Where nothing fits, the search is repeated on
+roles that the choice leaves alone keep their prices. Where nothing fits, the search is repeated on
 GPUs (and hosts) with ever more memory until something does, and the ledger of that plan on the real
 GPUs names the byte that is in the way.
 """
@@ -23,11 +23,11 @@ from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import SWITCHES, Limit, Request, switched
-from rlhfsim.search.space import Family
+from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.what_if.flips import with_memory
+from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.gains import TOUCHED
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
@@ -46,10 +46,10 @@ class Alternative:
     """As the user names it."""
     request: Request
     """The question with this choice made."""
-    only: Callable[[Family], bool] | None = None
-    """Frames that have it, where the request cannot say so."""
-    seat: str | None = None
-    """The seat that it is about."""
+    only: Callable[[Partition], bool] | None = None
+    """Skeletons that have it, where the request cannot say so."""
+    role: str | None = None
+    """The role that it is about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,49 +91,59 @@ class WhyNot:
 
 
 def alternative(request: Request, text: str, limit: Limit | None = None) -> Alternative:
-    """The request under a named choice: a limit on a seat, an architecture, a path, a switch, ...
+    """The request under a named choice: a limit on a role, an architecture, a path, a switch, ...
 
     Raises:
         RlhfsimError: the choice contradicts the workload.
     """
     if limit is not None:
-        return Alternative(text=text, request=_limited(request, limit), seat=limit.seat)
+        return Alternative(text=text, request=_limited(request, limit), role=limit.role)
     name = text.strip().lower()
     free = replace(request, forbid=request.forbid - {name}, architecture=None)
     if name == "async":
-        return Alternative(text=text, request=replace(free, allow=request.allow | {name}, architecture=name))  # fmt: skip
+        return Alternative(text=text, request=replace(free, allow=request.allow | {name}, architecture=name))
     if name in SWITCHES:
         work = switched(request.workload, frozenset({name}))
-        return Alternative(text=text, request=replace(request, forbid=free.forbid, allow=request.allow | {name}, workload=work))  # fmt: skip
+        return Alternative(
+            text=text,
+            request=replace(request, forbid=free.forbid, allow=request.allow | {name}, workload=work),
+        )
     if name in ("naive", "smart", "hybrid", "disaggregated"):
         return Alternative(text=text, request=replace(free, architecture=name, weight_path=None))
     if name in ROLES:
-        return Alternative(text=text, request=replace(request, forbid=free.forbid), only=lambda f: f.role_placement == name)  # fmt: skip
+        return Alternative(
+            text=text, request=replace(request, forbid=free.forbid), only=lambda f: f.role_placement == name
+        )
     if name == "streaming":
         return Alternative(text=text, request=free, only=lambda f: f.schedule.streaming)
     if name in BACKENDS:
         return Alternative(
-            text=text,
-            request=replace(request, backend=name, fix={}, limits=request.hardware_limits),
+            text=text, request=replace(request, backend=name, fix={}, limits=request.hardware_limits)
         )
     if name.startswith(FORBID_PREFIX):
-        return Alternative(text=text, request=replace(request, forbid=request.forbid | {name.removeprefix(FORBID_PREFIX)}))  # fmt: skip
+        return Alternative(
+            text=text, request=replace(request, forbid=request.forbid | {name.removeprefix(FORBID_PREFIX)})
+        )
     return _path(free, text, name)
 
 
 def _path(request: Request, text: str, name: str) -> Alternative:
     if name == "lora" and request.workload.lora is None:
-        raise RlhfsimError("missing-lora", "weight path lora moves adapters only, and no adapters are trained", help="--why-not lora compares training adapters")  # fmt: skip
+        raise RlhfsimError(
+            "missing-lora",
+            "weight path lora moves adapters only, and no adapters are trained",
+            help="--why-not lora compares training adapters",
+        )
     return Alternative(text=text, request=replace(request, weight_path=name))  # type: ignore[arg-type]  # a path: checked where options are read
 
 
 def _limited(request: Request, limit: Limit) -> Request:
     """The limit in place of what is said about the same field; `=` on a degree is tried as such."""
-    kept = tuple(x for x in request.limits if (x.seat, x.field) != (limit.seat, limit.field))
-    fields = {k: v for k, v in request.fix.get(limit.seat, {}).items() if k != limit.field}
-    fix = {**request.fix, limit.seat: fields}
-    if limit.relation == "=" and limit.field in DEGREES.get(limit.seat, ROLE_DEGREES):
-        fix[limit.seat] = {**fields, limit.field: limit.value}
+    kept = tuple(x for x in request.limits if (x.role, x.field) != (limit.role, limit.field))
+    fields = {k: v for k, v in request.fix.get(limit.role, {}).items() if k != limit.field}
+    fix = {**request.fix, limit.role: fields}
+    if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
+        fix[limit.role] = {**fields, limit.field: limit.value}
         return replace(request, fix={k: v for k, v in fix.items() if v}, limits=kept)
     return replace(request, fix={k: v for k, v in fix.items() if v}, limits=(*kept, limit))
 
@@ -156,9 +166,12 @@ def why_not(asked: Alternative, chosen: Plan, base: Request, pricer: Pricer) -> 
         return _nothing(asked, models, found.certificate, _refusal(asked, found.pricer))
     plan = _plan(request, models, found.best)
     return WhyNot(
-        choice=asked.text, plan=plan, same=plan.input_hash == chosen.input_hash,
-        terms=tuple(terms(chosen, plan)), certificate=found.certificate,
-    )  # fmt: skip
+        choice=asked.text,
+        plan=plan,
+        same=plan.input_hash == chosen.input_hash,
+        terms=tuple(terms(chosen, plan)),
+        certificate=found.certificate,
+    )
 
 
 def _plan(request: Request, models: Models, best: Candidate) -> Plan:
@@ -166,8 +179,12 @@ def _plan(request: Request, models: Models, best: Candidate) -> Plan:
 
 
 def _prices(base: Request, other: Request, models: Models, pricer: Pricer) -> Pricer:
-    """Prices of the seats that a choice leaves alone."""
-    if base.backend != other.backend or base.max_oom != other.max_oom or (base.forbid ^ other.forbid) & {"offload", "recompute"}:  # fmt: skip
+    """Prices of the roles that a choice leaves alone."""
+    if (
+        base.backend != other.backend
+        or base.max_oom != other.max_oom
+        or (base.forbid ^ other.forbid) & {"offload", "recompute"}
+    ):
         return Pricer(other, models)
     touched: frozenset[str] = frozenset()
     if base.workload != other.workload:
@@ -175,26 +192,28 @@ def _prices(base: Request, other: Request, models: Models, pricer: Pricer) -> Pr
         if not switches:
             return Pricer(other, models)
         touched = TOUCHED[switches[0]]
-    seats = {"rollout", "actor", "critic", "reference", "reward"}
-    changed = {s for s in seats if base.fix.get(s, {}) != other.fix.get(s, {}) or _limits(base, s) != _limits(other, s)}  # fmt: skip
+    roles = {"rollout", "actor", "critic", "reference", "reward"}
+    changed = {
+        s
+        for s in roles
+        if base.fix.get(s, {}) != other.fix.get(s, {}) or _limits(base, s) != _limits(other, s)
+    }
     return pricer.again(other, models, touched | changed)
 
 
-def _limits(request: Request, seat: str) -> tuple[Limit, ...]:
-    return tuple(
-        x for x in request.limits if x.seat == seat and x.field not in ("gpus", "hardware")
-    )
+def _limits(request: Request, role: str) -> tuple[Limit, ...]:
+    return tuple(x for x in request.limits if x.role == role and x.field not in ("gpus", "hardware"))
 
 
 def _refusal(asked: Alternative, pricer: Pricer) -> str:
-    """Why no plan has a choice: the rule that drops most layouts of the fixed seat."""
-    seat = asked.seat
-    if seat is None:
+    """Why no plan has a choice: the rule that drops most layouts of the fixed role."""
+    role = asked.role
+    if role is None:
         return "no way to share these GPUs allows it"
-    counts = sum((t.refused for t in pricer.tables(seat)), Counter[str]())
-    if asked.request.fix.get(seat) and counts:
+    counts = sum((t.refused for t in pricer.tables(role)), Counter[str]())
+    if asked.request.fix.get(role) and counts:
         return counts.most_common(1)[0][0]
-    return f"no layout of the {seat} on these GPUs is like that"
+    return f"no layout of the {role} on these GPUs is like that"
 
 
 # --- when nothing fits -------------------------------------------------------------------------------
@@ -206,13 +225,18 @@ def _nothing(asked: Alternative, models: Models, certificate: Certificate, refus
         return replace(empty, reason=f"no plan of the space has it: {refusal}")
     near = nearest(asked.request, models, only=asked.only)
     if near is None:
-        return replace(empty, reason=f"nothing fits, not even with {ROOMIER[-1]:g} times the memory")  # fmt: skip
+        return replace(empty, reason=f"nothing fits, not even with {ROOMIER[-1]:g} times the memory")
     memory = ledger(models, near, asked.request.workload, asked.request.cluster)
-    return replace(empty, nearest=near, missing=missing(asked.request, models, near), reason=memory.rejected_by or risk(asked.request, memory))  # fmt: skip
+    return replace(
+        empty,
+        nearest=near,
+        missing=missing(asked.request, models, near),
+        reason=memory.rejected_by or risk(asked.request, memory),
+    )
 
 
 def nearest(
-    request: Request, models: Models, *, only: Callable[[Family], bool] | None = None
+    request: Request, models: Models, *, only: Callable[[Partition], bool] | None = None
 ) -> Placement | None:
     """A plan that fits with about the least more memory; None where `ROOMIER` does not suffice."""
 
@@ -245,6 +269,11 @@ def missing(request: Request, models: Models, placement: Placement) -> Missing |
     if peak.bytes <= peak.capacity:
         return None
     return Missing(
-        phase=peak.name, pool=peak.pool, role=entry.role, component=entry.component, bytes=peak.bytes,
-        component_bytes=entry.bytes, capacity=peak.capacity,
-    )  # fmt: skip
+        phase=peak.name,
+        pool=peak.pool,
+        role=entry.role,
+        component=entry.component,
+        bytes=peak.bytes,
+        component_bytes=entry.bytes,
+        capacity=peak.capacity,
+    )

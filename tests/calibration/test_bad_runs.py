@@ -22,7 +22,7 @@ Change = Callable[[dict[str, Any]], object]
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_folder(tmp_path_factory.mktemp("runs") / "good", plan(gpus=4), {"controller_time": 2.0})  # fmt: skip
+    return run_folder(tmp_path_factory.mktemp("runs") / "good", plan(gpus=4), {"controller_time": 2.0})
 
 
 @pytest.fixture
@@ -192,6 +192,9 @@ def test_a_length_that_is_no_length_is_not_believed(run: Path, value: object) ->
 
 def test_a_run_of_two_kinds_of_gpus_needs_a_profile(good: Path) -> None:
     seen = read_run(good)
-    both = (replace(seen.plan.hardware[0], profile="a100_sxm"), replace(seen.plan.hardware[0], profile="h200_sxm"))  # fmt: skip
+    both = (
+        replace(seen.plan.hardware[0], profile="a100_sxm"),
+        replace(seen.plan.hardware[0], profile="h200_sxm"),
+    )
     with pytest.raises(RlhfsimError, match="several profiles: a100_sxm, h200_sxm"):
         calibrate([replace(seen, plan=replace(seen.plan, hardware=both))])

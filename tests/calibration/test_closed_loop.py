@@ -39,7 +39,18 @@ from executor.tasks import tiny
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import STEP
 
-ROW = Row(run="a", config="a", role="predict", phase="actor.train", measured=2.0, p90=2.2, n=5, cold=3.0, calibrated=2.2, share=0.5)  # fmt: skip
+ROW = Row(
+    run="a",
+    config="a",
+    role="predict",
+    phase="actor.train",
+    measured=2.0,
+    p90=2.2,
+    n=5,
+    cold=3.0,
+    calibrated=2.2,
+    share=0.5,
+)
 
 
 def test_every_level_of_every_factor_stands_on_both_sides() -> None:
@@ -65,7 +76,7 @@ def test_repeats_make_three_runs_of_one_configuration() -> None:
 
 def test_pairs_differ_in_batch_lengths_and_layout() -> None:
     for a, b in PAIRS:
-        assert (a.sequences, a.prompt_len, a.response_len) != (b.sequences, b.prompt_len, b.response_len)  # fmt: skip
+        assert (a.sequences, a.prompt_len, a.response_len) != (b.sequences, b.prompt_len, b.response_len)
 
 
 def test_the_second_model_is_larger_in_width_alone() -> None:
@@ -113,14 +124,21 @@ def test_short_and_unpriced_phases_are_not_counted() -> None:
 
 
 def test_the_spread_of_repeats_is_that_of_logarithms() -> None:
-    rows = [replace(ROW, phase=STEP, config=REPEATED[0], measured=math.exp(x)) for x in (-0.1, 0.0, 0.1)]  # fmt: skip
+    rows = [replace(ROW, phase=STEP, config=REPEATED[0], measured=math.exp(x)) for x in (-0.1, 0.0, 0.1)]
     assert spread(rows) == pytest.approx(0.1)
     assert spread([ROW]) == 0.0
 
 
 def test_a_target_is_held_against_the_median_and_the_spread_may_raise_it() -> None:
     step = replace(ROW, phase=STEP, share=1.0)
-    rows = [ROW, step, replace(step, calibrated=2.6), replace(step, calibrated=2.0), replace(ROW, role="second model"), replace(step, role="second model")]  # fmt: skip
+    rows = [
+        ROW,
+        step,
+        replace(step, calibrated=2.6),
+        replace(step, calibrated=2.0),
+        replace(ROW, role="second model"),
+        replace(step, role="second model"),
+    ]
     found = {t.what: t for t in targets(rows)}
     same = found["step of the same model"]
     assert (same.reached, same.worst, same.n) == (pytest.approx(0.1), pytest.approx(0.3), 3)
@@ -136,7 +154,7 @@ def test_rows_hold_the_step_first_with_medians_and_percentiles() -> None:
     seen = Observation.__new__(Observation)  # a plan is not needed here
     object.__setattr__(seen, "step_s", (2.0, 2.2, 2.4))
     object.__setattr__(seen, "phases", {"actor.train": (1.0, 1.1, 1.3)})
-    step, train = rows_of(run, seen, {STEP: 2.0, "actor.train": 1.0}, {STEP: 2.2, "actor.train": 1.2})  # fmt: skip
+    step, train = rows_of(run, seen, {STEP: 2.0, "actor.train": 1.0}, {STEP: 2.2, "actor.train": 1.2})
     assert (step.phase, step.measured, step.n) == (STEP, 2.2, 3)
     assert (train.measured, train.share) == (1.1, pytest.approx(0.5))
     assert train.p90 == pytest.approx(1.26)
@@ -144,6 +162,8 @@ def test_rows_hold_the_step_first_with_medians_and_percentiles() -> None:
 
 def test_tables_are_markdown() -> None:
     assert table(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
-    assert "| actor.train | 1 | 50.0 % | 50.0 % | 10.0 % | 10.0 % | 1.10 |" in phase_table([ROW], "predict")  # fmt: skip
+    assert "| actor.train | 1 | 50.0 % | 50.0 % | 10.0 % | 10.0 % | 1.10 |" in phase_table([ROW], "predict")
     step = replace(ROW, phase=STEP)
-    assert step_table([ROW, step]).splitlines()[2:] == ["| a | predict | 2 | 2.2 | 5 | 3 | 2.2 | 50.0 % | 10.0 % |"]  # fmt: skip
+    assert step_table([ROW, step]).splitlines()[2:] == [
+        "| a | predict | 2 | 2.2 | 5 | 3 | 2.2 | 50.0 % | 10.0 % |"
+    ]

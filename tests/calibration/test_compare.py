@@ -22,7 +22,7 @@ from rlhfsim.present.chrome_trace import chrome_trace, side_by_side
 from rlhfsim.simulation.summary import SimulationOptions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.trace import Counter, Span, Trace, write_trace
@@ -33,46 +33,90 @@ STEPS = 4
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     workload = Workload(
-        algorithm="grpo", model="qwen2.5-7b", prompts=64, samples=8, prompt_len=Fixed(value=200), response_len=Fixed(value=1000),
+        algorithm="grpo",
+        model="qwen2.5-7b",
+        prompts=64,
+        samples=8,
+        prompt_len=Fixed(value=200),
+        response_len=Fixed(value=1000),
         reward=Reward(model=None, rules=Rules()),
-    )  # fmt: skip
-    seat = Seat(pool="all", layout=Layout(dp=8, zero=3))
+    )
+    role = RolePlacement(pool="all", layout=Layout(dp=8, zero=3))
     placement = Placement(
-        pools=(GpuSet(name="all", gpus=8),), actor=seat, reference=seat, weight_path="ipc", backend="fsdp2",
-        rollout=RolloutSeat(pool="all", layout=RolloutLayout(tp=2, dp=4, memory_utilization=0.5)),
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=8),),
+        actor=role,
+        reference=role,
+        weight_path="ipc",
+        backend="fsdp2",
+        rollout=RolloutPlacement(pool="all", layout=RolloutLayout(tp=2, dp=4, memory_utilization=0.5)),
+    )
     return estimate(placement, workload, parse_cluster(8, "h100"))
 
 
 def run_of(
-    plan: Plan, *, factor: dict[str, float] | None = None, wait: float = 0.0, drop: tuple[str, ...] = (),
-    extra: tuple[tuple[str, float], ...] = (), jitter: float = 0.0,
-) -> Trace:  # fmt: skip
+    plan: Plan,
+    *,
+    factor: dict[str, float] | None = None,
+    wait: float = 0.0,
+    drop: tuple[str, ...] = (),
+    extra: tuple[tuple[str, float], ...] = (),
+    jitter: float = 0.0,
+) -> Trace:
     """The plan's own chain as a trace, times `factor` by phase, with `wait` seconds at its end."""
     spans: list[Span] = []
     at = 0.0
     for step in range(STEPS):
-        chain = [(p.name, p.pool, p.seconds) for p in plan.prediction.phases if p.critical and p.name not in drop]  # fmt: skip
+        chain = [
+            (p.name, p.pool, p.seconds) for p in plan.prediction.phases if p.critical and p.name not in drop
+        ]
         for name, pool, seconds in [*chain, *((n, "all", s) for n, s in extra)]:
             role, _, kind = name.partition(".")
             long = seconds * (factor or {}).get(name, 1.0) * (1 + jitter * step)
-            spans.append(Span(name=name, role=role, kind=kind or role, pool=pool, step=step, start_s=at, end_s=at + long, bound_by="measured"))  # fmt: skip
+            spans.append(
+                Span(
+                    name=name,
+                    role=role,
+                    kind=kind or role,
+                    pool=pool,
+                    step=step,
+                    start_s=at,
+                    end_s=at + long,
+                    bound_by="measured",
+                )
+            )
             at += long
         at += wait
-    end = Span(name="actor.sync", role="actor", kind="sync", pool="all", step=STEPS, start_s=at, end_s=at, bound_by="measured")  # fmt: skip
-    return Trace(source="measured", rlhfsim_version="0", plan_hash=plan.input_hash, steps=STEPS + 1, spans=(*spans, end))  # fmt: skip
+    end = Span(
+        name="actor.sync",
+        role="actor",
+        kind="sync",
+        pool="all",
+        step=STEPS,
+        start_s=at,
+        end_s=at,
+        bound_by="measured",
+    )
+    return Trace(
+        source="measured",
+        rlhfsim_version="0",
+        plan_hash=plan.input_hash,
+        steps=STEPS + 1,
+        spans=(*spans, end),
+    )
 
 
-def seen_of(
-    plan: Plan, trace: Trace, *, prompt: float = 200.0, response: float = 1000.0
-) -> Observation:
+def seen_of(plan: Plan, trace: Trace, *, prompt: float = 200.0, response: float = 1000.0) -> Observation:
     """Counted are the steps between the first and the empty one at the end, which gives them an end."""
     found = observe(plan, trace, name="run")
     assert found.counted[-1] == STEPS
     return replace(
-        found, counted=found.counted[:-1], step_s=found.step_s[:-1], prompt_tokens=prompt, response_tokens=response,
+        found,
+        counted=found.counted[:-1],
+        step_s=found.step_s[:-1],
+        prompt_tokens=prompt,
+        response_tokens=response,
         phases={name: times[: STEPS - 1] for name, times in found.phases.items()},
-    )  # fmt: skip
+    )
 
 
 def test_a_run_that_keeps_to_the_plan_has_no_gap(plan: Plan) -> None:
@@ -90,11 +134,18 @@ def test_a_run_that_keeps_to_the_plan_has_no_gap(plan: Plan) -> None:
 def test_the_parts_add_up_to_the_gap(plan: Plan, seed: int) -> None:
     names = [p.name for p in plan.prediction.phases]
     factor = {name: 0.5 + (seed * 7 + i) % 5 / 2 for i, name in enumerate(names)}
-    trace = run_of(plan, factor=factor, wait=seed * 0.7, drop=("controller",) if seed % 2 else (), extra=(("odd.work", 0.3 * seed),), jitter=0.1)  # fmt: skip
+    trace = run_of(
+        plan,
+        factor=factor,
+        wait=seed * 0.7,
+        drop=("controller",) if seed % 2 else (),
+        extra=(("odd.work", 0.3 * seed),),
+        jitter=0.1,
+    )
     why = gap(plan, seen_of(plan, trace, response=800.0 + 100 * seed), trace)
     assert why is not None
     assert set(why.parts) == set(CAUSES)
-    assert math.fsum(why.parts.values()) == pytest.approx(why.measured_s - why.predicted_s, abs=1e-9)  # fmt: skip
+    assert math.fsum(why.parts.values()) == pytest.approx(why.measured_s - why.predicted_s, abs=1e-9)
 
 
 def test_time_in_no_call_is_waiting(plan: Plan) -> None:
@@ -168,7 +219,7 @@ def test_the_interval_of_a_median_holds_it_about_as_often_as_stated() -> None:
     rng = np.random.default_rng(0)
     inside = 0
     for _ in range(400):
-        r = row("x", tuple(rng.lognormal(0.0, 0.2, 8)), covers=("x",), predicted_s=1.0, low_s=1.0, high_s=1.0)  # fmt: skip
+        r = row("x", tuple(rng.lognormal(0.0, 0.2, 8)), covers=("x",), predicted_s=1.0, low_s=1.0, high_s=1.0)
         assert r.ratio_low is not None
         assert r.ratio_high is not None
         inside += r.ratio_low <= 1.0 <= r.ratio_high
@@ -181,8 +232,13 @@ def test_memory_is_the_most_that_a_counter_holds_during_a_phase(plan: Plan) -> N
     middle = (span.start_s + span.end_s) / 2
     counters = tuple(
         Counter(name="memory_bytes", pool="all", group=group, time_s=time, value=value)
-        for group, time, value in (("rank 0", 0.0, 10e9), ("rank 1", 0.0, 12e9), ("rank 0", middle, 50e9), ("rank 0", span.end_s, 11e9))
-    )  # fmt: skip
+        for group, time, value in (
+            ("rank 0", 0.0, 10e9),
+            ("rank 1", 0.0, 12e9),
+            ("rank 0", middle, 50e9),
+            ("rank 0", span.end_s, 11e9),
+        )
+    )
     trace = replace(trace, counters=counters)
     held = {h.phase: h for h in footprint(plan, seen_of(plan, trace), trace)}
     assert held["actor.train"].measured == 50e9
@@ -195,7 +251,7 @@ def test_both_sides_stand_in_one_perfetto_file(plan: Plan) -> None:
     events = chrome_trace(both)["traceEvents"]
     names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert {"predicted: all", "measured: all"} <= names
-    predicted = [s for s in both.spans if s.pool.startswith("predicted:") and s.name == "actor.train"]  # fmt: skip
+    predicted = [s for s in both.spans if s.pool.startswith("predicted:") and s.name == "actor.train"]
     assert len(predicted) == STEPS + 1
     assert predicted[1].start_s - predicted[0].start_s == pytest.approx(plan.prediction.step_s)
 
@@ -219,16 +275,20 @@ def test_the_command_prints_within_100_columns_and_json_says_the_same(folder: Pa
     assert max(map(len, shown.output.splitlines())) <= 100
     for word in ("actor.train", "ratio", "waiting", "measured", "tokens"):
         assert word in shown.output
-    data = json.loads(CliRunner().invoke(command, [str(folder), "--json"], catch_exceptions=False).output)  # fmt: skip
+    data = json.loads(CliRunner().invoke(command, [str(folder), "--json"], catch_exceptions=False).output)
     assert data["schema"] == "rlhfsim.compare/1"
-    assert math.fsum(data["gap"]["parts"].values()) == pytest.approx(data["gap"]["measured_s"] - data["gap"]["predicted_s"])  # fmt: skip
+    assert math.fsum(data["gap"]["parts"].values()) == pytest.approx(
+        data["gap"]["measured_s"] - data["gap"]["predicted_s"]
+    )
     train = next(r for r in data["phases"] if r["name"] == "actor.train")
     assert train["ratio"] == pytest.approx(1.5, rel=0.1)
 
 
 def test_the_command_writes_one_trace_of_both(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "both.json"
-    result = CliRunner().invoke(command, [str(folder / "plan.json"), str(folder), "--trace", str(out)], catch_exceptions=False)  # fmt: skip
+    result = CliRunner().invoke(
+        command, [str(folder / "plan.json"), str(folder), "--trace", str(out)], catch_exceptions=False
+    )
     assert result.exit_code == 0
     assert json.loads(out.read_text())["traceEvents"]
 
@@ -246,7 +306,11 @@ def test_the_same_plan_on_another_profile_is_compared_with_a_note(
 ) -> None:
     other = estimate(plan.placement, plan.workload, parse_cluster(8, "h200"))
     write_plan(tmp_path / "other.json", other)
-    data = json.loads(CliRunner().invoke(command, [str(tmp_path / "other.json"), str(folder), "--json"], catch_exceptions=False).output)  # fmt: skip
+    data = json.loads(
+        CliRunner()
+        .invoke(command, [str(tmp_path / "other.json"), str(folder), "--json"], catch_exceptions=False)
+        .output
+    )
     assert any("another profile" in note for note in data["notes"])
 
 

@@ -61,7 +61,10 @@ def flaws_of(way: str, count: int, rng: np.random.Generator) -> Mapping[int, Fla
     """What goes wrong in which of `count` runs."""
     phases = ("actor.train", "actor.logprob", "reference.logprob", "actor.sync")
     if way == "missing phases":
-        return {i: Flaws(missing=frozenset(map(str, rng.choice(phases, size=1 + i % 2, replace=False)))) for i in (0, count - 1)}  # fmt: skip
+        return {
+            i: Flaws(missing=frozenset(map(str, rng.choice(phases, size=1 + i % 2, replace=False))))
+            for i in (0, count - 1)
+        }
     if way == "outlier":
         return {int(rng.integers(count)): Flaws(slowed={str(rng.choice(phases[:3])): 3.0})}
     return {}
@@ -110,11 +113,13 @@ def one_world(
         found.hits[c.name].append(hit)
         found.by_way[way].append(hit)
         if c.before.low > 0:
-            found.narrower.append(np.log(c.after.high / c.after.low) / np.log(c.before.high / c.before.low))  # fmt: skip
-        found.closer.append(abs(np.log(c.after.value / world[c.name])) < abs(np.log(c.before.value / world[c.name])))  # fmt: skip
+            found.narrower.append(np.log(c.after.high / c.after.low) / np.log(c.before.high / c.before.low))
+        found.closer.append(
+            abs(np.log(c.after.value / world[c.name])) < abs(np.log(c.before.value / world[c.name]))
+        )
     if way == "outlier":
         [(run, flaw)] = flaws.items()
-        found.named.append(any(o.startswith(f"r{run}, {next(iter(flaw.slowed))}") for o in fitted.outliers))  # fmt: skip
+        found.named.append(any(o.startswith(f"r{run}, {next(iter(flaw.slowed))}") for o in fitted.outliers))
 
 
 def interval(hits: list[bool]) -> tuple[float, float]:
@@ -127,9 +132,16 @@ def interval(hits: list[bool]) -> tuple[float, float]:
 def figures(found: Tally) -> str:
     """The table of docs/calibration.md."""
     rows = [("all", found.all), *found.by_way.items(), *sorted(found.hits.items())]
-    lines = [f"{name:32s} {len(h):5d} {np.mean(h):6.1%}  {interval(h)[0]:.1%} - {interval(h)[1]:.1%}" for name, h in rows]  # fmt: skip
-    lines.append(f"width after / before: median {np.median(found.narrower):.2f}; narrower than before: {np.mean(np.array(found.narrower) < 1):.1%}")  # fmt: skip
-    lines.append(f"nearer to the truth than before: {np.mean(found.closer):.1%}; outliers named: {np.mean(found.named):.1%} of {len(found.named)}")  # fmt: skip
+    lines = [
+        f"{name:32s} {len(h):5d} {np.mean(h):6.1%}  {interval(h)[0]:.1%} - {interval(h)[1]:.1%}"
+        for name, h in rows
+    ]
+    lines.append(
+        f"width after / before: median {np.median(found.narrower):.2f}; narrower than before: {np.mean(np.array(found.narrower) < 1):.1%}"
+    )
+    lines.append(
+        f"nearer to the truth than before: {np.mean(found.closer):.1%}; outliers named: {np.mean(found.named):.1%} of {len(found.named)}"
+    )
     return "\n".join(lines)
 
 
@@ -153,12 +165,9 @@ def test_the_same_over_more_seeds() -> None:
     check(tally(range(2000, 2000 + LONG_SEEDS), six_plans()))
 
 
-if (
-    __name__ == "__main__"
-):  # figures of docs/calibration.md: python THIS_FILE FIRST_SEED END_SEED PLANS
+if __name__ == "__main__":  # figures of docs/calibration.md: python THIS_FILE FIRST_SEED END_SEED PLANS
     import sys
 
     sys.stdout.write(
-        figures(tally(range(int(sys.argv[1]), int(sys.argv[2])), six_plans()[: int(sys.argv[3])]))
-        + "\n"
+        figures(tally(range(int(sys.argv[1]), int(sys.argv[2])), six_plans()[: int(sys.argv[3])])) + "\n"
     )

@@ -36,8 +36,12 @@ def plans() -> tuple[Plan, ...]:
     return six_plans()
 
 
-def runs_of(plans: tuple[Plan, ...], profile: Profile, values: dict[str, float], seed: int = 1) -> tuple[Observation, ...]:  # fmt: skip
-    return planted_runs(plans, profile, values, np.random.default_rng(seed), dict.fromkeys(range(len(plans)), QUIET))  # fmt: skip
+def runs_of(
+    plans: tuple[Plan, ...], profile: Profile, values: dict[str, float], seed: int = 1
+) -> tuple[Observation, ...]:
+    return planted_runs(
+        plans, profile, values, np.random.default_rng(seed), dict.fromkeys(range(len(plans)), QUIET)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +80,7 @@ def test_what_cannot_be_told_is_named_with_its_reason(found: Calibration) -> Non
     assert all(u.reason for u in found.unidentified)
 
 
-def test_every_fitted_interval_is_narrower_than_before_or_it_is_not_fitted(found: Calibration) -> None:  # fmt: skip
+def test_every_fitted_interval_is_narrower_than_before_or_it_is_not_fitted(found: Calibration) -> None:
     for c in found.coefficients:
         believed = prior(c.name, c.before)
         assert believed is not None
@@ -92,7 +96,7 @@ def test_values_and_intervals_stay_within_their_bounds(seed: int) -> None:
     plans = (plan(gpus=4), plan(gpus=4, prompts=16, response=300))
     rng = np.random.default_rng(seed)
     world = truth(beliefs(plans, profile), rng)
-    for c in calibrate(planted_runs(plans, profile, world, rng), profile, errors=False).coefficients:  # fmt: skip
+    for c in calibrate(planted_runs(plans, profile, world, rng), profile, errors=False).coefficients:
         believed = prior(c.name, c.before)
         assert believed is not None
         tiny = 1e-9
@@ -102,7 +106,9 @@ def test_values_and_intervals_stay_within_their_bounds(seed: int) -> None:
 
 def test_an_overlap_of_one_stays_at_most_one(profile: Profile) -> None:
     plans = (plan(), plan(gpus=16, prompt=800))
-    found = calibrate(runs_of(plans, profile, {"overlap_dp": 1.0, "rl_call_overhead": 0.2}), profile, errors=False)  # fmt: skip
+    found = calibrate(
+        runs_of(plans, profile, {"overlap_dp": 1.0, "rl_call_overhead": 0.2}), profile, errors=False
+    )
     for c in found.coefficients:
         if c.name == "overlap_dp":
             assert c.after.high <= 1.0
@@ -124,7 +130,7 @@ def test_an_outlier_is_named_and_moves_little(plans: tuple[Plan, ...], profile: 
 
 def test_missing_phases_are_no_data_and_no_error(plans: tuple[Plan, ...], profile: Profile) -> None:
     gone = Flaws(noise=0.002, missing=frozenset({"actor.train", "actor.sync"}))
-    runs = planted_runs(plans, profile, PLANTED, np.random.default_rng(1), dict.fromkeys(range(6), gone))  # fmt: skip
+    runs = planted_runs(plans, profile, PLANTED, np.random.default_rng(1), dict.fromkeys(range(6), gone))
     found = calibrate(runs, profile)
     assert {e.phase for e in found.errors} & {"actor.train", "actor.sync"} == set()
     after = {c.name: c.after for c in found.coefficients}["controller_time"]
@@ -140,14 +146,18 @@ def test_no_runs_are_refused() -> None:
     assert caught.value.code == "too-few-data"
 
 
-def test_a_run_without_a_phase_that_can_be_fitted_is_refused(plans: tuple[Plan, ...], profile: Profile) -> None:  # fmt: skip
-    run = replace(runs_of(plans[:1], profile, {})[0], phases={"strange.phase": (1.0, 1.0)}, step_s=())  # fmt: skip
+def test_a_run_without_a_phase_that_can_be_fitted_is_refused(
+    plans: tuple[Plan, ...], profile: Profile
+) -> None:
+    run = replace(runs_of(plans[:1], profile, {})[0], phases={"strange.phase": (1.0, 1.0)}, step_s=())
     with pytest.raises(RlhfsimError, match="no phase of these runs") as caught:
         calibrate([run], profile)
     assert "strange.phase: the cost model has no such phase" in (caught.value.help or "")
 
 
-def test_one_run_says_that_it_is_one_and_has_no_error_after(plans: tuple[Plan, ...], profile: Profile) -> None:  # fmt: skip
+def test_one_run_says_that_it_is_one_and_has_no_error_after(
+    plans: tuple[Plan, ...], profile: Profile
+) -> None:
     found = calibrate(runs_of(plans[:1], profile, {"controller_time": 2.0}), profile)
     assert any("1 distinct run: intervals hold near them only" in note for note in found.notes)
     assert all(e.after_s is None for e in found.errors)
@@ -162,7 +172,7 @@ def test_fewer_runs_leave_wider_intervals(plans: tuple[Plan, ...], profile: Prof
     assert width(1) > 1.5 * width(6)
 
 
-def test_runs_of_two_kinds_of_gpus_need_a_profile(plans: tuple[Plan, ...], profile: Profile) -> None:  # fmt: skip
+def test_runs_of_two_kinds_of_gpus_need_a_profile(plans: tuple[Plan, ...], profile: Profile) -> None:
     other = runs_of((plan(gpu="a100_sxm"),), load_profile("a100_sxm"), {})
     with pytest.raises(RlhfsimError, match="--profile") as caught:
         calibrate([*runs_of(plans[:1], profile, {}), *other])
@@ -178,10 +188,12 @@ def test_repeats_are_left_out_together(plans: tuple[Plan, ...], profile: Profile
 # --- evidence -------------------------------------------------------------------------------------
 
 
-def test_a_datum_is_the_median_and_its_scatter_the_standard_error(plans: tuple[Plan, ...], profile: Profile) -> None:  # fmt: skip
+def test_a_datum_is_the_median_and_its_scatter_the_standard_error(
+    plans: tuple[Plan, ...], profile: Profile
+) -> None:
     run = replace(
         runs_of(plans[:1], profile, {})[0], phases={"actor.train": (10.0, 11.0, 12.1, 9.0)}, step_s=()
-    )  # fmt: skip
+    )
     [datum], _ = evidence([run], [case_of(run, profile)])
     assert datum.seconds == pytest.approx(10.5)
     spread = np.std(np.log([10.0, 11.0, 12.1, 9.0]), ddof=1)
@@ -189,9 +201,11 @@ def test_a_datum_is_the_median_and_its_scatter_the_standard_error(plans: tuple[P
     assert datum.steps == 4
 
 
-def test_the_rest_of_the_step_is_what_no_phase_timed(plans: tuple[Plan, ...], profile: Profile) -> None:  # fmt: skip
+def test_the_rest_of_the_step_is_what_no_phase_timed(plans: tuple[Plan, ...], profile: Profile) -> None:
     untimed = Flaws(noise=0.002, missing=frozenset({"controller"}))
-    run = planted_run(plans[0], profile, {"controller_time": 2.0}, np.random.default_rng(1), name="r", flaws=untimed)  # fmt: skip
+    run = planted_run(
+        plans[0], profile, {"controller_time": 2.0}, np.random.default_rng(1), name="r", flaws=untimed
+    )
     data, _ = evidence([run], [case_of(run, profile)])
     [rest] = [d for d in data if d.phase == REST]
     assert rest.seconds == pytest.approx(2.0, rel=0.05)
@@ -206,5 +220,5 @@ def test_a_coefficient_without_an_interval_or_of_zero_is_no_question() -> None:
 
 def test_planted_runs_are_repeatable(profile: Profile) -> None:
     made = plan(gpus=4)
-    one, two = (planted_run(made, profile, {}, np.random.default_rng(7), name="r") for _ in range(2))  # fmt: skip
+    one, two = (planted_run(made, profile, {}, np.random.default_rng(7), name="r") for _ in range(2))
     assert one.phases == two.phases

@@ -28,14 +28,20 @@ class Curve:
         return np.array([self._shape(math.log(values.get("k", 1.0)))])
 
 
-def ends(shape: Callable[[float], float], theta: float, slope: float, prior: Prior) -> tuple[float, float]:  # fmt: skip
+def ends(shape: Callable[[float], float], theta: float, slope: float, prior: Prior) -> tuple[float, float]:
     """Standard deviations below and above of a fit at rest at `theta`, where the phase has this slope."""
     own = np.array([[1 / (slope**2 / SIGMA**2 + 1 / prior.deviation(theta) ** 2)]])
     none = np.zeros(1)
     found = Fit(
-        priors=(prior,), theta=np.array([theta]), covariance=own, own=own, residuals=none, sigma=np.array([SIGMA]),
-        weights=np.ones(1), slopes=np.array([[slope]]),
-    )  # fmt: skip
+        priors=(prior,),
+        theta=np.array([theta]),
+        covariance=own,
+        own=own,
+        residuals=none,
+        sigma=np.array([SIGMA]),
+        weights=np.ones(1),
+        slopes=np.array([[slope]]),
+    )
     datum = Datum(run=0, phase="p", seconds=math.exp(shape(theta)), scatter=SIGMA, steps=3)
     below, above = stretched(Curve(shape), [datum], found, Z90)  # type: ignore[arg-type]  # a stub
     return float(below[0]), float(above[0])
@@ -85,9 +91,15 @@ def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
     slopes = np.ones((1, 2))
     own = np.linalg.inv(slopes.T @ slopes / SIGMA**2 + np.eye(2) / 0.25)
     found = Fit(
-        priors=known, theta=np.zeros(2), covariance=own, own=own, residuals=np.zeros(1), sigma=np.array([SIGMA]),
-        weights=np.ones(1), slopes=slopes,
-    )  # fmt: skip
+        priors=known,
+        theta=np.zeros(2),
+        covariance=own,
+        own=own,
+        residuals=np.zeros(1),
+        sigma=np.array([SIGMA]),
+        weights=np.ones(1),
+        slopes=slopes,
+    )
     datum = Datum(run=0, phase="p", seconds=1.0, scatter=SIGMA, steps=3)
     end = Z90 * math.sqrt(own[0, 0])
     risen = profile(Sum(), [datum], found, 0, end)  # type: ignore[arg-type]  # a stub
@@ -99,8 +111,14 @@ def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
 def test_the_objective_is_soft_in_data_and_square_in_priors() -> None:
     prior, none = believed(), np.zeros((1, 1))
     found = Fit(
-        priors=(prior,), theta=np.zeros(1), covariance=none, own=none, residuals=np.zeros(1), sigma=np.array([SIGMA]),
-        weights=np.ones(1), slopes=np.ones((1, 1)),
-    )  # fmt: skip
+        priors=(prior,),
+        theta=np.zeros(1),
+        covariance=none,
+        own=none,
+        residuals=np.zeros(1),
+        sigma=np.array([SIGMA]),
+        weights=np.ones(1),
+        slopes=np.ones((1, 1)),
+    )
     told = objective(found, np.array([0.1]), np.array([-0.1]))
     assert told == pytest.approx(2 * (math.sqrt(1 + 2.0**2) - 1) + 0.2**2)

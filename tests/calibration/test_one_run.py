@@ -38,7 +38,7 @@ def test_what_the_calibrator_does_not_use_stays_as_predicted() -> None:
 def test_phases_tell_coefficients_apart_and_the_step_alone_does_not() -> None:
     alone = settled([Timed(cost=cost(a=10.0, b=10.0), measured_s=30.0)])
     assert alone["a"] == pytest.approx(alone["b"])
-    apart = settled([Timed(cost=cost(a=10.0), measured_s=20.0), Timed(cost=cost(b=10.0), measured_s=10.0)])  # fmt: skip
+    apart = settled([Timed(cost=cost(a=10.0), measured_s=20.0), Timed(cost=cost(b=10.0), measured_s=10.0)])
     assert apart["a"] > 1
     assert apart["b"] == pytest.approx(0.0, abs=1e-6)
 

@@ -22,8 +22,7 @@ def found() -> Calibration:
     plans = (plan(), plan(prompts=128, gpus=4))
     profile, rng = load_profile(GPU), np.random.default_rng(3)
     return calibrate(
-        planted_runs(plans, profile, {"rl_call_overhead": 0.8, "controller_time": 3.0}, rng),
-        profile,
+        planted_runs(plans, profile, {"rl_call_overhead": 0.8, "controller_time": 3.0}, rng), profile
     )
 
 
@@ -34,13 +33,17 @@ def test_what_was_fitted_is_read_again(found: Calibration, tmp_path: Path) -> No
     assert again.name == "mine"
     for c in found.coefficients:
         kept = again.coefficients[c.name]
-        assert (kept.value, kept.low, kept.high) == pytest.approx((c.after.value, c.after.low, c.after.high), rel=1e-4)  # fmt: skip
+        assert (kept.value, kept.low, kept.high) == pytest.approx(
+            (c.after.value, c.after.low, c.after.high), rel=1e-4
+        )
         assert kept.dimension == c.before.dimension
         assert kept.source.startswith("calibrated ")
         assert c.before.source[:40] in kept.source
 
 
-def test_every_changed_value_names_interval_n_runs_and_what_it_was(found: Calibration, tmp_path: Path) -> None:  # fmt: skip
+def test_every_changed_value_names_interval_n_runs_and_what_it_was(
+    found: Calibration, tmp_path: Path
+) -> None:
     write_profile(tmp_path / "mine.yaml", found)
     data = yaml.safe_load((tmp_path / "mine.yaml").read_text())
     assert data["extends"] == GPU
@@ -58,11 +61,16 @@ def test_what_was_not_fitted_stays(found: Calibration, tmp_path: Path) -> None:
     before = found.profile
     assert written.memory == before.memory
     assert written.curves == before.curves
-    assert all(written.coefficients[n] == c for n, c in before.coefficients.items() if n not in fitted)  # fmt: skip
+    assert all(written.coefficients[n] == c for n, c in before.coefficients.items() if n not in fitted)
 
 
-def test_the_pack_says_device_engines_interconnect_errors_and_region(found: Calibration, tmp_path: Path) -> None:  # fmt: skip
-    runs = tuple(replace(o, versions={"vllm": v, "numpy": "2"}) for o, v in zip(found.observations, ("0.11.0", "0.10.1"), strict=True))  # fmt: skip
+def test_the_pack_says_device_engines_interconnect_errors_and_region(
+    found: Calibration, tmp_path: Path
+) -> None:
+    runs = tuple(
+        replace(o, versions={"vllm": v, "numpy": "2"})
+        for o, v in zip(found.observations, ("0.11.0", "0.10.1"), strict=True)
+    )
     told = write_profile(tmp_path / "mine.yaml", replace(found, observations=runs)).calibration
     assert told is not None
     assert told.base == GPU
@@ -80,7 +88,9 @@ def test_the_pack_says_device_engines_interconnect_errors_and_region(found: Cali
 def test_a_profile_of_a_file_is_extended_by_its_path(found: Calibration, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     first = write_profile(tmp_path / "a" / "first.yaml", found)
-    second = write_profile(tmp_path / "second.yaml", replace(found, profile=first), tmp_path / "a" / "first.yaml")  # fmt: skip
+    second = write_profile(
+        tmp_path / "second.yaml", replace(found, profile=first), tmp_path / "a" / "first.yaml"
+    )
     assert yaml.safe_load((tmp_path / "second.yaml").read_text())["extends"] == "a/first.yaml"
     assert second.calibration is not None
     assert second.calibration.base == "first"
@@ -112,7 +122,9 @@ def test_a_dangling_link_is_not_followed(found: Calibration, tmp_path: Path) -> 
     assert not (tmp_path / "elsewhere.yaml").exists()
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(found: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_file_that_appears_meanwhile_is_not_overwritten(
+    found: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out, link = tmp_path / "mine.yaml", os.link
 
     def raced(source: str, target: Path) -> None:
@@ -126,7 +138,9 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(found: Calibration, tm
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
 
-def test_a_write_that_fails_leaves_nothing(found: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_write_that_fails_leaves_nothing(
+    found: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -143,7 +157,7 @@ def test_the_name_of_a_known_profile_is_taken(name: str, tmp_path: Path) -> None
     assert caught.value.code == "name-taken"
 
 
-def test_only_yaml_is_written_and_a_missing_folder_is_said(found: Calibration, tmp_path: Path) -> None:  # fmt: skip
+def test_only_yaml_is_written_and_a_missing_folder_is_said(found: Calibration, tmp_path: Path) -> None:
     with pytest.raises(RlhfsimError, match="YAML"):
         check_new(tmp_path / "mine.json")
     with pytest.raises(RlhfsimError, match="no such file or directory"):

@@ -16,7 +16,7 @@ from rlhfsim.api import estimate
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
-from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.region import outside, point, warnings, widened
 
@@ -31,9 +31,13 @@ def brute(vertices: list[Point], x: Point) -> float:
     best = math.inf
     for start in (np.full(n, 1 / n), *np.eye(n)):
         solved = minimize(
-            lambda w: float(((w @ table - target) ** 2).sum()), start, bounds=[(0, 1)] * n, method="SLSQP",
-            constraints={"type": "eq", "fun": lambda w: w.sum() - 1}, options={"ftol": 1e-14, "maxiter": 500},
-        )  # fmt: skip
+            lambda w: float(((w @ table - target) ** 2).sum()),
+            start,
+            bounds=[(0, 1)] * n,
+            method="SLSQP",
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
         best = min(best, math.sqrt(max(0.0, float(solved.fun))))
     return best
 
@@ -43,7 +47,7 @@ def test_the_distance_is_that_of_the_quadratic_program(vertices: list[Point], x:
     assert distance(vertices, x) == pytest.approx(brute(vertices, x), abs=2e-3)
 
 
-@given(st.lists(points, min_size=1, max_size=6), st.lists(st.floats(0.01, 1), min_size=6, max_size=6))  # fmt: skip
+@given(st.lists(points, min_size=1, max_size=6), st.lists(st.floats(0.01, 1), min_size=6, max_size=6))
 def test_a_mean_of_points_is_inside(vertices: list[Point], weights: list[float]) -> None:
     share = np.array(weights[: len(vertices)])
     mean = share / share.sum() @ np.array(vertices)
@@ -82,16 +86,24 @@ def calibrated(*seen: Plan, drop: tuple[str, ...] = ()) -> Profile:
     for made in seen:
         for phase in made.prediction.phases:
             if phase.name not in drop:
-                region.setdefault(phase.name, []).append(point(phase.name, made.models, made.workload, made.placement))  # fmt: skip
+                region.setdefault(phase.name, []).append(
+                    point(phase.name, made.models, made.workload, made.placement)
+                )
     told = Provenance(
-        base=GPU, date="2026-11-21", device="8 x H100", interconnect="nvlink", runs=("a",), data=9, drift=DRIFT,
+        base=GPU,
+        date="2026-11-21",
+        device="8 x H100",
+        interconnect="nvlink",
+        runs=("a",),
+        data=9,
+        drift=DRIFT,
         region={phase: tuple(found) for phase, found in region.items()},
-    )  # fmt: skip
+    )
     return replace(load_profile(GPU), calibration=told)
 
 
 def cluster(profile: Profile, gpus: int = 8) -> Cluster:
-    return Cluster(pools=(replace(make_pool(GPU, gpus), profile=profile),))
+    return Cluster(node_groups=(replace(node_group(GPU, gpus), profile=profile),))
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +117,13 @@ def on(profile: Profile, made: Plan) -> Plan:
 
 def test_a_plan_that_was_run_keeps_its_intervals(seen: Plan) -> None:
     again = on(calibrated(seen), seen)
-    assert [(p.low_s, p.high_s) for p in again.prediction.phases] == [(p.low_s, p.high_s) for p in seen.prediction.phases]  # fmt: skip
-    assert (again.prediction.low_s, again.prediction.high_s) == (seen.prediction.low_s, seen.prediction.high_s)  # fmt: skip
+    assert [(p.low_s, p.high_s) for p in again.prediction.phases] == [
+        (p.low_s, p.high_s) for p in seen.prediction.phases
+    ]
+    assert (again.prediction.low_s, again.prediction.high_s) == (
+        seen.prediction.low_s,
+        seen.prediction.high_s,
+    )
     assert warnings(again, [calibrated(seen)]) == ()
 
 

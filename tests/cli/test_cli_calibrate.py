@@ -28,7 +28,10 @@ WORLD = {"controller_time": 3.0, "rl_call_overhead": 0.7, "rollout_step_overhead
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     root = tmp_path_factory.mktemp("runs")
     plans = (plan(gpus=4), plan(gpus=4, prompts=256), plan(gpus=4, response=3000))
-    return [str(run_folder(root / name, made, WORLD, seed)) for seed, (name, made) in enumerate(zip("abc", plans, strict=True))]  # fmt: skip
+    return [
+        str(run_folder(root / name, made, WORLD, seed))
+        for seed, (name, made) in enumerate(zip("abc", plans, strict=True))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +49,7 @@ def say(command: click.Command, *arguments: str) -> str:
 
 
 def tell(command: click.Command, *arguments: str) -> Any:
-    return json.loads(CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False).stdout)  # fmt: skip
+    return json.loads(CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False).stdout)
 
 
 def refused(*arguments: str) -> RlhfsimError:
@@ -56,20 +59,32 @@ def refused(*arguments: str) -> RlhfsimError:
     return result.exception
 
 
-def test_the_screen_says_what_changed_what_not_how_well_and_what_next(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_the_screen_says_what_changed_what_not_how_well_and_what_next(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     out = Path("new.yaml")
     text = say(calibrate, *runs, "--out", str(out))
     for word in (
-        "H100 SXM 80GB, calibrated on 3 runs", "a (3), b (3), c (3)", "vllm 0.11.0", "controller_time", "cannot be told from these runs",
-        "moves the same phases as", "median error of", "step of", "all 3 runs: step 0: the first step", "a new profile named new",
+        "H100 SXM 80GB, calibrated on 3 runs",
+        "a (3), b (3), c (3)",
+        "vllm 0.11.0",
+        "controller_time",
+        "cannot be told from these runs",
+        "moves the same phases as",
+        "median error of",
+        "step of",
+        "all 3 runs: step 0: the first step",
+        "a new profile named new",
         "rlhfsim design --gpus 4 --model qwen2.5-1.5b",
-    ):  # fmt: skip
+    ):
         assert word in text, word
     assert out.is_file()
 
 
-def test_without_out_nothing_is_written(runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_without_out_nothing_is_written(
+    runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert "nothing; add --out FILE.yaml" in say(calibrate, *runs)
     assert list(tmp_path.iterdir()) == []
@@ -79,13 +94,15 @@ def test_json_holds_the_same_content_and_every_key_is_documented(runs: list[str]
     data = tell(calibrate, *runs)
     assert data["schema"] == "rlhfsim.calibrate/1"
     fitted = {c["name"]: c for c in data["coefficients"]}
-    assert fitted["controller_time"]["after"]["low"] <= 3.0 <= fitted["controller_time"]["after"]["high"]  # fmt: skip
+    assert fitted["controller_time"]["after"]["low"] <= 3.0 <= fitted["controller_time"]["after"]["high"]
     assert fitted["controller_time"]["n"] == 3
     assert data["step_error"][1] < data["step_error"][0]
     assert {e["run"] for e in data["errors"]} == {"a", "b", "c"}
     assert data["out"] is None
-    documented = set(re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", (DOCS / "calibration.md").read_text()))))  # fmt: skip
-    keys = {*data, *data["coefficients"][0], *data["errors"][0], *data["unidentified"][0], *data["runs"][0]}  # fmt: skip
+    documented = set(
+        re.findall(r"[a-z_]+", " ".join(re.findall(r"`([^`]*)`", (DOCS / "calibration.md").read_text())))
+    )
+    keys = {*data, *data["coefficients"][0], *data["errors"][0], *data["unidentified"][0], *data["runs"][0]}
     assert keys - documented == set()
 
 
@@ -106,7 +123,7 @@ def test_an_unknown_profile_and_no_run_are_refused(runs: list[str], tmp_path: Pa
     assert CliRunner().invoke(calibrate, []).exit_code == 2
 
 
-def test_one_bad_run_among_good_ones_stops_it_and_writes_nothing(runs: list[str], tmp_path: Path) -> None:  # fmt: skip
+def test_one_bad_run_among_good_ones_stops_it_and_writes_nothing(runs: list[str], tmp_path: Path) -> None:
     bad = run_folder(tmp_path / "bad", plan(gpus=4), {})
     (bad / "trace.json").write_text("{")
     out = tmp_path / "x.yaml"
@@ -116,7 +133,9 @@ def test_one_bad_run_among_good_ones_stops_it_and_writes_nothing(runs: list[str]
     assert not out.exists()
 
 
-def test_calibrating_again_extends_the_calibrated_file(runs: list[str], profile: Path, tmp_path: Path) -> None:  # fmt: skip
+def test_calibrating_again_extends_the_calibrated_file(
+    runs: list[str], profile: Path, tmp_path: Path
+) -> None:
     again = tmp_path / "again.yaml"
     say(calibrate, *runs[:2], "--profile", str(profile), "--out", str(again))
     found = load_profile(again).calibration
@@ -127,16 +146,22 @@ def test_calibrating_again_extends_the_calibrated_file(runs: list[str], profile:
 
 # --- replan -----------------------------------------------------------------------------------------
 
-JOB = ("--gpus", "4", "--model", "qwen2.5-1.5b", "--algorithm", "grpo", "--prompts", "64", "--samples", "8")  # fmt: skip
+JOB = ("--gpus", "4", "--model", "qwen2.5-1.5b", "--algorithm", "grpo", "--prompts", "64", "--samples", "8")
 
 
-def test_design_says_what_calibration_changed(profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_design_says_what_calibration_changed(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(profile.parent)
     plan_file = tmp_path / "plan.json"
     text = say(design, *JOB, "--profile", str(profile), "--out", str(plan_file))
     for word in (
-        "what calibration changed", "calibrated: h100_sxm, calibrated on 3 runs (a, b, c)", "controller_time", "# was", "step before",
-    ):  # fmt: skip
+        "what calibration changed",
+        "calibrated: h100_sxm, calibrated on 3 runs (a, b, c)",
+        "controller_time",
+        "# was",
+        "step before",
+    ):
         assert word in text, word
     assert "the choice is the same" in text or "another plan is chosen" in text
     again = say(estimate, str(plan_file))  # the plan names its profile, which lies here
@@ -165,7 +190,9 @@ def test_design_without_calibration_says_nothing_of_it(tmp_path: Path) -> None:
 def test_design_names_a_profile_before_that_is_gone(profile: Path, tmp_path: Path) -> None:
     text = profile.read_text().replace("base: h100_sxm", "base: lost_profile")
     (tmp_path / "orphan.yaml").write_text(text)
-    result = CliRunner().invoke(design, [*JOB, "--profile", str(tmp_path / "orphan.yaml"), "--out", str(tmp_path / "p.json")])  # fmt: skip
+    result = CliRunner().invoke(
+        design, [*JOB, "--profile", str(tmp_path / "orphan.yaml"), "--out", str(tmp_path / "p.json")]
+    )
     assert isinstance(result.exception, RlhfsimError)
     assert result.exception.code == "no-profile-before"
 

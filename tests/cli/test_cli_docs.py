@@ -15,20 +15,43 @@ from rlhfsim.cli.gpus import gpus
 from rlhfsim.cli.memory import memory
 from rlhfsim.cli.models import models
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.specs.workload.workload import Workload
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLAN_TYPES = [
-    plan.Plan, plan.PlannedModel, plan.PlannedHardware, plan.RoleGpus, plan.PredictedPhase, plan.LedgerEntry, plan.Prediction,
-    plan.Choice, plan.Asked, plan.Bound, plan.BreakEven, plan.Searched, plan.RunnerUp,
-    Placement, GpuSet, Seat, RolloutSeat, Schedule, Layout, RolloutLayout,
-]  # fmt: skip
+    plan.Plan,
+    plan.PlannedModel,
+    plan.PlannedHardware,
+    plan.RoleGpus,
+    plan.PredictedPhase,
+    plan.LedgerEntry,
+    plan.Prediction,
+    plan.Choice,
+    plan.Asked,
+    plan.Bound,
+    plan.BreakEven,
+    plan.Searched,
+    plan.RunnerUp,
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+    Layout,
+    RolloutLayout,
+]
 
 
 def words(name: str) -> set[str]:
-    return set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`([^`]*)`", (DOCS / name).read_text()))))  # fmt: skip
+    return set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"`([^`]*)`", (DOCS / name).read_text()))))
 
 
 @pytest.mark.parametrize("kind", PLAN_TYPES, ids=lambda k: str(k.__name__))
@@ -57,9 +80,7 @@ def test_every_shipped_system_is_named() -> None:
     [(estimate, ["verl"]), (memory, ["verl"]), (gpus, ["h100"]), (models, ["8b"])],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_every_top_level_key_of_the_json_is_documented(
-    command: click.Command, arguments: list[str]
-) -> None:
+def test_every_top_level_key_of_the_json_is_documented(command: click.Command, arguments: list[str]) -> None:
     data = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
     keys = set(data) | set((data.get("gpus") or data.get("models") or [{}])[0])
     assert keys - words("plan.md") - {"schema"} == set()

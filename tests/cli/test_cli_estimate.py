@@ -15,8 +15,27 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
 from rlhfsim.specs.scenario import system_names
 
-SMALL = ["--gpus", "4", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "64", "--samples", "4", "--no-kl",
-         "--rules", "workers=8", "--architecture", "hybrid", "--actor", "zero=2,micro_batch=4", "--rollout", "tp=1,pp=1"]  # fmt: skip
+SMALL = [
+    "--gpus",
+    "4",
+    "--model",
+    "qwen2.5-0.5b",
+    "--algorithm",
+    "grpo",
+    "--prompts",
+    "64",
+    "--samples",
+    "4",
+    "--no-kl",
+    "--rules",
+    "workers=8",
+    "--architecture",
+    "hybrid",
+    "--actor",
+    "zero=2,micro_batch=4",
+    "--rollout",
+    "tp=1,pp=1",
+]
 LARGE = ["--gpus", "64", "--model", "70b", "--backend", "megatron"]
 
 
@@ -33,10 +52,7 @@ def refused(*arguments: str) -> RlhfsimError:
 
 def process(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "rlhfsim.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-m", "rlhfsim.cli.main", *arguments], capture_output=True, text=True, check=False
     )
 
 
@@ -93,7 +109,7 @@ def test_a_price_on_the_command_line_replaces_the_listed_one() -> None:
 def test_a_plan_that_does_not_fit_is_priced_and_says_what_and_how_to_help(tmp_path: Path) -> None:
     path = tmp_path / "tight.yaml"
     path.write_text(
-        "cluster: {pools: [{gpu: h100, gpus: 8}]}\n"
+        "cluster: {node_groups: [{gpu: h100, gpus: 8}]}\n"
         "workload: {algorithm: dpo, model: 8b, prompts: 64, prompt_len: {kind: fixed, value: 1024}}\n"
         "placement:\n"
         "  pools: [{name: all, gpus: 8}]\n"
@@ -166,19 +182,32 @@ def test_a_backend_that_cannot_run_the_layout_says_why() -> None:
     assert "DeepSpeed runs ZeRO 0, 1 with this tp and pp" in deepspeed.message
 
 
-def test_a_seat_that_the_algorithm_lacks_is_refused() -> None:
-    assert "has no critic" in refused(*LARGE, "--algorithm", "grpo", "--critic-layout", "tp=2").message  # fmt: skip
+def test_a_role_that_the_algorithm_lacks_is_refused() -> None:
+    assert "has no critic" in refused(*LARGE, "--algorithm", "grpo", "--critic-layout", "tp=2").message
     assert "has no rollout" in refused(*LARGE, "--algorithm", "dpo", "--rollout", "tp=2").message
 
 
 def test_nothing_that_fits_shows_an_example_and_the_smallest_change() -> None:
-    result = run("--gpus", "1", "--model", "8b", "--algorithm", "dpo", "--architecture", "naive", "--prompts", "16",
-                 "--gpu", "l4", "--json")  # fmt: skip
+    result = run(
+        "--gpus",
+        "1",
+        "--model",
+        "8b",
+        "--algorithm",
+        "dpo",
+        "--architecture",
+        "naive",
+        "--prompts",
+        "16",
+        "--gpu",
+        "l4",
+        "--json",
+    )
     answer = json.loads(result.output)
     assert result.exit_code == 1
     assert "needs" in answer["rejected_by"]
     assert answer["remedy"]
-    assert answer["plan"]["prediction"]["peak_memory_bytes"] > answer["plan"]["prediction"]["capacity_bytes"]  # fmt: skip
+    assert answer["plan"]["prediction"]["peak_memory_bytes"] > answer["plan"]["prediction"]["capacity_bytes"]
 
 
 def test_neither_file_nor_cluster_tells_what_to_give() -> None:
@@ -194,7 +223,7 @@ def test_the_process_exits_with_0_1_and_2() -> None:
     assert process("estimate", "verl").returncode == 0
     bad = process("estimate", "--gpus", "0", "--model", "8b")
     assert bad.returncode == 2
-    assert bad.stderr.startswith("error[bad-option]: --gpus: 0 is out of range\n  --> command line\nhelp: ")  # fmt: skip
+    assert bad.stderr.startswith("error[bad-option]: --gpus: 0 is out of range\n  --> command line\nhelp: ")
     assert bad.stdout == ""
 
 

@@ -12,9 +12,7 @@ from rlhfsim.specs.hardware.profiles import profile_names
 
 
 def run(*arguments: str, columns: int = 100) -> str:
-    result = CliRunner().invoke(
-        gpus, arguments, catch_exceptions=False, env={"COLUMNS": str(columns)}
-    )
+    result = CliRunner().invoke(gpus, arguments, catch_exceptions=False, env={"COLUMNS": str(columns)})
     assert result.exit_code == 0
     return result.output
 
@@ -47,7 +45,7 @@ def test_a_borrowed_profile_names_the_lender() -> None:
 def test_one_profile_shows_the_source_of_every_number() -> None:
     (entry,) = data("h100")
     assert all(fact["source"] for fact in entry["datasheet"].values())
-    assert all(c["source"] and c["low"] <= c["value"] <= c["high"] for c in entry["coefficients"].values())  # fmt: skip
+    assert all(c["source"] and c["low"] <= c["value"] <= c["high"] for c in entry["coefficients"].values())
     text = run("h100")
     assert all(label in text for label in entry["datasheet"])
 

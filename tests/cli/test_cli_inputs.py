@@ -116,13 +116,13 @@ def test_a_workload_that_makes_no_sense_says_why(arguments: tuple[str, ...], wor
 
 def test_the_price_reaches_the_cluster() -> None:
     cluster = build_cluster(given("--price", "2.5 USD/h"))
-    assert cluster.pool.profile.price is not None
-    assert cluster.pool.profile.price.value == 2.5
+    assert cluster.node_group.profile.price is not None
+    assert cluster.node_group.profile.price.value == 2.5
 
 
 def test_a_second_pool_has_its_own_gpu() -> None:
     cluster = build_cluster(given("--rollout-gpu", "h20", "--rollout-gpus", "16"))
-    assert [(p.profile.name, p.gpus) for p in cluster.pools] == [("h100_sxm", 8), ("h20_sxm", 16)]
+    assert [(p.profile.name, p.gpus) for p in cluster.node_groups] == [("h100_sxm", 8), ("h20_sxm", 16)]
 
 
 def test_lengths_accept_numbers_thousands_and_distributions(tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from rlhfsim.cli.memory import memory
 
 
 def run(*arguments: str, columns: int = 100) -> Result:
-    return CliRunner().invoke(
-        memory, arguments, catch_exceptions=False, env={"COLUMNS": str(columns)}
-    )
+    return CliRunner().invoke(memory, arguments, catch_exceptions=False, env={"COLUMNS": str(columns)})
 
 
 def data(*arguments: str) -> dict[str, Any]:

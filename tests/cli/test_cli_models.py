@@ -13,9 +13,7 @@ from rlhfsim.specs.model.presets import preset_names
 
 
 def run(*arguments: str, columns: int = 100) -> str:
-    result = CliRunner().invoke(
-        models, arguments, catch_exceptions=False, env={"COLUMNS": str(columns)}
-    )
+    result = CliRunner().invoke(models, arguments, catch_exceptions=False, env={"COLUMNS": str(columns)})
     assert result.exit_code == 0
     return result.output
 
@@ -54,8 +52,15 @@ def test_a_model_with_experts_tells_active_from_all() -> None:
 
 
 def test_a_config_file_of_the_user_is_read(tmp_path: Path) -> None:
-    config = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
-              "intermediate_size": 512, "vocab_size": 1000}  # fmt: skip
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 512,
+        "vocab_size": 1000,
+    }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     assert one(str(path))["num_layers"] == 2

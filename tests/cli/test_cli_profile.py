@@ -17,9 +17,16 @@ from rlhfsim.units import GB, GIB
 
 pytest.importorskip("torch")
 MACHINE = Machine(
-    kind="cpu", title="Test CPU with a long name, 3.00 GHz", date="2026-11-21", cores=2, memory=24 * GIB, free=22 * GIB,
-    peak=100e9, peak_source="planted", versions=(("torch", "2.13.0"), ("vllm", "0.32.0")),
-)  # fmt: skip
+    kind="cpu",
+    title="Test CPU with a long name, 3.00 GHz",
+    date="2026-11-21",
+    cores=2,
+    memory=24 * GIB,
+    free=22 * GIB,
+    peak=100e9,
+    peak_source="planted",
+    versions=(("torch", "2.13.0"), ("vllm", "0.32.0")),
+)
 SESSION = Session(
     machine=MACHINE,
     measured=(
@@ -54,9 +61,14 @@ def test_the_profile_is_written_where_gpu_local_finds_it_and_shown(planted: Path
     assert max(map(len, shown.output.splitlines())) <= 100
     said = " ".join(shown.output.split())  # lines end where the terminal does
     for text in (
-        "[1/3] gemm", "gemm_efficiency", "hbm_efficiency", "sleep: no GPU", "wrote hardware_profiles/local.yaml",
-        "next: rlhfsim design --gpu local --gpus 2", "of the peak of 100 GFLOP/s",
-    ):  # fmt: skip
+        "[1/3] gemm",
+        "gemm_efficiency",
+        "hbm_efficiency",
+        "sleep: no GPU",
+        "wrote hardware_profiles/local.yaml",
+        "next: rlhfsim design --gpu local --gpus 2",
+        "of the peak of 100 GFLOP/s",
+    ):
         assert text in said, text
 
 

@@ -33,17 +33,7 @@ def test_json_names_every_path_with_an_interval() -> None:
     assert found["schema"] == "rlhfsim.sync/1"
     names = [p["name"] for p in found["paths"]]
     assert len(names) == len(set(names)) == 15
-    for wanted in (
-        "none",
-        "reshard",
-        "ipc",
-        "broadcast",
-        "p2p",
-        "disk-local",
-        "disk-shared",
-        "lora",
-        "host",
-    ):
+    for wanted in ("none", "reshard", "ipc", "broadcast", "p2p", "disk-local", "disk-shared", "lora", "host"):
         assert wanted in names
     assert all(p["low"] <= p["seconds"] <= p["high"] for p in found["paths"])
 
@@ -61,8 +51,7 @@ def test_each_unavailable_path_says_why() -> None:
 
 def test_a_shared_pool_turns_networks_off_and_handles_on() -> None:
     result = CliRunner().invoke(
-        sync,
-        ["--model", "70b", "--from", "tp=8,dp=2", "--to", "tp=4,dp=4", "--same-pool", "--json"],
+        sync, ["--model", "70b", "--from", "tp=8,dp=2", "--to", "tp=4,dp=4", "--same-pool", "--json"]
     )
     paths = {p["name"]: p["available"] for p in json.loads(result.output)["paths"]}
     assert paths["ipc"]
@@ -76,8 +65,13 @@ def test_adapters_become_available_with_lora() -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("tp", "is not name=value"), ("tp=2,tp=4", "stands twice"), ("tp=8,,dp=2", "is not name=value"), ("tp=", "is not name=value")],
-)  # fmt: skip
+    [
+        ("tp", "is not name=value"),
+        ("tp=2,tp=4", "stands twice"),
+        ("tp=8,,dp=2", "is not name=value"),
+        ("tp=", "is not name=value"),
+    ],
+)
 def test_bad_pairs_name_the_option(text: str, said: str) -> None:
     with pytest.raises(RlhfsimError, match=said) as caught:
         parse_pairs(text, "--from")

@@ -18,21 +18,10 @@ from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Workload
 
-SMALL = [
-    "--gpus",
-    "8",
-    "--model",
-    "qwen3-4b",
-    "--algorithm",
-    "grpo",
-    "--prompts",
-    "64",
-    "--samples",
-    "4",
-]
+SMALL = ["--gpus", "8", "--model", "qwen3-4b", "--algorithm", "grpo", "--prompts", "64", "--samples", "4"]
 
 
-TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]  # fmt: skip
+TINY = ["--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "2"]
 
 
 def run(*arguments: str, out: Path) -> Result:
@@ -48,7 +37,7 @@ def test_the_answer_is_ranked_explained_and_no_wider_than_100_columns(tmp_path: 
         "proven",
         "the chosen plan",
         "why",
-        "what would flip the choice",
+        "what would change the choice",
         "--gains",
         "how sure",
         "next",
@@ -61,9 +50,7 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
     result = run(*SMALL, "--json", out=out)
     answer = json.loads(result.output)
     assert answer["schema"] == "rlhfsim.design/2"
-    assert {"chosen", "runners_up", "certificate", "requirements", "why_not", "flips"} <= set(
-        answer
-    )
+    assert {"chosen", "runners_up", "certificate", "requirements", "why_not", "break_evens"} <= set(answer)
     wanted = {
         "architecture",
         "role_placement",
@@ -194,14 +181,7 @@ def test_money_as_objective_says_that_it_is_time(tmp_path: Path) -> None:
 
 
 def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_path: Path) -> None:
-    choices = (
-        "--why-not",
-        "disaggregated",
-        "--why-not",
-        "actor.zero=3",
-        "--why-not",
-        "actor.tp>=16",
-    )
+    choices = ("--why-not", "disaggregated", "--why-not", "actor.zero=3", "--why-not", "actor.tp>=16")
     result = tiny(*choices, out=tmp_path)
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 100
@@ -225,8 +205,15 @@ def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_pat
 
 def test_bounds_and_paths_are_kept(tmp_path: Path) -> None:
     result = tiny(
-        "--fix", "actor.zero<=1,rollout.gpus=1", "--weight-path", "disk", "--max-gpus-per-role", "1", "--json", out=tmp_path,
-    )  # fmt: skip
+        "--fix",
+        "actor.zero<=1,rollout.gpus=1",
+        "--weight-path",
+        "disk",
+        "--max-gpus-per-role",
+        "1",
+        "--json",
+        out=tmp_path,
+    )
     assert result.exit_code == 0, result.output
     placement = json.loads(result.output)["chosen"]["placement"]
     assert placement["actor"]["layout"]["zero"] <= 1
@@ -239,7 +226,7 @@ def test_the_front_is_shown_on_request(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= 100
     _, rest = result.output.split("plans between which you may choose")
-    rows = [line for line in rest.split("what would flip")[0].splitlines() if " GB " in line]
+    rows = [line for line in rest.split("what would break_even")[0].splitlines() if " GB " in line]
     assert len(rows) >= 2
 
 

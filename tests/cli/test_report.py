@@ -13,7 +13,20 @@ from rlhfsim.cli.estimate import estimate
 from rlhfsim.cli.report import report
 from rlhfsim.errors import RlhfsimError
 
-SMALL = ["--gpus", "4", "--model", "0.5b", "--algorithm", "grpo", "--prompts", "64", "--samples", "2", "--response-len", "256"]  # fmt: skip
+SMALL = [
+    "--gpus",
+    "4",
+    "--model",
+    "0.5b",
+    "--algorithm",
+    "grpo",
+    "--prompts",
+    "64",
+    "--samples",
+    "2",
+    "--response-len",
+    "256",
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +57,7 @@ def test_json_has_every_finding(plan: Path, tmp_path: Path) -> None:
     assert data["title"] == "Ours"
     assert data["bytes"] == out.stat().st_size
     found = {
-        figure["key"]: figure["finding"]
-        for section in data["sections"]
-        for figure in section["figures"]
+        figure["key"]: figure["finding"] for section in data["sections"] for figure in section["figures"]
     }
     assert {
         "nodes",
@@ -60,16 +71,11 @@ def test_json_has_every_finding(plan: Path, tmp_path: Path) -> None:
     } <= set(found)
 
 
-def test_other_sizes_are_searched_with_a_bar_and_within_their_limit(
-    plan: Path, tmp_path: Path
-) -> None:
+def test_other_sizes_are_searched_with_a_bar_and_within_their_limit(plan: Path, tmp_path: Path) -> None:
     found = asked(plan, "--out", tmp_path / "page.html", "--size-limit", "0.1s", "--json")
     assert "best plans of other sizes" in found.stderr
     pareto = next(
-        f
-        for s in json.loads(found.stdout)["sections"]
-        for f in s["figures"]
-        if f["key"] == "pareto"
+        f for s in json.loads(found.stdout)["sections"] for f in s["figures"] if f["key"] == "pareto"
     )
     assert "GPUs" in pareto["finding"]
 
@@ -95,7 +101,7 @@ def test_a_plan_from_estimate_says_that_it_was_given(tmp_path: Path) -> None:
         ('{"schema": "rlhfsim.trace/1"}', "nothing-to-report"),
         ("[1]", "nothing-to-report"),
         ("{", "malformed-json"),
-        ('{"schema": "rlhfsim.plan/1"}', "missing-key"),
+        ('{"schema": "rlhfsim.plan/2"}', "missing-key"),
     ],
 )
 def test_other_files_are_refused_by_name(text: str, code: str, tmp_path: Path) -> None:

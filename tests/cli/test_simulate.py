@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 ASYNC = "sample-factory"
 SHORT = ("--iterations", "3")
 TIGHT = (
-    "cluster: {pools: [{gpu: h100, gpus: 8}]}\n"
+    "cluster: {node_groups: [{gpu: h100, gpus: 8}]}\n"
     "workload: {algorithm: dpo, model: 8b, prompts: 64, prompt_len: {kind: fixed, value: 1024}}\n"
     "placement:\n"
     "  pools: [{name: all, gpus: 8}]\n"
@@ -33,7 +33,7 @@ TIGHT = (
     "  reference: {pool: all, layout: {dp: 8, zero: 3, micro_batch: 1}}\n"
 )
 SHARED = (  # the weight sync runs beside training, which gathers weights over the same network cards
-    "cluster: {pools: [{gpu: h100, gpus: 32}], oversubscription: 16}\n"
+    "cluster: {node_groups: [{gpu: h100, gpus: 32}], oversubscription: 16}\n"
     "workload: {algorithm: grpo, model: 8b, prompts: 64, samples: 2, kl: false, prompt_len: {kind: fixed, value: 256},\n"
     "           response_len: {kind: fixed, value: 512}, reward: {rules: {workers: 8}}}\n"
     "placement:\n"
@@ -102,12 +102,12 @@ def test_replications_take_the_next_seeds() -> None:
     assert both["step_seconds"][1] == data_of("slime", *SHORT, "--seed", "1")["step_seconds"][0]
     steps = [s for run in both["step_seconds"] for s in run]
     assert both["step"]["mean_s"] == pytest.approx(sum(steps) / 6)
-    assert min(steps) <= both["step"]["p10_s"] <= both["step"]["p50_s"] <= both["step"]["p90_s"] <= max(steps)  # fmt: skip
+    assert min(steps) <= both["step"]["p10_s"] <= both["step"]["p50_s"] <= both["step"]["p90_s"] <= max(steps)
 
 
 def test_expected_lengths_give_the_estimate_where_no_link_is_shared() -> None:
     told = simulate_file("slime")
-    assert told.estimate.prediction.step_s == pytest.approx(estimate_file("slime").prediction.step_s)  # fmt: skip
+    assert told.estimate.prediction.step_s == pytest.approx(estimate_file("slime").prediction.step_s)
     data = data_of("slime", *SHORT, "--expected-lengths")
     assert data["contention"] == []
     assert data["step_seconds"][0] == pytest.approx([estimate_file("slime").prediction.step_s] * 3)
@@ -127,7 +127,9 @@ def test_links_that_calls_share_are_listed_with_what_they_cost(tmp_path: Path) -
 
 
 def test_stragglers_slow_a_synchronous_step() -> None:
-    usual, slow = (data_of("slime", *SHORT, "--expected-lengths", *more) for more in ((), ("--straggler", "0.1:1.5")))  # fmt: skip
+    usual, slow = (
+        data_of("slime", *SHORT, "--expected-lengths", *more) for more in ((), ("--straggler", "0.1:1.5"))
+    )
     assert slow["step"]["mean_s"] > 1.05 * usual["step"]["mean_s"]
     assert "10 % of the GPUs take 1.5 times as long" in slow["run"]["randomness"]
 
@@ -144,9 +146,7 @@ def test_an_asynchronous_run_tells_staleness_and_queue() -> None:
 # --- traces -----------------------------------------------------------------------------------------
 
 
-def test_the_trace_and_the_chrome_trace_are_written_and_agree_with_the_figures(
-    tmp_path: Path,
-) -> None:
+def test_the_trace_and_the_chrome_trace_are_written_and_agree_with_the_figures(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     data = data_of("slime", *SHORT, "--trace", str(path))
     trace = read_trace(path)
@@ -169,7 +169,10 @@ def test_one_seed_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_trace_that_cannot_be_written_is_one_message(tmp_path: Path) -> None:
-    assert refused("slime", "--iterations", "1", "--trace", str(tmp_path / "no" / "t.json")).code == "unwritable-file"  # fmt: skip
+    assert (
+        refused("slime", "--iterations", "1", "--trace", str(tmp_path / "no" / "t.json")).code
+        == "unwritable-file"
+    )
 
 
 # --- what does not fit, and bad input ---------------------------------------------------------------
@@ -180,7 +183,9 @@ def test_a_plan_that_does_not_fit_tells_instant_bytes_and_remedy(tmp_path: Path)
     path.write_text(TIGHT)
     result = run(str(path), "--trace", str(tmp_path / "t.json"))
     assert result.exit_code == 1
-    assert re.search(r"does not fit: pool all needs [\d.]+ GB of [\d.]+ GB per GPU\s+at [\d.]+ s", result.output)  # fmt: skip
+    assert re.search(
+        r"does not fit: pool all needs [\d.]+ GB of [\d.]+ GB per GPU\s+at [\d.]+ s", result.output
+    )
     assert "smallest change that fits: micro_batch 1 for actor" in result.output
     assert not (tmp_path / "t.json").exists()
     data = data_of(str(path))
@@ -189,7 +194,10 @@ def test_a_plan_that_does_not_fit_tells_instant_bytes_and_remedy(tmp_path: Path)
 
 def test_a_plan_json_is_simulated_as_its_scenario(tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.json", estimate_file("slime"))
-    assert data_of(str(tmp_path / "plan.json"), *SHORT)["step_seconds"] == data_of("slime", *SHORT)["step_seconds"]  # fmt: skip
+    assert (
+        data_of(str(tmp_path / "plan.json"), *SHORT)["step_seconds"]
+        == data_of("slime", *SHORT)["step_seconds"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +238,7 @@ def test_a_bar_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_failures_cost_goodput_and_the_text_tells_the_best_interval() -> None:
-    asked = ("slime", "--iterations", "1", "--mtbf", "2000h", "--restart", "10min", "--checkpoint", "60s")  # fmt: skip
+    asked = ("slime", "--iterations", "1", "--mtbf", "2000h", "--restart", "10min", "--checkpoint", "60s")
     goodput = data_of(*asked)["goodput"]
     assert 0 < goodput["simulated"] < 1
     assert goodput["simulated"] == pytest.approx(goodput["first_order"], abs=0.02)
@@ -289,13 +297,21 @@ def test_every_option_is_documented_explained_and_in_the_golden_file() -> None:
 
 
 def test_every_top_level_key_of_the_json_is_documented() -> None:
-    line = next(line for line in (ROOT / "docs" / "plan.md").read_text().splitlines() if line.startswith("| `simulate`"))  # fmt: skip
-    assert set(data_of("slime", "--iterations", "1")) - {"schema"} == set(re.findall(r"`(\w+)`", line)) - {"simulate"}  # fmt: skip
+    line = next(
+        line
+        for line in (ROOT / "docs" / "plan.md").read_text().splitlines()
+        if line.startswith("| `simulate`")
+    )
+    assert set(data_of("slime", "--iterations", "1")) - {"schema"} == set(re.findall(r"`(\w+)`", line)) - {
+        "simulate"
+    }
 
 
 def test_the_process_exits_with_0_and_2() -> None:
     program = [sys.executable, "-m", "rlhfsim.cli.main", "simulate"]
-    done = subprocess.run([*program, "slime", "--iterations", "1"], capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [*program, "slime", "--iterations", "1"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     bad = subprocess.run([*program, "--mtbf", "0h"], capture_output=True, text=True, check=False)
     assert bad.returncode == 2

@@ -12,8 +12,20 @@ from rlhfsim.cli import main as entry
 from rlhfsim.cli.size import size
 from rlhfsim.plan import read_plan
 
-SMALL = ["--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--prompts", "32", "--samples", "4", "--rules", "workers=8,seconds_per_sample=1ms",
-         "--max-gpus", "2"]  # fmt: skip
+SMALL = [
+    "--model",
+    "qwen2.5-0.5b",
+    "--algorithm",
+    "grpo",
+    "--prompts",
+    "32",
+    "--samples",
+    "4",
+    "--rules",
+    "workers=8,seconds_per_sample=1ms",
+    "--max-gpus",
+    "2",
+]
 
 
 def run(*arguments: str) -> Result:
@@ -80,10 +92,7 @@ def test_the_front_is_a_table() -> None:
     ],
 )
 def test_bad_input_is_one_clear_error(
-    arguments: tuple[str, ...],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["rlhfsim", "size", *SMALL, *arguments])
     with pytest.raises(SystemExit) as stopped:

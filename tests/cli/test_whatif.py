@@ -20,7 +20,7 @@ from small_scenarios import small
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.whatif import whatif
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.clusters import PoolText
+from rlhfsim.specs.hardware.clusters import NodeGroupText
 from rlhfsim.what_if.scenarios.document import (
     Base,
     BreakEvenText,
@@ -46,14 +46,24 @@ MANY: dict[str, Any] = small(
     question="What if it were larger?",
     assumptions=["steps stay"],
     points=[
-        {"name": "four GPUs", "set": {"cluster.pools.0.gpus": 4}},
-        {"name": "cheap", "set": {"cluster.pools.0.price": "0.5x"}},
+        {"name": "four GPUs", "set": {"cluster.node_groups.0.gpus": 4}},
+        {"name": "cheap", "set": {"cluster.node_groups.0.price": "0.5x"}},
         {"name": "405B", "set": {"workload.model": "405b"}},
         {"name": "one pool", "set": {"request.forbid": ["disaggregated"]}},
     ],
-    break_even=[{"question": "Which price?", "vary": "cluster.pools.0.price", "between": [1, 6], "of": "cost_of_run", "point": "four GPUs", "against": "base", "vary_in": "point"}],
-    tornado={"vary": {"workload.samples": ["0.5x", "2x"], "cluster.pools.0.price": ["0.5x", "2x"]}},
-)  # fmt: skip
+    break_even=[
+        {
+            "question": "Which price?",
+            "vary": "cluster.node_groups.0.price",
+            "between": [1, 6],
+            "of": "cost_of_run",
+            "point": "four GPUs",
+            "against": "base",
+            "vary_in": "point",
+        }
+    ],
+    tornado={"vary": {"workload.samples": ["0.5x", "2x"], "cluster.node_groups.0.price": ["0.5x", "2x"]}},
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +80,23 @@ def run(scenario: Path, *more: str, **env: str) -> Result:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_the_answer_is_no_wider_than_the_terminal_and_holds_every_part(scenario: Path, width: int) -> None:  # fmt: skip
+def test_the_answer_is_no_wider_than_the_terminal_and_holds_every_part(scenario: Path, width: int) -> None:
     result = run(scenario, COLUMNS=str(width))
     assert result.exit_code == 0, result.output
     assert max(map(len, result.output.splitlines())) <= width
-    for word in ("small", "What if it were larger?", "four GPUs", "nothing fits", "break-evens", "Which price?", "one input at a time",
-                 "assumed: steps stay", "price of h100_sxm: 3 USD/h", "given by the scenario", "--out whatif.json"):  # fmt: skip
+    for word in (
+        "small",
+        "What if it were larger?",
+        "four GPUs",
+        "nothing fits",
+        "break-evens",
+        "Which price?",
+        "one input at a time",
+        "assumed: steps stay",
+        "price of h100_sxm: 3 USD/h",
+        "given by the scenario",
+        "--out whatif.json",
+    ):
         assert word in result.output
 
 
@@ -83,7 +104,7 @@ def test_changes_show_only_what_is_another_and_mark_another_architecture(scenari
     text = run(scenario).output
     cheap = text[text.index("~ cheap") :]
     cheap = cheap[: cheap.index("\n\n")] if "\n\n" in cheap else cheap.split("405B")[0]
-    assert "cluster.pools.0.price" in cheap
+    assert "cluster.node_groups.0.price" in cheap
     assert "(-50.0 %)" in cheap
     assert "actor" not in cheap
     found = json.loads(run(scenario, "--json").output)
@@ -109,10 +130,21 @@ def test_a_second_run_searches_nothing(scenario: Path) -> None:
 
 
 def test_settings_and_only(scenario: Path) -> None:
-    data = json.loads(run(scenario, "--json", "--only", "chea*", "--set", "run.steps=7", "--set", "cluster.pools.0.price=4 USD/h").output)  # fmt: skip
+    data = json.loads(
+        run(
+            scenario,
+            "--json",
+            "--only",
+            "chea*",
+            "--set",
+            "run.steps=7",
+            "--set",
+            "cluster.node_groups.0.price=4 USD/h",
+        ).output
+    )
     assert [p["name"] for p in data["points"]] == ["cheap"]
     assert data["base"]["steps"] == 7
-    assert data["points"][0]["changes"] == {"cluster.pools.0.price": 2}
+    assert data["points"][0]["changes"] == {"cluster.node_groups.0.price": 2}
 
 
 def test_a_base_that_does_not_fit_ends_with_1(scenario: Path) -> None:
@@ -127,7 +159,7 @@ def test_a_base_that_does_not_fit_ends_with_1(scenario: Path) -> None:
         (["--set", "workload.modell=8b"], "unknown path 'workload.modell'"),
         (["--set", "run.steps"], "is not PATH=VALUE"),
         (["--set", "run.steps=1", "--set", "run.steps=2"], "stands twice"),
-        (["--set", "cluster.pools.0.price=4 GB"], "unknown unit"),
+        (["--set", "cluster.node_groups.0.price=4 GB"], "unknown unit"),
         (["--only", "nobody"], "unknown point 'nobody'"),
         (["--csv", "points.txt"], "does not end in .csv"),
         (["--no-cache"], "drop one"),
@@ -146,9 +178,13 @@ def test_without_a_scenario_the_shipped_ones_are_named() -> None:
     assert "half-the-gpus" in str(result.exception)
 
 
-def test_bad_input_ends_with_2_and_names_file_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_bad_input_ends_with_2_and_names_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(small(points=[{"name": "p", "set": {"workload.promts": 1}}]), sort_keys=False))  # fmt: skip
+    path.write_text(
+        yaml.safe_dump(small(points=[{"name": "p", "set": {"workload.promts": 1}}]), sort_keys=False)
+    )
     monkeypatch.setattr(sys, "argv", ["rlhfsim", "whatif", str(path), "--no-cache"])
     with pytest.raises(SystemExit) as caught:
         entry.main()
@@ -160,11 +196,24 @@ def test_bad_input_ends_with_2_and_names_file_and_line(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
-def test_an_interrupted_run_goes_on_where_it_was(how: signal.Signals, code: int, tmp_path: Path) -> None:  # fmt: skip
+def test_an_interrupted_run_goes_on_where_it_was(how: signal.Signals, code: int, tmp_path: Path) -> None:
     path, kept = tmp_path / "long.yaml", tmp_path / "kept"
     path.write_text(yaml.safe_dump(small(grid={"workload.seed": list(range(20))})))
-    words = [sys.executable, "-m", "rlhfsim.cli.main", "whatif", str(path), "--cache", str(kept), "--jobs", "2", "--json"]  # fmt: skip
-    first = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ})  # fmt: skip
+    words = [
+        sys.executable,
+        "-m",
+        "rlhfsim.cli.main",
+        "whatif",
+        str(path),
+        "--cache",
+        str(kept),
+        "--jobs",
+        "2",
+        "--json",
+    ]
+    first = subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env={**os.environ}
+    )
     while first.poll() is None and len(list(kept.glob("*.json"))) < 3:
         time.sleep(0.01)
     first.send_signal(how)
@@ -194,7 +243,26 @@ def test_every_option_is_documented() -> None:
             assert param.opts[0] in section
 
 
-@pytest.mark.parametrize("kind", [Document, Base, PoolText, RequestText, RunText, FaultsText, PointText, BreakEvenText, WhatIf, PointResult, Bar, BreakEven, Tried, Provenance], ids=lambda k: str(k.__name__))  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Document,
+        Base,
+        NodeGroupText,
+        RequestText,
+        RunText,
+        FaultsText,
+        PointText,
+        BreakEvenText,
+        WhatIf,
+        PointResult,
+        Bar,
+        BreakEven,
+        Tried,
+        Provenance,
+    ],
+    ids=lambda k: str(k.__name__),
+)
 def test_every_key_of_the_file_and_of_the_result_is_documented(kind: type) -> None:
     import re
     from dataclasses import fields

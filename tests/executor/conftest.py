@@ -17,7 +17,12 @@ def ray_address() -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 4, "resources": {"slot": SLOTS}, "object_store_memory": 256 * 2**20, "include_dashboard": False}  # fmt: skip
+    head = {
+        "num_cpus": 4,
+        "resources": {"slot": SLOTS},
+        "object_store_memory": 256 * 2**20,
+        "include_dashboard": False,
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     yield cluster.address
     cluster.shutdown()

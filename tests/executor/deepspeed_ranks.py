@@ -33,7 +33,9 @@ WORLD = 2
 LOSS = LossSpec(name="policy", settings={"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
 VALUE = LossSpec(name="value", settings={})
 # a large eps: with a small one Adam turns rounding errors of tiny gradients into whole steps
-OPTIMIZER = Optimizer(learning_rate=1e-2, eps=1e-2, max_grad_norm=0.5, weight_decay=0.1, schedule="linear", warmup_steps=2)  # fmt: skip
+OPTIMIZER = Optimizer(
+    learning_rate=1e-2, eps=1e-2, max_grad_norm=0.5, weight_decay=0.1, schedule="linear", warmup_steps=2
+)
 STEPS = 4
 STAGES: dict[str, dict[str, Any]] = {
     "zero0": {"zero": 0, "micro_batch": 2},
@@ -45,8 +47,13 @@ STAGES: dict[str, dict[str, Any]] = {
 BF16: dict[str, dict[str, Any]] = {
     "bf16 zero0": {"zero": 0, "precision": "bf16"},
     "bf16 zero2 offload": {"zero": 2, "precision": "bf16", "offload_optimizer": "cpu"},
-    "bf16 zero3 offload": {"zero": 3, "precision": "bf16", "offload_optimizer": "cpu", "offload_params": "cpu"},
-}  # fmt: skip
+    "bf16 zero3 offload": {
+        "zero": 3,
+        "precision": "bf16",
+        "offload_optimizer": "cpu",
+        "offload_params": "cpu",
+    },
+}
 
 
 def model(family: str) -> str:
@@ -54,7 +61,13 @@ def model(family: str) -> str:
 
 
 def spec(folder: str, **options: Any) -> EngineSpec:
-    options = {"optimizer": OPTIMIZER, "total_steps": 6, "micro_batch": 2, "recompute": "none", "dp": WORLD} | options  # fmt: skip
+    options = {
+        "optimizer": OPTIMIZER,
+        "total_steps": 6,
+        "micro_batch": 2,
+        "recompute": "none",
+        "dp": WORLD,
+    } | options
     names = {"zero", "micro_batch", "recompute", "dp", "tp", "offload_optimizer", "offload_params"}
     layout = Layout(**{name: options.pop(name) for name in sorted(names & set(options))})
     return EngineSpec(role="actor", model=folder, layout=layout, **options)
@@ -92,25 +105,29 @@ def batch(step: int, dp: int = WORLD) -> MiniBatch:
     return MiniBatch(samples=tuple(mine), global_tokens=tokens, global_sequences=9)
 
 
-def plain(folder: str, steps: int, loss: LossSpec = LOSS) -> tuple[dict[str, torch.Tensor], list[float]]:  # fmt: skip
+def plain(folder: str, steps: int, loss: LossSpec = LOSS) -> tuple[dict[str, torch.Tensor], list[float]]:
     """Weights and gradient norms of the same steps in plain PyTorch, the whole batch at once."""
     head = "value" if loss.name == "value" else "causal"
     module = heads.load(folder, head, "fp32")
-    adam = torch.optim.AdamW(module.parameters(), betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=OPTIMIZER.weight_decay)  # fmt: skip
+    adam = torch.optim.AdamW(
+        module.parameters(), betas=OPTIMIZER.betas, eps=OPTIMIZER.eps, weight_decay=OPTIMIZER.weight_decay
+    )
     norms = []
     for step in range(steps):
         everything = samples(9, step)
         micro = packing.micro_batch(everything, packed=False)
-        out, entropy = module(micro.tokens, micro.positions, micro.index, micro.targets, head == "causal")  # fmt: skip
+        out, entropy = module(micro.tokens, micro.positions, micro.index, micro.targets, head == "causal")
         rows = {"values" if head == "value" else "logprobs": micro.rows(out)}
         rows |= {"entropy": micro.rows(entropy)} if head == "causal" else {}
         tokens = sum(sample.num_tokens for sample in everything)
-        value, _ = losses.compute(loss, losses.collate(everything, num_tokens=tokens, num_sequences=9, **rows))  # fmt: skip
+        value, _ = losses.compute(
+            loss, losses.collate(everything, num_tokens=tokens, num_sequences=9, **rows)
+        )
         for group in adam.param_groups:
             group["lr"] = OPTIMIZER.learning_rate * (0.5, 1.0, 1.0, 0.75)[step]
         adam.zero_grad()
         value.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), OPTIMIZER.max_grad_norm)))  # fmt: skip
+        norms.append(float(torch.nn.utils.clip_grad_norm_(module.parameters(), OPTIMIZER.max_grad_norm)))
         adam.step()
     return {name: p.detach() for name, p in heads.named_parameters(module).items()}, norms
 
@@ -151,7 +168,7 @@ def check_stage(name: str, options: dict[str, Any], expected: Any) -> dict[str, 
     found = {"digest": digest(engine), "kept": kept, "files": files}
     if expected is not None:
         found["weights"] = distance(weights(engine), expected[0])
-        found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))  # fmt: skip
+        found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))
     found |= {"losses": [m["loss"] for m in seen], "rates": [m["learning_rate"] for m in seen]}
     broken = batch(0)
     broken.samples[0].advantages[0] = np.nan  # type: ignore[index]
@@ -173,14 +190,17 @@ def check_resumed(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def check_tensor_parallel(zero: int, family: str) -> dict[str, Any]:
     engine = training.build(spec(model(family), zero=zero, tp=2, dp=1))
-    stored = {name: p.detach() for name, p in heads.named_parameters(heads.load(model(family), "causal", "fp32")).items()}  # fmt: skip
+    stored = {
+        name: p.detach()
+        for name, p in heads.named_parameters(heads.load(model(family), "causal", "fp32")).items()
+    }
     found = {"loaded": distance(weights(engine), stored)}
     shard = sum(parameter.numel() for parameter in engine.model.parameters())
     found["share"] = shard / sum(parameter.numel() for parameter in stored.values())
     seen = [engine.train(batch(step, dp=1), LOSS) for step in range(2)]
     expected = plain(model(family), 2)
     found["weights"] = distance(weights(engine), expected[0])
-    found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))  # fmt: skip
+    found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))
     engine.close()
     return found
 
@@ -202,11 +222,7 @@ def check_lora(zero: int) -> dict[str, Any]:
             parameter.data.copy_(merged[name])
         micro = packing.micro_batch(some, packed=False)
         again = micro.split(copy(micro.tokens, micro.positions, micro.index, micro.targets)[0])
-        found |= {
-            "merged": close_to(after, again),
-            "adapters": len(adapters),
-            "name": adapters[0][0],
-        }
+        found |= {"merged": close_to(after, again), "adapters": len(adapters), "name": adapters[0][0]}
     return found
 
 
@@ -237,13 +253,13 @@ def check_scoring() -> dict[str, Any]:
 def _tensor_parallel_scores() -> dict[str, Any]:
     """Scores of a head that the checkpoint lacks: of one process, and of weights split in two."""
     some = samples(5, 3)
-    options: dict[str, Any] = {"optimizer": None, "head": "score", "precision": "bf16", "zero": 1, "seed": 5}  # fmt: skip
+    options: dict[str, Any] = {"optimizer": None, "head": "score", "precision": "bf16", "zero": 1, "seed": 5}
     whole = training.build(spec(model("qwen3"), **options))
     split = training.build(spec(model("qwen3"), tp=2, dp=1, **options))
     wanted, found = whole.scores(some), split.scores(some)
     whole.close()
     split.close()
-    return {"scores": float(np.abs(np.subtract(wanted, found)).max()), "spread": float(np.std(wanted))}  # fmt: skip
+    return {"scores": float(np.abs(np.subtract(wanted, found)).max()), "spread": float(np.std(wanted))}
 
 
 def check_refused() -> str:
@@ -275,9 +291,12 @@ def check_memory() -> dict[str, Any]:
 def first() -> dict[str, Callable[[], Any]]:
     """Checks by name, in order."""
     expected = plain(model("llama"), STEPS)
-    stages = {name: partial(check_stage, name, options, expected) for name, options in STAGES.items()}  # fmt: skip
+    stages = {name: partial(check_stage, name, options, expected) for name, options in STAGES.items()}
     half = {name: partial(check_stage, name, options, None) for name, options in BF16.items()}
-    tensor = {f"tp zero{zero}": partial(check_tensor_parallel, zero, family) for zero, family in enumerate(("llama", "qwen3", "qwen2"))}  # fmt: skip
+    tensor = {
+        f"tp zero{zero}": partial(check_tensor_parallel, zero, family)
+        for zero, family in enumerate(("llama", "qwen3", "qwen2"))
+    }
     adapters = {f"lora zero{zero}": partial(check_lora, zero) for zero in (2, 3)}
     others = {
         "value": check_value_head,
@@ -290,7 +309,7 @@ def first() -> dict[str, Callable[[], Any]]:
 
 def second() -> dict[str, Callable[[], Any]]:
     """Checks of a new process."""
-    return {name: partial(check_resumed, name, options) for name, options in (STAGES | BF16).items()}  # fmt: skip
+    return {name: partial(check_resumed, name, options) for name, options in (STAGES | BF16).items()}
 
 
 def main() -> None:

@@ -19,8 +19,7 @@ WORLD = 4
 TEMPERATURE = 0.9
 LEARN = Optimizer(learning_rate=1e-3, max_grad_norm=0.05)  # far below the norm: clipping counts
 POLICY = LossSpec(
-    name="policy",
-    settings={"kl_coefficient": 0.01, "entropy_coefficient": 0.01, "correction": "truncated"},
+    name="policy", settings={"kl_coefficient": 0.01, "entropy_coefficient": 0.01, "correction": "truncated"}
 )
 VALUE = LossSpec(name="value", settings={})
 CASES: dict[str, tuple[str, Layout, dict[str, Any]]] = {
@@ -29,17 +28,15 @@ CASES: dict[str, tuple[str, Layout, dict[str, Any]]] = {
     "pp2 dp2 zero1": ("qwen2-tied", Layout(pp=2, dp=2, zero=1, micro_batch=2), {}),
     "pp4": ("llama", Layout(pp=4, zero=0, micro_batch=4), {"packing": True}),
     "critic": ("llama", Layout(pp=2, dp=2, zero=1, micro_batch=3), {"head": "value", "seed": 3}),
-    "host optimizer": (
-        "qwen2-tied",
-        Layout(pp=2, dp=2, zero=1, micro_batch=4, offload_optimizer="cpu"),
-        {},
-    ),
+    "host optimizer": ("qwen2-tied", Layout(pp=2, dp=2, zero=1, micro_batch=4, offload_optimizer="cpu"), {}),
     "bf16": ("qwen3", Layout(pp=2, tp=2, zero=1, micro_batch=4), {"precision": "bf16"}),
 }
 """Model, layout and the rest of the spec."""
 
 
-REWARD = EngineSpec(role="reward", model="llama", head="score", layout=Layout(pp=2, tp=2, zero=0, micro_batch=5))  # fmt: skip
+REWARD = EngineSpec(
+    role="reward", model="llama", head="score", layout=Layout(pp=2, tp=2, zero=0, micro_batch=5)
+)
 
 
 def make_samples() -> list[Sample]:
@@ -83,7 +80,14 @@ def run_case(rank: int, folder: Path, name: str) -> dict[str, Any]:
     model, layout, extra = CASES[name]
     everyone = make_samples()
     mine = shares(everyone, layout)[coordinates(rank, layout).dp]
-    spec = EngineSpec(role="actor", model=str(folder / model), layout=layout, optimizer=LEARN, temperature=TEMPERATURE, **extra)  # fmt: skip
+    spec = EngineSpec(
+        role="actor",
+        model=str(folder / model),
+        layout=layout,
+        optimizer=LEARN,
+        temperature=TEMPERATURE,
+        **extra,
+    )
     loss = VALUE if spec.head == "value" else POLICY
     engine = PipelineEngine(spec)
     score = engine.values if spec.head == "value" else engine.logprobs
@@ -94,7 +98,7 @@ def run_case(rank: int, folder: Path, name: str) -> dict[str, Any]:
     found |= {"bucket sizes": [len(bucket) for bucket in buckets], "buckets": len(buckets)}
     found["weights"] = {key: value for bucket in buckets for key, value in bucket}
     engine.save(folder / "checkpoints" / name)
-    found["unlike"] = resumed(engine, folder, name, lambda: engine.train(mini_batch(mine, everyone), loss))  # fmt: skip
+    found["unlike"] = resumed(engine, folder, name, lambda: engine.train(mini_batch(mine, everyone), loss))
     found["poisoned"] = poisoned(engine, mine, everyone) if loss is POLICY else None
     engine.close()
     return found
@@ -136,10 +140,7 @@ def bytes_of(tensors: list[torch.Tensor]) -> int:
 def poisoned(engine: Any, mine: list[Sample], everyone: list[Sample]) -> tuple[float, int]:
     """(`skipped`, changed elements) of a step whose gradient is not a number."""
     before = [weight.parameter.detach().clone() for weight in engine.weights]
-    broken = [
-        replace(sample, advantages=np.full(sample.num_tokens, np.nan, np.float32))
-        for sample in mine
-    ]
+    broken = [replace(sample, advantages=np.full(sample.num_tokens, np.nan, np.float32)) for sample in mine]
     metrics = engine.train(mini_batch(broken, everyone), POLICY)
     pairs = zip(before, (weight.parameter for weight in engine.weights), strict=True)
     return metrics["skipped"], sum(int((first != second).sum()) for first, second in pairs)

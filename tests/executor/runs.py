@@ -10,19 +10,27 @@ from executor.settings import Limits, Optimizer, RewardRule, Settings, Tracking
 from rlhfsim.api import estimate
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import Source, convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {"weight_path": "host"},
-    "smart": {"weight_path": "disk", "rollout": {"sleep": 2}, "seat": {"residency": "offloaded", "offload_between": True}},
+    "smart": {
+        "weight_path": "disk",
+        "rollout": {"sleep": 2},
+        "role": {"residency": "offloaded", "offload_between": True},
+    },
     "hybrid": {"weight_path": "ipc", "rollout": {"sleep": 1}},
     "disaggregated": {"weight_path": "broadcast", "apart": True},
-    "async": {"weight_path": "broadcast", "apart": True, "schedule": {"staleness": 2, "partial_rollout": True}},
-}  # fmt: skip
-"""What makes each architecture; seats are filled in by `plan`."""
+    "async": {
+        "weight_path": "broadcast",
+        "apart": True,
+        "schedule": {"staleness": 2, "partial_rollout": True},
+    },
+}
+"""What makes each architecture; roles are filled in by `plan`."""
 
 
 def plan(
@@ -42,13 +50,17 @@ def plan(
     layout = {"dp": 1, "zero": 0, "micro_batch": 8, "recompute": "none"} | (layout or {})
     slots = layout.get("tp", 1) * layout.get("pp", 1) * layout["dp"]
     work = _workload(algorithm, model, workload or {})
-    seats = {role: {"pool": train, "layout": layout, **made.get("seat", {})} for role in _roles(work)}  # fmt: skip
+    roles = {role: {"pool": train, "layout": layout, **made.get("role", {})} for role in _roles(work)}
     pools = [{"name": train, "gpus": slots}]
     if work.generates:
-        rollout = {"pool": "rollout" if apart else "all", "layout": {"dp": 1, "memory_utilization": 0.3}, "sleep": 0}  # fmt: skip
-        seats["rollout"] = rollout | made.get("rollout", {})
+        rollout = {
+            "pool": "rollout" if apart else "all",
+            "layout": {"dp": 1, "memory_utilization": 0.3},
+            "sleep": 0,
+        }
+        roles["rollout"] = rollout | made.get("rollout", {})
         pools += [{"name": "rollout", "start": slots, "gpus": 1}] if apart else []
-    fields = {"backend": "deepspeed", "pools": pools, "schedule": made.get("schedule", {}), **seats}
+    fields = {"backend": "deepspeed", "pools": pools, "schedule": made.get("schedule", {}), **roles}
     if work.generates:
         fields["weight_path"] = made["weight_path"]
     placed = convert(Placement, _source(), fields | (placement or {}))
@@ -56,17 +68,21 @@ def plan(
     return estimate(
         placed,
         work,
-        Cluster(pools=(make_pool("cpu-core", gpus, gpus_per_node=gpus_per_node or gpus),)),
+        Cluster(node_groups=(node_group("cpu-core", gpus, gpus_per_node=gpus_per_node or gpus),)),
     )
 
 
 def _workload(algorithm: str, model: Path, changes: dict[str, Any]) -> Workload:
     fields = {
-        "algorithm": algorithm, "model": str(model / "config.json"), "prompts": 8,
-        "samples": 4 if algorithm in ("grpo", "dr-grpo", "rloo") else 1, "packing": False,
-        "prompt_len": {"kind": "fixed", "value": 8}, "response_len": {"kind": "fixed", "value": 8},
+        "algorithm": algorithm,
+        "model": str(model / "config.json"),
+        "prompts": 8,
+        "samples": 4 if algorithm in ("grpo", "dr-grpo", "rloo") else 1,
+        "packing": False,
+        "prompt_len": {"kind": "fixed", "value": 8},
+        "response_len": {"kind": "fixed", "value": 8},
         "reward": {"rules": {"seconds_per_sample": "1 ms", "workers": 2}},
-    }  # fmt: skip
+    }
     return convert(Workload, _source(), fields | changes)
 
 
@@ -84,10 +100,13 @@ def _source() -> Source:
 def settings(model: Path, **changes: Any) -> Settings:
     """Settings under which rewards differ and something is learnt."""
     fields: dict[str, Any] = {
-        "model": str(model), "iterations": 2, "rewards": (RewardRule(kind="digits"),),
-        "optimizer": Optimizer(learning_rate=1e-3), "tracking": Tracking(tensorboard=False),
+        "model": str(model),
+        "iterations": 2,
+        "rewards": (RewardRule(kind="digits"),),
+        "optimizer": Optimizer(learning_rate=1e-3),
+        "tracking": Tracking(tensorboard=False),
         "limits": Limits(start_s=240, call_s=120, sync_s=60, retries=0),
-    }  # fmt: skip
+    }
     return Settings(**(fields | changes))
 
 
@@ -112,7 +131,7 @@ class Quiet:
         self.findings.append(finding)
 
 
-def run(made: Plan, wanted: Settings, out: Path, address: str, **options: Any) -> tuple[Outcome, Quiet]:  # fmt: skip
+def run(made: Plan, wanted: Settings, out: Path, address: str, **options: Any) -> tuple[Outcome, Quiet]:
     """A launch on the test cluster."""
     heard = Quiet()
     return launch(made, wanted, Options(out=out, address=address, **options), heard), heard

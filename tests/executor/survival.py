@@ -25,22 +25,39 @@ OF_TIME = ("time/", "throughput/", "memory/", "utilization/", "overlap/", "laten
 
 def plan(model: Path, **changes: Any) -> Plan:
     """PPO with every role: two training ranks, a rollout replica and a reward model on slots of their own."""
-    pools = [{"name": "train", "gpus": 2}, {"name": "rollout", "start": 2, "gpus": 1}, {"name": "reward", "start": 3, "gpus": 1}]  # fmt: skip
+    pools = [
+        {"name": "train", "gpus": 2},
+        {"name": "rollout", "start": 2, "gpus": 1},
+        {"name": "reward", "start": 3, "gpus": 1},
+    ]
     reward = {"pool": "reward", "layout": {"dp": 1, "micro_batch": 8}}
     workload = {"reward": {"model": "same", "rules": {"seconds_per_sample": "1 ms", "workers": 2}}}
-    return runs.plan("disaggregated", "ppo", model, layout={"dp": 2, "zero": 2}, placement={"pools": pools, "reward": reward}, workload=workload, **changes)  # fmt: skip
+    return runs.plan(
+        "disaggregated",
+        "ppo",
+        model,
+        layout={"dp": 2, "zero": 2},
+        placement={"pools": pools, "reward": reward},
+        workload=workload,
+        **changes,
+    )
 
 
 def settings(model: Path, *, every: int = 2, retries: int = 0, **changes: Any) -> Settings:
     """Settings of all runs that are compared."""
     limits = Limits(start_s=240, call_s=120, sync_s=60, retries=retries)
-    return runs.settings(model, iterations=ITERATIONS, checkpoints=Checkpoints(every=every, keep=2), limits=limits, **changes)  # fmt: skip
+    return runs.settings(
+        model, iterations=ITERATIONS, checkpoints=Checkpoints(every=every, keep=2), limits=limits, **changes
+    )
 
 
 def weights(folder: Path) -> dict[str, str]:
     """SHA-256 of the trained models at the end of a run."""
     last = folder / "checkpoints" / f"step-{ITERATIONS:06d}"
-    return {role: hashlib.sha256((last / role / "model.safetensors").read_bytes()).hexdigest() for role in ("actor", "critic")}  # fmt: skip
+    return {
+        role: hashlib.sha256((last / role / "model.safetensors").read_bytes()).hexdigest()
+        for role in ("actor", "critic")
+    }
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -81,11 +98,18 @@ class Assassin(runs.Quiet):
             threading.Timer(self.delay_s, self._kill, [victim]).start()
 
     def _kill(self, victim: str) -> None:
-        part, pid = next((p, i) for p, i in processes(self.folder).items() if p.startswith(victim.split()[0]) and p.endswith(victim.split()[-1]))  # fmt: skip
+        part, pid = next(
+            (p, i)
+            for p, i in processes(self.folder).items()
+            if p.startswith(victim.split()[0]) and p.endswith(victim.split()[-1])
+        )
         self.killed.append((time.monotonic(), part))
         os.kill(pid, signal.SIGKILL)
 
     def report(self) -> list[str]:
         """Seconds to detection and to the next iteration, a line a kill."""
         rows = zip(self.killed, self.restarted, self.resumed, strict=True)
-        return [f"{part}: found after {found - at:.1f} s, next iteration after {back - at:.1f} s" for (at, part), (found, _), back in rows]  # fmt: skip
+        return [
+            f"{part}: found after {found - at:.1f} s, next iteration after {back - at:.1f} s"
+            for (at, part), (found, _), back in rows
+        ]

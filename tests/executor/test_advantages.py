@@ -25,13 +25,9 @@ PLAIN = Algorithm(kl_coefficient=0.0, reward_clip=None)
 GROUPED = ["grpo", "dr-grpo", "rloo"]
 
 
-def sample(
-    number: int, reward: float | None, *, group: int = 0, length: int = 3, **fields: Any
-) -> Sample:
+def sample(number: int, reward: float | None, *, group: int = 0, length: int = 3, **fields: Any) -> Sample:
     tokens = np.zeros(length, np.int64)
-    return Sample(
-        id=number, group=group, prompt=tokens[:1], response=tokens, reward=reward, **fields
-    )
+    return Sample(id=number, group=group, prompt=tokens[:1], response=tokens, reward=reward, **fields)
 
 
 def group_of(*rewards: float, group: int = 0) -> list[Sample]:
@@ -54,16 +50,12 @@ def test_gae_worked_by_hand() -> None:
     np.testing.assert_allclose(returns, result + values)
 
 
-def test_gae_with_lambda_one_is_the_discounted_sum_less_the_value_and_with_zero_the_td_error() -> (
-    None
-):
+def test_gae_with_lambda_one_is_the_discounted_sum_less_the_value_and_with_zero_the_td_error() -> None:
     rng = np.random.default_rng(0)
     rewards, values = rng.normal(size=(2, 9))
     np.testing.assert_allclose(gae(rewards, values, 0.9, 1.0)[0], discounted(rewards, 0.9) - values)
     following = np.append(values[1:], 0.0)
-    np.testing.assert_allclose(
-        gae(rewards, values, 0.9, 0.0)[0], rewards + 0.9 * following - values
-    )
+    np.testing.assert_allclose(gae(rewards, values, 0.9, 0.0)[0], rewards + 0.9 * following - values)
 
 
 def test_gae_across_a_tools_tokens_is_as_if_they_were_not_there() -> None:
@@ -79,19 +71,14 @@ def test_gae_across_a_tools_tokens_is_as_if_they_were_not_there() -> None:
 def test_group_baselines_worked_by_hand() -> None:
     rewards = np.array([1.0, 0.0, 0.0, 1.0])
     std = (4 * 0.25 / 3) ** 0.5
-    np.testing.assert_allclose(
-        group_normalised(rewards), np.array([0.5, -0.5, -0.5, 0.5]) / std, rtol=1e-5
-    )
+    np.testing.assert_allclose(group_normalised(rewards), np.array([0.5, -0.5, -0.5, 0.5]) / std, rtol=1e-5)
     np.testing.assert_allclose(group_centred(rewards), [0.5, -0.5, -0.5, 0.5])
     np.testing.assert_allclose(leave_one_out(rewards), [2 / 3, -2 / 3, -2 / 3, 2 / 3])
 
 
 @pytest.mark.parametrize("algorithm", GROUPED)
 def test_a_shift_of_all_rewards_of_a_group_changes_nothing(algorithm: str) -> None:
-    here, there = (
-        found(algorithm, group_of(1.0, 2.0, 4.0)),
-        found(algorithm, group_of(6.0, 7.0, 9.0)),
-    )
+    here, there = (found(algorithm, group_of(1.0, 2.0, 4.0)), found(algorithm, group_of(6.0, 7.0, 9.0)))
     np.testing.assert_allclose(here, there, rtol=1e-5)
 
 
@@ -155,9 +142,7 @@ def test_token_rewards_put_kl_on_every_token_and_the_reward_on_the_last() -> Non
     settings = Algorithm(kl_coefficient=0.1)
     rewarded = token_rewards("ppo", sample(0, 5.0, **logprobs), settings)
     np.testing.assert_allclose(rewarded, [-0.05, 0.0, 5.1], rtol=1e-6)
-    np.testing.assert_allclose(
-        token_rewards("grpo", sample(0, 5.0, **logprobs), settings), [0.0, 0.0, 5.0]
-    )
+    np.testing.assert_allclose(token_rewards("grpo", sample(0, 5.0, **logprobs), settings), [0.0, 0.0, 5.0])
 
 
 def test_kl_in_the_reward_uses_the_samplers_log_probs_where_none_were_recomputed() -> None:
@@ -170,9 +155,7 @@ def test_kl_in_the_reward_uses_the_samplers_log_probs_where_none_were_recomputed
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "reinforce++"])
-def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_tokens(
-    algorithm: str,
-) -> None:
+def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_tokens(algorithm: str) -> None:
     rng = np.random.default_rng(0)
     samples = [
         sample(i, float(rng.normal()), length=n, values=rng.normal(size=n).astype(np.float32))
@@ -186,17 +169,12 @@ def test_whitened_advantages_have_mean_zero_and_variance_one_over_all_tokens(
 
 
 def test_reinforce_returns_are_the_discounted_reward() -> None:
-    (result,) = advantages(
-        "reinforce++", [sample(0, 1.0)], Algorithm(kl_coefficient=0.0, gamma=0.5)
-    )
+    (result,) = advantages("reinforce++", [sample(0, 1.0)], Algorithm(kl_coefficient=0.0, gamma=0.5))
     assert result.returns is not None
     assert result.returns.tolist() == [0.25, 0.5, 1.0]
 
 
 def test_whitening_of_what_does_not_vary_is_zero() -> None:
-    assert [row.tolist() for row in whiten([np.full(2, 0.1), np.full(1, 0.1)])] == [
-        [0.0, 0.0],
-        [0.0],
-    ]
+    assert [row.tolist() for row in whiten([np.full(2, 0.1), np.full(1, 0.1)])] == [[0.0, 0.0], [0.0]]
     assert whiten([np.array([3.0])])[0].tolist() == [0.0]
     assert whiten([]) == []

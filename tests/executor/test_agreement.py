@@ -37,9 +37,7 @@ def near(found: Any, expected: Any) -> None:
 
 def batch_of(case: dict[str, Any], learns: str) -> Batch:
     """The whole step in one micro-batch, with gradient on the field `learns`."""
-    fields = {
-        name: torch.tensor(value) for name, value in case["inputs"].items() if "moved" not in name
-    }
+    fields = {name: torch.tensor(value) for name, value in case["inputs"].items() if "moved" not in name}
     fields[learns].requires_grad_()
     mask = fields["mask"]
     return Batch(num_tokens=int(mask.sum()), num_sequences=len(mask), **fields)
@@ -89,12 +87,8 @@ def test_kl_estimates_agree(name: str) -> None:
 
 def test_gae_agrees_where_tokens_of_a_tool_are_skipped() -> None:
     case = CASES["gae-verl-tools"]
-    mask, rewards, values = (
-        np.array(case["inputs"][name]) for name in ("mask", "rewards", "values")
-    )
-    rows = [
-        gae(*row, **case["settings"], mask=m) for *row, m in zip(rewards, values, mask, strict=True)
-    ]
+    mask, rewards, values = (np.array(case["inputs"][name]) for name in ("mask", "rewards", "values"))
+    rows = [gae(*row, **case["settings"], mask=m) for *row, m in zip(rewards, values, mask, strict=True)]
     near(np.stack([returns for _, returns in rows]), case["outputs"]["returns"])
     sampled = whiten([found[m > 0] for (found, _), m in zip(rows, mask, strict=True)])
     near(np.concatenate(sampled), np.array(case["outputs"]["whitened"])[mask > 0])

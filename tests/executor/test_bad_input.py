@@ -47,23 +47,23 @@ def test_wrong_model_path_is_named(plan: Plan, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_model_folder_without_tokenizer_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:  # fmt: skip
-    model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))  # fmt: skip
+def test_model_folder_without_tokenizer_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
     assert _refused(plan, tmp_path, model).code == "no-tokenizer"
 
 
-def test_model_folder_without_weights_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:  # fmt: skip
-    model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))  # fmt: skip
+def test_model_folder_without_weights_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
     assert _refused(plan, tmp_path, model).code == "no-weights"
 
 
 def test_empty_data_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    error = _refused(plan, tmp_path, tiny_model, data=Data(task="file", path=str(tmp_path / "empty.jsonl")))  # fmt: skip
+    error = _refused(plan, tmp_path, tiny_model, data=Data(task="file", path=str(tmp_path / "empty.jsonl")))
     assert "empty.jsonl" in str(error)
 
 
-def test_run_folder_that_holds_something_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:  # fmt: skip
+def test_run_folder_that_holds_something_is_refused(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "notes.txt").touch()
     assert _refused(plan, tmp_path, tiny_model).code == "run-folder-not-empty"
@@ -71,10 +71,12 @@ def test_run_folder_that_holds_something_is_refused(plan: Plan, tiny_model: Path
 
 def test_resume_where_no_run_is_says_so(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(RlhfsimError, match="no run in this folder"):
-        launch(plan, runs.settings(tiny_model), Options(out=tmp_path / "run", resume=True), runs.Quiet())  # fmt: skip
+        launch(plan, runs.settings(tiny_model), Options(out=tmp_path / "run", resume=True), runs.Quiet())
 
 
-def test_run_folder_of_a_launch_that_was_killed_at_once_can_be_used(tiny_model: Path, plan: Plan, tmp_path: Path) -> None:  # fmt: skip
+def test_run_folder_of_a_launch_that_was_killed_at_once_can_be_used(
+    tiny_model: Path, plan: Plan, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     for name in ("logs", "checkpoints", "scratch"):
         (out / name).mkdir(parents=True)
@@ -83,7 +85,9 @@ def test_run_folder_of_a_launch_that_was_killed_at_once_can_be_used(tiny_model: 
         launch(plan, runs.settings(tiny_model), Options(out=out), runs.Quiet())
 
 
-def test_shared_memory_that_a_killed_run_left_is_removed_at_the_next_launch(tiny_model: Path, plan: Plan, tmp_path: Path) -> None:  # fmt: skip
+def test_shared_memory_that_a_killed_run_left_is_removed_at_the_next_launch(
+    tiny_model: Path, plan: Plan, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
     left = SHARED / f"{prefix(str(out / 'scratch' / 'weights'))}weights-1-whole"
     left.touch()
@@ -92,10 +96,14 @@ def test_shared_memory_that_a_killed_run_left_is_removed_at_the_next_launch(tiny
     assert not left.exists()
 
 
-def test_slots_that_are_not_there_are_counted_node_by_node(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_slots_that_are_not_there_are_counted_node_by_node(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
     there = [cluster.Node(id="a", address="10.0.0.1", slots=1)]
     monkeypatch.setattr(cluster, "nodes", lambda resource: there)
-    with pytest.raises(RlhfsimError, match=r"the plan needs 2 slots \(1 node of 2\), the cluster has 1 \(1 node of 1\)") as error:  # fmt: skip
+    with pytest.raises(
+        RlhfsimError, match=r"the plan needs 2 slots \(1 node of 2\), the cluster has 1 \(1 node of 1\)"
+    ) as error:
         cluster.check(plan, cluster.SLOT)
     assert error.value.code == "cluster-too-small"
     assert "--scale" in str(error.value.help)
@@ -108,14 +116,16 @@ def test_command_line_exits_with_2_for_a_plan_of_another_schema(plan: Plan, tmp_
     path.write_text(json.dumps(data | {"schema": "rlhfsim.plan/99"}))
     code, said = _launched(str(path), "--out", str(tmp_path / "run"))
     assert code == 2, said
-    assert "not a plan of schema rlhfsim.plan/1" in said
+    assert "not a plan of schema rlhfsim.plan/2" in said
     assert "Traceback" not in said
     assert not (tmp_path / "run").exists()
 
 
-def test_command_line_exits_with_2_for_a_model_that_is_not_there(plan: Plan, tmp_path: Path) -> None:  # fmt: skip
+def test_command_line_exits_with_2_for_a_model_that_is_not_there(plan: Plan, tmp_path: Path) -> None:
     write_plan(tmp_path / "plan.json", plan)
-    code, said = _launched(str(tmp_path / "plan.json"), "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "run"))  # fmt: skip
+    code, said = _launched(
+        str(tmp_path / "plan.json"), "--model", str(tmp_path / "nowhere"), "--out", str(tmp_path / "run")
+    )
     assert code == 2, said
     assert "error[no-model]" in said
     assert "Traceback" not in said

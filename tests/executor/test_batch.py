@@ -15,9 +15,7 @@ from executor.samples import Sample
 
 def sample(number: int, length: int, **fields_: Any) -> Sample:
     tokens = np.full(length, number, np.int64)
-    return Sample(
-        id=number, group=number // 2, prompt=np.array([number]), response=tokens, **fields_
-    )
+    return Sample(id=number, group=number // 2, prompt=np.array([number]), response=tokens, **fields_)
 
 
 def test_mismatched_samples_pair_every_prompt_with_the_next_response() -> None:
@@ -33,9 +31,15 @@ def test_the_baseline_of_kto_is_never_negative() -> None:
 
 def test_collate_pads_to_the_longest_response_and_leaves_out_what_a_sample_lacks() -> None:
     rows = [
-        sample(i, length, label=1.0 - 2 * i, advantages=np.full(length, 2.0, np.float32), values=np.ones(length, np.float32))
+        sample(
+            i,
+            length,
+            label=1.0 - 2 * i,
+            advantages=np.full(length, 2.0, np.float32),
+            values=np.ones(length, np.float32),
+        )
         for i, length in enumerate((2, 3))
-    ]  # fmt: skip
+    ]
     batch = collate([*rows[:1], replace(rows[1], values=None)], num_tokens=10, num_sequences=4)
     assert batch.mask.tolist() == [[1, 1, 0], [1, 1, 1]]
     assert batch.advantages is not None

@@ -11,11 +11,11 @@ from executor.samples import Sample
 
 def sample(number: int, group: int | None = None) -> Sample:
     prompt, response = np.ones(2, np.int64), np.ones(1 + number % 3, np.int64)
-    return Sample(id=number, group=number if group is None else group, prompt=prompt, response=response)  # fmt: skip
+    return Sample(id=number, group=number if group is None else group, prompt=prompt, response=response)
 
 
 @pytest.mark.parametrize(("count", "ranks", "mini_batches"), [(12, 2, 3), (7, 2, 4), (5, 3, 1)])
-def test_every_sample_is_in_one_optimizer_step_of_one_rank(count: int, ranks: int, mini_batches: int) -> None:  # fmt: skip
+def test_every_sample_is_in_one_optimizer_step_of_one_rank(count: int, ranks: int, mini_batches: int) -> None:
     samples = [sample(i) for i in range(count)]
     plan = optimizer_steps(samples, ranks=ranks, mini_batches=mini_batches, epochs=1, seed=[0])
     assert [len(steps) for steps in plan] == [mini_batches] * ranks

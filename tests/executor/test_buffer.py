@@ -121,9 +121,7 @@ def test_a_lost_entry_is_replaced() -> None:
 
 
 def test_entries_are_sampled_again_as_often_as_allowed_and_while_young() -> None:
-    found = Buffer(
-        BufferSettings(batch=2, staleness=1, policy="drop", uses=2), rng=np.random.default_rng(1)
-    )
+    found = Buffer(BufferSettings(batch=2, staleness=1, policy="drop", uses=2), rng=np.random.default_rng(1))
     fill(found, "a", "b")
     assert found.take() is not None
     again = found.take()
@@ -134,7 +132,9 @@ def test_entries_are_sampled_again_as_often_as_allowed_and_while_young() -> None
 
 def test_the_choice_among_entries_that_are_used_again_repeats_with_the_seed() -> None:
     def chosen() -> list[object]:
-        found = Buffer(BufferSettings(batch=3, staleness=3, policy="drop", uses=2), rng=np.random.default_rng(5))  # fmt: skip
+        found = Buffer(
+            BufferSettings(batch=3, staleness=3, policy="drop", uses=2), rng=np.random.default_rng(5)
+        )
         fill(found, *range(9))
         return [e.id for e in found.take() or ()]
 
@@ -159,8 +159,12 @@ def test_a_resumed_run_starts_with_the_room_of_a_fresh_one() -> None:
 
 SETTINGS = st.builds(
     lambda batch, staleness, policy, uses, extra, concurrent: BufferSettings(
-        batch=batch, staleness=staleness, policy=policy, uses=uses if policy == "drop" else 1,
-        bound=None if extra is None else batch + extra, concurrent=concurrent,
+        batch=batch,
+        staleness=staleness,
+        policy=policy,
+        uses=uses if policy == "drop" else 1,
+        bound=None if extra is None else batch + extra,
+        concurrent=concurrent,
     ),
     st.integers(1, 4),
     st.one_of(st.integers(0, 4), st.floats(0, 4)),
@@ -168,11 +172,11 @@ SETTINGS = st.builds(
     st.integers(1, 3),
     st.one_of(st.none(), st.integers(0, 5)),
     st.one_of(st.none(), st.integers(1, 6)),
-)  # fmt: skip
+)
 EVENTS = st.lists(
     st.tuples(st.sampled_from(["submit", "finish", "cancel", "train", "update"]), st.integers(0, 99)),
     max_size=120,
-)  # fmt: skip
+)
 
 
 class World:
@@ -229,7 +233,9 @@ class World:
 
 @given(SETTINGS, EVENTS)
 @hypothesis_settings(max_examples=400)
-def test_no_schedule_hands_out_an_entry_beyond_the_bound_or_gets_stuck(settings: BufferSettings, events: list[tuple[str, int]]) -> None:  # fmt: skip
+def test_no_schedule_hands_out_an_entry_beyond_the_bound_or_gets_stuck(
+    settings: BufferSettings, events: list[tuple[str, int]]
+) -> None:
     world = World(settings)
     for name, pick in events:
         getattr(world, name)(pick)
@@ -249,7 +255,9 @@ def test_no_schedule_hands_out_an_entry_beyond_the_bound_or_gets_stuck(settings:
 
 @given(SETTINGS.filter(lambda s: s.policy == "wait"), st.lists(st.integers(0, 99), max_size=150))
 @hypothesis_settings(max_examples=200)
-def test_with_wait_and_an_engine_that_keeps_up_nothing_is_thrown_away(settings: BufferSettings, picks: list[int]) -> None:  # fmt: skip
+def test_with_wait_and_an_engine_that_keeps_up_nothing_is_thrown_away(
+    settings: BufferSettings, picks: list[int]
+) -> None:
     world = World(settings)
     for pick in picks:
         world.engine = world.buffer.version

@@ -26,17 +26,21 @@ from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 
 WHOSE = Identity(
-    plan_hash="aaaa", settings_hash="s", world={"actor": {"ranks": 2, "dp": 2, "zero": 2}},
+    plan_hash="aaaa",
+    settings_hash="s",
+    world={"actor": {"ranks": 2, "dp": 2, "zero": 2}},
     inputs={"workload": {"prompts": 8}},
-)  # fmt: skip
+)
 
 
 def progress(iteration: int) -> Progress:
     return Progress(
-        iteration=iteration, weight_version=iteration, data_position={"epoch": 0, "next": 8 * iteration},
+        iteration=iteration,
+        weight_version=iteration,
+        data_position={"epoch": 0, "next": 8 * iteration},
         rng={"data": np.random.default_rng(iteration).bit_generator.state},
         metrics=tuple({"step": float(i), "reward/mean": 0.5} for i in range(min(iteration, 9))),
-    )  # fmt: skip
+    )
 
 
 def two_ranks(folder: Path, size: int = 1000) -> None:
@@ -101,7 +105,7 @@ def _shorten(folder: Path) -> None:
     (folder / "actor" / "rank-1.bin").write_bytes(b"x")
 
 
-def _flip(folder: Path) -> None:
+def _break_even(folder: Path) -> None:
     path = folder / "actor" / "rank-0.bin"
     data = bytearray(path.read_bytes())
     data[500] ^= 1
@@ -122,11 +126,13 @@ def _spoil_state(folder: Path) -> None:
         (lambda f: (f / "actor" / "rank-0.bin").unlink(), "actor/rank-0.bin is missing"),
         (lambda f: (f / "state.json").unlink(), "state.json is missing"),
         (_shorten, "actor/rank-1.bin has 1 bytes, not 1,000"),
-        (_flip, "actor/rank-0.bin has another checksum"),
+        (_break_even, "actor/rank-0.bin has another checksum"),
         (_spoil_state, "state.json cannot be read"),
     ],
 )
-def test_a_broken_checkpoint_is_skipped_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil, words: str) -> None:  # fmt: skip
+def test_a_broken_checkpoint_is_skipped_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil, words: str
+) -> None:
     saved(tmp_path, 1, 2)
     spoil(tmp_path / "step-000002")
     with caplog.at_level(logging.WARNING):
@@ -138,7 +144,7 @@ def test_a_broken_checkpoint_is_skipped_and_named(tmp_path: Path, caplog: pytest
 
 def test_a_save_takes_the_place_of_a_broken_one(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2)
-    _flip(tmp_path / "step-000002")
+    _break_even(tmp_path / "step-000002")
     saved(tmp_path, 2)
     assert loaded(tmp_path).progress.iteration == 2
 
@@ -256,9 +262,7 @@ def test_another_plan_is_refused_by_what_differs(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     found = loaded(tmp_path)
     other = replace(WHOSE, plan_hash="bbbb", inputs={"workload": {"prompts": 16}})
-    with pytest.raises(
-        RlhfsimError, match=r"other inputs of the plan: workload\.prompts was 8, is 16"
-    ):
+    with pytest.raises(RlhfsimError, match=r"other inputs of the plan: workload\.prompts was 8, is 16"):
         check_resumable(found, other)
 
 
@@ -266,9 +270,7 @@ def test_other_ranks_are_refused_by_what_differs(tmp_path: Path) -> None:
     saved(tmp_path, 1)
     found = loaded(tmp_path)
     other = replace(WHOSE, world={"actor": {"ranks": 4, "dp": 4, "zero": 2}})
-    with pytest.raises(
-        RlhfsimError, match=r"other ranks: actor\.ranks was 2, is 4; actor\.dp was 2"
-    ):
+    with pytest.raises(RlhfsimError, match=r"other ranks: actor\.ranks was 2, is 4; actor\.dp was 2"):
         check_resumable(found, other)
 
 

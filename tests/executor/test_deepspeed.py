@@ -22,13 +22,24 @@ def write_models(folder: Path) -> None:
     import torch
     import transformers as hf
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128,
-             "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-    large = sizes | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "head_dim": 128}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    large = sizes | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "head_dim": 128}
     torch.manual_seed(0)
     hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).save_pretrained(folder / "llama")
-    hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)).save_pretrained(folder / "qwen2")  # fmt: skip
+    hf.Qwen2ForCausalLM(hf.Qwen2Config(**sizes, tie_word_embeddings=True)).save_pretrained(folder / "qwen2")
     hf.Qwen3ForCausalLM(hf.Qwen3Config(**sizes)).save_pretrained(folder / "qwen3")
     hf.LlamaForCausalLM(hf.LlamaConfig(**large)).save_pretrained(folder / "large")
 
@@ -38,13 +49,23 @@ def ranks(part: str, folder: Path) -> dict[str, Any]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"}  # fmt: skip
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
     program = str(Path(__file__).parent / "deepspeed_ranks.py")
     started = [
-        subprocess.Popen([sys.executable, program, str(rank), port, part, str(folder)], env=environment,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [sys.executable, program, str(rank), port, part, str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     try:
         said = [process.communicate(timeout=200)[0] for process in started]
     finally:
@@ -91,9 +112,7 @@ def test_learning_rate_warms_up_and_falls(first: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", FULL_PRECISION + HALF_PRECISION)
-def test_resumed_training_is_bit_identical(
-    first: dict[str, Any], second: dict[str, Any], name: str
-) -> None:
+def test_resumed_training_is_bit_identical(first: dict[str, Any], second: dict[str, Any], name: str) -> None:
     assert second[name]["digest"] == first[name]["digest"]
 
 
@@ -126,9 +145,7 @@ def test_tensor_parallel_shards_gather_to_the_checkpoint_and_learn_like_it(
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_lora_merges_on_the_fly_and_its_base_is_the_reference(
-    first: dict[str, Any], zero: int
-) -> None:
+def test_lora_merges_on_the_fly_and_its_base_is_the_reference(first: dict[str, Any], zero: int) -> None:
     found = first[f"lora zero{zero}"]
     assert found["moved"] > 1e-3
     assert found["reference"] == 0.0

@@ -52,17 +52,13 @@ def test_inference_has_no_optimizer_to_offload() -> None:
 
 
 def test_inference_shards_weights_or_nothing() -> None:
-    stages = [ds_config(Layout(zero=zero), None, "bf16")["zero_optimization"]["stage"] for zero in range(4)]  # fmt: skip
+    stages = [ds_config(Layout(zero=zero), None, "bf16")["zero_optimization"]["stage"] for zero in range(4)]
     assert stages == [0, 0, 0, 3]
 
 
 def test_eight_bit_adam_is_refused_by_name_without_a_gpu() -> None:
     spec = EngineSpec(
-        role="actor",
-        model="",
-        layout=Layout(),
-        optimizer=Optimizer(),
-        optimizer_kind="adam8bit",
+        role="actor", model="", layout=Layout(), optimizer=Optimizer(), optimizer_kind="adam8bit"
     )
     with pytest.raises(RlhfsimError) as refused:
         adam(spec, [])

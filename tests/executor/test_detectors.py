@@ -14,8 +14,17 @@ from rlhfsim.api import estimate_file
 from rlhfsim.plan import Plan, PredictedPhase
 
 GENERATE = PredictedPhase(
-    name="actor.generate", pool="all", start_s=0.0, seconds=10.0, low_s=8.0, high_s=14.0, bound_by="hbm", by_resource_s={}, rests_on=(), critical=True,
-)  # fmt: skip
+    name="actor.generate",
+    pool="all",
+    start_s=0.0,
+    seconds=10.0,
+    low_s=8.0,
+    high_s=14.0,
+    bound_by="hbm",
+    by_resource_s={},
+    rests_on=(),
+    critical=True,
+)
 PLAN = Expected(generate=GENERATE, staleness=2.0)
 Row = dict[str, float]
 
@@ -28,7 +37,12 @@ def healthy(seed: int, steps: int = 120) -> list[Row]:
     for i in range(1, steps):
         drift[i] = 0.9 * drift[i - 1] + 0.02 * rng.standard_normal()
     spread = rng.uniform(0.3, 0.6)
-    reward = 0.2 + 0.6 * progress + drift + spread / math.sqrt(rng.choice([8, 32, 128])) * rng.standard_normal(steps)  # fmt: skip
+    reward = (
+        0.2
+        + 0.6 * progress
+        + drift
+        + spread / math.sqrt(rng.choice([8, 32, 128])) * rng.standard_normal(steps)
+    )
     kl = 0.03 * progress * rng.lognormal(0, 0.5, steps)
     return [
         {
@@ -72,7 +86,10 @@ def test_healthy_runs_raise_no_alarm_in_any_step(first: int) -> None:
 
 def test_a_solved_task_with_a_rare_miss_is_no_falling_reward() -> None:
     rewards = [1.0] * 40 + [0.97] + [1.0] * 4 + [0.98]
-    rows = [{"step": float(i), "reward/mean": r, "reward/std": 0.0 if r == 1 else 0.1} for i, r in enumerate(rewards)]  # fmt: skip
+    rows = [
+        {"step": float(i), "reward/mean": r, "reward/std": 0.0 if r == 1 else 0.1}
+        for i, r in enumerate(rewards)
+    ]
     assert "reward-falling" not in {c for n in range(1, len(rows) + 1) for c in codes(rows[:n])}
 
 
@@ -87,7 +104,12 @@ def test_a_solved_task_with_a_rare_miss_is_no_falling_reward() -> None:
         ("exploding", lambda h: h[:-8] + [r | {"policy/grad_norm": 2.0**i} for i, r in enumerate(h[-8:])]),
         ("kl-blow-up", lambda h: with_last(h, 2, kl__mean=0.9)),
         ("rewards-equal", lambda h: with_last(h, 3, reward__std=0.0)),
-        ("reward-falling", lambda h: [r | {"reward/mean": r["reward/mean"] + (1.5 if i < 100 else 0)} for i, r in enumerate(h)]),
+        (
+            "reward-falling",
+            lambda h: [
+                r | {"reward/mean": r["reward/mean"] + (1.5 if i < 100 else 0)} for i, r in enumerate(h)
+            ],
+        ),
         ("entropy-collapsed", lambda h: with_last(h, 3, policy__entropy=0.01)),
         ("responses-truncated", lambda h: with_last(h, 3, response__truncated=0.6)),
         ("logprob-mismatch", lambda h: with_last(h, 1, mismatch__mean_abs_dlogp=0.2)),
@@ -95,15 +117,24 @@ def test_a_solved_task_with_a_rare_miss_is_no_falling_reward() -> None:
         ("rollouts-stale", lambda h: with_last(h, 3, staleness__mean=1.8, policy__clip_fraction=0.5)),
         ("generation-slow", lambda h: with_last(h, 3, **{"time__actor.generate": 20.0})),
     ],
-)  # fmt: skip
-def test_what_was_planted_is_found_and_nothing_else(code: str, plant: Callable[[list[Row]], list[Row]], seed: int) -> None:  # fmt: skip
+)
+def test_what_was_planted_is_found_and_nothing_else(
+    code: str, plant: Callable[[list[Row]], list[Row]], seed: int
+) -> None:
     assert codes(plant(healthy(seed))) == [code]
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"policy__grad_norm": 50.0}, {"policy__loss": 9.0}, {"kl__mean": 0.9}, {"reward__std": 0.0}, {"response__truncated": 0.9}, {"time__actor.generate": 99.0}],
-)  # fmt: skip
+    [
+        {"policy__grad_norm": 50.0},
+        {"policy__loss": 9.0},
+        {"kl__mean": 0.9},
+        {"reward__std": 0.0},
+        {"response__truncated": 0.9},
+        {"time__actor.generate": 99.0},
+    ],
+)
 def test_one_odd_step_is_no_alarm(values: Row) -> None:
     assert codes(with_last(healthy(0), 1, **values)) == []
 
@@ -163,12 +194,14 @@ def plan() -> Plan:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), MemoryError(),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory"),
-        ValueError("No available memory for the cache blocks."), OSError(12, "Cannot allocate memory"),
+        ValueError("No available memory for the cache blocks."),
+        OSError(12, "Cannot allocate memory"),
         type("OutOfMemoryError", (RuntimeError,), {})("task was killed"),
     ],
-)  # fmt: skip
+)
 def test_every_library_s_words_for_out_of_memory_are_known(error: Exception) -> None:
     assert is_out_of_memory(error)
     outer = RuntimeError("actor rank 0 raised")

@@ -29,7 +29,7 @@ class _Ray:
     def is_initialized(self) -> bool:
         return True
 
-    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         done = [ref for ref in refs if ref[1] is not None][:num_returns]
         return done, [ref for ref in refs if ref not in done]
 
@@ -54,7 +54,9 @@ def test_results_come_in_the_order_of_the_calls() -> None:
 
 def test_dead_process_is_named_with_its_host_and_is_not_taken_for_out_of_memory() -> None:
     error = RayActorError(error_msg=PROCESS)
-    with pytest.raises(PartFailed, match=r"rank 1 died in train: its process 4711 on 10.0.0.2 ended") as failure:  # fmt: skip
+    with pytest.raises(
+        PartFailed, match=r"rank 1 died in train: its process 4711 on 10.0.0.2 ended"
+    ) as failure:
         collect([("a", None), ("b", error)], ["rank 0", "rank 1"], "train", 5.0)
     assert not is_out_of_memory(failure.value)
 
@@ -65,7 +67,7 @@ def test_lost_node_is_named() -> None:
 
 
 def test_all_parts_that_are_late_are_named() -> None:
-    with pytest.raises(PartFailed, match=r"rank 0, rank 1 timed out in train: train took longer than 0 s"):  # fmt: skip
+    with pytest.raises(PartFailed, match=r"rank 0, rank 1 timed out in train: train took longer than 0 s"):
         collect([("a", None), ("b", None)], ["rank 0", "rank 1"], "train", 0.0)
 
 

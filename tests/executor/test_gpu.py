@@ -25,11 +25,15 @@ def samples() -> list[Sample]:
     draw = np.random.default_rng(0)
     return [
         Sample(
-            id=i, group=i, prompt=draw.integers(0, 64, 4), response=draw.integers(0, 64, n),
-            advantages=draw.normal(size=n).astype(np.float32), old_logprobs=draw.normal(-4, 0.3, n).astype(np.float32),
+            id=i,
+            group=i,
+            prompt=draw.integers(0, 64, 4),
+            response=draw.integers(0, 64, n),
+            advantages=draw.normal(size=n).astype(np.float32),
+            old_logprobs=draw.normal(-4, 0.3, n).astype(np.float32),
         )
         for i, n in enumerate((3, 7, 1))
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("kind", ["none", "truncated", "masked"])
@@ -39,7 +43,7 @@ def test_losses_on_the_gpu_equal_those_on_the_cpu(kind: str) -> None:
     values = []
     for device in ("cpu", "cuda"):
         logprobs = new.to(device).requires_grad_()
-        batch = losses.collate(samples(), num_tokens=11, num_sequences=3, logprobs=logprobs, device=device)  # fmt: skip
+        batch = losses.collate(samples(), num_tokens=11, num_sequences=3, logprobs=logprobs, device=device)
         loss, _ = losses.compute(spec, batch)
         loss.backward()
         assert logprobs.grad is not None
@@ -61,7 +65,16 @@ def test_buckets_cross_processes_through_cuda_ipc(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spec = ChannelSpec(name="ipc", transport="ipc", host="127.0.0.1", port=port, receivers=1, folder=str(tmp_path), bucket_bytes=2**20, device="cuda")  # fmt: skip
+    spec = ChannelSpec(
+        name="ipc",
+        transport="ipc",
+        host="127.0.0.1",
+        port=port,
+        receivers=1,
+        folder=str(tmp_path),
+        bucket_bytes=2**20,
+        device="cuda",
+    )
     context = multiprocessing.get_context("spawn")
     answer: Any = context.Queue()
     child = context.Process(target=_receive, args=(spec, answer))

@@ -39,7 +39,5 @@ def test_kl_is_the_same_for_tensors_and_arrays_and_never_beyond_its_limit() -> N
     values = np.array([-1e6, -3.0, 0.0, 2.0, 1e6], dtype=np.float32)
     for name in ("k1", "k2", "k3"):
         array = kl(values, name, np.exp)
-        np.testing.assert_allclose(
-            array, kl(torch.from_numpy(values), name, torch.exp).numpy(), rtol=1e-6
-        )
+        np.testing.assert_allclose(array, kl(torch.from_numpy(values), name, torch.exp).numpy(), rtol=1e-6)
         assert np.abs(array).max() == KL_LIMIT

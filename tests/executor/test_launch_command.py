@@ -27,7 +27,9 @@ def test_a_setting_on_the_command_line_replaces_one_value() -> None:
     assert found.sampling == Settings().sampling
 
 
-@pytest.mark.parametrize("pair", ["optimizer.rate=1", "iterations", "optimizer.learning_rate=-1", "data.task=poems"])  # fmt: skip
+@pytest.mark.parametrize(
+    "pair", ["optimizer.rate=1", "iterations", "optimizer.learning_rate=-1", "data.task=poems"]
+)
 def test_a_bad_setting_is_refused(pair: str) -> None:
     with pytest.raises(RlhfsimError):
         settings_of(None, (pair,))
@@ -40,16 +42,31 @@ def test_every_system_scales_to_two_slots_and_keeps_its_way(system: str, tmp_pat
     large, small = estimate_file(system), scaled(system, 2, tmp_path / "run")
     assert small.placement.weight_path == large.placement.weight_path
     assert small.placement.schedule == large.placement.schedule
-    assert set(small.placement.seats) == set(large.placement.seats)
+    assert set(small.placement.roles) == set(large.placement.roles)
     assert sum(pool.gpus for pool in small.placement.pools) <= 3
     assert len(small.placement.pools) == len(large.placement.pools)
 
 
 def test_measured_phases_take_the_busiest_group_of_each_step() -> None:
     def span(group: str, step: int, start: float, end: float) -> Span:
-        return Span(name="actor.train", role="actor", kind="train", pool="all", group=group, step=step, start_s=start, end_s=end, bound_by="measured")  # fmt: skip
+        return Span(
+            name="actor.train",
+            role="actor",
+            kind="train",
+            pool="all",
+            group=group,
+            step=step,
+            start_s=start,
+            end_s=end,
+            bound_by="measured",
+        )
 
-    spans = (span("rank 0", 0, 0, 1), span("rank 1", 0, 0, 3), span("rank 0", 1, 4, 5), span("rank 0", 1, 5, 7))  # fmt: skip
+    spans = (
+        span("rank 0", 0, 0, 1),
+        span("rank 1", 0, 0, 3),
+        span("rank 0", 1, 4, 5),
+        span("rank 0", 1, 5, 7),
+    )
     trace = Trace(source="measured", rlhfsim_version="0", plan_hash="", steps=2, spans=spans)
     assert phase_seconds(trace.spans) == {"actor.train": (3.0, 3.0)}
     assert warm(trace) == {"actor.train": (3.0,)}
@@ -77,9 +94,14 @@ def test_a_dry_run_starts_fake_engines_and_needs_no_model(tmp_path: Path, ray_ad
 
     folder = tiny.config(tmp_path / "weightless", layers=2)
     made = runs.plan("async", "ppo", folder, layout={"dp": 2, "zero": 2})
-    outcome, heard = runs.run(made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True)  # fmt: skip
+    outcome, heard = runs.run(
+        made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True
+    )
     assert len(heard.rows) == 2
-    assert json.loads((tmp_path / "run" / "deepspeed" / "actor.json").read_text())["zero_optimization"]["stage"] == 2  # fmt: skip
+    assert (
+        json.loads((tmp_path / "run" / "deepspeed" / "actor.json").read_text())["zero_optimization"]["stage"]
+        == 2
+    )
     assert not list(outcome.files.checkpoints.iterdir())
 
 
@@ -95,6 +117,13 @@ def test_who_watches_a_run_sees_its_trace_grow(tmp_path: Path, ray_address: str)
         return f"looked at {trace.steps}"
 
     made = runs.plan("hybrid", "grpo", tiny.config(tmp_path / "weightless", layers=2))
-    _, heard = runs.run(made, runs.settings(tmp_path / "nowhere"), tmp_path / "run", ray_address, dry_run=True, watch=Watch(every=1, look=look))  # fmt: skip
+    _, heard = runs.run(
+        made,
+        runs.settings(tmp_path / "nowhere"),
+        tmp_path / "run",
+        ray_address,
+        dry_run=True,
+        watch=Watch(every=1, look=look),
+    )
     assert seen == [(1, {0}, 1), (2, {0, 1}, 2)]
-    assert [text for text in heard.phases if text.startswith("looked")] == ["looked at 1", "looked at 2"]  # fmt: skip
+    assert [text for text in heard.phases if text.startswith("looked")] == ["looked at 1", "looked at 2"]

@@ -16,9 +16,13 @@ from executor.algorithms.metrics import finish, merge
 from executor.engines.protocols import LossSpec
 
 FULL = {
-    "clip_high": 0.28, "dual_clip": 2.0, "kl_coefficient": 0.1, "entropy_coefficient": 0.01,
-    "correction": "truncated", "max_tokens": 16,
-}  # fmt: skip
+    "clip_high": 0.28,
+    "dual_clip": 2.0,
+    "kl_coefficient": 0.1,
+    "entropy_coefficient": 0.01,
+    "correction": "truncated",
+    "max_tokens": 16,
+}
 LOSSES: list[tuple[Any, dict[str, Any]]] = [
     *(("policy", FULL | {"aggregation": kind}) for kind in ("token", "sequence", "constant")),
     ("policy", {"old_logprobs": "rollout"}),
@@ -70,9 +74,7 @@ def part(batch: Batch, rows: list[int]) -> Batch:
 
 def learning(batch: Batch) -> tuple[Batch, list[Tensor]]:
     """The batch with gradients wanted, and the tensors that get them."""
-    leaves = {
-        n: getattr(batch, n).clone().requires_grad_() for n in ("logprobs", "values", "entropy")
-    }
+    leaves = {n: getattr(batch, n).clone().requires_grad_() for n in ("logprobs", "values", "entropy")}
     return replace(batch, **leaves), list(leaves.values())
 
 
@@ -85,15 +87,19 @@ def single(ratio: float, advantage: float, **more: Any) -> Batch:
     """One token whose probability changed by `ratio`."""
     one = torch.ones(1, 1)
     return Batch(
-        mask=one, num_tokens=1, num_sequences=1, logprobs=one * (log(ratio) - 1.0), old_logprobs=-one,
-        advantages=one * advantage, **more,
-    )  # fmt: skip
+        mask=one,
+        num_tokens=1,
+        num_sequences=1,
+        logprobs=one * (log(ratio) - 1.0),
+        old_logprobs=-one,
+        advantages=one * advantage,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(("name", "settings"), LOSSES)
 @pytest.mark.parametrize(
-    "split",
-    [[[0, 1, 2, 3], [4, 5, 6, 7]], [[6, 7], [0, 1], [2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5, 6, 7], []]],
+    "split", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[6, 7], [0, 1], [2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5, 6, 7], []]]
 )
 def test_any_split_into_micro_batches_gives_the_same_loss_gradient_and_metrics(
     name: Any, settings: dict[str, Any], split: list[list[int]]
@@ -132,26 +138,19 @@ def test_what_stands_in_the_padding_changes_nothing(name: Any, settings: dict[st
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@pytest.mark.parametrize(
-    "gap", [-1e4, -300.0, -50.0, 50.0, 300.0, 1e4, float("inf"), float("-inf")]
-)
+@pytest.mark.parametrize("gap", [-1e4, -300.0, -50.0, 50.0, 300.0, 1e4, float("inf"), float("-inf")])
 def test_extreme_log_ratios_leave_loss_and_gradient_finite(estimator: str, gap: float) -> None:
     batch = random_batch()
     extreme = {
-        "old_logprobs": batch.old_logprobs, "reference_logprobs": batch.reference_logprobs,
+        "old_logprobs": batch.old_logprobs,
+        "reference_logprobs": batch.reference_logprobs,
         "rollout_logprobs": batch.rollout_logprobs,
-    }  # fmt: skip
+    }
     for name, value in extreme.items():
         assert value is not None
-        shifted = (
-            value - gap
-            if gap == gap and abs(gap) < float("inf")
-            else torch.full_like(value, -abs(gap))
-        )
+        shifted = value - gap if gap == gap and abs(gap) < float("inf") else torch.full_like(value, -abs(gap))
         sick, leaves = learning(replace(batch, **{name: shifted}))
-        loss, metrics = compute(
-            LossSpec(name="policy", settings=FULL | {"kl_estimator": estimator}), sick
-        )
+        loss, metrics = compute(LossSpec(name="policy", settings=FULL | {"kl_estimator": estimator}), sick)
         loss.backward()
         assert torch.isfinite(loss)
         assert leaves[0].grad is not None
@@ -189,10 +188,13 @@ def test_without_dual_clip_a_bad_token_counts_in_full() -> None:
 def test_clip_fraction_counts_the_tokens_whose_clip_is_active() -> None:
     ratios = torch.tensor([[1.5, 1.5, 0.5, 0.5, 1.0, 7.0]])
     batch = Batch(
-        mask=torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]]), num_tokens=5, num_sequences=1,
-        logprobs=ratios.log(), old_logprobs=torch.zeros(1, 6),
+        mask=torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]]),
+        num_tokens=5,
+        num_sequences=1,
+        logprobs=ratios.log(),
+        old_logprobs=torch.zeros(1, 6),
         advantages=torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, 1.0]]),
-    )  # fmt: skip
+    )
     numbers = policy(batch)[1]
     assert numbers["policy/clip_fraction"] == pytest.approx(2 / 5)
     assert numbers["policy/ratio_mean"] == pytest.approx(1.0)
@@ -204,10 +206,7 @@ def test_a_clipped_token_has_no_gradient() -> None:
     assert batch.logprobs is not None
     assert batch.advantages is not None
     far = replace(
-        batch,
-        old_logprobs=batch.logprobs.detach() - 1.0,
-        rollout_logprobs=None,
-        reference_logprobs=None,
+        batch, old_logprobs=batch.logprobs.detach() - 1.0, rollout_logprobs=None, reference_logprobs=None
     )
     policy(far)[0].backward()
     assert leaves[0].grad is not None
@@ -226,8 +225,15 @@ def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_that_of_reinfor
 
 
 @pytest.mark.parametrize(
-    ("kind", "cap", "weight"), [("none", 2.0, 1.0), ("truncated", 2.0, 2.0), ("truncated", 5.0, 4.0), ("masked", 2.0, 0.0), ("masked", 5.0, 4.0)]
-)  # fmt: skip
+    ("kind", "cap", "weight"),
+    [
+        ("none", 2.0, 1.0),
+        ("truncated", 2.0, 2.0),
+        ("truncated", 5.0, 4.0),
+        ("masked", 2.0, 0.0),
+        ("masked", 5.0, 4.0),
+    ],
+)
 def test_importance_correction_of_a_token_that_the_sampler_found_four_times_less_likely(
     kind: str, cap: float, weight: float
 ) -> None:
@@ -241,14 +247,10 @@ def test_importance_correction_of_a_token_that_the_sampler_found_four_times_less
 def test_masking_drops_tokens_that_the_sampler_found_far_too_likely() -> None:
     batch = single(1.0, 1.0, rollout_logprobs=torch.full((1, 1), -1.0 + log(4.0)))
     assert policy(batch, correction="masked", correction_cap=2.0)[0].item() == 0.0
-    assert policy(batch, correction="truncated", correction_cap=2.0)[0].item() == pytest.approx(
-        -0.25
-    )
+    assert policy(batch, correction="truncated", correction_cap=2.0)[0].item() == pytest.approx(-0.25)
 
 
-def test_the_ratio_is_taken_against_the_sampler_where_its_log_probs_stand_for_the_old_ones() -> (
-    None
-):
+def test_the_ratio_is_taken_against_the_sampler_where_its_log_probs_stand_for_the_old_ones() -> None:
     batch = single(1.0, -1.0, rollout_logprobs=torch.full((1, 1), -1.0 - log(4.0)))
     loss, numbers = policy(batch, old_logprobs="rollout", correction="truncated")
     assert loss.item() == pytest.approx(4.0, rel=1e-5)
@@ -268,9 +270,7 @@ def test_entropy_is_estimated_from_the_sampled_tokens_where_the_distribution_is_
     batch = random_batch()
     assert batch.logprobs is not None
     estimated = policy(replace(batch, entropy=None))[1]["policy/entropy"]
-    assert estimated == pytest.approx(
-        float(-(batch.logprobs * batch.mask).sum() / batch.mask.sum())
-    )
+    assert estimated == pytest.approx(float(-(batch.logprobs * batch.mask).sum() / batch.mask.sum()))
     with pytest.raises(AssertionError, match="entropy bonus"):
         policy(replace(batch, entropy=None), entropy_coefficient=0.1)
 
@@ -278,12 +278,7 @@ def test_entropy_is_estimated_from_the_sampled_tokens_where_the_distribution_is_
 def test_value_loss_is_the_worse_of_clipped_and_free() -> None:
     one = torch.ones(1, 1)
     batch = Batch(
-        mask=one,
-        num_tokens=1,
-        num_sequences=1,
-        values=one * 1.0,
-        old_values=one * 0.0,
-        returns=one * 1.0,
+        mask=one, num_tokens=1, num_sequences=1, values=one * 1.0, old_values=one * 0.0, returns=one * 1.0
     )
     spec = LossSpec(name="value", settings={"value_clip": 0.2})
     loss, metrics = compute(spec, batch)
@@ -301,9 +296,7 @@ def test_explained_variance_matches_its_definition() -> None:
     expected = 1.0 - np.var(returns - values) / np.var(returns)
     assert finish(metrics)["value/explained_var"] == pytest.approx(expected, rel=1e-5)
     flat = replace(batch, returns=torch.ones_like(batch.returns))
-    assert "value/explained_var" not in finish(
-        compute(LossSpec(name="value", settings={}), flat)[1]
-    )
+    assert "value/explained_var" not in finish(compute(LossSpec(name="value", settings={}), flat)[1])
 
 
 def test_dpo_at_the_reference_is_log_two_and_falls_when_the_chosen_side_gains() -> None:
@@ -330,9 +323,13 @@ def test_dpo_refuses_a_pair_that_is_torn_apart_or_turned_round() -> None:
 
 def test_kto_worked_by_hand() -> None:
     batch = Batch(
-        mask=torch.ones(2, 2), num_tokens=4, num_sequences=2, labels=torch.tensor([1.0, -1.0]),
-        logprobs=torch.tensor([[-1.0, -1.0], [-2.0, -1.0]]), reference_logprobs=torch.full((2, 2), -2.0),
-    )  # fmt: skip
+        mask=torch.ones(2, 2),
+        num_tokens=4,
+        num_sequences=2,
+        labels=torch.tensor([1.0, -1.0]),
+        logprobs=torch.tensor([[-1.0, -1.0], [-2.0, -1.0]]),
+        reference_logprobs=torch.full((2, 2), -2.0),
+    )
     loss, _ = compute(LossSpec(name="kto", settings={"beta": 0.5, "kl_baseline": 1.0}), batch)
     good, bad = 1 / (1 + exp(-0.5 * (2.0 - 1.0))), 1 / (1 + exp(-0.5 * (1.0 - 1.0)))
     assert loss.item() == pytest.approx(((1 - good) + bad) / 2)

@@ -41,7 +41,7 @@ class Heard:
     def started(self, probe: Probe, number: int, total: int) -> None:
         """Nothing."""
 
-    def ended(self, probe: Probe, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:  # fmt: skip
+    def ended(self, probe: Probe, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:
         """Keep."""
         self.ends.append((probe.name, len(found), missing))
 
@@ -52,7 +52,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "lib" / "planted"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    head = "import os, time\nfrom executor.microbench.setup import unavailable\nfrom rlhfsim.specs.hardware.measured import summarise\n"  # fmt: skip
+    head = "import os, time\nfrom executor.microbench.setup import unavailable\nfrom rlhfsim.specs.hardware.measured import summarise\n"
     for name, body in FAKES.items():
         (package / f"{name}.py").write_text(f"{head}\n\ndef measure(setup):\n    {body}\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{ROOT}")
@@ -92,8 +92,10 @@ def test_an_interrupt_leaves_neither_file_nor_process(fakes: Path, number: signa
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored in what a script starts with `&`
         "profile.chosen = lambda only: [Probe(name='good', title='', package='planted'), Probe(name='endless', title='', package='planted')]\n"
         "sys.argv = ['rlhfsim', 'profile', 'measure']\nmain.main()\n"
-    )  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=fakes, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=fakes, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 60
     while not (fakes / "pid").exists():
         assert time.monotonic() < deadline, "the endless probe never began"
@@ -113,7 +115,9 @@ def _gone(pid: int) -> None:
         os.kill(pid, 0)
 
 
-def test_an_existing_file_stops_it_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_an_existing_file_stops_it_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "hardware_profiles" / "local.yaml"
     out.parent.mkdir()
@@ -126,7 +130,9 @@ def test_an_existing_file_stops_it_before_anything_runs(tmp_path: Path, monkeypa
     assert free(Path("hardware_profiles/local.yaml")) == Path("hardware_profiles/local3.yaml")
 
 
-def test_unknown_probes_and_an_unmeasured_machine_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_unknown_probes_and_an_unmeasured_machine_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RlhfsimError, match="unknown probe 'gemmm'"):
         command.main(["--only", "gemmm"], standalone_mode=False)
@@ -138,7 +144,7 @@ def test_unknown_probes_and_an_unmeasured_machine_are_told(tmp_path: Path, monke
 def test_every_probe_has_a_module_and_stands_in_the_help() -> None:
     shown = CliRunner().invoke(command, ["--help"]).output
     for probe in PROBES:
-        assert (ROOT / "executor" / "measure" / f"{probe.name}.py").is_file()
+        assert (ROOT / "executor" / "microbench" / f"{probe.name}.py").is_file()
         assert probe.name in shown
 
 
@@ -150,13 +156,21 @@ def test_the_peak_of_a_core_is_vector_width_times_clock() -> None:
 
 
 @pytest.mark.slow
-def test_a_quick_measurement_is_what_design_then_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_quick_measurement_is_what_design_then_uses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from executor.tasks import tiny
 
     monkeypatch.chdir(tmp_path)
     config = tiny.config(tmp_path / "tiny") / "config.json"
     main = [sys.executable, "-m", "rlhfsim.cli.main"]
-    ran = subprocess.run([*main, "profile", "measure", "--quick", "--only", "gemm,memory,decode", "--json"], capture_output=True, text=True, timeout=240, check=False)  # fmt: skip
+    ran = subprocess.run(
+        [*main, "profile", "measure", "--quick", "--only", "gemm,memory,decode", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     told = json.loads(ran.stdout)
     assert told["schema"] == "rlhfsim.profile-measure/1"
@@ -165,7 +179,31 @@ def test_a_quick_measurement_is_what_design_then_uses(tmp_path: Path, monkeypatc
     assert profile.coefficient("decode_layer_overhead").source.startswith("measured ")
     assert profile["gemm_efficiency"] <= 1
     assert profile.curves is not None
-    designed = subprocess.run([*main, "design", "--gpu", "local", "--gpus", "2", "--model", str(config), "--prompts", "8", "--samples", "4", "--prompt-len", "8", "--response-len", "8", "--json"], capture_output=True, text=True, timeout=240, check=False)  # fmt: skip
+    designed = subprocess.run(
+        [
+            *main,
+            "design",
+            "--gpu",
+            "local",
+            "--gpus",
+            "2",
+            "--model",
+            str(config),
+            "--prompts",
+            "8",
+            "--samples",
+            "4",
+            "--prompt-len",
+            "8",
+            "--response-len",
+            "8",
+            "--json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert designed.returncode == 0, designed.stderr[-3000:]
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert {hardware["profile"] for hardware in plan["hardware"]} == {"local"}
@@ -173,10 +211,12 @@ def test_a_quick_measurement_is_what_design_then_uses(tmp_path: Path, monkeypatc
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", [p.name for p in PROBES])
-def test_every_probe_measures_a_gpu_or_says_why_not(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_every_probe_measures_a_gpu_or_says_why_not(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     session = measure([BY_NAME[name]], Heard(), quick=True)
     assert session.machine.kind == "cuda"
     reasons = [m.reason for m in session.missing]
-    assert session.measured or reasons == ["this machine has one GPU, so there is nobody to exchange with"]  # fmt: skip
+    assert session.measured or reasons == ["this machine has one GPU, so there is nobody to exchange with"]
     assert all(0 < m.low <= m.value <= m.high for m in session.measured)

@@ -26,15 +26,32 @@ from rlhfsim.trace import Span
 
 
 def sample(reward: float | None = None, tokens: int = 2, **fields: object) -> Sample:
-    return Sample(id=0, group=0, prompt=np.zeros(3, np.int64), response=np.zeros(tokens, np.int64), reward=reward, **fields)  # type: ignore[arg-type]  # fmt: skip
+    return Sample(
+        id=0,
+        group=0,
+        prompt=np.zeros(3, np.int64),
+        response=np.zeros(tokens, np.int64),
+        reward=reward,
+        **fields,
+    )  # type: ignore[arg-type]
 
 
 def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-def span(name: str, start: float, end: float, group: str, step: int = 0, kind: str = "train") -> Span:  # fmt: skip
-    return Span(name=name, role="actor", kind=kind, pool="main", group=group, step=step, start_s=start, end_s=end, bound_by="measured")  # fmt: skip
+def span(name: str, start: float, end: float, group: str, step: int = 0, kind: str = "train") -> Span:
+    return Span(
+        name=name,
+        role="actor",
+        kind=kind,
+        pool="main",
+        group=group,
+        step=step,
+        start_s=start,
+        end_s=end,
+        bound_by="measured",
+    )
 
 
 def test_rewards_have_mean_spread_and_ends() -> None:
@@ -67,12 +84,12 @@ def test_kl_is_k3_over_tokens_and_its_max_that_of_one_sample() -> None:
 
 
 def test_kl_uses_rollout_logprobs_where_nothing_was_recomputed() -> None:
-    row = sample_metrics([sample(rollout_logprobs=floats(-1, -1), reference_logprobs=floats(-1, -1))], 0)  # fmt: skip
+    row = sample_metrics([sample(rollout_logprobs=floats(-1, -1), reference_logprobs=floats(-1, -1))], 0)
     assert row["kl/mean"] == 0
 
 
 def test_mismatch_is_between_rollout_and_training_engine() -> None:
-    row = sample_metrics([sample(rollout_logprobs=floats(-1.0, -2.0), old_logprobs=floats(-1.1, -1.7))], 0)  # fmt: skip
+    row = sample_metrics([sample(rollout_logprobs=floats(-1.0, -2.0), old_logprobs=floats(-1.1, -1.7))], 0)
     assert row["mismatch/mean_abs_dlogp"] == pytest.approx(0.2, rel=1e-5)
     assert row["mismatch/max_abs_dlogp"] == pytest.approx(0.3, rel=1e-5)
     gaps = np.array([0.1, -0.3])
@@ -80,26 +97,36 @@ def test_mismatch_is_between_rollout_and_training_engine() -> None:
 
 
 def test_tiny_mismatch_is_not_lost_in_rounding() -> None:
-    row = sample_metrics([sample(rollout_logprobs=floats(0.0, 0.0), old_logprobs=floats(1e-5, -1e-5))], 0)  # fmt: skip
+    row = sample_metrics([sample(rollout_logprobs=floats(0.0, 0.0), old_logprobs=floats(1e-5, -1e-5))], 0)
     assert row["mismatch/kl"] == pytest.approx(5e-11, rel=1e-3)
 
 
-def test_explained_variance_is_one_for_a_perfect_critic_and_absent_where_returns_are_equal() -> None:  # fmt: skip
+def test_explained_variance_is_one_for_a_perfect_critic_and_absent_where_returns_are_equal() -> None:
     right = sample_metrics([sample(returns=floats(0, 1), values=floats(0, 1))], 0)
     assert right["value/explained_var"] == pytest.approx(1)
     mean = sample_metrics([sample(returns=floats(0, 1), values=floats(0.5, 0.5))], 0)
     assert mean["value/explained_var"] == pytest.approx(0)
-    assert "value/explained_var" not in sample_metrics([sample(returns=floats(1, 1), values=floats(0, 1))], 0)  # fmt: skip
+    assert "value/explained_var" not in sample_metrics([sample(returns=floats(1, 1), values=floats(0, 1))], 0)
 
 
 def test_what_was_not_measured_has_no_entry() -> None:
-    assert set(sample_metrics([sample()], 0)) == {"response/length_mean", "response/length_max", "response/truncated"}  # fmt: skip
+    assert set(sample_metrics([sample()], 0)) == {
+        "response/length_mean",
+        "response/length_max",
+        "response/truncated",
+    }
     assert sample_metrics([], 0) == {}
     assert memory([]) == {}
 
 
 def test_a_response_without_tokens_disturbs_nothing() -> None:
-    empty = sample(tokens=0, old_logprobs=floats(), rollout_logprobs=floats(), reference_logprobs=floats(), versions=np.zeros(0, np.int32))  # fmt: skip
+    empty = sample(
+        tokens=0,
+        old_logprobs=floats(),
+        rollout_logprobs=floats(),
+        reference_logprobs=floats(),
+        versions=np.zeros(0, np.int32),
+    )
     row = sample_metrics([empty], 0)
     assert row["response/length_mean"] == 0
     assert not [name for name in row if name.startswith(("kl", "mismatch", "staleness"))]
@@ -121,26 +148,44 @@ def test_throughput_counts_prompts_and_responses() -> None:
 
 
 def test_memory_is_that_of_the_fullest_device_and_node() -> None:
-    readings = [("a", {"allocated": 1e9, "host": 2e9}), ("a", {"allocated": 3e9, "host": 2e9}), ("b", {"allocated": 2e9, "host": 3e9})]  # fmt: skip
+    readings = [
+        ("a", {"allocated": 1e9, "host": 2e9}),
+        ("a", {"allocated": 3e9, "host": 2e9}),
+        ("b", {"allocated": 2e9, "host": 3e9}),
+    ]
     assert memory(readings) == {"memory/allocated_gb": 3.0, "memory/host_gb": 4.0}
 
 
 def test_the_time_of_a_phase_is_that_of_its_slowest_group() -> None:
     spans = [
-        span("actor.generate", 0, 2, "replica 0"), span("actor.generate", 3, 4, "replica 0"), span("actor.generate", 0, 2.5, "replica 1"),
-        span("actor.generate", 0, 9, "replica 1", step=1), span("idle", 0, 9, "all", kind="wait"),
-    ]  # fmt: skip
+        span("actor.generate", 0, 2, "replica 0"),
+        span("actor.generate", 3, 4, "replica 0"),
+        span("actor.generate", 0, 2.5, "replica 1"),
+        span("actor.generate", 0, 9, "replica 1", step=1),
+        span("idle", 0, 9, "all", kind="wait"),
+    ]
     assert times(spans, 0) == {"time/actor.generate": 3.0}
 
 
 def test_a_row_has_all_parts_and_what_the_samples_say_comes_first() -> None:
     samples = [sample(1.0, old_logprobs=floats(-1, -1), reference_logprobs=floats(-1, -1))]
     row = iteration_metrics(
-        samples=samples, version=0, seconds=2.0, engines={"actor": [{"kl/mean": 0.5, "policy/loss": 1.0}]},
-        spans=[span("actor.train", 0, 1, "rank 0")], step=0, readings=[("a", {"allocated": 1e9, "host": 1e9})],
-    )  # fmt: skip
+        samples=samples,
+        version=0,
+        seconds=2.0,
+        engines={"actor": [{"kl/mean": 0.5, "policy/loss": 1.0}]},
+        spans=[span("actor.train", 0, 1, "rank 0")],
+        step=0,
+        readings=[("a", {"allocated": 1e9, "host": 1e9})],
+    )
     assert row["kl/mean"] == 0
-    assert {"policy/loss", "time/actor.train", "time/step", "memory/host_gb", "throughput/tokens_per_sec"} <= set(row)  # fmt: skip
+    assert {
+        "policy/loss",
+        "time/actor.train",
+        "time/step",
+        "memory/host_gb",
+        "throughput/tokens_per_sec",
+    } <= set(row)
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -165,7 +210,13 @@ def test_a_resumed_run_writes_no_step_twice(tmp_path: Path) -> None:
     for step in (3, 4):
         again.log(step, {"a": 2.0})
     again.close()
-    assert [(row["step"], row["a"]) for row in read_metrics(path)] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]  # fmt: skip
+    assert [(row["step"], row["a"]) for row in read_metrics(path)] == [
+        (0, 1.0),
+        (1, 1.0),
+        (2, 1.0),
+        (3, 2.0),
+        (4, 2.0),
+    ]
 
 
 def test_values_that_are_not_finite_survive_in_lines_that_are_json(tmp_path: Path) -> None:
@@ -213,7 +264,9 @@ def test_tensorboard_files_hold_every_metric(tmp_path: Path) -> None:
         (Tracking(), "tensorboardX is not installed"),
     ],
 )
-def test_a_service_without_its_library_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: Tracking, words: str) -> None:  # fmt: skip
+def test_a_service_without_its_library_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: Tracking, words: str
+) -> None:
     for name in ("wandb", "mlflow", "tensorboardX"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(RlhfsimError, match=words) as caught:
@@ -225,26 +278,38 @@ def test_services_get_every_row_and_an_end(tmp_path: Path, monkeypatch: pytest.M
     calls: list[tuple[object, ...]] = []
     wandb_run = types.SimpleNamespace(
         log=lambda row, step: calls.append(("wandb", step, row)), finish=lambda: calls.append(("wandb end",))
-    )  # fmt: skip
-    wandb = types.SimpleNamespace(init=lambda **fields: calls.append(("init", fields["project"], fields["id"])) or wandb_run)  # fmt: skip
+    )
+    wandb = types.SimpleNamespace(
+        init=lambda **fields: calls.append(("init", fields["project"], fields["id"])) or wandb_run
+    )
     mlflow = types.SimpleNamespace(
-        set_experiment=lambda name: calls.append(("experiment", name)), start_run=lambda run_name: calls.append(("start", run_name)),
-        log_params=lambda row: calls.append(("params", row)), log_metrics=lambda row, step: calls.append(("mlflow", step, row)),
+        set_experiment=lambda name: calls.append(("experiment", name)),
+        start_run=lambda run_name: calls.append(("start", run_name)),
+        log_params=lambda row: calls.append(("params", row)),
+        log_metrics=lambda row, step: calls.append(("mlflow", step, row)),
         end_run=lambda: calls.append(("mlflow end",)),
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     tracking = Tracking(tensorboard=False, wandb_project="p", mlflow_experiment="e")
-    trackers = open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb", run_id="abc", config={"lr": 1})  # fmt: skip
+    trackers = open_trackers(tracking, tmp_path / "m.jsonl", tmp_path / "tb", run_id="abc", config={"lr": 1})
     trackers.log(4, {"a": 1.0})
     trackers.close()
     assert calls == [
-        ("init", "p", "abc"), ("experiment", "e"), ("start", "abc"), ("params", {"lr": "1"}),
-        ("wandb", 4, {"a": 1.0}), ("mlflow", 4, {"a": 1.0}), ("wandb end",), ("mlflow end",),
-    ]  # fmt: skip
+        ("init", "p", "abc"),
+        ("experiment", "e"),
+        ("start", "abc"),
+        ("params", {"lr": "1"}),
+        ("wandb", 4, {"a": 1.0}),
+        ("mlflow", 4, {"a": 1.0}),
+        ("wandb end",),
+        ("mlflow end",),
+    ]
 
 
-def test_a_service_that_fails_is_said_once_and_the_file_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_a_service_that_fails_is_said_once_and_the_file_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Down:
         def log(self, step: int, row: Mapping[str, float]) -> None:
             raise ConnectionError("no route")

@@ -35,9 +35,20 @@ SAMPLES = [sample(0, 3, 5), sample(1, 6, 1), sample(2, 1, 8), sample(3, 4, 4)]
 def tiny(family: str, folder: Path) -> heads.Model:
     import transformers as hf
 
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-             "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "max_position_embeddings": 128,
-             "initializer_range": 0.1, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 64,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.1,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
     kinds = {
         "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
@@ -49,7 +60,7 @@ def tiny(family: str, folder: Path) -> heads.Model:
     return heads.load(str(folder), "causal", "fp32", temperature=0.7)
 
 
-def learn(model: heads.Model, packed: bool) -> tuple[list[np.ndarray], float, dict[str, torch.Tensor]]:  # fmt: skip
+def learn(model: heads.Model, packed: bool) -> tuple[list[np.ndarray], float, dict[str, torch.Tensor]]:
     """Log-probs, loss and gradients of all samples as one micro-batch."""
     batch = micro_batch(SAMPLES, packed=packed)
     flat, entropy = model(batch.tokens, batch.positions, batch.index, batch.targets, True)
@@ -57,11 +68,7 @@ def learn(model: heads.Model, packed: bool) -> tuple[list[np.ndarray], float, di
     value, _ = losses.compute(
         spec,
         losses.collate(
-            SAMPLES,
-            num_tokens=18,
-            num_sequences=4,
-            logprobs=batch.rows(flat),
-            entropy=batch.rows(entropy),
+            SAMPLES, num_tokens=18, num_sequences=4, logprobs=batch.rows(flat), entropy=batch.rows(entropy)
         ),
     )
     model.zero_grad()
@@ -97,7 +104,7 @@ def test_logprobs_are_those_of_each_sequence_alone(family: str, tmp_path: Path) 
         np.testing.assert_allclose(found, wanted[:, 0].detach().numpy(), atol=1e-5)
 
 
-def test_logits_in_chunks_give_the_same_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_logits_in_chunks_give_the_same_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama", tmp_path)
     whole = learn(model, False)
     monkeypatch.setattr(heads, "CHUNK_BYTES", 1)  # 16 places a chunk

@@ -14,20 +14,57 @@ from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "rloo over disk, streamed": ("disaggregated", "rloo", {"layout": {"dp": 2, "zero": 1}, "placement": {"weight_path": "disk", "schedule": {"streaming": True}}}),
-    "dr-grpo, packed, ZeRO-3, through host memory": ("naive", "dr-grpo", {"layout": {"dp": 2, "zero": 3}, "workload": {"packing": True}}),
+    "rloo over disk, streamed": (
+        "disaggregated",
+        "rloo",
+        {
+            "layout": {"dp": 2, "zero": 1},
+            "placement": {"weight_path": "disk", "schedule": {"streaming": True}},
+        },
+    ),
+    "dr-grpo, packed, ZeRO-3, through host memory": (
+        "naive",
+        "dr-grpo",
+        {"layout": {"dp": 2, "zero": 3}, "workload": {"packing": True}},
+    ),
     "reinforce++, overlapped sync, rollout's log-probs": (
-        "async", "reinforce++",
-        {"placement": {"schedule": {"staleness": 1, "overlapped_sync": True}}, "workload": {"old_logprobs": "rollout", "kl": False}},
+        "async",
+        "reinforce++",
+        {
+            "placement": {"schedule": {"staleness": 1, "overlapped_sync": True}},
+            "workload": {"old_logprobs": "rollout", "kl": False},
+        },
     ),
-    "adapters only, the base as reference": ("disaggregated", "grpo", {"placement": {"weight_path": "lora"}, "workload": {"lora": {"rank": 4}}}),
-    "ppo, tensor parallel, reward model": ("hybrid", "ppo", {"layout": {"dp": 1, "tp": 2, "zero": 1}, "workload": {"reward": {"model": "same"}}}),
-    "pipeline parallel, two updates": ("disaggregated", "grpo", {"layout": {"dp": 1, "pp": 2, "zero": 1}, "workload": {"mini_batches": 2}}),
+    "adapters only, the base as reference": (
+        "disaggregated",
+        "grpo",
+        {"placement": {"weight_path": "lora"}, "workload": {"lora": {"rank": 4}}},
+    ),
+    "ppo, tensor parallel, reward model": (
+        "hybrid",
+        "ppo",
+        {"layout": {"dp": 1, "tp": 2, "zero": 1}, "workload": {"reward": {"model": "same"}}},
+    ),
+    "pipeline parallel, two updates": (
+        "disaggregated",
+        "grpo",
+        {"layout": {"dp": 1, "pp": 2, "zero": 1}, "workload": {"mini_batches": 2}},
+    ),
     "workers created and destroyed": (
-        "smart", "grpo",
-        {"placement": {"rollout": {"pool": "all", "residency": "recreated", "sleep": 2, "layout": {"dp": 1, "memory_utilization": 0.3}}}},
+        "smart",
+        "grpo",
+        {
+            "placement": {
+                "rollout": {
+                    "pool": "all",
+                    "residency": "recreated",
+                    "sleep": 2,
+                    "layout": {"dp": 1, "memory_utilization": 0.3},
+                }
+            }
+        },
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -49,19 +86,16 @@ def test_it_runs(case: str, tiny_model: Path, tmp_path: Path, ray_address: str) 
 
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
-def test_preferences_are_learnt_without_a_rollout(algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:  # fmt: skip
+def test_preferences_are_learnt_without_a_rollout(
+    algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str
+) -> None:
     rows = [
-        {"prompt": f"{i}+", "answer": "1", "chosen": "1", "rejected": "2", "label": i % 2}
-        for i in range(16)
+        {"prompt": f"{i}+", "answer": "1", "chosen": "1", "rejected": "2", "label": i % 2} for i in range(16)
     ]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = runs.plan(
-        "naive", algorithm, tiny_model, layout={"dp": 2, "zero": 1}, workload={"prompts": 16}
-    )
+    made = runs.plan("naive", algorithm, tiny_model, layout={"dp": 2, "zero": 1}, workload={"prompts": 16})
     wanted = runs.settings(
-        tiny_model,
-        iterations=4,
-        data=Data(task="file", path=str(tmp_path / "pairs.jsonl"), shuffle=False),
+        tiny_model, iterations=4, data=Data(task="file", path=str(tmp_path / "pairs.jsonl"), shuffle=False)
     )
     _, heard = runs.run(made, wanted, tmp_path / "run", ray_address)
     losses = [row[f"{algorithm}/loss"] for row in heard.rows]

@@ -70,7 +70,9 @@ class Reference:
         self.head = torch.nn.Parameter(torch.randn(1, hidden, generator=draw) * spread)
         trained = [*self.net.model.parameters(), self.head] if self.value else self.net.parameters()
         self.trained = list(trained)
-        self.adam = torch.optim.AdamW(self.trained, lr=1e-3, betas=LEARN.betas, eps=LEARN.eps, weight_decay=0.0)  # fmt: skip
+        self.adam = torch.optim.AdamW(
+            self.trained, lr=1e-3, betas=LEARN.betas, eps=LEARN.eps, weight_decay=0.0
+        )
 
     def outputs(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-probs or values, entropies), (R,) each."""
@@ -123,9 +125,7 @@ def test_every_rank_of_a_replica_gets_the_outputs_of_the_uncut_model(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_two_steps_change_weights_as_on_one_process(
-    found: list[Any], folder: Path, name: str
-) -> None:
+def test_two_steps_change_weights_as_on_one_process(found: list[Any], folder: Path, name: str) -> None:
     reference = Reference(folder, name)
     reference.step(make_samples())
     metrics = reference.step(make_samples())
@@ -137,13 +137,11 @@ def test_two_steps_change_weights_as_on_one_process(
         torch.testing.assert_close(weights[key].float(), value.detach(), atol=limit, rtol=0)
     if name in FP32:
         for key, number in metrics.items():
-            assert all(seen[name]["metrics"][key] == pytest.approx(number, rel=1e-4) for seen in found)  # fmt: skip
+            assert all(seen[name]["metrics"][key] == pytest.approx(number, rel=1e-4) for seen in found)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_rank_0_sees_weights_and_all_ranks_see_as_many_buckets(
-    found: list[Any], name: str
-) -> None:
+def test_only_rank_0_sees_weights_and_all_ranks_see_as_many_buckets(found: list[Any], name: str) -> None:
     first, *others = [seen[name] for seen in found]
     assert min(first["bucket sizes"]) > 0
     assert first["buckets"] > 1
@@ -151,9 +149,7 @@ def test_only_rank_0_sees_weights_and_all_ranks_see_as_many_buckets(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_goes_on_bit_for_bit_after_load_and_after_offload(
-    found: list[Any], name: str
-) -> None:
+def test_a_run_goes_on_bit_for_bit_after_load_and_after_offload(found: list[Any], name: str) -> None:
     assert [seen[name]["unlike"] for seen in found] == [0] * WORLD
 
 

@@ -33,8 +33,19 @@ def _command(tmp_path: Path, model: Path, folder: Path, address: str) -> list[st
     """The command line of the run."""
     write_plan(tmp_path / "plan.json", survival.plan(model))
     (tmp_path / "run.yaml").write_text(settings_text(survival.settings(model)))
-    return [sys.executable, "-m", "rlhfsim.cli.main", "launch", str(tmp_path / "plan.json"), "--settings", str(tmp_path / "run.yaml"),
-            "--out", str(folder), "--address", address]  # fmt: skip
+    return [
+        sys.executable,
+        "-m",
+        "rlhfsim.cli.main",
+        "launch",
+        str(tmp_path / "plan.json"),
+        "--settings",
+        str(tmp_path / "run.yaml"),
+        "--out",
+        str(folder),
+        "--address",
+        address,
+    ]
 
 
 def _hear_interrupts() -> None:
@@ -44,11 +55,16 @@ def _hear_interrupts() -> None:
 
 def _ended(command: list[str], output: Path, when: Callable[[], bool], how: signal.Signals) -> int:
     """Start, send the signal at the moment `when` comes true; the exit code."""
-    with output.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts) as process:  # fmt: skip
+    with (
+        output.open("w") as out,
+        subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=_hear_interrupts
+        ) as process,
+    ):
         deadline = time.monotonic() + PATIENCE_S
         while not when():
             assert process.poll() is None, output.read_text()[-3000:]
-            assert time.monotonic() < deadline, f"the moment did not come: {output.read_text()[-3000:]}"  # fmt: skip
+            assert time.monotonic() < deadline, f"the moment did not come: {output.read_text()[-3000:]}"
             time.sleep(0.001)
         os.kill(process.pid, how)
         return process.wait(timeout=60)
@@ -67,12 +83,16 @@ def _steps(folder: Path) -> list[int]:
     return [int(row["step"]) for row in read_metrics(path)] if path.exists() else []
 
 
-def test_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(survivor: Path, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:  # fmt: skip
+def test_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(
+    survivor: Path, tiny_model: Path, tmp_path: Path, ray_address: str
+) -> None:
     folder = tmp_path / "run"
     command = _command(tmp_path, tiny_model, folder, ray_address)
     saved = folder / "checkpoints"
     # in the middle of the second iteration: nothing is saved yet
-    assert _ended(command, tmp_path / "1.txt", lambda: _steps(folder) == [0], signal.SIGKILL) == -signal.SIGKILL  # fmt: skip
+    assert (
+        _ended(command, tmp_path / "1.txt", lambda: _steps(folder) == [0], signal.SIGKILL) == -signal.SIGKILL
+    )
     assert checkpoints.newest(saved) is None
     _gone(survival.processes(folder))
     # while the second checkpoint is written
@@ -99,10 +119,10 @@ def test_killed_run_ends_bit_for_bit_like_an_uninterrupted_one(survivor: Path, t
     assert [path.name for path in sorted(saved.iterdir())] == ["step-000004", "step-000006"]
 
 
-def test_finished_run_is_not_resumed_and_other_settings_are_said(survivor: Path, tiny_model: Path) -> None:  # fmt: skip
+def test_finished_run_is_not_resumed_and_other_settings_are_said(survivor: Path, tiny_model: Path) -> None:
     heard = runs.Quiet()
     wanted = replace(survival.settings(tiny_model), optimizer=Optimizer(learning_rate=2e-3))
     with pytest.raises(RlhfsimError, match="has done its 6 iterations") as error:
         launch(survival.plan(tiny_model), wanted, Options(out=survivor, resume=True), heard)
     assert error.value.code == "run-is-done"
-    assert heard.phases == ["another setting than before: optimizer.learning_rate was 0.001, is 0.002"]  # fmt: skip
+    assert heard.phases == ["another setting than before: optimizer.learning_rate was 0.001, is 0.002"]

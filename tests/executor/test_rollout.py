@@ -34,7 +34,9 @@ class _Replica:
 
 def _completion(number: int) -> Completion:
     none = np.zeros(0, np.float32)
-    return Completion(id=number, tokens=none.astype(np.int64), logprobs=none, versions=none.astype(np.int32), finish="stop")  # fmt: skip
+    return Completion(
+        id=number, tokens=none.astype(np.int64), logprobs=none, versions=none.astype(np.int32), finish="stop"
+    )
 
 
 def _request(number: int) -> Request:
@@ -44,13 +46,15 @@ def _request(number: int) -> Request:
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> RolloutPool:
     monkeypatch.setattr(rollout, "collect", lambda refs, parts, what, limit_s: list(refs))
-    return RolloutPool(pool="all", actors=[_Replica(), _Replica()], receivers_each=1, record=lambda reply: None)  # fmt: skip
+    return RolloutPool(
+        pool="all", actors=[_Replica(), _Replica()], receivers_each=1, record=lambda reply: None
+    )
 
 
-def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: RolloutPool) -> None:  # fmt: skip
+def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: RolloutPool) -> None:
     pool.submit([_request(i) for i in range(40)], 0, 1.0)
     polled: list[int] = []
-    feeder = threading.Thread(target=lambda: polled.extend(c.id for _ in range(60) for c in pool.poll(0.01)))  # fmt: skip
+    feeder = threading.Thread(target=lambda: polled.extend(c.id for _ in range(60) for c in pool.poll(0.01)))
     feeder.start()
     done = pool.generate([_request(1000 + i) for i in range(10)], 0, 5.0)
     feeder.join()

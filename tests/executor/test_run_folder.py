@@ -6,13 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.coordination.run_folder import (
-    RunFiles,
-    environment,
-    occupy,
-    settings_hash,
-    write_inputs,
-)
+from executor.coordination.run_folder import RunFiles, environment, occupy, settings_hash, write_inputs
 from executor.settings import Optimizer, RewardRule, Settings, Tracking
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
@@ -20,9 +14,11 @@ from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.loading import load
 
 SETTINGS = Settings(
-    model="some/folder", rewards=(RewardRule(kind="format", pattern="<a>\\d+</a>", weight=0.5), RewardRule(kind="answer")),
-    optimizer=Optimizer(learning_rate=1e-5), environment={"A": "yes"},
-)  # fmt: skip
+    model="some/folder",
+    rewards=(RewardRule(kind="format", pattern="<a>\\d+</a>", weight=0.5), RewardRule(kind="answer")),
+    optimizer=Optimizer(learning_rate=1e-5),
+    environment={"A": "yes"},
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +27,14 @@ def plan() -> Plan:
 
 
 def write(files: RunFiles, plan: Plan) -> None:
-    write_inputs(files, plan=plan, settings=SETTINGS, deepspeed={"actor": {"zero_optimization": {"stage": 2}}, "critic": {}}, vllm={"tensor_parallel_size": 2}, devices=["cpu"])  # fmt: skip
+    write_inputs(
+        files,
+        plan=plan,
+        settings=SETTINGS,
+        deepspeed={"actor": {"zero_optimization": {"stage": 2}}, "critic": {}},
+        vllm={"tensor_parallel_size": 2},
+        devices=["cpu"],
+    )
 
 
 def test_everything_lies_under_its_name(tmp_path: Path, plan: Plan) -> None:
@@ -39,9 +42,18 @@ def test_everything_lies_under_its_name(tmp_path: Path, plan: Plan) -> None:
         write(files, plan)
     names = {p.relative_to(files.root).as_posix() for p in files.root.rglob("*")}
     assert names == {
-        ".lock", "plan.json", "settings.yaml", "vllm.json", "environment.json", "logs", "checkpoints", "scratch", "deepspeed",
-        "deepspeed/actor.json", "deepspeed/critic.json",
-    }  # fmt: skip
+        ".lock",
+        "plan.json",
+        "settings.yaml",
+        "vllm.json",
+        "environment.json",
+        "logs",
+        "checkpoints",
+        "scratch",
+        "deepspeed",
+        "deepspeed/actor.json",
+        "deepspeed/critic.json",
+    }
     assert json.loads(files.deepspeed("actor").read_text()) == {"zero_optimization": {"stage": 2}}
     assert read_plan(files.plan) == plan
 
@@ -59,9 +71,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["note.txt"]
 
 
-def test_an_attempt_that_ended_before_its_first_step_can_be_made_again(
-    tmp_path: Path, plan: Plan
-) -> None:
+def test_an_attempt_that_ended_before_its_first_step_can_be_made_again(tmp_path: Path, plan: Plan) -> None:
     for _ in range(2):
         with occupy(tmp_path) as files:
             write(files, plan)

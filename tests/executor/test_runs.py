@@ -20,14 +20,14 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 @pytest.mark.parametrize("architecture", list(runs.ARCHITECTURES))
-def test_every_architecture_runs(architecture: str, algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:  # fmt: skip
-    made = runs.plan(architecture, algorithm, tiny_model, layout=LAYOUTS.get((architecture, algorithm)))  # fmt: skip
+def test_every_architecture_runs(
+    architecture: str, algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str
+) -> None:
+    made = runs.plan(architecture, algorithm, tiny_model, layout=LAYOUTS.get((architecture, algorithm)))
     assert made.architecture == architecture
     outcome, heard = runs.run(made, runs.settings(tiny_model), tmp_path / "run", ray_address)
     assert [row["step"] for row in heard.rows] == [0, 1]
-    assert all(
-        row["mismatch/max_abs_dlogp"] < 1e-4 for row in heard.rows if row["staleness/max"] == 0
-    )
+    assert all(row["mismatch/max_abs_dlogp"] < 1e-4 for row in heard.rows if row["staleness/max"] == 0)
     assert all(row["policy/grad_norm"] > 0 for row in heard.rows)
     bound = made.placement.schedule.staleness
     assert all(row["staleness/max"] <= bound for row in heard.rows)

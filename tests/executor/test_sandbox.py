@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.rewards import isolation as cage
+from executor.rewards import isolation
 from executor.rewards.sandbox import Outcome, Program, Sandbox, strength
 from rlhfsim.errors import RlhfsimError
 
@@ -350,10 +350,7 @@ def test_workers_run_side_by_side(sandbox: Sandbox) -> None:
 
 def test_threads_may_share_a_sandbox(sandbox: Sandbox) -> None:
     found: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(_run(sandbox, "pass").status))
-        for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: found.append(_run(sandbox, "pass").status)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -365,7 +362,7 @@ def test_strength_says_what_is_in_force(sandbox: Sandbox) -> None:
     text = sandbox.strength()
     assert ("pid namespace" in text) == sandbox.facts["pids"]
     assert "seccomp" in text
-    assert ("landlock version" in text) == (cage.landlock_version() > 0)
+    assert ("landlock version" in text) == (isolation.landlock_version() > 0)
 
 
 def test_the_strongest_mode_is_taken_without_being_asked() -> None:
@@ -387,7 +384,7 @@ def test_it_works_as_a_normal_user_too(mode: str, tmp_path: Path) -> None:
     if not os.path.exists(python) or sys.version_info[:2] != (3, 11):
         pytest.skip("no Python that a normal user can read")
     package = tmp_path / "package"
-    source = Path(cage.__file__).resolve().parents[2]
+    source = Path(isolation.__file__).resolve().parents[2]
     for name in ("executor/rewards", "rlhfsim"):
         (package / name).mkdir(parents=True)
     for name in ("executor/__init__.py", "executor/rewards/*.py", "rlhfsim/errors.py"):

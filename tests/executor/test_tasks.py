@@ -19,7 +19,15 @@ from executor.tasks.text import Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.model.presets import resolve_model
 
-TASKS = [("arithmetic", 1), ("arithmetic", 3), ("comparison", 2), ("comparison", 4), ("logic", 1), ("logic", 3), ("logic", 6)]  # fmt: skip
+TASKS = [
+    ("arithmetic", 1),
+    ("arithmetic", 3),
+    ("comparison", 2),
+    ("comparison", 4),
+    ("logic", 1),
+    ("logic", 3),
+    ("logic", 6),
+]
 
 
 @pytest.mark.parametrize(("task", "difficulty"), TASKS)
@@ -114,9 +122,7 @@ def _worlds(said: str) -> list[str]:
         bits = f"{number:03b}"
         world = dict(zip("abc", (bit == "1" for bit in bits), strict=True))
         claims = [claim.split(":") for claim in said.split(",")]
-        python = {
-            p: c.replace("-", " not ").replace("+", " or ").replace("*", " and ") for p, c in claims
-        }
+        python = {p: c.replace("-", " not ").replace("+", " or ").replace("*", " and ") for p, c in claims}
         if all(eval(text, {}, world) == world[person] for person, text in python.items()):
             found.append(bits)
     return found
@@ -196,10 +202,7 @@ def test_preference_columns_are_read(tmp_path: Path) -> None:
     pairs = [{"prompt": "p", "chosen": "good", "rejected": "bad"}]
     [problem] = open_source(_jsonl(tmp_path / "p.jsonl", pairs), "dpo", 0).batch(0, 1)
     assert (problem.meta["chosen"], problem.meta["rejected"]) == ("good", "bad")
-    labels = [
-        {"prompt": "p", "answer": "r", "label": False},
-        {"prompt": "p", "answer": "s", "label": True},
-    ]
+    labels = [{"prompt": "p", "answer": "r", "label": False}, {"prompt": "p", "answer": "s", "label": True}]
     found = open_source(_jsonl(tmp_path / "l.jsonl", labels), "kto", 0).batch(0, 2)
     assert {p.meta["response"]: p.meta["label"] for p in found} == {"r": -1.0, "s": 1.0}
 
@@ -212,12 +215,7 @@ def test_preference_columns_are_read(tmp_path: Path) -> None:
         ('{"prompt": "a", "answer": "b"}\n\n{"prompt": \n', "data-line", 3, "not a JSON object"),
         ('["a", "b"]\n', "data-line", 1, "a JSON list"),
         ('{"question": "a", "answer": "b"}\n', "data-column", None, "no column 'prompt'"),
-        (
-            '{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n',
-            "data-value",
-            3,
-            "'answer' has no value",
-        ),
+        ('{"prompt": "a", "answer": "b"}\n\n{"prompt": "c"}\n', "data-value", 3, "'answer' has no value"),
         ('{"prompt": " ", "answer": "b"}\n', "data-value", 1, "an empty prompt"),
         ('{"prompt": "a", "answer": ["b"]}\n', "data-value", 1, "'answer' must be text"),
     ],
@@ -283,9 +281,7 @@ def test_a_tiny_model_is_made_saved_and_loaded(family: tiny.Family, tmp_path: Pa
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    first, again = (
-        tiny.build(tmp_path / name, family=family, hidden=32, layers=2, seed=1) for name in "ab"
-    )
+    first, again = (tiny.build(tmp_path / name, family=family, hidden=32, layers=2, seed=1) for name in "ab")
     tokenizer = AutoTokenizer.from_pretrained(first)
     text = "a>b,b<c;\n1-2+3="
     assert tokenizer.decode(tokenizer(text).input_ids) == text
@@ -344,7 +340,7 @@ def test_conversations_of_a_file_pass_through_the_template(chatty: Path, tmp_pat
     turns = [{"role": "system", "content": "b"}, {"role": "user", "content": "1+1="}]
     file = tmp_path / "a.jsonl"
     file.write_text(json.dumps({"prompt": turns, "answer": "2"}) + "\n")
-    problem = open_source(Data(task="file", path=str(file), chat_template=True), "grpo", 0).batch(0, 1)[0]  # fmt: skip
+    problem = open_source(Data(task="file", path=str(file), chat_template=True), "grpo", 0).batch(0, 1)[0]
     text = Text(chatty, chat=True)
     assert text.decode(text.encode(problem.prompt)) == "s:b;u:1+1=;a:"
 

@@ -33,7 +33,17 @@ class Ticks:
 
 
 def span(kind: str, start: float, end: float, step: int = 0, group: str = "all") -> Span:
-    return Span(name=f"actor.{kind}", role="actor", kind=kind, pool="main", group=group, step=step, start_s=start, end_s=end, bound_by="measured")  # fmt: skip
+    return Span(
+        name=f"actor.{kind}",
+        role="actor",
+        kind=kind,
+        pool="main",
+        group=group,
+        step=step,
+        start_s=start,
+        end_s=end,
+        bound_by="measured",
+    )
 
 
 def trace(*spans: Span) -> Trace:
@@ -110,11 +120,8 @@ def test_the_offset_comes_from_the_quickest_answer() -> None:
     assert found.uncertainty_s == pytest.approx(0.1)
 
 
-@given(
-    st.floats(-1e4, 1e4),
-    st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=8),
-)
-def test_the_true_offset_lies_inside_the_uncertainty(true: float, ways: list[tuple[float, float]]) -> None:  # fmt: skip
+@given(st.floats(-1e4, 1e4), st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=1, max_size=8))
+def test_the_true_offset_lies_inside_the_uncertainty(true: float, ways: list[tuple[float, float]]) -> None:
     local = Ticks(0.0)
     left = iter(ways)
 
@@ -131,17 +138,26 @@ def test_the_true_offset_lies_inside_the_uncertainty(true: float, ways: list[tup
 
 def test_assemble_puts_nodes_on_one_clock_and_counts_from_the_first_step() -> None:
     ahead = Recorded(spans=(span("generate", 1110.0, 1112.0, step=12),))
-    here = Recorded(spans=(span("train", 1012.0, 1013.0, step=12), span("load", 900.0, 1005.0, step=12)))  # fmt: skip
+    here = Recorded(spans=(span("train", 1012.0, 1013.0, step=12), span("load", 900.0, 1005.0, step=12)))
     found = assemble(
         [(here, SAME_CLOCK), (ahead, ClockOffset(value_s=100.0, uncertainty_s=0.1))],
-        start_s=1010.0, plan_hash="abc", steps=1, seed=4, first_step=12,
-    )  # fmt: skip
-    assert [(s.kind, s.start_s, s.end_s, s.step) for s in found.spans] == [("generate", 0, 2, 0), ("train", 2, 3, 0)]  # fmt: skip
+        start_s=1010.0,
+        plan_hash="abc",
+        steps=1,
+        seed=4,
+        first_step=12,
+    )
+    assert [(s.kind, s.start_s, s.end_s, s.step) for s in found.spans] == [
+        ("generate", 0, 2, 0),
+        ("train", 2, 3, 0),
+    ]
     assert (found.source, found.plan_hash, found.seed, found.steps) == ("measured", "abc", 4, 1)
 
 
 def test_a_span_that_reaches_over_the_start_begins_at_zero() -> None:
-    found = assemble([(Recorded(spans=(span("load", 8.0, 12.0),)), SAME_CLOCK)], start_s=10.0, plan_hash="", steps=1)  # fmt: skip
+    found = assemble(
+        [(Recorded(spans=(span("load", 8.0, 12.0),)), SAME_CLOCK)], start_s=10.0, plan_hash="", steps=1
+    )
     assert [(s.start_s, s.end_s) for s in found.spans] == [(0.0, 2.0)]
 
 
@@ -189,12 +205,16 @@ def test_a_measured_trace_opens_in_perfetto_with_a_process_a_pool_and_a_thread_a
     with tracer.span("actor.train", "actor", "train", "training", step=0):
         tracer.counter("memory_bytes", "training", 5e9)
         clock.now += 2
-    found = list(events(assemble([(tracer.drain(), SAME_CLOCK)], start_s=1000.0, plan_hash="p", steps=1)))  # fmt: skip
+    found = list(events(assemble([(tracer.drain(), SAME_CLOCK)], start_s=1000.0, plan_hash="p", steps=1)))
     names = [e["args"]["name"] for e in found if e["name"] in ("process_name", "thread_name")]
     assert names == ["rollout", "training", "replica 0", "replica 1", "all"]
     slices = {e["name"]: e for e in found if e["ph"] == "X"}
     assert (slices["actor.train"]["ts"], slices["actor.train"]["dur"]) == (2e6, 2e6)
     assert slices["actor.generate"]["args"] == {
-        "role": "actor", "step": 0, "bound by": "measured", "weight version": 4, "tokens": 9,
-    }  # fmt: skip
+        "role": "actor",
+        "step": 0,
+        "bound by": "measured",
+        "weight version": 4,
+        "tokens": 9,
+    }
     assert [e["args"] for e in found if e["ph"] == "C"] == [{"GB": 5.0}]

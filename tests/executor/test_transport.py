@@ -58,9 +58,7 @@ def received(receiver: Receiver, version: int) -> tuple[Weights, Transfer | None
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_every_receiver_gets_the_same_weights_in_order_twice(
-    transport: str, tmp_path: Path
-) -> None:
+def test_every_receiver_gets_the_same_weights_in_order_twice(transport: str, tmp_path: Path) -> None:
     spec = channel(transport, tmp_path)
     sender = Sender(spec)
     receivers = [Receiver(spec, index) for index in range(2)]
@@ -165,16 +163,12 @@ def test_sender_that_closes_ends_the_receivers_wait(tmp_path: Path) -> None:
         end = pool.submit(received, receiver, 1)
         time.sleep(0.3)
         sender.close()
-        with pytest.raises(
-            RlhfsimError, match="lost while waiting for the sender to begin version 1"
-        ):
+        with pytest.raises(RlhfsimError, match="lost while waiting for the sender to begin version 1"):
             end.result(5)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_receiver_that_stops_in_the_middle_stops_the_sender_at_once(
-    transport: str, tmp_path: Path
-) -> None:
+def test_receiver_that_stops_in_the_middle_stops_the_sender_at_once(transport: str, tmp_path: Path) -> None:
     spec = channel(transport, tmp_path, receivers=1)
     sender, receiver = Sender(spec), Receiver(spec, 0)
     weights = [(f"w{i}", torch.zeros(1024)) for i in range(12)]
@@ -225,9 +219,7 @@ def test_wrong_version_is_refused_by_both_ends(tmp_path: Path) -> None:
     assert caught.value.code == "weight-sync-version"
 
 
-def test_corrupted_bytes_are_found_by_the_checksums(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_corrupted_bytes_are_found_by_the_checksums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = channel("ipc", tmp_path, receivers=1)
     sender, receiver = Sender(spec), Receiver(spec, 0)
 
@@ -251,9 +243,7 @@ def test_corrupted_bytes_are_found_by_the_checksums(
     assert caught.value.code == "weight-sync-checksum"
 
 
-def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_removes(
-    tmp_path: Path,
-) -> None:
+def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_removes(tmp_path: Path) -> None:
     spec = channel("ipc", tmp_path, receivers=1, timeout_s=10)
     script = (
         "import sys, time, torch\n"
@@ -304,12 +294,7 @@ def test_adapters_are_merged_into_the_base_and_siblings_come_along(tmp_path: Pat
     a, b = torch.randn(2, 4), torch.randn(6, 2)
     name = "layers.1.self_attn.q_proj.weight"
     spec = channel(
-        "broadcast",
-        tmp_path,
-        receivers=1,
-        adapters_only=True,
-        base_model=str(tmp_path),
-        lora_scale=0.5,
+        "broadcast", tmp_path, receivers=1, adapters_only=True, base_model=str(tmp_path), lora_scale=0.5
     )
     sender, receiver = Sender(spec), Receiver(spec, 0)
     with ThreadPoolExecutor(1) as pool:
@@ -320,6 +305,4 @@ def test_adapters_are_merged_into_the_base_and_siblings_come_along(tmp_path: Pat
     assert sent.bytes == 4 * (a.numel() + b.numel())
     assert set(got) == {other for other in base if other.startswith("layers.1.self_attn.")}
     assert torch.allclose(got[name], base[name] + 0.5 * b @ a, atol=1e-6)
-    assert torch.equal(
-        got["layers.1.self_attn.k_proj.weight"], base["layers.1.self_attn.k_proj.weight"]
-    )
+    assert torch.equal(got["layers.1.self_attn.k_proj.weight"], base["layers.1.self_attn.k_proj.weight"])

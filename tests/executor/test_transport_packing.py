@@ -36,9 +36,7 @@ def test_checksum_for_gpus_sees_changed_and_swapped_words() -> None:
         return digest.hex()
 
     assert checksum([1.0, 2.0, 3.0]) == checksum([1.0, 2.0, 3.0])
-    assert (
-        len({checksum([1.0, 2.0, 3.0]), checksum([1.0, 3.0, 2.0]), checksum([1.0, 2.0, 4.0])}) == 3
-    )
+    assert len({checksum([1.0, 2.0, 3.0]), checksum([1.0, 3.0, 2.0]), checksum([1.0, 2.0, 4.0])}) == 3
 
 
 def base_model(folder: Path) -> dict[str, Tensor]:

@@ -171,7 +171,10 @@ def test_environment_keeps_compilation_on_gpus_only() -> None:
     assert environment("cuda")["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
-@pytest.mark.parametrize(("found", "known"), [("0.32.0+cpu", True), ("0.29.1", True), ("0.28.9", False), ("0.34.0", False), ("1.0", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("found", "known"),
+    [("0.32.0+cpu", True), ("0.29.1", True), ("0.28.9", False), ("0.34.0", False), ("1.0", False)],
+)
 def test_unknown_versions_of_vllm_are_refused_with_both_names(
     monkeypatch: pytest.MonkeyPatch, found: str, known: bool
 ) -> None:

@@ -18,17 +18,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from vllm_rig import (
-    MAX_LEN,
-    channel,
-    disagreement,
-    engine_at,
-    model_at,
-    perturb,
-    requests,
-    sync,
-    weights_of,
-)
+from vllm_rig import MAX_LEN, channel, disagreement, engine_at, model_at, perturb, requests, sync, weights_of
 
 from executor.engines.vllm.engine import VllmEngine
 from executor.samples import Completion, Request
@@ -73,18 +63,14 @@ def sampling(engine: VllmEngine, model: Any) -> dict[str, Any]:
     eos = tiny.VOCABULARY.index(tiny.EOS)
     return {
         "initial": disagreement(model, requests(), engine.generate(requests())),
-        "repeats": all(
-            np.array_equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True)
-        ),
+        "repeats": all(np.array_equal(a.tokens, b.tokens) for a, b in zip(first, again, strict=True)),
         "distinct": len({tuple(c.tokens.tolist()) for c in twins}),
         "greedy": greedy_is_argmax(model, greedy, engine.generate(greedy)),
         "ended": {c.finish for c in ended} == {"stop", "length"},
         "eos_included": all((c.tokens[-1] == eos) == (c.finish == "stop") for c in ended),
         "eos_inside": any(eos in c.tokens[:-1] for c in ended),
         "lengths": all(
-            len(c.tokens) == r.max_tokens
-            for r, c in zip(long, ended, strict=True)
-            if c.finish == "length"
+            len(c.tokens) == r.max_tokens for r, c in zip(long, ended, strict=True) if c.finish == "length"
         ),
     }
 
@@ -122,8 +108,7 @@ def partial(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
         "lengths": [len(c.tokens) for c in got],
         "monotone": all(bool((np.diff(c.versions) >= 0).all()) for c in got),
         "disagreement": max(
-            switched(old, model, request, c, n)
-            for request, c, n in zip(asked, got, switches, strict=True)
+            switched(old, model, request, c, n) for request, c, n in zip(asked, got, switches, strict=True)
         ),
         "ignoring_the_switch": disagreement(model, asked[:4], got[:4]),
     }
@@ -180,9 +165,7 @@ def overlapped(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
 
 def adapters(engine: VllmEngine, model: Any, base: Path, folder: Path) -> dict[str, Any]:
     """Only LoRA matrices travel; the model's other weights must equal the base's."""
-    spec = channel(
-        engine, "broadcast", folder, adapters_only=True, base_model=str(base), lora_scale=2.0
-    )
+    spec = channel(engine, "broadcast", folder, adapters_only=True, base_model=str(base), lora_scale=2.0)
     sender = Sender(spec)
     sent, draw = [], torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -212,9 +195,7 @@ def failures(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     facts["aborted"] = (engine.add(requests(3)), engine.step(), engine.abort())[2]
     facts["unfinished"] = engine.unfinished
     sender = Sender(channel(engine, "host", folder))
-    short = [
-        [named for bucket in weights_of(model) for named in bucket if "k_proj" not in named[0]]
-    ]
+    short = [[named for bucket in weights_of(model) for named in bucket if "k_proj" not in named[0]]]
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send, iter(short), 99)
         facts["incomplete"] = code_of(lambda: engine.receive(sender.spec.name, 99))
@@ -239,9 +220,7 @@ def speed(engine: VllmEngine) -> dict[str, float]:
     asked = requests(128, max_tokens=48, temperature=1.0, top_p=1.0)
     rates: dict[str, list[float]] = {"ours": [], "vllm": []}
     prompts = [{"prompt_token_ids": request.prompt.tolist()} for request in asked]
-    params = [
-        SamplingParams(max_tokens=48, seed=r.seed, logprobs=0, detokenize=False) for r in asked
-    ]
+    params = [SamplingParams(max_tokens=48, seed=r.seed, logprobs=0, detokenize=False) for r in asked]
     for _ in range(3):
         start = time.monotonic()
         tokens = sum(len(c.tokens) for c in engine.generate(asked))

@@ -31,11 +31,7 @@ def engine_at(folder: Path, tp: int = 1) -> VllmEngine:
     layout = RolloutLayout(tp=tp, max_batched_tokens=2048)
     return VllmEngine(
         RolloutSpec(
-            model=str(folder),
-            layout=layout,
-            max_model_len=MAX_LEN,
-            max_num_seqs=64,
-            kv_bytes=32 * 2**20,
+            model=str(folder), layout=layout, max_model_len=MAX_LEN, max_num_seqs=64, kv_bytes=32 * 2**20
         )
     )
 

@@ -51,17 +51,32 @@ python3 -m openrlhf.cli.train_ppo_ray \
    --rollout.max_new_tokens 2048 --reward.remote_url localhost:5000
 """
 TRL_CONFIG = {
-    "model_name_or_path": "Qwen/Qwen2.5-1.5B", "num_generations": 8, "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 4, "max_completion_length": 1024, "use_vllm": True, "beta": 0.04,
-}  # fmt: skip
+    "model_name_or_path": "Qwen/Qwen2.5-1.5B",
+    "num_generations": 8,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 4,
+    "max_completion_length": 1024,
+    "use_vllm": True,
+    "beta": 0.04,
+}
 
 
 def verl_step(i: int, **more: float) -> dict[str, float]:
     return {
-        "actor/pg_loss": 0.1, "response_length/mean": 1500.0, "response_length/max": 4096.0, "prompt_length/mean": 200.0,
-        "timing_s/gen": 40.0 + i, "timing_s/old_log_prob": 8.0, "timing_s/ref": 7.0, "timing_s/adv": 0.3, "timing_s/reward": 0.4,
-        "timing_s/update_actor": 30.0, "timing_s/update_weights": 5.0, "timing_s/step": 92.0 + i, **more,
-    }  # fmt: skip
+        "actor/pg_loss": 0.1,
+        "response_length/mean": 1500.0,
+        "response_length/max": 4096.0,
+        "prompt_length/mean": 200.0,
+        "timing_s/gen": 40.0 + i,
+        "timing_s/old_log_prob": 8.0,
+        "timing_s/ref": 7.0,
+        "timing_s/adv": 0.3,
+        "timing_s/reward": 0.4,
+        "timing_s/update_actor": 30.0,
+        "timing_s/update_weights": 5.0,
+        "timing_s/step": 92.0 + i,
+        **more,
+    }
 
 
 def write_tensorboard(folder: Path, steps: Mapping[int, Mapping[str, float]]) -> Path:
@@ -82,7 +97,9 @@ def verl_console(steps: int, start: int = 1) -> str:
         items = " - ".join(
             f"{k}:np.float64({v})" if "ref" in k else f"{k}:{v}" for k, v in verl_step(i).items()
         )
-        text += f"\x1b[36m(TaskRunner pid=4242)\x1b[0m step:{i} - {items}\n(WorkerDict pid=9) some warning: 3\n"
+        text += (
+            f"\x1b[36m(TaskRunner pid=4242)\x1b[0m step:{i} - {items}\n(WorkerDict pid=9) some warning: 3\n"
+        )
     return text
 
 
@@ -99,7 +116,7 @@ def read(path: Path, framework: str, *configs: Path, **choices: Any) -> Imported
 
 def observed(run: Imported, tmp_path: Path, *arguments: str) -> Observation:
     del run
-    result = CliRunner().invoke(command, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)  # fmt: skip
+    result = CliRunner().invoke(command, [*arguments, "--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return read_run(tmp_path / "out")
 
@@ -107,7 +124,9 @@ def observed(run: Imported, tmp_path: Path, *arguments: str) -> Observation:
 def test_every_form_of_one_verl_run_gives_the_same_times(tmp_path: Path, config: Path) -> None:
     steps = {i: verl_step(i) for i in range(1, 4)}
     (tmp_path / "c.log").write_text(verl_console(3))
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps({"step": i, "data": v}) + "\n" for i, v in steps.items()))  # fmt: skip
+    (tmp_path / "m.jsonl").write_text(
+        "".join(json.dumps({"step": i, "data": v}) + "\n" for i, v in steps.items())
+    )
     paths = [tmp_path / "c.log", tmp_path / "m.jsonl", write_tensorboard(tmp_path / "tb", steps)]
     found = [read(path, "verl", config) for path in paths]
     for run in found:
@@ -117,9 +136,7 @@ def test_every_form_of_one_verl_run_gives_the_same_times(tmp_path: Path, config:
         assert run.setup == found[0].setup
 
 
-def test_a_verl_configuration_becomes_workload_placement_and_cluster(
-    tmp_path: Path, config: Path
-) -> None:
+def test_a_verl_configuration_becomes_workload_placement_and_cluster(tmp_path: Path, config: Path) -> None:
     (tmp_path / "c.log").write_text(verl_console(3))
     run = read(tmp_path / "c.log", "verl", config)
     work, placement = run.setup.workload, run.setup.placement
@@ -134,10 +151,16 @@ def test_a_verl_configuration_becomes_workload_placement_and_cluster(
 
 def test_older_verl_times_the_weight_sync_with_generation(tmp_path: Path, config: Path) -> None:
     rows = [{k: v for k, v in verl_step(i).items() if "update_weights" not in k} for i in (1, 2)]
-    (tmp_path / "m.jsonl").write_text("".join(json.dumps({"step": i, "data": v}) + "\n" for i, v in enumerate(rows)))  # fmt: skip
+    (tmp_path / "m.jsonl").write_text(
+        "".join(json.dumps({"step": i, "data": v}) + "\n" for i, v in enumerate(rows))
+    )
     run = read(tmp_path / "m.jsonl", "verl", config)
     assert "actor.sync" in run.mapped["timing_s/gen"]
-    newer = import_run(_file(tmp_path / "n.jsonl", [verl_step(1)]), FRAMEWORKS["verl"], Choices(gpu="h100", configs=(config,)))  # fmt: skip
+    newer = import_run(
+        _file(tmp_path / "n.jsonl", [verl_step(1)]),
+        FRAMEWORKS["verl"],
+        Choices(gpu="h100", configs=(config,)),
+    )
     assert "actor.sync" not in newer.mapped["timing_s/gen"]
     assert "actor.sync" in newer.mapped["timing_s/update_weights"]
 
@@ -148,7 +171,10 @@ def _file(path: Path, rows: list[dict[str, float]]) -> Path:
 
 
 def test_times_without_a_counterpart_are_named(tmp_path: Path, config: Path) -> None:
-    path = _file(tmp_path / "m.jsonl", [verl_step(i, **{"timing_s/magic": 3.0, "timing_s/generate_sequences": 30.0}) for i in range(3)])  # fmt: skip
+    path = _file(
+        tmp_path / "m.jsonl",
+        [verl_step(i, **{"timing_s/magic": 3.0, "timing_s/generate_sequences": 30.0}) for i in range(3)],
+    )
     run = read(path, "verl", config)
     assert run.unmapped_times == ("timing_s/magic",)
     assert run.unmapped == ("actor/pg_loss",)
@@ -178,16 +204,28 @@ def test_openrlhf_arguments_and_log_lines_are_read(tmp_path: Path) -> None:
     text = ""
     for i in (1, 2, 3):
         values = {
-            "policy_loss": 0.1, "timing/make_experience": 9.0, "timing/ppo_train": 25.0 + i, "timing/broadcast": 2.0,
-            "rollout/response_length_mean": 700.0, "timing/generation": 31.0, "timing/step_total": 67.0 + i, "note": "text",
-        }  # fmt: skip
+            "policy_loss": 0.1,
+            "timing/make_experience": 9.0,
+            "timing/ppo_train": 25.0 + i,
+            "timing/broadcast": 2.0,
+            "rollout/response_length_mean": 700.0,
+            "timing/generation": 31.0,
+            "timing/step_total": 67.0 + i,
+            "note": "text",
+        }
         text += f"(PPOTrainer pid=77) INFO 08-13 19:25:45 ppo_trainer.py:547] Global step {i}: {values}\n"
     log.write_text(text)
     run = read(log, "openrlhf", script, prompt_tokens=250)
     work, placement = run.setup.workload, run.setup.placement
-    assert (work.algorithm, work.prompts, work.samples, work.mini_batches, work.packing) == ("grpo", 128, 8, 1, True)  # fmt: skip
+    assert (work.algorithm, work.prompts, work.samples, work.mini_batches, work.packing) == (
+        "grpo",
+        128,
+        8,
+        1,
+        True,
+    )
     assert placement.rollout is not None
-    assert (placement.rollout.layout.tp, placement.rollout.layout.dp, placement.rollout.sleep) == (2, 4, 1)  # fmt: skip
+    assert (placement.rollout.layout.tp, placement.rollout.layout.dp, placement.rollout.sleep) == (2, 4, 1)
     assert run.setup.cluster.gpus == 8
     assert set(run.mapped["timing/make_experience"]) >= {"reference.logprob", "actor.logprob"}
     assert [s.values["timing/ppo_train"] for s in run.steps] == [26, 27, 28]
@@ -198,8 +236,15 @@ def test_openrlhf_arguments_and_log_lines_are_read(tmp_path: Path) -> None:
 def test_openrlhf_in_tensorboard_has_a_prefix(tmp_path: Path) -> None:
     script = tmp_path / "launch.sh"
     script.write_text(OPENRLHF_SCRIPT)
-    values = {"train/timing/generation": 31.0, "train/timing/ppo_train": 25.0, "train/timing/step_total": 60.0, "train/rollout/response_length_mean": 700.0}  # fmt: skip
-    run = read(write_tensorboard(tmp_path / "tb", {1: values, 2: values}), "openrlhf", script, prompt_tokens=250)  # fmt: skip
+    values = {
+        "train/timing/generation": 31.0,
+        "train/timing/ppo_train": 25.0,
+        "train/timing/step_total": 60.0,
+        "train/rollout/response_length_mean": 700.0,
+    }
+    run = read(
+        write_tensorboard(tmp_path / "tb", {1: values, 2: values}), "openrlhf", script, prompt_tokens=250
+    )
     assert set(run.mapped) == {"timing/generation", "timing/ppo_train"}
     assert any("actor.sync" in note for note in run.notes)
 
@@ -224,15 +269,27 @@ def test_nemo_rl_blocks_on_the_console_are_read(tmp_path: Path) -> None:
     assert run.setup.placement.backend == "megatron"
     assert run.setup.workload.mini_batches == 2
     assert run.setup.workload.response_len.maximum == 4096
-    assert {"actor.logprob", "reference.logprob"} <= set(run.mapped["timing/train/policy_and_reference_logprobs"])  # fmt: skip
+    assert {"actor.logprob", "reference.logprob"} <= set(
+        run.mapped["timing/train/policy_and_reference_logprobs"]
+    )
 
 
 def test_nemo_rl_asynchronous_run_has_pools_of_its_own(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(NEMO_CONFIG)
-    more = {"grpo.async_grpo.enabled": "true", "policy.generation.colocated.enabled": "false", "policy.generation.colocated.resources.num_nodes": "1"}  # fmt: skip
-    row = {"timing/train/exposed_generation": 12.0, "timing/train/policy_training": 30.0, "timing/train/weight_sync": 4.0,
-           "timing/train/total_step_time": 50.0, "train/mean_gen_tokens_per_sample": 900.0, "train/mean_prompt_length": 150.0}  # fmt: skip
+    more = {
+        "grpo.async_grpo.enabled": "true",
+        "policy.generation.colocated.enabled": "false",
+        "policy.generation.colocated.resources.num_nodes": "1",
+    }
+    row = {
+        "timing/train/exposed_generation": 12.0,
+        "timing/train/policy_training": 30.0,
+        "timing/train/weight_sync": 4.0,
+        "timing/train/total_step_time": 50.0,
+        "train/mean_gen_tokens_per_sample": 900.0,
+        "train/mean_prompt_length": 150.0,
+    }
     run = read(write_tensorboard(tmp_path / "tb", {1: row, 2: row}), "nemo-rl", config, given=more)
     assert [p.gpus for p in run.setup.placement.pools] == [8, 8]
     assert run.mapped["timing/train/exposed_generation"] == ("actor.generate.wait",)
@@ -242,7 +299,16 @@ def test_nemo_rl_asynchronous_run_has_pools_of_its_own(tmp_path: Path) -> None:
 def test_trl_state_gives_steps_and_prompt_lengths(tmp_path: Path) -> None:
     (tmp_path / "training_args.json").write_text(json.dumps(TRL_CONFIG))
     tokens = 8 * 8 * 4 * (500 + 120)
-    history = [{"step": i, "loss": 0.1, "step_time": 10.0 + i, "completions/mean_length": 500.0, "num_tokens": float(i * tokens)} for i in (1, 2, 3)]  # fmt: skip
+    history = [
+        {
+            "step": i,
+            "loss": 0.1,
+            "step_time": 10.0 + i,
+            "completions/mean_length": 500.0,
+            "num_tokens": float(i * tokens),
+        }
+        for i in (1, 2, 3)
+    ]
     (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": history}))
     run = read(tmp_path, "trl", given={"num_processes": "8"})
     assert [s.values["step_time"] for s in run.steps] == [11, 12, 13]
@@ -256,8 +322,11 @@ def test_trl_training_is_what_generation_leaves_of_the_step(tmp_path: Path) -> N
     (tmp_path / "training_args.json").write_text(json.dumps(TRL_CONFIG))
     rows: list[dict[str, float]] = []
     for i in (1, 2):  # as W&B has them: rows of their own before the row of the step
-        rows += [{"_step": 10 * i, "profiling/Time taken: GRPOTrainer.sync_weights": 1.0}, {"_step": 10 * i + 1, "profiling/Time taken: GRPOTrainer.vLLM.generate": 6.0},
-                 {"_step": 10 * i + 2, "train/step_time": 12.0, "train/completions/mean_length": 500.0}]  # fmt: skip
+        rows += [
+            {"_step": 10 * i, "profiling/Time taken: GRPOTrainer.sync_weights": 1.0},
+            {"_step": 10 * i + 1, "profiling/Time taken: GRPOTrainer.vLLM.generate": 6.0},
+            {"_step": 10 * i + 2, "train/step_time": 12.0, "train/completions/mean_length": 500.0},
+        ]
     (tmp_path / "wandb.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = read(tmp_path, "trl", given={"num_processes": "8"}, prompt_tokens=100)
     found = {(s.name, s.step): s.seconds for s in trace_of(run, "x").spans}
@@ -267,9 +336,7 @@ def test_trl_training_is_what_generation_leaves_of_the_step(tmp_path: Path) -> N
 
 def test_trl_prints_dicts_without_a_step(tmp_path: Path) -> None:
     (tmp_path / "training_args.json").write_text(json.dumps(TRL_CONFIG))
-    line = (
-        "{'loss': '0.0012', 'step_time': '12.5', 'completions/mean_length': 500.0, 'epoch': 0.01}\n"
-    )
+    line = "{'loss': '0.0012', 'step_time': '12.5', 'completions/mean_length': 500.0, 'epoch': 0.01}\n"
     (tmp_path / "out.log").write_text("  0%| | 0/9 [00:00<?]\r" + line * 3)
     run = read(tmp_path, "trl", given={"num_processes": "8"}, prompt_tokens=100)
     assert [s.values["step_time"] for s in run.steps] == [12.5] * 3
@@ -279,13 +346,28 @@ def test_an_imported_folder_is_a_run(tmp_path: Path, config: Path) -> None:
     log = tmp_path / "c.log"
     log.write_text(verl_console(4))
     run = read(log, "verl", config)
-    seen = observed(run, tmp_path, str(log), "--framework", "verl", "--config", str(config), "--gpu", "h100", "--json")  # fmt: skip
+    seen = observed(
+        run, tmp_path, str(log), "--framework", "verl", "--config", str(config), "--gpu", "h100", "--json"
+    )
     assert seen.step_s == pytest.approx((94, 95, 96))
     assert seen.phases["actor.generate"] == pytest.approx((42, 43, 44))
     assert seen.response_tokens == pytest.approx(1500)
     assert seen.prompt_tokens == pytest.approx(200)
     assert seen.covers["actor.sync"] == ("actor.generate.load", "actor.sync")
-    again = CliRunner().invoke(command, [str(log), "--framework", "verl", "--config", str(config), "--gpu", "h100", "--out", str(tmp_path / "out")])  # fmt: skip
+    again = CliRunner().invoke(
+        command,
+        [
+            str(log),
+            "--framework",
+            "verl",
+            "--config",
+            str(config),
+            "--gpu",
+            "h100",
+            "--out",
+            str(tmp_path / "out"),
+        ],
+    )
     assert isinstance(again.exception, RlhfsimError)
     assert again.exception.code == "folder-not-empty"
 
@@ -316,7 +398,12 @@ def test_cut_off_and_broken_lines_are_named(tmp_path: Path, config: Path) -> Non
 
 
 def test_steps_with_impossible_times_are_named(tmp_path: Path, config: Path) -> None:
-    rows = [verl_step(0), verl_step(1, **{"timing_s/gen": -1.0}), verl_step(2, **{"timing_s/ref": float("nan")}), verl_step(3)]  # fmt: skip
+    rows = [
+        verl_step(0),
+        verl_step(1, **{"timing_s/gen": -1.0}),
+        verl_step(2, **{"timing_s/ref": float("nan")}),
+        verl_step(3),
+    ]
     run = read(_file(tmp_path / "m.jsonl", rows), "verl", config)
     assert [s.logged for s in run.steps] == [0, 3]
     assert any("timing_s/gen is -1" in note for note in run.notes)
@@ -342,7 +429,9 @@ def test_a_log_of_another_framework_is_refused_by_name(tmp_path: Path, config: P
 def test_restarted_steps_count_once(tmp_path: Path, config: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "a.log").write_text(verl_console(3))
-    (tmp_path / "run" / "b.log").write_text(verl_console(3, start=3).replace("timing_s/gen:43.0", "timing_s/gen:99.0"))  # fmt: skip
+    (tmp_path / "run" / "b.log").write_text(
+        verl_console(3, start=3).replace("timing_s/gen:43.0", "timing_s/gen:99.0")
+    )
     run = read(tmp_path / "run", "verl", config)
     assert [s.logged for s in run.steps] == [1, 2, 3, 4, 5]
     assert run.steps[2].values["timing_s/gen"] == 99
@@ -355,7 +444,17 @@ def test_tensorboard_rounds_without_being_another_value() -> None:
     assert merged([one, other]).notes == ()
 
 
-@pytest.mark.parametrize(("text", "value"), [("1.5", 1.5), ("np.float64(2e-3)", 2e-3), ("12.3s", 12.3), ("tensor(4.)", 4.0), ("abc", None), ("1.5.2", None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1.5", 1.5),
+        ("np.float64(2e-3)", 2e-3),
+        ("12.3s", 12.3),
+        ("tensor(4.)", 4.0),
+        ("abc", None),
+        ("1.5.2", None),
+    ],
+)
 def test_numbers_are_read_as_python_prints_them(text: str, value: float | None) -> None:
     assert number(text) == value
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rlhfsim.kernels import collectives
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.devices import device_of, domain_of
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB, MB
 
@@ -16,7 +16,7 @@ RACK = load_profile("gb200_nvl72")
 
 
 def device(gpus: int = 64, oversubscription: float = 1.0) -> Device:
-    return device_of(Pool(profile=PROFILE, gpus=gpus, gpus_per_node=8), oversubscription)
+    return device_of(NodeGroup(profile=PROFILE, gpus=gpus, gpus_per_node=8), oversubscription)
 
 
 ALL = (
@@ -85,8 +85,8 @@ def test_tokens_travel_once_to_a_node_whatever_experts_they_chose() -> None:
 
 
 def test_a_rack_is_one_domain_and_a_node_of_four_is_four() -> None:
-    assert domain_of(Pool(profile=RACK, gpus=144, gpus_per_node=4)) == 72
-    assert domain_of(Pool(profile=PROFILE, gpus=64, gpus_per_node=4)) == 4
+    assert domain_of(NodeGroup(profile=RACK, gpus=144, gpus_per_node=4)) == 72
+    assert domain_of(NodeGroup(profile=PROFILE, gpus=64, gpus_per_node=4)) == 4
 
 
 def test_the_same_pool_gives_the_same_device_object() -> None:

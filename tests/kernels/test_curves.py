@@ -14,7 +14,7 @@ from rlhfsim.kernels.grid import Grid, decode, encode, monotone
 from rlhfsim.specs.hardware.profile_files import find_profile
 from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text, profile_yaml
 
-MEASURED = ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "l40s"]  # fmt: skip
+MEASURED = ["a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "b300_sxm", "gb200_nvl72", "gb300_nvl72", "l40s"]
 ALL = [*MEASURED, *BORROWERS, "cpu"]
 CURVES = {name: KernelCurves(load_profile(name)) for name in ALL}
 POINTS = 400
@@ -28,10 +28,7 @@ def _random(low: float, high: float, seed: int) -> np.ndarray:
 
 M, N, K = _random(1, 2e5, 1), _random(16, 3e5, 2), _random(16, 1e5, 3)
 B, C, G = _random(1, 5000, 4), _random(1, 1e6, 5), 2.0 ** np.floor(np.log2(_random(1, 9, 6)))
-A, D = (
-    G * 2.0 ** np.floor(np.log2(_random(1, 65, 7))),
-    2.0 ** np.floor(np.log2(_random(64, 513, 8))),
-)
+A, D = (G * 2.0 ** np.floor(np.log2(_random(1, 65, 7))), 2.0 ** np.floor(np.log2(_random(64, 513, 8))))
 S, T, P = _random(1, 1e5, 9), _random(1, 2e5, 10), _random(1, 1e5, 11)
 E, TOP = 2.0 ** np.floor(np.log2(_random(8, 513, 12))), _random(1, 8, 13)
 EP = np.minimum(2.0 ** np.floor(np.log2(_random(1, 65, 14))), E)
@@ -62,9 +59,7 @@ def test_no_attention_beats_the_datasheet(name: str) -> None:
         assert (latent >= B * C * 576 * kv_bytes / hbm * (1 - 1e-9)).all()
         assert (latent >= 2 * 1088 * A * B * C / rate * (1 - 1e-9)).all()
     pairs = S * S / 2 + S * P
-    assert (
-        curves.prefill_attention(B, S, A, G, D, P) >= 4 * A * D * B * pairs / rate * (1 - 1e-9)
-    ).all()
+    assert (curves.prefill_attention(B, S, A, G, D, P) >= 4 * A * D * B * pairs / rate * (1 - 1e-9)).all()
     assert (curves.mla_prefill(B, S, A, P) >= 2 * 320 * A * B * pairs / rate * (1 - 1e-9)).all()
 
 
@@ -133,9 +128,7 @@ def test_a_gpu_that_borrows_has_its_own_peaks() -> None:
     product = (8192, 8192, 8192)
     slower = float(h20.gemm(*product) / h200.gemm(*product))
     assert 989 / 148 * 0.7 < slower < 989 / 148  # compute-bound, better efficiency than H200
-    stream = h20.decode_attention(256, 8192, 8, 8, 128) / h200.decode_attention(
-        256, 8192, 8, 8, 128
-    )
+    stream = h20.decode_attention(256, 8192, 8, 8, 128) / h200.decode_attention(256, 8192, 8, 8, 128)
     assert 1.0 < float(stream) < 4800 / 4000 * 1.1  # bound by HBM
     assert "h200_sxm" in h20.source("gemm/bf16")
     assert h20.spread("gemm/bf16")[0] < h200.spread("gemm/bf16")[0]

@@ -15,9 +15,7 @@ def test_llama_8b_trains_one_token_for_six_times_its_matrices_plus_attention() -
     layer = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
     matrices = 6 * (32 * layer + 4096 * 128256)
     attention = 6 * 32 * 4096 * 8192
-    assert flop.training_flop(model, uniform(1, 8192)) == pytest.approx(
-        (matrices + attention) * 8192
-    )
+    assert flop.training_flop(model, uniform(1, 8192)) == pytest.approx((matrices + attention) * 8192)
 
 
 def test_megatron_s_formula_counts_the_same_for_gpt_3() -> None:
@@ -32,9 +30,7 @@ def test_full_recomputation_adds_a_third_and_lora_saves_one() -> None:
     model, short = preset("llama-3-8b"), uniform(64, 16)
     base = flop.hardware_flop(model, short, "none")
     assert flop.hardware_flop(model, short, "full") == pytest.approx(base * 4 / 3, rel=1e-3)
-    assert flop.hardware_flop(model, short, "none", lora=True) == pytest.approx(
-        base * 2 / 3, rel=1e-3
-    )
+    assert flop.hardware_flop(model, short, "none", lora=True) == pytest.approx(base * 2 / 3, rel=1e-3)
 
 
 def test_hardware_flop_exceed_model_flop_by_the_flash_backward() -> None:
@@ -54,12 +50,8 @@ def test_spread_lengths_cost_more_attention_than_equal_ones(mean: float, extra: 
     model = preset("qwen2.5-7b")
     spread = Sequences(count=8, mean=mean, mean_square=extra * mean**2, maximum=10 * mean)
     equal = uniform(8, mean)
-    assert flop.attention_flop(model, spread) == pytest.approx(
-        extra * flop.attention_flop(model, equal)
-    )
-    assert flop.matmul_flop(model, spread.tokens) == pytest.approx(
-        flop.matmul_flop(model, equal.tokens)
-    )
+    assert flop.attention_flop(model, spread) == pytest.approx(extra * flop.attention_flop(model, equal))
+    assert flop.matmul_flop(model, spread.tokens) == pytest.approx(flop.matmul_flop(model, equal.tokens))
 
 
 def test_deepseek_v3_needs_about_250_gflop_a_token_to_train() -> None:

@@ -20,11 +20,7 @@ def test_the_matrices_of_a_layer_hold_its_matrix_parameters(model) -> None:
     held = sum(m.params for m in layers.layer_matrices(model, experts=experts))
     mlp = model.params_layer_dense_mlp
     if experts:
-        mlp = (
-            model.moe.num_experts * model.params_expert
-            + model.params_shared_expert
-            + model.params_router
-        )
+        mlp = model.moe.num_experts * model.params_expert + model.params_shared_expert + model.params_router
     assert held == pytest.approx(model.attention.matrix_params(model.hidden) + mlp, rel=1e-4)
 
 

@@ -20,7 +20,7 @@ from rlhfsim.kernels.links import (
     vanilla_volume,
     zero_redundancy_volume,
 )
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.units import GB
 
@@ -28,7 +28,7 @@ M = 140 * GB
 
 
 def device(gpu: str = "h100_sxm", oversubscription: float = 1.0) -> Device:
-    return device_of(Pool(profile=load_profile(gpu), gpus=16, gpus_per_node=8), oversubscription)
+    return device_of(NodeGroup(profile=load_profile(gpu), gpus=16, gpus_per_node=8), oversubscription)
 
 
 def stage(seconds: float) -> Stage:
@@ -95,9 +95,7 @@ def test_a_slow_rate_is_the_long_end_of_the_interval() -> None:
 def test_a_gather_in_one_domain_runs_at_nvlink_speed_and_across_at_the_nics_it_has() -> None:
     h100 = device()
     assert gather_rate(h100, 8).value == scale_up(h100).value
-    assert gather_rate(h100, 16).value == pytest.approx(
-        min(scale_up(h100).value, 8 * network(h100).value)
-    )
+    assert gather_rate(h100, 16).value == pytest.approx(min(scale_up(h100).value, 8 * network(h100).value))
     assert gather_rate(h100, 16, stride=8).value == pytest.approx(network(h100).value)
 
 

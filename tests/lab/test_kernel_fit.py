@@ -16,9 +16,14 @@ pytest.importorskip("scipy", reason="scipy is a development dependency")
 from lab.fits import kernels as fit
 
 TARGETS = {
-    "gemm/bf16": 0.04, "decode/bf16": 0.07, "prefill": 0.07, "collective/all_reduce": 0.08,
-    "collective/all_gather": 0.08, "collective/reduce_scatter": 0.08, "collective/all_to_all": 0.08,
-}  # fmt: skip
+    "gemm/bf16": 0.04,
+    "decode/bf16": 0.07,
+    "prefill": 0.07,
+    "collective/all_reduce": 0.08,
+    "collective/all_gather": 0.08,
+    "collective/reduce_scatter": 0.08,
+    "collective/all_to_all": 0.08,
+}
 
 
 def _planted() -> tables.Samples:
@@ -29,9 +34,14 @@ def _planted() -> tables.Samples:
     seconds = (4e-6 + roof / 0.7) * np.exp(rng.normal(0, 0.03, m.size))
     keys = [f"{a}x{b}x{c}" for a, b, c in zip(m, n, k, strict=True)]
     return tables.Samples(
-        name="gemm/bf16", coordinates=(m, n, k), seconds=seconds, shape=keys,
-        family=[f"{b}x{c}" for b, c in zip(n, k, strict=True)], work=m * n * k, source="planted",
-    )  # fmt: skip
+        name="gemm/bf16",
+        coordinates=(m, n, k),
+        seconds=seconds,
+        shape=keys,
+        family=[f"{b}x{c}" for b, c in zip(n, k, strict=True)],
+        work=m * n * k,
+        source="planted",
+    )
 
 
 def test_planted_times_are_found_again_on_shapes_left_out() -> None:
@@ -45,9 +55,7 @@ def test_planted_times_are_found_again_on_shapes_left_out() -> None:
 def test_a_fitted_grid_never_falls() -> None:
     profile, samples = load_profile("h100_sxm"), _planted()
     table = fit.grid_table(profile, samples, samples.half())
-    section = fit.curves_section(
-        profile, {"gemm/bf16": {"source": "x", "interval": [1, 1], **table}}
-    )
+    section = fit.curves_section(profile, {"gemm/bf16": {"source": "x", "interval": [1, 1], **table}})
     text = "\n".join([_head(), fit.section_text(section)])
     curves = KernelCurves(profile_from_text(text))
     m = np.arange(1.0, 40000.0, 7.0)

@@ -11,39 +11,52 @@ from rlhfsim.memory.residency import engine_in_plan, role_in_plan
 from rlhfsim.memory.risk import Item, probability_above
 from rlhfsim.memory.role_bytes import Stack, batch_of
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
 
-CLUSTER = Cluster(pools=(make_pool("h100", 16),))
+CLUSTER = Cluster(node_groups=(node_group("h100", 16),))
 PPO = Workload(model="8b", algorithm="ppo", prompts=256)
 GRPO = Workload(model="8b", algorithm="grpo", prompts=64, samples=8, reward=Reward(rules=Rules()))
 ZERO3 = Layout(dp=8, zero=3, micro_batch=4)
 
 
 def _colocated(sleep: int = 2, **options: object) -> Placement:
-    seat = Seat(pool="all", layout=ZERO3, **options)
-    rollout = RolloutSeat(
-        pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.4), sleep=sleep
-    )
+    role = RolePlacement(pool="all", layout=ZERO3, **options)
+    rollout = RolloutPlacement(pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.4), sleep=sleep)
     return Placement(
-        pools=(GpuSet(name="all", gpus=8),), actor=seat, critic=seat, rollout=rollout,
-        reference=Seat(pool="all", layout=ZERO3, residency=options.get("residency", "resident")),
-        reward=Seat(pool="all", layout=ZERO3), weight_path="broadcast",
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=8),),
+        actor=role,
+        critic=role,
+        rollout=rollout,
+        reference=RolePlacement(pool="all", layout=ZERO3, residency=options.get("residency", "resident")),
+        reward=RolePlacement(pool="all", layout=ZERO3),
+        weight_path="broadcast",
+    )
 
 
 def _apart(**schedule: float) -> Placement:
-    train = Seat(pool="train", layout=ZERO3)
+    train = RolePlacement(pool="train", layout=ZERO3)
     return Placement(
-        pools=(GpuSet(name="train", gpus=8), GpuSet(name="rollout", start=8, gpus=8)),
-        actor=train, critic=train, reference=train, reward=train, weight_path="broadcast",
-        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(dp=8), sleep=0), schedule=Schedule(**schedule),
-    )  # fmt: skip
+        pools=(ResourcePool(name="train", gpus=8), ResourcePool(name="rollout", start=8, gpus=8)),
+        actor=train,
+        critic=train,
+        reference=train,
+        reward=train,
+        weight_path="broadcast",
+        rollout=RolloutPlacement(pool="rollout", layout=RolloutLayout(dp=8), sleep=0),
+        schedule=Schedule(**schedule),
+    )
 
 
 ARCHITECTURES = {
@@ -91,7 +104,9 @@ def test_freeing_memory_between_phases_lowers_the_peak_of_the_naive_architecture
 def test_a_sleeping_engine_leaves_training_only_its_context():
     naive, smart = (_ledger(ARCHITECTURES[n]) for n in ("naive", "smart"))
     engine = [e for e in smart.phases[-5].entries if e.role == "rollout"]
-    components = {e.component for p in smart.phases if p.name == "actor.train" for e in p.entries if e.role == "rollout"}  # fmt: skip
+    components = {
+        e.component for p in smart.phases if p.name == "actor.train" for e in p.entries if e.role == "rollout"
+    }
     assert "kv_cache" not in components
     assert "weights" not in components
     assert _bytes(naive, "actor.train") > _bytes(smart, "actor.train") + 20 * GIB
@@ -111,7 +126,11 @@ def test_weights_of_trainer_and_engine_stand_side_by_side_in_the_sync():
 def test_training_states_of_eight_b_on_eight_gpus_are_sixteen_bytes_a_parameter():
     found = _ledger(ARCHITECTURES["naive"])
     train = next(p for p in found.phases if p.name == "actor.train")
-    states = sum(e.bytes for e in train.entries if e.role == "actor" and e.component in ("weights", "gradients", "optimizer"))  # fmt: skip
+    states = sum(
+        e.bytes
+        for e in train.entries
+        if e.role == "actor" and e.component in ("weights", "gradients", "optimizer")
+    )
     assert states == pytest.approx(16 * 8.03e9 / 8, rel=0.01)
 
 
@@ -134,8 +153,7 @@ def test_a_recreated_role_leaves_nothing_behind():
 
 def test_longer_responses_never_need_less_memory():
     peaks = [
-        _ledger(_colocated(), replace(PPO, response_len=Fixed(value=n))).peak_bytes
-        for n in (512, 2048, 8192)
+        _ledger(_colocated(), replace(PPO, response_len=Fixed(value=n))).peak_bytes for n in (512, 2048, 8192)
     ]
     assert peaks == sorted(peaks)
 
@@ -150,34 +168,36 @@ def test_packed_micro_batches_are_sized_for_their_expected_tokens():
 
 def test_lora_shares_the_base_with_the_reference():
     workload = replace(GRPO, lora=Lora(rank=32))
-    seat = Seat(pool="all", layout=ZERO3)
-    placement = replace(_colocated(), critic=None, reward=None, reference=seat, backend="fsdp2")
+    role = RolePlacement(pool="all", layout=ZERO3)
+    placement = replace(_colocated(), critic=None, reward=None, reference=role, backend="fsdp2")
     found = _ledger(placement, workload)
-    assert not any(e.role == "reference" and e.component == "weights" for p in found.phases for e in p.entries)  # fmt: skip
+    assert not any(
+        e.role == "reference" and e.component == "weights" for p in found.phases for e in p.entries
+    )
     full = _ledger(placement, GRPO)
     assert _bytes(found, "actor.train") < _bytes(full, "actor.train") - 10e9
 
 
 def test_a_pipeline_ledger_takes_the_fuller_end():
     layout = Layout(tp=2, pp=4, zero=1, micro_batch=1, recompute="none")
-    seat = Seat(pool="all", layout=layout)
+    role = RolePlacement(pool="all", layout=layout)
     placement = replace(
-        _colocated(), actor=seat, critic=None, reward=None, reference=None, backend="megatron"
+        _colocated(), actor=role, critic=None, reward=None, reference=None, backend="megatron"
     )
     workload = replace(GRPO, kl=False)
     found = _ledger(placement, workload)
     stages = [
         role_in_plan(models_of(workload), placement, workload, load_profile("h100"), "actor", stage).training
         for stage in ("first", "last")
-    ]  # fmt: skip
+    ]
     train = next(p for p in found.phases if p.name == "actor.train")
-    mine = sum(e.bytes for e in train.entries if e.role == "actor" and e.component != "sync_buffers")  # fmt: skip
+    mine = sum(e.bytes for e in train.entries if e.role == "actor" and e.component != "sync_buffers")
     nccl = load_profile("h100")["nccl_bytes"]  # of the weight-sync group
     assert mine == pytest.approx(max(stages) + nccl)
 
 
 def test_an_engine_that_cannot_start_is_rejected_with_probability_one():
-    rollout = RolloutSeat(pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.2))
+    rollout = RolloutPlacement(pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.2))
     found = _ledger(replace(_colocated(), rollout=rollout))
     assert not found.fits
     assert "KV cache" in found.rejected_by
@@ -203,8 +223,10 @@ def test_fast_path_agrees_with_the_ledger():
     group = 2 * profile["nccl_bytes"]  # the weight-sync group, on both sides
     idle = sum(r.idle for r in roles.values()) + engine.idle + group
     assert _bytes(found, "start") == pytest.approx(idle)
-    assert _bytes(found, "actor.train") == pytest.approx(idle - roles["actor"].idle + roles["actor"].training)  # fmt: skip
-    assert _bytes(found, "reward.score") == pytest.approx(idle - roles["reward"].idle + roles["reward"].scoring)  # fmt: skip
+    assert _bytes(found, "actor.train") == pytest.approx(idle - roles["actor"].idle + roles["actor"].training)
+    assert _bytes(found, "reward.score") == pytest.approx(
+        idle - roles["reward"].idle + roles["reward"].scoring
+    )
     assert _bytes(found, "actor.generate") == pytest.approx(idle - engine.idle + engine.running)
 
 
@@ -217,7 +239,15 @@ def test_dictionary_has_one_record_per_entry():
     found = _ledger(ARCHITECTURES["hybrid"])
     plain = found.to_dict()
     assert len(plain["entries"]) == sum(len(p.entries) for p in found.phases)
-    assert set(plain["entries"][0]) == {"phase", "pool", "role", "component", "bytes", "low_bytes", "high_bytes"}  # fmt: skip
+    assert set(plain["entries"][0]) == {
+        "phase",
+        "pool",
+        "role",
+        "component",
+        "bytes",
+        "low_bytes",
+        "high_bytes",
+    }
 
 
 def test_probability_of_a_certain_sum_is_zero_or_one():

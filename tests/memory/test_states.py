@@ -31,16 +31,15 @@ def test_korthikanti_formula_gives_the_paper_figure_for_gpt_175b():
     assert whole == pytest.approx(2048 * 12288 * (34 + 80))
     sharded = korthikanti_layer(2048, 1, 12288, 96, t=8, sequence_parallel=True)
     assert sharded == pytest.approx(whole / 8)
-    selective = korthikanti_layer(
-        2048, 1, 12288, 96, t=8, sequence_parallel=True, recompute="selective"
-    )
+    selective = korthikanti_layer(2048, 1, 12288, 96, t=8, sequence_parallel=True, recompute="selective")
     tp = korthikanti_layer(2048, 1, 12288, 96, t=8)
     assert selective / tp == pytest.approx(0.1849, abs=2e-4)  # figure 7: 18.49 %
 
 
-@pytest.mark.parametrize(("recompute", "parallel", "percent"), [
-    ("none", True, 66.84), ("selective", False, 49.42), ("selective", True, 16.18), ("full", False, 7.64),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recompute", "parallel", "percent"),
+    [("none", True, 66.84), ("selective", False, 49.42), ("selective", True, 16.18), ("full", False, 7.64)],
+)
 def test_korthikanti_formula_gives_figure_7_of_the_22b_model(recompute, parallel, percent):
     tp = korthikanti_layer(2048, 4, 6144, 64, t=8)
     got = korthikanti_layer(2048, 4, 6144, 64, t=8, sequence_parallel=parallel, recompute=recompute)
@@ -79,10 +78,17 @@ def test_moe_layer_keeps_top_k_copies():
     assert layer_tensors(QWEN_MOE, 1, experts=True, imbalance=2).saved["dispatched"] == 4 * 8 * 2048
 
 
-@pytest.mark.parametrize(("backend", "zero", "expected"), [
-    ("megatron", 0, 18), ("megatron", 1, 6 + 12 / 8), ("deepspeed", 1, 4 + 12 / 8),
-    ("deepspeed", 2, 2 + 14 / 8), ("deepspeed", 3, 16 / 8), ("fsdp2", 3, 16 / 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "zero", "expected"),
+    [
+        ("megatron", 0, 18),
+        ("megatron", 1, 6 + 12 / 8),
+        ("deepspeed", 1, 4 + 12 / 8),
+        ("deepspeed", 2, 2 + 14 / 8),
+        ("deepspeed", 3, 16 / 8),
+        ("fsdp2", 3, 16 / 8),
+    ],
+)
 def test_bytes_per_parameter_are_those_of_m1(backend, zero, expected):
     assert sum(memory.bytes_per_element(backend, zero, 8)) == pytest.approx(expected)
 
@@ -140,9 +146,7 @@ def test_nvme_offload_takes_neither_gpu_nor_host_memory():
 
 
 def test_lora_adapters_of_llama_8b_are_84_million_at_rank_32():
-    assert memory.lora_params(LLAMA8B, 32) == pytest.approx(
-        83.9e6, rel=0.01
-    )  # PEFT prints 83,886,080
+    assert memory.lora_params(LLAMA8B, 32) == pytest.approx(83.9e6, rel=0.01)  # PEFT prints 83,886,080
     part = memory.shard(LLAMA8B, Layout(), "fsdp2")
     base, adapters = memory.lora_states(LLAMA8B, part, Layout(), "fsdp2", Lora(rank=32))
     assert base.gradients == 0
@@ -169,9 +173,7 @@ def test_first_stage_of_one_f_one_b_keeps_a_micro_batch_per_stage():
 
 def test_full_recomputation_keeps_layer_inputs_only():
     layout = Layout(recompute="full")
-    got = activations.training_activations(
-        LLAMA8B, layout, "megatron", tokens=4096, micro_batches=1
-    )
+    got = activations.training_activations(LLAMA8B, layout, "megatron", tokens=4096, micro_batches=1)
     assert got.saved == 4096 * 32 * 2 * 4096
 
 
@@ -192,23 +194,26 @@ def test_activations_shrink_with_context_parallelism():
     assert peak(4) == pytest.approx(peak(1) / 4)
 
 
-@pytest.mark.parametrize(("model", "layout", "gib"), [
-    ("llama-3.1-8b", RolloutLayout(), 14.99), ("qwen3-32b", RolloutLayout(tp=2), 30.59),
-    ("llama-3.1-70b", RolloutLayout(precision="fp8"), 67.72), ("qwen3-0.6b", RolloutLayout(), 1.12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "layout", "gib"),
+    [
+        ("llama-3.1-8b", RolloutLayout(), 14.99),
+        ("qwen3-32b", RolloutLayout(tp=2), 30.59),
+        ("llama-3.1-70b", RolloutLayout(precision="fp8"), 67.72),
+        ("qwen3-0.6b", RolloutLayout(), 1.12),
+    ],
+)
 def test_rollout_weights_are_those_that_vllm_logs(model, layout, gib):
-    assert kv_cache.rollout_weights(resolve_model(model), layout) / GIB == pytest.approx(
-        gib, rel=0.02
-    )
+    assert kv_cache.rollout_weights(resolve_model(model), layout) / GIB == pytest.approx(gib, rel=0.02)
 
 
 def test_kv_heads_are_copied_beyond_their_number():
     one, eight = RolloutLayout(tp=1), RolloutLayout(tp=8)
     assert kv_cache.kv_bytes_per_token(LLAMA8B, one) == 2 * 32 * 8 * 128 * 2
     assert kv_cache.kv_bytes_per_token(LLAMA8B, eight) == 2 * 32 * 128 * 2
-    assert kv_cache.kv_bytes_per_token(
-        LLAMA8B, replace(eight, tp=16)
-    ) == kv_cache.kv_bytes_per_token(LLAMA8B, eight)
+    assert kv_cache.kv_bytes_per_token(LLAMA8B, replace(eight, tp=16)) == kv_cache.kv_bytes_per_token(
+        LLAMA8B, eight
+    )
 
 
 def test_kv_capacity_is_what_the_share_leaves_in_whole_blocks():
@@ -231,15 +236,13 @@ def test_an_engine_without_room_has_no_tokens():
 
 def test_sampling_takes_the_same_memory_at_every_tp():
     qwen = resolve_model("qwen3-32b")
-    peaks = {
-        kv_cache.profile_peak(qwen, RolloutLayout(tp=t), sampler_bytes_per_logit=38) for t in (1, 2)
-    }
+    peaks = {kv_cache.profile_peak(qwen, RolloutLayout(tp=t), sampler_bytes_per_logit=38) for t in (1, 2)}
     assert len(peaks) == 1
 
 
-@pytest.mark.parametrize("name", [
-    "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "qwen2.5-72b", "opt-13b",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v3", "gpt-oss-20b", "qwen2.5-72b", "opt-13b"]
+)
 def test_one_gpu_holds_every_element_of_the_checkpoint(name):
     model = resolve_model(name)
     held = memory.shard(model, Layout(), "megatron").elements

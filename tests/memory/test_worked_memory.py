@@ -8,58 +8,83 @@ import pytest
 
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, Residency, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    Residency,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+)
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.units import GB, TB
 
 SMALL = Workload(
-    model="llama-2-7b", algorithm="ppo", prompts=64,
-    prompt_len=Fixed(value=512), response_len=Fixed(value=512),
-)  # fmt: skip
+    model="llama-2-7b",
+    algorithm="ppo",
+    prompts=64,
+    prompt_len=Fixed(value=512),
+    response_len=Fixed(value=512),
+)
 LARGE = Workload(model="70b", algorithm="ppo", prompts=256)
 
 
 def _held(workload: Workload, placement: Placement, gpus: int) -> Ledger:
-    cluster = Cluster(pools=(make_pool("h100", gpus),))
+    cluster = Cluster(node_groups=(node_group("h100", gpus),))
     return ledger(models_of(workload), placement, workload, cluster)
 
 
 def _one_gpu() -> Placement:
-    seat = Seat(pool="all", layout=Layout(dp=1, zero=0))
+    role = RolePlacement(pool="all", layout=Layout(dp=1, zero=0))
     engine = RolloutLayout(memory_utilization=0.2, max_num_seqs=64, max_batched_tokens=2048)
     return Placement(
-        pools=(GpuSet(name="all", gpus=1),), actor=seat, critic=seat, reference=seat, reward=seat,
-        rollout=RolloutSeat(pool="all", layout=engine, sleep=1), weight_path="none",
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=1),),
+        actor=role,
+        critic=role,
+        reference=role,
+        reward=role,
+        rollout=RolloutPlacement(pool="all", layout=engine, sleep=1),
+        weight_path="none",
+    )
 
 
 def _node(residency: Residency, adam: Offload, *, sleep: int) -> Placement:
     away = residency == "offloaded"
-    trained = Seat(
-        pool="all", layout=Layout(dp=8, zero=3, offload_optimizer=adam),
-        residency=residency, offload_between=away,
-    )  # fmt: skip
-    frozen = Seat(pool="all", layout=Layout(dp=8, zero=3), residency=residency)
+    trained = RolePlacement(
+        pool="all",
+        layout=Layout(dp=8, zero=3, offload_optimizer=adam),
+        residency=residency,
+        offload_between=away,
+    )
+    frozen = RolePlacement(pool="all", layout=Layout(dp=8, zero=3), residency=residency)
     engine = RolloutLayout(tp=8, memory_utilization=0.6, max_num_seqs=256)
     return Placement(
-        pools=(GpuSet(name="all", gpus=8),), actor=trained, critic=trained, reference=frozen,
-        reward=frozen, weight_path="ipc", rollout=RolloutSeat(pool="all", layout=engine, sleep=sleep),
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=8),),
+        actor=trained,
+        critic=trained,
+        reference=frozen,
+        reward=frozen,
+        weight_path="ipc",
+        rollout=RolloutPlacement(pool="all", layout=engine, sleep=sleep),
+    )
 
 
 def _four_nodes(offload_between: bool) -> Placement:
-    seat = Seat(pool="train", layout=Layout(dp=24, zero=3))
-    trained = replace(seat, offload_between=offload_between)
+    role = RolePlacement(pool="train", layout=Layout(dp=24, zero=3))
+    trained = replace(role, offload_between=offload_between)
     return Placement(
-        pools=(GpuSet(name="train", gpus=24), GpuSet(name="rollout", start=24, gpus=8)),
-        actor=trained, critic=trained, reference=seat, reward=seat, weight_path="broadcast",
-        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(tp=8), sleep=0),
-    )  # fmt: skip
+        pools=(ResourcePool(name="train", gpus=24), ResourcePool(name="rollout", start=24, gpus=8)),
+        actor=trained,
+        critic=trained,
+        reference=role,
+        reward=role,
+        weight_path="broadcast",
+        rollout=RolloutPlacement(pool="rollout", layout=RolloutLayout(tp=8), sleep=0),
+    )
 
 
 def _peak(found: Ledger, pool: str) -> float:
@@ -98,9 +123,14 @@ def test_seven_b_ppo_on_one_gpu_needs_271_gb_not_92():
 
 def test_lora_grpo_variant_fits_in_less_than_the_founding_30_gb():
     workload = replace(
-        SMALL, algorithm="grpo", prompts=16, samples=4, reward=Reward(model="tinyllama-1.1b"),
-        lora=Lora(rank=32), optimizer="adam8bit",
-    )  # fmt: skip
+        SMALL,
+        algorithm="grpo",
+        prompts=16,
+        samples=4,
+        reward=Reward(model="tinyllama-1.1b"),
+        lora=Lora(rank=32),
+        optimizer="adam8bit",
+    )
     placement = replace(_one_gpu(), critic=None, backend="fsdp2")
     found = _held(workload, placement, 1)
     rows = _rows(found, "actor.train")
@@ -140,16 +170,21 @@ def test_seventy_b_on_32_gpus_fits_when_one_optimizer_at_a_time_is_in_memory():
 
 
 def test_the_guideline_of_16_gpus_for_a_70b_actor_and_critic_needs_offload():
-    trained = Seat(pool="all", layout=Layout(tp=8, pp=2, dp=1, zero=1))
+    trained = RolePlacement(pool="all", layout=Layout(tp=8, pp=2, dp=1, zero=1))
     placement = Placement(
-        pools=(GpuSet(name="all", gpus=16),), actor=trained, critic=trained, backend="megatron",
-        rollout=None, weight_path="none",
-    )  # fmt: skip
+        pools=(ResourcePool(name="all", gpus=16),),
+        actor=trained,
+        critic=trained,
+        backend="megatron",
+        rollout=None,
+        weight_path="none",
+    )
     workload = replace(LARGE, reference="none", kl=False, reward=Reward(rules=Rules()))
     found = _held(workload, placement, 16)
     states = sum(
-        size for (_, what), size in _rows(found, "actor.train").items()
+        size
+        for (_, what), size in _rows(found, "actor.train").items()
         if what in ("weights", "gradients", "optimizer")
-    )  # fmt: skip
+    )
     assert states == pytest.approx(2 * 18 * 70.6 / 16, rel=0.02)  # 159 GB a GPU
     assert not found.fits

@@ -36,18 +36,23 @@ from rlhfsim.what_if.scenarios.result import WhatIf
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BASE: dict[str, Any] = {
-    "cluster": {"pools": [{"gpu": "h100", "gpus": 4}]},
-    "workload": {"algorithm": "grpo", "model": "0.5b", "prompts": 64, "samples": 2, "response_len": {"kind": "fixed", "value": 256}, "reward": {"rules": {"seconds_per_sample": "5 ms"}}},
+    "cluster": {"node_groups": [{"gpu": "h100", "gpus": 4}]},
+    "workload": {
+        "algorithm": "grpo",
+        "model": "0.5b",
+        "prompts": 64,
+        "samples": 2,
+        "response_len": {"kind": "fixed", "value": 256},
+        "reward": {"rules": {"seconds_per_sample": "5 ms"}},
+    },
     "run": {"steps": 100},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="session")
 def plan() -> Plan:
     """Searched, with rivals."""
-    work = Workload(
-        algorithm="grpo", model="0.5b", prompts=64, samples=2, response_len=Fixed(value=256)
-    )
+    work = Workload(algorithm="grpo", model="0.5b", prompts=64, samples=2, response_len=Fixed(value=256))
     told = design(Request(cluster=parse_cluster(4), workload=work)).told
     assert told is not None
     return told
@@ -67,20 +72,42 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> SideBySide:
     folder = tmp_path_factory.mktemp("runs") / "a"
     made = planted_plans.plan(model="qwen2.5-0.5b", gpus=4)
     known = planted_plans.beliefs((made,), load_profile(planted_plans.GPU))
-    return read(
-        planted_plans.run_folder(folder, made, planted_plans.truth(known, np.random.default_rng(1)))
-    )
+    return read(planted_plans.run_folder(folder, made, planted_plans.truth(known, np.random.default_rng(1))))
 
 
 @pytest.fixture(scope="session")
 def result(plan: Plan) -> WhatIf:
     """Two points, one of which does not fit, a tornado and a break-even, on planted step times."""
-    return whatif(runner=planted(plan), given={
-        "title": "Small", "question": "What changes?", "base": BASE, "assumptions": ["the batch stays the same"],
-        "points": [{"name": "twice", "set": {"cluster.pools.0.gpus": 8}}, {"name": "too large", "set": {"workload.model": "405b"}}],
-        "tornado": {"vary": {"cluster.pools.0.price": ["0.5x", "2x"], "workload.response_len.value": ["0.5x", "2x"]}},
-            "break_even": [{"question": "At which price do eight cost as much?", "vary": "cluster.pools.0.price", "between": ["0.5 USD/h", "12 USD/h"], "of": "cost_of_run", "point": "twice", "against": "base", "vary_in": "point"}],
-    })  # fmt: skip
+    return whatif(
+        runner=planted(plan),
+        given={
+            "title": "Small",
+            "question": "What changes?",
+            "base": BASE,
+            "assumptions": ["the batch stays the same"],
+            "points": [
+                {"name": "twice", "set": {"cluster.node_groups.0.gpus": 8}},
+                {"name": "too large", "set": {"workload.model": "405b"}},
+            ],
+            "tornado": {
+                "vary": {
+                    "cluster.node_groups.0.price": ["0.5x", "2x"],
+                    "workload.response_len.value": ["0.5x", "2x"],
+                }
+            },
+            "break_even": [
+                {
+                    "question": "At which price do eight cost as much?",
+                    "vary": "cluster.node_groups.0.price",
+                    "between": ["0.5 USD/h", "12 USD/h"],
+                    "of": "cost_of_run",
+                    "point": "twice",
+                    "against": "base",
+                    "vary_in": "point",
+                }
+            ],
+        },
+    )
 
 
 def planted(plan: Plan) -> Runner:
@@ -88,15 +115,13 @@ def planted(plan: Plan) -> Runner:
 
     def run(requests: Sequence[Request]) -> Iterator[tuple[int, Found] | None]:
         for i, request in enumerate(requests):
-            pool, work = request.cluster.pool, request.workload
+            pool, work = request.cluster.node_group, request.workload
             if work.model == "405b":
                 yield i, Found(plan=None, shortage="too large")
                 continue
             s = 1 + 40 / pool.gpus * stats(work.response_len).mean / 256
             usd = pool.profile.price.value * pool.gpus * s / HOUR if pool.profile.price else None
-            told = replace(
-                plan.prediction, step_s=s, low_s=0.9 * s, high_s=1.2 * s, usd_per_step=usd
-            )
+            told = replace(plan.prediction, step_s=s, low_s=0.9 * s, high_s=1.2 * s, usd_per_step=usd)
             hardware = (replace(plan.hardware[0], gpus=pool.gpus),)
             yield i, Found(plan=replace(plan, prediction=told, workload=work, hardware=hardware))
 
@@ -108,12 +133,13 @@ def hostile(plan: Plan) -> Page:
     """A plan whose every name tries to break out."""
     pools = tuple(replace(p, name=HOSTILE) for p in plan.placement.pools)
     assert len(pools) == 1
-    seats = {name: replace(seat, pool=HOSTILE) for name, seat in plan.placement.seats.items()}
+    roles = {name: replace(role, pool=HOSTILE) for name, role in plan.placement.roles.items()}
     told = plan.prediction
     prediction = replace(
-        told, phases=tuple(replace(p, pool=HOSTILE, name=p.name + HOSTILE) for p in told.phases),
+        told,
+        phases=tuple(replace(p, pool=HOSTILE, name=p.name + HOSTILE) for p in told.phases),
         ledger=tuple(replace(e, pool=HOSTILE, phase=e.phase + HOSTILE) for e in told.ledger),
-    )  # fmt: skip
+    )
     models = tuple(replace(m, name=HOSTILE, path=HOSTILE) for m in plan.models)
     assert plan.choice is not None
     rivals = tuple(replace(r, label=HOSTILE, actor=HOSTILE) for r in plan.choice.runners_up)
@@ -121,7 +147,7 @@ def hostile(plan: Plan) -> Page:
     bad = replace(
         plan,
         models=models,
-        placement=replace(plan.placement, pools=pools, **seats),
+        placement=replace(plan.placement, pools=pools, **roles),
         prediction=prediction,
         choice=choice,
     )
@@ -129,13 +155,13 @@ def hostile(plan: Plan) -> Page:
 
 
 @pytest.fixture(scope="session")
-def pages(
-    plan: Plan, sizes: Sizes, run: SideBySide, result: WhatIf, hostile: Page
-) -> dict[str, Page]:
+def pages(plan: Plan, sizes: Sizes, run: SideBySide, result: WhatIf, hostile: Page) -> dict[str, Page]:
     return {
-        "plan": plan_page(plan, sizes=sizes), "run": run_page(run, commands="rlhfsim report a"), "whatif": whatif_page(result, file="whatif.json"),
+        "plan": plan_page(plan, sizes=sizes),
+        "run": run_page(run, commands="rlhfsim report a"),
+        "whatif": whatif_page(result, file="whatif.json"),
         "hostile": hostile,
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="session")

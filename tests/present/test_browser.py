@@ -66,13 +66,10 @@ def opened(browser: Any, files: dict[str, Path]) -> Iterator[Open]:
 
         seen.page.route("**/*", stop)
         seen.page.on(
-            "console",
-            lambda m: seen.complaints.append(m.text) if m.type in ("error", "warning") else None,
+            "console", lambda m: seen.complaints.append(m.text) if m.type in ("error", "warning") else None
         )
         seen.page.on("pageerror", lambda e: seen.complaints.append(str(e)))
-        seen.page.on(
-            "dialog", lambda d: (seen.complaints.append(f"dialog {d.message}"), d.dismiss())
-        )
+        seen.page.on("dialog", lambda d: (seen.complaints.append(f"dialog {d.message}"), d.dismiss()))
         seen.page.goto(address)
         seen.page.wait_for_selector("html[data-drawn]", timeout=30_000)
         return seen
@@ -146,10 +143,7 @@ def test_figures_follow_dark_mode_while_the_page_is_open(opened: Open) -> None:
     page = opened("plan", color_scheme="light").page
     ink = "getComputedStyle(document.querySelector('#timeline .xtick text')).fill"
     ground = "getComputedStyle(document.body).backgroundColor"
-    assert (page.evaluate(ink), page.evaluate(ground)) == (
-        rgb(theme.LIGHT["text"]),
-        rgb(theme.LIGHT["bg"]),
-    )
+    assert (page.evaluate(ink), page.evaluate(ground)) == (rgb(theme.LIGHT["text"]), rgb(theme.LIGHT["bg"]))
     page.emulate_media(color_scheme="dark")
     until(page, f"{ink} === '{rgb(theme.DARK['text'])}'")
     assert page.evaluate(ground) == rgb(theme.DARK["bg"])
@@ -166,9 +160,7 @@ def test_it_prints_in_ink_on_paper_from_a_dark_screen(opened: Open) -> None:
     assert made.startswith(b"%PDF")
     assert made.count(b"/Type /Page\n") + made.count(b"/Type /Page ") >= 4
     page.emulate_media(media="print")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(
-        theme.LIGHT["bg"]
-    )
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == rgb(theme.LIGHT["bg"])
     assert not page.locator("nav").is_visible()
 
 

@@ -9,27 +9,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhfsim.present.chrome_trace import (
-    COUNTERS,
-    chrome_path,
-    chrome_trace,
-    dumps,
-    lanes,
-    write_chrome,
-)
+from rlhfsim.present.chrome_trace import COUNTERS, chrome_path, chrome_trace, dumps, lanes, write_chrome
 from rlhfsim.trace import COUNTERS as NAMES
 from rlhfsim.trace import Counter, Span, Trace
 
 
 def span(start: float, end: float, **changes: Any) -> Span:
     given_fields: dict[str, Any] = {
-        "name": "actor.train", "role": "actor", "kind": "train", "pool": "train", "step": 0, "bound_by": "compute", **changes,
-    }  # fmt: skip
+        "name": "actor.train",
+        "role": "actor",
+        "kind": "train",
+        "pool": "train",
+        "step": 0,
+        "bound_by": "compute",
+        **changes,
+    }
     return Span(start_s=start, end_s=end, **given_fields)
 
 
 def trace(*spans: Span, counters: tuple[Counter, ...] = ()) -> Trace:
-    return Trace(source="predicted", rlhfsim_version="0.1.0", plan_hash="abc", seed=7, steps=1, spans=spans, counters=counters)  # fmt: skip
+    return Trace(
+        source="predicted",
+        rlhfsim_version="0.1.0",
+        plan_hash="abc",
+        seed=7,
+        steps=1,
+        spans=spans,
+        counters=counters,
+    )
 
 
 def by_phase(t: Trace) -> dict[str, list[dict[str, Any]]]:
@@ -46,14 +53,12 @@ def nested_or_disjoint(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 TIMES = st.floats(0, 1e6, allow_nan=False)
 SPANS = st.lists(
-    st.tuples(TIMES, TIMES, st.sampled_from(["a", "b"]), st.sampled_from(["all", "replica 0"])), max_size=25,
-)  # fmt: skip
+    st.tuples(TIMES, TIMES, st.sampled_from(["a", "b"]), st.sampled_from(["all", "replica 0"])), max_size=25
+)
 
 
 @given(SPANS)
-def test_on_each_track_slices_nest_or_are_disjoint(
-    rows: list[tuple[float, float, str, str]],
-) -> None:
+def test_on_each_track_slices_nest_or_are_disjoint(rows: list[tuple[float, float, str, str]]) -> None:
     slices = by_phase(trace(*(span(t, t + d, pool=p, group=g) for t, d, p, g in rows)))["X"]
     assert len(slices) == len(rows)
     tracks: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -84,7 +89,7 @@ def test_work_that_overlaps_goes_to_a_second_thread_of_its_group() -> None:
 
 def test_pools_are_processes_and_groups_threads_with_ids_of_their_own() -> None:
     groups = ["all", "replica 2", "replica 10"]
-    t = trace(*(span(0, 1, pool=p, group=g) for p in ("rollout", "train") for g in reversed(groups)))  # fmt: skip
+    t = trace(*(span(0, 1, pool=p, group=g) for p in ("rollout", "train") for g in reversed(groups)))
     meta = by_phase(t)["M"]
     processes = {e["pid"]: e["args"]["name"] for e in meta if e["name"] == "process_name"}
     threads = [(processes[e["pid"]], e["args"]["name"]) for e in meta if e["name"] == "thread_name"]
@@ -96,8 +101,19 @@ def test_pools_are_processes_and_groups_threads_with_ids_of_their_own() -> None:
 def test_a_span_becomes_a_complete_event_in_microseconds() -> None:
     t = trace(span(1.5, 2.0, version=3, attributes={"tokens": 12.0}))
     (event,) = by_phase(t)["X"]
-    assert (event["name"], event["cat"], event["ts"], event["dur"]) == ("actor.train", "train", 1_500_000, 500_000)  # fmt: skip
-    assert event["args"] == {"role": "actor", "step": 0, "bound by": "compute", "weight version": 3, "tokens": 12.0}  # fmt: skip
+    assert (event["name"], event["cat"], event["ts"], event["dur"]) == (
+        "actor.train",
+        "train",
+        1_500_000,
+        500_000,
+    )
+    assert event["args"] == {
+        "role": "actor",
+        "step": 0,
+        "bound by": "compute",
+        "weight version": 3,
+        "tokens": 12.0,
+    }
 
 
 def test_a_counter_names_its_group_and_unit() -> None:
@@ -121,6 +137,8 @@ def test_the_file_is_one_json_object_with_provenance(tmp_path: Path) -> None:
     assert json.loads(dumps(trace()))["traceEvents"] == []
 
 
-@pytest.mark.parametrize(("given_name", "name"), [("out.json", "out.chrome.json"), ("a/b.trace", "a/b.trace.chrome.json")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given_name", "name"), [("out.json", "out.chrome.json"), ("a/b.trace", "a/b.trace.chrome.json")]
+)
 def test_the_chrome_trace_lies_beside_the_trace(given_name: str, name: str) -> None:
     assert chrome_path(Path(given_name)) == Path(name)

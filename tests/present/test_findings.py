@@ -9,12 +9,8 @@ from rlhfsim.present.html import words
 
 
 def test_the_longest_call_and_what_binds_it_stand_in_the_title() -> None:
-    told = findings.timeline(
-        {"actor.generate": 58.0, "actor.train": 42.0}, {"actor.generate": "hbm"}, 100.0
-    )
-    assert (
-        told == "Generation takes 58 % of the 1 min 40 s step and is bound by GPU memory bandwidth"
-    )
+    told = findings.timeline({"actor.generate": 58.0, "actor.train": 42.0}, {"actor.generate": "hbm"}, 100.0)
+    assert told == "Generation takes 58 % of the 1 min 40 s step and is bound by GPU memory bandwidth"
     waits = findings.timeline({"waiting": 6.0, "actor.train": 4.0}, {}, 10.0)
     assert waits == "Waiting takes 60 % of the 10 s step"
 
@@ -34,8 +30,7 @@ def test_the_two_largest_resources_stand_in_the_title() -> None:
 def test_a_pool_that_overflows_says_so() -> None:
     told = findings.memory("train", 90e9, 80e9, "actor.train", "activations")
     assert (
-        told
-        == "GPUs of pool train would need 90 GB of 80 GB during training of the policy: it does not fit"
+        told == "GPUs of pool train would need 90 GB of 80 GB during training of the policy: it does not fit"
     )
     fits = findings.memory(None, 60e9, 80e9, "start", "optimizer")
     assert fits == "GPUs are fullest before the step: 75 % of 80 GB, mostly optimizer states"
@@ -59,23 +54,16 @@ def test_sizes_are_held_against_the_chosen_one() -> None:
 
 
 def test_the_rival_loses_where_it_takes_most_more() -> None:
-    told = findings.rival(
-        "naive, roles split", 12.0, 100.0, {"actor.train": 20.0, "critic.train": -8.0}
-    )
-    assert (
-        told == "Naive, roles split would take 12 % longer: training of the policy alone 20 s more"
-    )
+    told = findings.rival("naive, roles split", 12.0, 100.0, {"actor.train": 20.0, "critic.train": -8.0})
+    assert told == "Naive, roles split would take 12 % longer: training of the policy alone 20 s more"
 
 
-def test_the_nearest_flip_is_told() -> None:
+def test_the_nearest_break_even_is_told() -> None:
     assert (
-        findings.flips("response length", 2.5, "async")
+        findings.break_evens("response length", 2.5, "async")
         == "The choice turns over first with response length: at 2.5 times today's, async wins"
     )
-    assert (
-        findings.flips(None, 1.0, "")
-        == "Nothing that was tried makes another kind of plan the best"
-    )
+    assert findings.break_evens(None, 1.0, "") == "Nothing that was tried makes another kind of plan the best"
 
 
 def test_the_doubt_names_its_largest_source() -> None:
@@ -99,10 +87,7 @@ def test_measured_over_predicted_in_words(ratio: float, inside: bool | None, tol
 
 def test_the_phase_furthest_from_its_prediction_is_named_whichever_side() -> None:
     told = findings.phases({"actor.train": 1.1, "actor.generate": 0.4, "actor.sync": 1.9})
-    assert (
-        told
-        == "1 of 3 phases lie within 25 % of the prediction; generation is furthest (0.4 times)"
-    )
+    assert told == "1 of 3 phases lie within 25 % of the prediction; generation is furthest (0.4 times)"
 
 
 def test_the_longest_call_of_both_sides_is_named() -> None:
@@ -135,8 +120,7 @@ def test_points_that_win_twice_are_told_first() -> None:
     )
     told = findings.points(base, [("more", 5.0, 120.0), ("fewer", 20.0, 80.0)], "cost")
     assert (
-        told
-        == "More is the fastest (-50 % time, +20 % cost), fewer the cheapest (+100 % time, -20 % cost)"
+        told == "More is the fastest (-50 % time, +20 % cost), fewer the cheapest (+100 % time, -20 % cost)"
     )
     assert (
         findings.points(base, [("worse", 11.0, 110.0), ("none", None, None)], "cost")
@@ -174,21 +158,20 @@ def test_seconds_as_people_say_them(value: float, told: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("usd", "told"),
-    [(9.29, "$9.29"), (9294.6, "$9,295"), (2.5e6, "$2.5 million"), (0.0123, "$0.012")],
+    ("usd", "told"), [(9.29, "$9.29"), (9294.6, "$9,295"), (2.5e6, "$2.5 million"), (0.0123, "$0.012")]
 )
 def test_money_as_people_say_it(usd: float, told: str) -> None:
     assert words.money(usd) == told
 
 
 def test_large_counts_have_names() -> None:
-    assert [
-        words.count(n) for n in (7, 2_400_000, 1_624_441_830_912_000, 1_200_000_000_000_000_000_000)
-    ] == ["7", "2.4 million", "1.6 quadrillion", "1.2e+21"]
+    assert [words.count(n) for n in (7, 2_400_000, 1_624_441_830_912_000, 1_200_000_000_000_000_000_000)] == [
+        "7",
+        "2.4 million",
+        "1.6 quadrillion",
+        "1.2e+21",
+    ]
 
 
 def test_numbers_stay_with_their_units() -> None:
-    assert (
-        words.tied("20 % of 85 GB in 2 min 54 s")
-        == "20\u00a0% of 85\u00a0GB in 2\u00a0min 54\u00a0s"
-    )
+    assert words.tied("20 % of 85 GB in 2 min 54 s") == "20\u00a0% of 85\u00a0GB in 2\u00a0min 54\u00a0s"

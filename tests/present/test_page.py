@@ -58,9 +58,7 @@ def test_the_document_is_well_formed_with_landmarks_and_headings_in_order(
     assert not found.wrong
     assert not found.open
     assert found.of("html") == [{"lang": "en"}]
-    assert all(
-        len(found.of(tag)) == 1 for tag in ("h1", "main", "header", "footer", "nav", "title")
-    )
+    assert all(len(found.of(tag)) == 1 for tag in ("h1", "main", "header", "footer", "nav", "title"))
     levels = [int(tag[1]) for tag, _ in found.elements if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert all(b <= a + 1 for a, b in pairwise(levels))
@@ -74,9 +72,7 @@ def test_every_figure_has_a_finding_a_text_alternative_and_a_table(
 ) -> None:
     figures = pages[name].figures
     assert len(figures) >= 5
-    assert all(
-        len(f.title) > 10 and len(f.alt) > 20 and len(f.how) > 20 and f.table.rows for f in figures
-    )
+    assert all(len(f.title) > 10 and len(f.alt) > 20 and len(f.how) > 20 and f.table.rows for f in figures)
     found = Document(texts[name])
     assert len(found.of("figure")) == len(found.of("figcaption")) == len(figures)
     labels = [attrs.get("aria-label") for _, attrs in found.elements if attrs.get("role") == "img"]
@@ -89,14 +85,10 @@ def test_one_copy_of_plotly_and_no_address_to_fetch(texts: dict[str, str], name:
     assert text.count(plots.packed_script()[:200]) == 1
     found = Document(text)
     assert not [
-        a
-        for tag, a in found.elements
-        if "src" in a or tag in ("link", "iframe", "object", "base", "img")
+        a for tag, a in found.elements if "src" in a or tag in ("link", "iframe", "object", "base", "img")
     ]
     assert all((a["href"] or "").startswith("#") for a in found.of("a"))
-    policy = next(
-        a["content"] for a in found.of("meta") if a.get("http-equiv") == "Content-Security-Policy"
-    )
+    policy = next(a["content"] for a in found.of("meta") if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'")
     assert "unsafe-inline' " not in policy.split("style-src")[0]
@@ -104,9 +96,7 @@ def test_one_copy_of_plotly_and_no_address_to_fetch(texts: dict[str, str], name:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_page_gives_the_same_bytes(
-    pages: dict[str, Page], texts: dict[str, str], name: str
-) -> None:
+def test_the_same_page_gives_the_same_bytes(pages: dict[str, Page], texts: dict[str, str], name: str) -> None:
     assert html(pages[name]) == texts[name]
     assert len(texts[name].encode()) < 4e6
 
@@ -115,9 +105,7 @@ def test_hostile_names_are_text_in_html_and_in_json(texts: dict[str, str]) -> No
     text = texts["hostile"]
     assert "<img" not in text
     assert HOSTILE in unescape(text)
-    specs = re.findall(
-        r'<script type="application/json" id="[^"]*-spec">(.*?)</script>', text, flags=re.S
-    )
+    specs = re.findall(r'<script type="application/json" id="[^"]*-spec">(.*?)</script>', text, flags=re.S)
     assert len(specs) >= 5
     assert any("img src" in spec for spec in specs)
     for spec in specs:
@@ -160,18 +148,14 @@ def drawn(figure: Figure) -> set[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_colour_is_fixed_and_no_bar_is_told_by_colour_alone(
-    pages: dict[str, Page], name: str
-) -> None:
+def test_no_colour_is_fixed_and_no_bar_is_told_by_colour_alone(pages: dict[str, Page], name: str) -> None:
     for figure in pages[name].figures:
         if figure.plot is None:
             continue
         fixed = [t for t in strings(figure.plot) if re.fullmatch(r"#[0-9a-fA-F]{3,8}", t)]
         assert not fixed, f"{figure.key} has {fixed[:3]}"
         bars = [
-            t
-            for t in figure.plot["data"]
-            if t["type"] == "bar" and figure.plot["layout"].get("showlegend")
+            t for t in figure.plot["data"] if t["type"] == "bar" and figure.plot["layout"].get("showlegend")
         ]
         looks = [(t["marker"]["color"], t["marker"].get("pattern", {}).get("shape")) for t in bars]
         assert len(looks) == len(set(looks))

@@ -30,7 +30,7 @@ from rlhfsim.present.sizes import Sizes
 from rlhfsim.search.planning import asked_again
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
@@ -41,16 +41,14 @@ from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 def apart() -> Plan:
     """Two nodes train with TP2, three nodes of the five generate with TP8."""
     placement = Placement(
-        pools=(GpuSet(name="train", gpus=16), GpuSet(name="rollout", start=16, gpus=24)), actor=Seat(pool="train", layout=Layout(tp=2, dp=8, zero=1)),
-        rollout=RolloutSeat(pool="rollout", layout=RolloutLayout(tp=8, dp=3)), weight_path="broadcast", backend="deepspeed",
-    )  # fmt: skip
+        pools=(ResourcePool(name="train", gpus=16), ResourcePool(name="rollout", start=16, gpus=24)),
+        actor=RolePlacement(pool="train", layout=Layout(tp=2, dp=8, zero=1)),
+        rollout=RolloutPlacement(pool="rollout", layout=RolloutLayout(tp=8, dp=3)),
+        weight_path="broadcast",
+        backend="deepspeed",
+    )
     work = Workload(
-        algorithm="grpo",
-        model="8b",
-        prompts=64,
-        samples=4,
-        reference="none",
-        reward=Reward(rules=Rules()),
+        algorithm="grpo", model="8b", prompts=64, samples=4, reference="none", reward=Reward(rules=Rules())
     )
     return estimate(placement, work, parse_cluster(40))
 
@@ -68,14 +66,14 @@ def test_equal_nodes_stand_once(apart: Plan) -> None:
 
 
 def test_layouts_in_words(apart: Plan) -> None:
-    seats = apart.placement.seats
-    assert meaning(seats["rollout"]) == "3 engines, each over 8 GPUs"
+    roles = apart.placement.roles
+    assert meaning(roles["rollout"]) == "3 engines, each over 8 GPUs"
     assert (
-        meaning(seats["actor"])
+        meaning(roles["actor"])
         == "8 copies of the model, each over 2 GPUs; optimizer states are split among the copies"
     )
     assert (
-        meaning(Seat(pool="a", layout=Layout(dp=64, zero=3)))
+        meaning(RolePlacement(pool="a", layout=Layout(dp=64, zero=3)))
         == "one copy of weights and optimizer, spread over 64 GPUs"
     )
 
@@ -113,9 +111,7 @@ def test_the_step_priced_again_is_the_plans_own(plan: Plan) -> None:
 def test_a_profile_that_changed_is_said(plan: Plan) -> None:
     other = replace(plan, hardware=tuple(replace(h, profile_hash="0" * 64) for h in plan.hardware))
     assert "not the one the plan was made with" in basis(other).notes[0]
-    missing = replace(
-        plan, hardware=tuple(replace(h, profile="no_such_gpu") for h in plan.hardware)
-    )
+    missing = replace(plan, hardware=tuple(replace(h, profile="no_such_gpu") for h in plan.hardware))
     known = basis(missing)
     assert known.cost is None
     page = plan_page(missing)
@@ -150,9 +146,7 @@ def test_published_steps_are_drawn_with_the_fitted_ones_apart() -> None:
 
 def test_sizes_are_whole_nodes_or_powers_inside_one(plan: Plan) -> None:
     def of(gpus: int) -> tuple[int, ...]:
-        return sizes.counts(
-            replace(plan, hardware=(replace(plan.hardware[0], gpus=gpus, gpus_per_node=8),))
-        )
+        return sizes.counts(replace(plan, hardware=(replace(plan.hardware[0], gpus=gpus, gpus_per_node=8),)))
 
     assert of(4) == (1, 2, 8, 16)
     assert of(64) == (16, 32, 128, 256)
@@ -182,7 +176,7 @@ def test_a_size_whose_search_ran_out_of_time_is_said(plan: Plan) -> None:
 def test_a_given_plan_says_that_nobody_searched(plan: Plan) -> None:
     page = plan_page(replace(plan, choice=None))
     assert GIVEN in page.sure
-    assert not {f.key for f in page.figures} & {"pareto", "rival", "flips"}
+    assert not {f.key for f in page.figures} & {"pareto", "rival", "break_evens"}
     listings = [b for s in page.sections for b in s.blocks if isinstance(b, Listing)]
     assert sum(GIVEN in b.items for b in listings) == 2
 
@@ -213,9 +207,7 @@ def test_the_peak_of_the_figure_is_the_peak_of_the_plan(plan: Plan) -> None:
     assert max(held) == pytest.approx(plan.prediction.peak_memory_bytes)
     for pool in plan.placement.pools:
         for state in figures_memory.states(known, pool.name):
-            assert sum(figures_memory.grouped(state[1]).values()) == pytest.approx(
-                figures_memory.held(state)
-            )
+            assert sum(figures_memory.grouped(state[1]).values()) == pytest.approx(figures_memory.held(state))
 
 
 def test_the_bridge_of_a_run_adds_up(run: SideBySide) -> None:
@@ -234,9 +226,7 @@ def test_both_sides_of_the_run_start_at_zero(run: SideBySide) -> None:
 
 def test_a_call_of_two_groups_counts_once() -> None:
     def work(where: str, seconds: float) -> figures_run.Work:
-        return figures_run.Work(
-            side="measured", name="actor.sync", where=where, start_s=0.0, seconds=seconds
-        )
+        return figures_run.Work(side="measured", name="actor.sync", where=where, start_s=0.0, seconds=seconds)
 
     assert figures_run._totals([work("train", 2.0), work("rollout", 3.0), work("train", 0.5)]) == {
         "actor.sync": 3.0
@@ -263,8 +253,8 @@ def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:
         },
         {
             "limits": (
-                Bound(seat="rollout", field="tp", relation="<=", value=2),
-                Bound(seat="actor", field="offload_between", relation="=", value=False),
+                Bound(role="rollout", field="tp", relation="<=", value=2),
+                Bound(role="actor", field="offload_between", relation="=", value=False),
             )
         },
         {
@@ -276,13 +266,9 @@ def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:
         },
     ],
 )
-def test_the_command_of_the_page_asks_the_same_question(
-    plan: Plan, changes: dict[str, object]
-) -> None:
+def test_the_command_of_the_page_asks_the_same_question(plan: Plan, changes: dict[str, object]) -> None:
     assert plan.choice is not None
-    asked = Asked(
-        **{**{f: getattr(plan.choice.asked, f) for f in Asked.__dataclass_fields__}, **changes}
-    )
+    asked = Asked(**{**{f: getattr(plan.choice.asked, f) for f in Asked.__dataclass_fields__}, **changes})
     told = replace(plan, choice=replace(plan.choice, asked=asked))
     context = design_command.make_context("design", design_arguments(told))
     known = basis(told)
@@ -295,10 +281,26 @@ def test_the_command_of_the_page_asks_the_same_question(
     "work",
     [
         Workload(algorithm="ppo", model="0.5b", prompts=32, epochs=2, mini_batches=4, critic="1.5b", seed=7),
-        Workload(algorithm="grpo", model="0.5b", prompts=32, samples=4, kl=False, packing=False, reward=Reward(rules=Rules(seconds_per_sample=0.01)), response_len=LogNormal(mean=300, max=1024)),
-        Workload(algorithm="rloo", model="0.5b", prompts=32, samples=4, reward=Reward(model="1.5b", rules=Rules()), prompt_len=Truncated(mean=200, std=50, max=400)),
+        Workload(
+            algorithm="grpo",
+            model="0.5b",
+            prompts=32,
+            samples=4,
+            kl=False,
+            packing=False,
+            reward=Reward(rules=Rules(seconds_per_sample=0.01)),
+            response_len=LogNormal(mean=300, max=1024),
+        ),
+        Workload(
+            algorithm="rloo",
+            model="0.5b",
+            prompts=32,
+            samples=4,
+            reward=Reward(model="1.5b", rules=Rules()),
+            prompt_len=Truncated(mean=200, std=50, max=400),
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_command_tells_every_workload(plan: Plan, work: Workload) -> None:
     context = design_command.make_context("design", design_arguments(replace(plan, workload=work)))
     assert asked_request(context.params).workload == work

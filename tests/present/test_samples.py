@@ -46,7 +46,5 @@ def test_a_sample_is_whole_and_names_no_machine(path: Path) -> None:
 def test_the_run_of_the_samples_still_gives_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPORTS.parent)
     page = run_page(read(Path("reports/demo_run")), commands="rlhfsim demo")
-    assert {"timeline", "phases", "gap", "memory", "steps", "nodes"} <= {
-        f.key for f in page.figures
-    }
+    assert {"timeline", "phases", "gap", "memory", "steps", "nodes"} <= {f.key for f in page.figures}
     assert html(page) == html(page)

@@ -18,7 +18,7 @@ from rlhfsim.rollout.prefill import (
     serving_terms,
     time_per_output_token,
 )
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -32,7 +32,7 @@ ONE = RolloutLayout(tp=1)
 
 def device(name: str = "h100", gpus: int = 8) -> Device:
     profile = load_profile(name)
-    return device_of(Pool(profile=profile, gpus=gpus, gpus_per_node=min(gpus, profile.node.gpus)))
+    return device_of(NodeGroup(profile=profile, gpus=gpus, gpus_per_node=min(gpus, profile.node.gpus)))
 
 
 def seconds(model, layout, n, c, at=None):  # type: ignore[no-untyped-def]
@@ -87,7 +87,7 @@ def test_a_window_bounds_the_attention_of_its_layers():
 def test_more_hbm_bandwidth_is_never_slower():
     fast = replace(H100.hbm, value=2 * H100.hbm.value)
     quick = replace(H100, hbm=fast)
-    other = device_of(Pool(profile=quick, gpus=8, gpus_per_node=8))
+    other = device_of(NodeGroup(profile=quick, gpus=8, gpus_per_node=8))
     for n in (1, 32, 256):
         assert seconds(DENSE, ONE, n, 4000.0, other) <= seconds(DENSE, ONE, n, 4000.0)
 
@@ -137,7 +137,9 @@ def test_a_group_pays_its_prompt_once_when_it_shares_it():
 
 
 def test_output_time_of_one_request_is_its_step_and_prefill_of_others_adds_to_it():
-    terms = Terms(decode=0.010, mixed=0.05, spared=0.01, chunks=1, layers=10, sequences=1, steps=100, launch=0)  # fmt: skip
+    terms = Terms(
+        decode=0.010, mixed=0.05, spared=0.01, chunks=1, layers=10, sequences=1, steps=100, launch=0
+    )
     known = {"layer": 1e-4, "step": 1e-3, "sequence": 0.0, "interference": 1.0, "overhead": 0.0}
     assert output_time(terms, **known) == pytest.approx(0.012)
     many = replace(terms, sequences=11)

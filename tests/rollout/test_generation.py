@@ -22,7 +22,7 @@ from rlhfsim.rollout.variants import (
     speculative_step,
     with_tools,
 )
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -36,7 +36,7 @@ LONG = LogNormal(mean=2000, sigma=0.8, max=16384)
 def device(hbm: float = 1.0) -> Device:
     profile = load_profile("h100")
     profile = replace(profile, hbm=replace(profile.hbm, value=profile.hbm.value * hbm))
-    return device_of(Pool(profile=profile, gpus=64, gpus_per_node=8))
+    return device_of(NodeGroup(profile=profile, gpus=64, gpus_per_node=8))
 
 
 def linear_table(a: float = 3.0, b: float = 2.0, d: float = 0.5) -> StepTable:
@@ -64,7 +64,9 @@ def total(table: StepTable, timeline) -> float:  # type: ignore[no-untyped-def]
 def test_the_drain_of_one_wave_is_the_sum_of_g8():
     table, prompt = linear_table(), 7.0
     lengths = np.array([[5.0, 2.0, 5.0]])
-    by_hand = sum(3 + 2 * n + 0.5 * n * (prompt + s + 0.5) for s, n in [(0, 3), (1, 3), (2, 2), (3, 2), (4, 2)])  # fmt: skip
+    by_hand = sum(
+        3 + 2 * n + 0.5 * n * (prompt + s + 0.5) for s, n in [(0, 3), (1, 3), (2, 2), (3, 2), (4, 2)]
+    )
     timeline = one_wave(lengths, prompt)
     assert total(table, timeline) == pytest.approx(by_hand)
     assert timeline.completions.tolist() == [1, 2]
@@ -225,4 +227,4 @@ def test_tool_calls_hide_behind_decode_until_they_are_too_many():
 
 def test_the_longest_alone_is_the_integral_of_one_sequence():
     table = linear_table()
-    assert lower_bound(table, 4.0, 6.0) == pytest.approx(sum(3 + 2 + 0.5 * (6 + s + 0.5) for s in range(4)))  # fmt: skip
+    assert lower_bound(table, 4.0, 6.0) == pytest.approx(sum(3 + 2 + 0.5 * (6 + s + 0.5) for s in range(4)))

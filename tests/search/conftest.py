@@ -1,7 +1,7 @@
 """Small random design questions, and every plan of their space written out one by one.
 
-Nothing here uses what the search prunes with (`pricer`, `pools`, `corners`, `bound`, `exact`): options
-come from `layouts` and `seats`, memory from the ledger, time from the simulator.
+Nothing here uses what the search prunes with (`pricer`, `pools`, `subproblems`, `bound`, `exact`): options
+come from `layouts` and `roles`, memory from the ledger, time from the simulator.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rlhfsim.search.candidates import Candidate, risk, simulated
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import allowed, role_variants, rollout_variants
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.search.space import Family, Frame, families, splits
-from rlhfsim.specs.hardware.hardware import Cluster, Pool, Profile
+from rlhfsim.search.space import Partition, Skeleton, partitions, splits
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Rules, Workload
 
-AnySeat = Seat | RolloutSeat
+AnyRolePlacement = RolePlacement | RolloutPlacement
 MODELS = ("smollm2-135m", "qwen2.5-0.5b", "llama-3.2-1b", "pythia-1b")
 MOE = "olmoe-1b-7b"
 GIB = float(1 << 30)
@@ -47,11 +47,11 @@ class Case:
     models: Models
     plans: int
 
-    def written_out(self) -> Iterator[tuple[Frame, Placement]]:
+    def written_out(self) -> Iterator[tuple[Skeleton, Placement]]:
         """Every plan of the space, legal or not in memory."""
-        for family, sizes in frames(self.request, self.models):
-            frame = Frame(family=family, sizes=sizes)
-            yield from ((frame, p) for p in placements(self.request, self.models, frame))
+        for partition, sizes in skeletons(self.request, self.models):
+            skeleton = Skeleton(partition=partition, sizes=sizes)
+            yield from ((skeleton, p) for p in placements(self.request, self.models, skeleton))
 
 
 load_cached = lru_cache(load_profile)
@@ -60,86 +60,114 @@ load_cached = lru_cache(load_profile)
 # --- every plan -------------------------------------------------------------------------------------
 
 
-def frames(request: Request, models: Models) -> Iterator[tuple[Family, tuple[int, ...]]]:
-    """Every family with every split."""
-    for family in families(request, models):
-        for row in splits(request, family).tolist():
-            yield family, tuple(row)
+def skeletons(request: Request, models: Models) -> Iterator[tuple[Partition, tuple[int, ...]]]:
+    """Every partition with every split."""
+    for partition in partitions(request, models):
+        for row in splits(request, partition).tolist():
+            yield partition, tuple(row)
 
 
-def options(request: Request, models: Models, seat: str, hardware: int, gpus: int, path: str) -> tuple[AnySeat, ...]:  # fmt: skip
-    """What may sit in a seat on a number of GPUs."""
-    limits = tuple(x for x in request.limits if x.seat == seat)
-    fix = tuple(sorted(request.fix.get(seat, {}).items()))
-    domain = domain_of(request.cluster.pools[hardware])
+def options(
+    request: Request, models: Models, role: str, hardware: int, gpus: int, path: str
+) -> tuple[AnyRolePlacement, ...]:
+    """What may sit in a role on a number of GPUs."""
+    limits = tuple(x for x in request.limits if x.role == role)
+    fix = tuple(sorted(request.fix.get(role, {}).items()))
+    domain = domain_of(request.cluster.node_groups[hardware])
     forbid = request.forbid & {"offload", "recompute"}
-    return _options(request.backend, request.workload, models, limits, fix, forbid, seat, gpus, domain, path == "lora")  # fmt: skip
+    return _options(
+        request.backend, request.workload, models, limits, fix, forbid, role, gpus, domain, path == "lora"
+    )
 
 
 @lru_cache(maxsize=65536)
 def _options(
-    backend: Backend, workload: Workload, models: Models, limits: tuple[Limit, ...],
-    fix: tuple[tuple[str, Any], ...], forbid: frozenset[str], seat: str, gpus: int, domain: int, adapters: bool,
-) -> tuple[AnySeat, ...]:  # fmt: skip
-    cluster = Cluster(pools=(Pool(profile=load_cached("h100"), gpus=gpus, gpus_per_node=gpus),))
-    request = Request(cluster=cluster, workload=workload, backend=backend, limits=limits, fix={seat: dict(fix)}, forbid=forbid)  # fmt: skip
-    found: list[AnySeat] = []
-    if seat == "rollout":
+    backend: Backend,
+    workload: Workload,
+    models: Models,
+    limits: tuple[Limit, ...],
+    fix: tuple[tuple[str, Any], ...],
+    forbid: frozenset[str],
+    role: str,
+    gpus: int,
+    domain: int,
+    adapters: bool,
+) -> tuple[AnyRolePlacement, ...]:
+    cluster = Cluster(node_groups=(NodeGroup(profile=load_cached("h100"), gpus=gpus, gpus_per_node=gpus),))
+    request = Request(
+        cluster=cluster,
+        workload=workload,
+        backend=backend,
+        limits=limits,
+        fix={role: dict(fix)},
+        forbid=forbid,
+    )
+    found: list[AnyRolePlacement] = []
+    if role == "rollout":
         for layout in rollout_layouts(request, models.actor, gpus, domain):
             found += rollout_variants(layout, adapters=adapters)
     else:
-        trained = seat in ("actor", "critic")
-        space = role_layouts(request, seat, models.of(seat), gpus, domain, trained=trained)
+        trained = role in ("actor", "critic")
+        space = role_layouts(request, role, models.of(role), gpus, domain, trained=trained)
         for layouts in space.shapes:
-            found += [s for x in layouts for s in role_variants(request, seat, x)]
-    return tuple(s for s in found if allowed(request, seat, s))
+            found += [s for x in layouts for s in role_variants(request, role, x)]
+    return tuple(s for s in found if allowed(request, role, s))
 
 
-def placements(request: Request, models: Models, frame: Frame) -> Iterator[Placement]:
-    """The product of the options of every seat."""
-    family, homes = frame.family, frame.pools()
-    seats, choices = [], []
-    for group, hardware, home in zip(family.groups, family.hardware, homes, strict=True):
-        for seat in group:
-            found = options(request, models, seat, hardware, home.gpus, family.path)
-            seats.append(seat)
+def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator[Placement]:
+    """The product of the options of every role."""
+    partition, homes = skeleton.partition, skeleton.pools()
+    roles, choices = [], []
+    for group, hardware, home in zip(partition.groups, partition.hardware, homes, strict=True):
+        for role in group:
+            found = options(request, models, role, hardware, home.gpus, partition.path)
+            roles.append(role)
             choices.append([replace(s, pool=home.name) for s in found])
     for chosen in product(*choices):
         yield Placement(
-            pools=homes, weight_path=family.path, schedule=family.schedule,
-            backend=request.backend, **dict(zip(seats, chosen, strict=True)),
-        )  # fmt: skip
+            pools=homes,
+            weight_path=partition.path,
+            schedule=partition.schedule,
+            backend=request.backend,
+            **dict(zip(roles, chosen, strict=True)),
+        )
 
 
 def sample(case: Case, rng: random.Random, number: int) -> Iterator[Placement]:
     """Random plans of the space, whether or not they fit."""
     request, models = case.request, case.models
-    every = list(frames(request, models))
-    for family, sizes in rng.choices(every, k=number):
-        homes = Frame(family=family, sizes=sizes).pools()
-        seats: dict[str, Any] = {}
-        for group, home in zip(family.groups, homes, strict=True):
-            for seat in group:
-                found = options(request, models, seat, home.hardware, home.gpus, family.path)
-                seats[seat] = replace(rng.choice(found), pool=home.name) if found else None
-        if all(seats.values()):
-            yield Placement(pools=homes, weight_path=family.path, schedule=family.schedule, backend=request.backend, **seats)  # fmt: skip
+    every = list(skeletons(request, models))
+    for partition, sizes in rng.choices(every, k=number):
+        homes = Skeleton(partition=partition, sizes=sizes).pools()
+        roles: dict[str, Any] = {}
+        for group, home in zip(partition.groups, homes, strict=True):
+            for role in group:
+                found = options(request, models, role, home.hardware, home.gpus, partition.path)
+                roles[role] = replace(rng.choice(found), pool=home.name) if found else None
+        if all(roles.values()):
+            yield Placement(
+                pools=homes,
+                weight_path=partition.path,
+                schedule=partition.schedule,
+                backend=request.backend,
+                **roles,
+            )
 
 
 def count(request: Request, models: Models) -> int:
     """Plans of the space."""
 
     @cache
-    def number(seat: str, hardware: int, gpus: int, path: str) -> int:
-        return len(options(request, models, seat, hardware, gpus, path))
+    def number(role: str, hardware: int, gpus: int, path: str) -> int:
+        return len(options(request, models, role, hardware, gpus, path))
 
     return sum(
         prod(
-            number(seat, hardware, gpus, "lora" if family.path == "lora" else "")
-            for group, hardware, gpus in zip(family.groups, family.hardware, sizes, strict=True)
-            for seat in group
+            number(role, hardware, gpus, "lora" if partition.path == "lora" else "")
+            for group, hardware, gpus in zip(partition.groups, partition.hardware, sizes, strict=True)
+            for role in group
         )
-        for family, sizes in frames(request, models)
+        for partition, sizes in skeletons(request, models)
     )
 
 
@@ -180,10 +208,11 @@ def _profile(rng: random.Random, name: str) -> Profile:
     seconds = rng.choice((0.0, 0.001, 0.1))
     coefficient = Coefficient(value=seconds, low=seconds, high=seconds, source=quick.source)
     return replace(
-        profile, usable_memory=replace(profile.usable_memory, value=min(size, profile.usable_memory.value)),
+        profile,
+        usable_memory=replace(profile.usable_memory, value=min(size, profile.usable_memory.value)),
         node=replace(node, host_memory=replace(node.host_memory, value=host)),
         coefficients={**profile.coefficients, "controller_time": coefficient},
-    )  # fmt: skip
+    )
 
 
 def _cluster(rng: random.Random) -> Cluster:
@@ -199,10 +228,9 @@ def _cluster(rng: random.Random) -> Cluster:
         one, two = rng.choice((1, 2, 4)), rng.choice((1, 2, 4))
         pools = (("h100", one, one), (rng.choice(("h20", "a100")), two, min(two, 2)))
     made = tuple(
-        Pool(profile=_profile(rng, name), gpus=gpus, gpus_per_node=each)
-        for name, gpus, each in pools
+        NodeGroup(profile=_profile(rng, name), gpus=gpus, gpus_per_node=each) for name, gpus, each in pools
     )
-    return Cluster(pools=made, oversubscription=rng.choice((1.0, 1.0, 4.0)))
+    return Cluster(node_groups=made, oversubscription=rng.choice((1.0, 1.0, 4.0)))
 
 
 def _workload(rng: random.Random) -> Workload:
@@ -216,46 +244,79 @@ def _workload(rng: random.Random) -> Workload:
     )
     plain = rng.random() < 0.7
     return Workload(
-        algorithm=algorithm, model=rng.choice(MODELS), critic=rng.choice(("same", "smollm2-135m")),
-        reference=rng.choice(("same", "same", "none")) if generates else "same", reward=rng.choice(kinds) if generates else Reward(),
-        prompts=rng.choice((4, 8, 32)), samples=rng.choice((1, 4)) if generates else 1, prompt_len=Fixed(value=rng.choice((64, 512))),
+        algorithm=algorithm,
+        model=rng.choice(MODELS),
+        critic=rng.choice(("same", "smollm2-135m")),
+        reference=rng.choice(("same", "same", "none")) if generates else "same",
+        reward=rng.choice(kinds) if generates else Reward(),
+        prompts=rng.choice((4, 8, 32)),
+        samples=rng.choice((1, 4)) if generates else 1,
+        prompt_len=Fixed(value=rng.choice((64, 512))),
         response_len=rng.choice((Fixed(value=256), LogNormal(mean=200, max=rng.choice((1024, 4096))))),
-        mini_batches=rng.choice((1, 1, 2)), epochs=rng.choice((1, 1, 2)), packing=rng.random() < 0.7,
-        old_logprobs=rng.choice(("recompute", "recompute", "rollout")), optimizer=rng.choice(("adam", "adam", "adam8bit")),
-        lora=None if plain else rng.choice((None, Lora(rank=16))), rollout_precision="bf16" if plain else rng.choice(("bf16", "fp8")),
-        environment=Environment(turns=2, seconds_per_turn=0.2, workers=rng.choice((2, 64))) if rng.random() < 0.1 and generates else None,
-    )  # fmt: skip
+        mini_batches=rng.choice((1, 1, 2)),
+        epochs=rng.choice((1, 1, 2)),
+        packing=rng.random() < 0.7,
+        old_logprobs=rng.choice(("recompute", "recompute", "rollout")),
+        optimizer=rng.choice(("adam", "adam", "adam8bit")),
+        lora=None if plain else rng.choice((None, Lora(rank=16))),
+        rollout_precision="bf16" if plain else rng.choice(("bf16", "fp8")),
+        environment=Environment(turns=2, seconds_per_turn=0.2, workers=rng.choice((2, 64)))
+        if rng.random() < 0.1 and generates
+        else None,
+    )
 
 
 def _restrictions(rng: random.Random, request: Request) -> list[Callable[[Request], Request]]:
     """Ways to make a space smaller, in random order."""
 
-    def fixed(seat: str, name: str, value: int | str) -> Callable[[Request], Request]:
-        return lambda r: replace(r, fix={**r.fix, seat: {**r.fix.get(seat, {}), name: value}})
+    def fixed(role: str, name: str, value: int | str) -> Callable[[Request], Request]:
+        return lambda r: replace(r, fix={**r.fix, role: {**r.fix.get(role, {}), name: value}})
 
-    def limited(seat: str, name: str, relation: Any, value: Any) -> Callable[[Request], Request]:
-        limit = Limit(seat=seat, field=name, relation=relation, value=value)
+    def limited(role: str, name: str, relation: Any, value: Any) -> Callable[[Request], Request]:
+        limit = Limit(role=role, field=name, relation=relation, value=value)
         return lambda r: replace(r, limits=(*r.limits, limit))
 
     def forbidden(name: str) -> Callable[[Request], Request]:
         return lambda r: replace(r, forbid=r.forbid | {name} - r.allow)
 
-    found = [forbidden(n) for n in ("offload", "recompute", "disk", "host", "split", "standalone", "naive", "smart", "streaming", "disaggregated")]  # fmt: skip
-    for seat in ("actor", "critic", "reference", "reward"):
+    found = [
+        forbidden(n)
+        for n in (
+            "offload",
+            "recompute",
+            "disk",
+            "host",
+            "split",
+            "standalone",
+            "naive",
+            "smart",
+            "streaming",
+            "disaggregated",
+        )
+    ]
+    for role in ("actor", "critic", "reference", "reward"):
         found += [
-            fixed(seat, "micro_batch", rng.choice((1, 2, 4))), fixed(seat, "tp", rng.choice((1, 1, 2))),
-            fixed(seat, "recompute", rng.choice(("none", "full"))), limited(seat, "pp", "<=", rng.choice((1, 2))),
-            limited(seat, "zero", "=", rng.choice((0, 1, 2, 3))), limited(seat, "zero", "<=", 2),
-            limited(seat, "offload_optimizer", "=", "none"), limited(seat, "offload_between", "=", 0),
-            limited(seat, "residency", "=", rng.choice(("resident", "offloaded"))),
-        ]  # fmt: skip
+            fixed(role, "micro_batch", rng.choice((1, 2, 4))),
+            fixed(role, "tp", rng.choice((1, 1, 2))),
+            fixed(role, "recompute", rng.choice(("none", "full"))),
+            limited(role, "pp", "<=", rng.choice((1, 2))),
+            limited(role, "zero", "=", rng.choice((0, 1, 2, 3))),
+            limited(role, "zero", "<=", 2),
+            limited(role, "offload_optimizer", "=", "none"),
+            limited(role, "offload_between", "=", 0),
+            limited(role, "residency", "=", rng.choice(("resident", "offloaded"))),
+        ]
     found += [
-        fixed("rollout", "tp", rng.choice((1, 1, 2))), limited("rollout", "sleep", "=", rng.choice((0, 1, 2))),
-        limited("rollout", "memory_utilization", ">=", rng.choice((0.4, 0.7))), limited("rollout", "memory_utilization", "<=", rng.choice((0.4, 0.55))),
-        limited("rollout", "sleep", "!=", rng.choice((0, 1, 2))), limited("rollout", "pp", "=", 1), limited("rollout", "gpus", "<=", 2),
+        fixed("rollout", "tp", rng.choice((1, 1, 2))),
+        limited("rollout", "sleep", "=", rng.choice((0, 1, 2))),
+        limited("rollout", "memory_utilization", ">=", rng.choice((0.4, 0.7))),
+        limited("rollout", "memory_utilization", "<=", rng.choice((0.4, 0.55))),
+        limited("rollout", "sleep", "!=", rng.choice((0, 1, 2))),
+        limited("rollout", "pp", "=", 1),
+        limited("rollout", "gpus", "<=", 2),
         limited("actor", "gpus", ">=", 2),
         lambda r: replace(r, max_gpus_per_role=3),
-    ]  # fmt: skip
+    ]
     if request.workload.generates:
         kinds = ("naive", "smart", "hybrid", "disaggregated")
         one, path = rng.choice(kinds), rng.choice(("ipc", "host", "broadcast"))
@@ -273,9 +334,13 @@ def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 80) ->
         workload = replace(workload, model=MOE)
     models = models_of(workload)
     request = Request(
-        cluster=_cluster(rng), workload=workload, backend=backend, objective=rng.choice(("time", "time", "time", "memory")),
-        allow=frozenset({"async"}) if stale else frozenset(), max_staleness=rng.choice((1, 2)),
-    )  # fmt: skip
+        cluster=_cluster(rng),
+        workload=workload,
+        backend=backend,
+        objective=rng.choice(("time", "time", "time", "memory")),
+        allow=frozenset({"async"}) if stale else frozenset(),
+        max_staleness=rng.choice((1, 2)),
+    )
     plans = count(request, models)
     for narrower in _restrictions(rng, request):
         if least <= plans <= most:

@@ -10,7 +10,7 @@ import pytest
 
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware.hardware import Cluster, Pool
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import LogNormal
@@ -20,9 +20,13 @@ BLOCKS, EACH = 20, 10
 """Random questions: tests, and questions of one test."""
 REL = 1e-9
 COMMON = Workload(
-    algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()),
+    algorithm="grpo",
+    model="qwen2.5-0.5b",
+    prompts=32,
+    samples=4,
+    reward=Reward(rules=Rules()),
     response_len=LogNormal(mean=200, max=1024),
-)  # fmt: skip
+)
 
 
 def agree(case: Any, values: list[float | None], best: float | None, proof: Any) -> None:
@@ -74,7 +78,7 @@ def test_brute_force_agrees_on_a_space_of_thousands(questions: Any) -> None:
 
 
 def question(gpus: int = 8, **changes: Any) -> Request:
-    cluster = Cluster(pools=(Pool(profile=load_profile("h100"), gpus=gpus, gpus_per_node=gpus),))
+    cluster = Cluster(node_groups=(NodeGroup(profile=load_profile("h100"), gpus=gpus, gpus_per_node=gpus),))
     given: dict[str, Any] = {"cluster": cluster, "workload": COMMON}
     return Request(**(given | changes))
 
@@ -89,7 +93,9 @@ def test_a_time_limit_leaves_plans_and_a_gap() -> None:
     assert proof.unexplored > 0
     assert not proof.proven
     assert 0 < proof.gap < 1
-    assert proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored == proof.space  # fmt: skip
+    assert (
+        proof.infeasible + proof.dominated + proof.bounded + proof.simulated + proof.unexplored == proof.space
+    )
     assert proof.space == whole.certificate.space
     # the gap holds: no plan is better by more than that
     assert whole.best.seconds >= stopped.best.seconds * (1 - proof.gap) * (1 - REL)

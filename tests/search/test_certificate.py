@@ -20,7 +20,7 @@ def test_plans_that_nobody_looked_at_leave_the_optimum_unproven() -> None:
 
 
 def test_two_disjoint_spaces_add_up_line_by_line_and_keep_the_larger_gap() -> None:
-    other = replace(ONE, space=10, infeasible=1, dominated=2, bounded=3, simulated=1, unexplored=3, gap=0.1)  # fmt: skip
+    other = replace(ONE, space=10, infeasible=1, dominated=2, bounded=3, simulated=1, unexplored=3, gap=0.1)
     both = ONE.plus(other)
     assert both == Certificate(
         space=110, infeasible=41, dominated=32, bounded=28, simulated=6, unexplored=3, gap=0.1

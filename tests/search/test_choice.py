@@ -16,15 +16,20 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.design import Design, design
 
-LIMIT = Limit(seat="actor", field="tp", relation="<=", value=2)
+LIMIT = Limit(role="actor", field="tp", relation="<=", value=2)
 
 
 @pytest.fixture(scope="module")
 def request_() -> Request:
     return Request(
-        cluster=parse_cluster(gpus=4), workload=Workload(model="0.5b", algorithm="grpo", prompts=64, samples=2), forbid=frozenset({"split"}),
-        fix={"rollout": {"tp": 1}}, limits=(LIMIT,), max_oom=0.05, price=2.5,
-    )  # fmt: skip
+        cluster=parse_cluster(gpus=4),
+        workload=Workload(model="0.5b", algorithm="grpo", prompts=64, samples=2),
+        forbid=frozenset({"split"}),
+        fix={"rollout": {"tp": 1}},
+        limits=(LIMIT,),
+        max_oom=0.05,
+        price=2.5,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ def test_a_searched_plan_tells_how_it_was_chosen(answer: Design, written: Plan) 
     assert told.reasons == answer.reasons
     assert [r.step_s for r in told.runners_up] == [p.prediction.step_s for p in answer.runners_up]
     assert told.certificate.space == answer.certificate.space
-    assert [f.change for f in told.flips] == [f.change for f in answer.flips]
+    assert [f.change for f in told.break_evens] == [f.change for f in answer.break_evens]
 
 
 def test_the_calls_of_a_runner_up_add_up_to_its_step(written: Plan) -> None:

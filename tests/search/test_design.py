@@ -16,16 +16,19 @@ from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import Design
 
-GRPO = Workload(algorithm="grpo", model="qwen3-4b", prompts=64, samples=8, reward=Reward(rules=Rules()),
-                response_len=LogNormal(mean=800, max=4096))  # fmt: skip
+GRPO = Workload(
+    algorithm="grpo",
+    model="qwen3-4b",
+    prompts=64,
+    samples=8,
+    reward=Reward(rules=Rules()),
+    response_len=LogNormal(mean=800, max=4096),
+)
 
 
 @cache
 def answer(**changes: object) -> Design:
-    given: dict[str, object] = {
-        "cluster": cluster(16),
-        "workload": Workload(model="8b", prompts=256),
-    }
+    given: dict[str, object] = {"cluster": cluster(16), "workload": Workload(model="8b", prompts=256)}
     changes = dict(changes)
     explain, left_out = (bool(changes.pop(name, False)) for name in ("explain", "left_out"))
     return rlhfsim.design(Request(**(given | changes)), explain=explain, left_out=left_out)  # type: ignore[arg-type]
@@ -98,8 +101,12 @@ def test_async_competes_only_when_allowed_and_keeps_its_staleness_bound() -> Non
 
 
 def test_what_is_fixed_is_kept_and_what_is_forbidden_is_absent() -> None:
-    request = Request(cluster=cluster(16), workload=Workload(model="8b", prompts=256), fix={"rollout": {"tp": 2}},
-                      forbid=frozenset({"naive", "offload"}))  # fmt: skip
+    request = Request(
+        cluster=cluster(16),
+        workload=Workload(model="8b", prompts=256),
+        fix={"rollout": {"tp": 2}},
+        forbid=frozenset({"naive", "offload"}),
+    )
     design = rlhfsim.design(request, explain=False)
     for plan in (chosen(design), *design.runners_up):
         assert plan.placement.rollout is not None
@@ -155,7 +162,7 @@ def test_memory_as_objective_finds_a_leaner_plan() -> None:
     assert lean.step_s >= fast.step_s
 
 
-def test_unknown_switches_and_seats_are_refused_with_near_names() -> None:
+def test_unknown_switches_and_roles_are_refused_with_near_names() -> None:
     with pytest.raises(RlhfsimError, match="asinc"):
         Request(cluster=cluster(8), workload=GRPO, allow=frozenset({"asinc"}))
     with pytest.raises(RlhfsimError, match="actr"):
@@ -180,16 +187,21 @@ def test_the_lines_of_the_certificate_add_up_to_the_space() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "field", "relation", "value"),
-    [("actor", "tp", ">=", 2), ("actor", "micro_batch", "<=", 1), ("rollout", "gpus", "=", 8), ("actor", "offload_between", "=", True),
-     ("critic", "residency", "=", "offloaded"), ("rollout", "sleep", "!=", 0), ("actor", "zero", "!=", 3)],
-)  # fmt: skip
-def test_a_bound_on_a_field_of_a_seat_is_kept(
-    seat: str, field: str, relation: str, value: int | str
-) -> None:
-    limit = Limit(seat=seat, field=field, relation=relation, value=value)  # type: ignore[arg-type]
+    ("role", "field", "relation", "value"),
+    [
+        ("actor", "tp", ">=", 2),
+        ("actor", "micro_batch", "<=", 1),
+        ("rollout", "gpus", "=", 8),
+        ("actor", "offload_between", "=", True),
+        ("critic", "residency", "=", "offloaded"),
+        ("rollout", "sleep", "!=", 0),
+        ("actor", "zero", "!=", 3),
+    ],
+)
+def test_a_bound_on_a_field_of_a_role_is_kept(role: str, field: str, relation: str, value: int | str) -> None:
+    limit = Limit(role=role, field=field, relation=relation, value=value)  # type: ignore[arg-type]
     plan = chosen(answer(limits=(limit,)))
-    there = plan.placement.seats[seat]
+    there = plan.placement.roles[role]
     if field == "gpus":
         held = plan.placement.pool(there.pool).gpus
     else:

@@ -24,8 +24,8 @@ from rlhfsim.search.fit import (
     role_states,
 )
 from rlhfsim.search.pools import _moments
-from rlhfsim.search.space import SEATS
-from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.search.space import ROLES
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import dataflow
 
 PLANS = 8
@@ -33,10 +33,10 @@ PLANS = 8
 
 
 def pool_states(case: Any, placement: Placement, name: str) -> Any:
-    """(moments, views, 3) bytes, mean and variance of a pool, summed over its seats."""
+    """(moments, views, 3) bytes, mean and variance of a pool, summed over its roles."""
     request, work = case.request, case.request.workload
-    profile = request.cluster.pools[placement.pool(name).hardware].profile
-    group = [s for s in SEATS if s in placement.seats and placement.seats[s].pool == name]
+    profile = request.cluster.node_groups[placement.pool(name).hardware].profile
+    group = [s for s in ROLES if s in placement.roles and placement.roles[s].pool == name]
     path, backend = placement.weight_path, request.backend
     sync = NO_SYNC
     if {"actor", "rollout"} & set(group):
@@ -44,18 +44,18 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
         sync = SyncBytes(buffers=buffers, group=sync_group(path, profile))
     total: Any = 0.0
     shape: Any = SimpleNamespace(group=group, calls=dataflow(work))
-    for index, seat in enumerate(group):
-        if seat == "rollout":
+    for index, role in enumerate(group):
+        if role == "rollout":
             engine = engine_in_plan(case.models, placement, work, profile)
             with_actor = "actor" in group
-            states = engine_states(
-                profile, np.array([engine_sizes(engine)]), sync, with_actor=with_actor
-            )
+            states = engine_states(profile, np.array([engine_sizes(engine)]), sync, with_actor=with_actor)
         else:
-            layout = placement.seats[seat].layout
-            views = [role_in_plan(case.models, placement, work, profile, seat, stage) for stage in stages(layout)]  # type: ignore[arg-type]  # fmt: skip
+            layout = placement.roles[role].layout
+            views = [
+                role_in_plan(case.models, placement, work, profile, role, stage) for stage in stages(layout)
+            ]  # type: ignore[arg-type]
             rows = np.array([[role_sizes(views[0]), role_sizes(views[-1])]])
-            states = role_states(profile, rows, sync if seat == "actor" else NO_SYNC)
+            states = role_states(profile, rows, sync if role == "actor" else NO_SYNC)
         total = total + np.stack([states[m.get(index, "idle")][0] for m in _moments(shape)])
     return total, profile.usable_memory.value
 
@@ -70,14 +70,14 @@ def on_gpus(case: Any, memory: Ledger) -> bool:
 def features(placement: Placement) -> set[str]:
     """What the test must have met."""
     found = {placement.weight_path}
-    for seat in placement.seats.values():
-        if isinstance(seat, Seat):
-            found |= {"pipeline"} if seat.layout.pp > 1 else set()
-            found |= {seat.residency, f"zero {seat.layout.zero}"}
-            found |= {"between"} if seat.offload_between else set()
-            found |= {"cpu"} if seat.layout.offload_optimizer == "cpu" else set()
+    for role in placement.roles.values():
+        if isinstance(role, RolePlacement):
+            found |= {"pipeline"} if role.layout.pp > 1 else set()
+            found |= {role.residency, f"zero {role.layout.zero}"}
+            found |= {"between"} if role.offload_between else set()
+            found |= {"cpu"} if role.layout.offload_optimizer == "cpu" else set()
         else:
-            found |= {f"sleep {seat.sleep}"}
+            found |= {f"sleep {role.sleep}"}
     return found
 
 
@@ -101,9 +101,28 @@ def test_sums_of_vectors_say_what_the_ledger_says(questions: Any) -> None:
             met |= features(placement) | ({"adapters"} if case.request.workload.lora else set())
     assert 50 < sum(answers) < len(answers) - 50
     assert met >= {
-        "none", "ipc", "reshard", "broadcast", "p2p", "host", "disk", "lora", "pipeline", "cpu", "between",
-        "resident", "offloaded", "sleep 0", "sleep 1", "sleep 2", "zero 0", "zero 1", "zero 2", "zero 3", "adapters",
-    }  # fmt: skip
+        "none",
+        "ipc",
+        "reshard",
+        "broadcast",
+        "p2p",
+        "host",
+        "disk",
+        "lora",
+        "pipeline",
+        "cpu",
+        "between",
+        "resident",
+        "offloaded",
+        "sleep 0",
+        "sleep 1",
+        "sleep 2",
+        "zero 0",
+        "zero 1",
+        "zero 2",
+        "zero 3",
+        "adapters",
+    }
 
 
 def test_each_pool_peaks_where_its_ledger_does(questions: Any) -> None:
@@ -135,8 +154,8 @@ def test_an_empty_moment_is_not_risky() -> None:
     assert fitting(none, 1.0, 0.1).all()
 
 
-def test_risk_grows_with_mean_and_variance_where_a_coefficient_is_known_within_a_factor_of_two() -> None:  # fmt: skip
-    # a part that does not fit with the leanest seats to come is dropped: that needs this monotony
+def test_risk_grows_with_mean_and_variance_where_a_coefficient_is_known_within_a_factor_of_two() -> None:
+    # a part that does not fit with the leanest roles to come is dropped: that needs this monotony
     mean, deviation = np.meshgrid(np.linspace(30, 90, 60), np.linspace(0.01, 12, 60), indexing="ij")
     for accepted in (0.001, 0.01, 0.1, 0.3):
         above = risky(mean, deviation**2, 80.0, accepted)

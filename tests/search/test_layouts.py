@@ -15,18 +15,13 @@ MODEL = resolve_model("8b")
 
 
 def request(backend: Backend = "deepspeed", **changes: object) -> Request:
-    given: dict[str, object] = {
-        "cluster": parse_cluster(16, "h100"),
-        "workload": Workload(model="8b"),
-    }
+    given: dict[str, object] = {"cluster": parse_cluster(16, "h100"), "workload": Workload(model="8b")}
     return Request(backend=backend, **(given | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
 @pytest.mark.parametrize("trained", [True, False])
-def test_every_layout_fills_the_pool_and_runs_on_the_backend(
-    backend: Backend, trained: bool
-) -> None:
+def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, trained: bool) -> None:
     space = role_layouts(request(backend), "actor", MODEL, 16, 8, trained=trained)
     assert space.size > 0
     for layout in (x for shape in space.shapes for x in shape):
@@ -47,9 +42,7 @@ def test_deepspeed_offers_zero_alone_autotp_a_pipeline_or_both() -> None:
 def test_a_fixed_field_is_the_only_one_tried() -> None:
     fixed = request("megatron", fix={"actor": {"tp": 4, "pp": 2, "recompute": "full"}})
     space = role_layouts(fixed, "actor", MODEL, 16, 8, trained=True)
-    assert {(s[0].tp, s[0].pp, s[0].dp, s[0].recompute) for s in space.shapes} == {
-        (4, 2, 2, "full")
-    }
+    assert {(s[0].tp, s[0].pp, s[0].dp, s[0].recompute) for s in space.shapes} == {(4, 2, 2, "full")}
 
 
 def test_forbidding_offload_and_recompute_leaves_neither() -> None:
@@ -75,9 +68,7 @@ def test_rollout_tp_divides_heads_and_stays_in_a_node() -> None:
 
 def test_61_layers_get_uneven_pipelines_in_powers_of_two() -> None:
     model = resolve_model("deepseek-v3")
-    wide = request(
-        "megatron", workload=Workload(model="deepseek-v3"), cluster=parse_cluster(64, "h100")
-    )
+    wide = request("megatron", workload=Workload(model="deepseek-v3"), cluster=parse_cluster(64, "h100"))
     space = role_layouts(wide, "actor", model, 64, 8, trained=True)
     assert {s[0].pp for s in space.shapes} == {1, 2, 4, 8, 16}
     assert {x.pp for x in rollout_layouts(wide, model, 64, 8)} == {1, 2, 4}

@@ -15,8 +15,8 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
 
-GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
-SMALL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=GRPO, allow=frozenset({"async"}))  # fmt: skip
+GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
+SMALL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=GRPO, allow=frozenset({"async"}))
 
 
 @cache
@@ -52,9 +52,7 @@ def test_every_point_is_a_complete_plan_that_fits() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4)), max_size=12))
-def test_a_row_is_left_out_exactly_when_another_is_as_good_everywhere(
-    rows: list[tuple[float, ...]],
-) -> None:
+def test_a_row_is_left_out_exactly_when_another_is_as_good_everywhere(rows: list[tuple[float, ...]]) -> None:
     kept = [rows[i] for i in undominated(rows)]
     assert len(set(kept)) == len(kept)
     for row in rows:

@@ -14,12 +14,12 @@ import pytest
 from rlhfsim.search.bound import FIXED
 from rlhfsim.search.dominance import lean, undominated
 from rlhfsim.search.fit import NO_SYNC, fitting
-from rlhfsim.search.options import Key, SeatTable
-from rlhfsim.search.pools import Corner, PoolTable, pool_table
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.search.options import Key, OptionTable
+from rlhfsim.search.pools import PoolTable, Subproblem, pool_table
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import STREAM_CHUNKS
@@ -30,9 +30,9 @@ HOST = PROFILE.node.host_memory.value
 GROUP = ("actor", "critic", "rollout")
 
 
-def seat_table(rng: np.random.Generator, seat: str, options: int) -> SeatTable:
-    """Options of a seat with random times and bytes."""
-    rollout = seat == "rollout"
+def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable:
+    """Options of a role with random times and bytes."""
+    rollout = role == "rollout"
     times = rng.integers(1, 6, size=(options, 6)).astype(float)
     times[:, [0, 2, 3, 5]] *= rng.integers(0, 2, size=(options, 4))
     if rollout:
@@ -43,30 +43,53 @@ def seat_table(rng: np.random.Generator, seat: str, options: int) -> SeatTable:
         sizes = rng.uniform(0, 0.06, size=(options, 2, 19)) * USABLE
         sizes[..., 18] = 1.0
     layout = RolloutLayout(tp=1, dp=8) if rollout else Layout(dp=8)
-    made: Any = RolloutSeat(pool="alone", layout=layout) if rollout else Seat(pool="alone", layout=layout)  # type: ignore[arg-type]  # fmt: skip
+    made: Any = (
+        RolloutPlacement(pool="alone", layout=layout)
+        if rollout
+        else RolePlacement(pool="alone", layout=layout)
+    )  # type: ignore[arg-type]
     ends = np.sort(rng.uniform(0, 1, size=(options, STREAM_CHUNKS)), axis=1)
-    return SeatTable(
-        key=Key(seat=seat, hardware=0, gpus=8), legal=options, refused=Counter(),
-        options=(made,) * options, times=times, sizes=sizes, host=rng.uniform(0, 0.06, options) * HOST,
-        pieces=ends, refilled=rng.uniform(1, 5, options), sync_class=rng.integers(0, 2, options),
-    )  # fmt: skip
+    return OptionTable(
+        key=Key(role=role, hardware=0, gpus=8),
+        legal=options,
+        refused=Counter(),
+        options=(made,) * options,
+        times=times,
+        sizes=sizes,
+        host=rng.uniform(0, 0.06, options) * HOST,
+        pieces=ends,
+        refilled=rng.uniform(1, 5, options),
+        sync_class=rng.integers(0, 2, options),
+    )
 
 
-def corner(rng: np.random.Generator, **changes: Any) -> Corner:
-    """A pool of three seats with a random weight path between actor and rollout."""
-    tables = tuple(seat_table(rng, s, int(rng.integers(2, 7))) for s in GROUP)
+def subproblem(rng: np.random.Generator, **changes: Any) -> Subproblem:
+    """A pool of three roles with a random weight path between actor and rollout."""
+    tables = tuple(role_table(rng, s, int(rng.integers(2, 7))) for s in GROUP)
     paths = rng.uniform(0, 3, size=(2, 2))
 
     def between(one: Any, two: Any) -> Any:
         return paths[tables[0].sync_class[one], tables[2].sync_class[two]]
 
     given: dict[str, Any] = {
-        "group": GROUP, "tables": tables, "originals": tables, "calls": dataflow(Workload(reference="none")),
-        "hardware": Pool(profile=PROFILE, gpus=8, gpus_per_node=8), "gpus": 8, "sync": NO_SYNC, "max_oom": 0.1,
-        "max_memory": inf, "head": 0.0, "sync_seconds": between, "shares_host": False, "pace": "batches",
-        "wants_memory": False, "frees": "any", "whole": True,
-    }  # fmt: skip
-    return Corner(**(given | changes))
+        "group": GROUP,
+        "tables": tables,
+        "originals": tables,
+        "calls": dataflow(Workload(reference="none")),
+        "hardware": NodeGroup(profile=PROFILE, gpus=8, gpus_per_node=8),
+        "gpus": 8,
+        "sync": NO_SYNC,
+        "max_oom": 0.1,
+        "max_memory": inf,
+        "head": 0.0,
+        "sync_seconds": between,
+        "shares_host": False,
+        "pace": "batches",
+        "wants_memory": False,
+        "frees": "any",
+        "whole": True,
+    }
+    return Subproblem(**(given | changes))
 
 
 def seconds(numbers: Any) -> Any:
@@ -74,7 +97,7 @@ def seconds(numbers: Any) -> Any:
     return numbers[:, 0] + numbers[:, 2] + numbers[:, 3]
 
 
-def by_hand(c: Corner) -> list[tuple[float, float]]:
+def by_hand(c: Subproblem) -> list[tuple[float, float]]:
     """(seconds, peak bytes) of every combination that fits, added up in plain loops."""
     found = []
     actor, critic, rollout = c.tables
@@ -84,9 +107,14 @@ def by_hand(c: Corner) -> list[tuple[float, float]]:
         a, b, r = asleep[0][i], asleep[1][j], states[2]["ready"][k]
         rest = states[2]["idle"][k]
         moments = [
-            a + b + r, a + b + states[2]["running"][k], a + states[1]["score"][j] + rest, states[0]["score"][i] + b + rest,
-            a + states[1]["train"][j] + rest, states[0]["train"][i] + b + rest, states[0]["sync"][i] + b + r,
-        ]  # fmt: skip
+            a + b + r,
+            a + b + states[2]["running"][k],
+            a + states[1]["score"][j] + rest,
+            states[0]["score"][i] + b + rest,
+            a + states[1]["train"][j] + rest,
+            states[0]["train"][i] + b + rest,
+            states[0]["sync"][i] + b + r,
+        ]
         fits = all(fitting(m, USABLE, c.max_oom) for m in moments)
         host = 8 * (actor.host[i] + critic.host[j] + rollout.host[k])
         if fits and host <= HOST:
@@ -104,7 +132,7 @@ def adds_up(table: PoolTable, considered: int) -> bool:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_best_of_a_pool_is_the_best_of_the_full_product(seed: int) -> None:
-    c = corner(np.random.default_rng(seed))
+    c = subproblem(np.random.default_rng(seed))
     table, every = pool_table(c, seconds, inf), by_hand(c)
     assert adds_up(table, prod(map(len, c.tables)))
     assert table.infeasible <= prod(map(len, c.tables)) - len(every)
@@ -115,7 +143,7 @@ def test_the_best_of_a_pool_is_the_best_of_the_full_product(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_leanest_of_a_pool_is_kept_when_memory_is_the_objective(seed: int) -> None:
-    c = corner(np.random.default_rng(100 + seed), wants_memory=True)
+    c = subproblem(np.random.default_rng(100 + seed), wants_memory=True)
     table, every = pool_table(c, seconds, inf), by_hand(c)
     if every:
         assert float(table.numbers[:, 5].min()) == pytest.approx(min(b for _, b in every))
@@ -123,7 +151,7 @@ def test_the_leanest_of_a_pool_is_kept_when_memory_is_the_objective(seed: int) -
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_limit_drops_only_combinations_that_cannot_beat_it(seed: int) -> None:
-    c = corner(np.random.default_rng(200 + seed))
+    c = subproblem(np.random.default_rng(200 + seed))
     every = sorted(s for s, _ in by_hand(c))
     if not every:
         return
@@ -137,7 +165,7 @@ def test_a_limit_drops_only_combinations_that_cannot_beat_it(seed: int) -> None:
 
 def test_a_beam_keeps_few_parts_and_never_finds_better_ones() -> None:
     for seed in range(300, 310):
-        c = corner(np.random.default_rng(seed))
+        c = subproblem(np.random.default_rng(seed))
         exact, quick = pool_table(c, seconds, inf), pool_table(c, seconds, inf, beam=2)
         assert len(quick) <= 2
         if len(quick):
@@ -146,12 +174,12 @@ def test_a_beam_keeps_few_parts_and_never_finds_better_ones() -> None:
 
 def test_where_the_other_end_sits_elsewhere_every_class_of_the_sync_keeps_its_best() -> None:
     for seed in range(400, 410):
-        free = corner(np.random.default_rng(seed), sync_seconds=None)
+        free = subproblem(np.random.default_rng(seed), sync_seconds=None)
         table = pool_table(free, seconds, inf)
         if not len(table):
             continue
         classes = free.tables[0].sync_class[table.rows[:, 0]]
-        whole = corner(np.random.default_rng(seed), sync_seconds=lambda one, two: np.zeros(len(one)))  # fmt: skip
+        whole = subproblem(np.random.default_rng(seed), sync_seconds=lambda one, two: np.zeros(len(one)))
         best = min(s for s, _ in by_hand(whole))
         assert float(seconds(table.numbers).min()) == pytest.approx(best)
         assert len(set(classes.tolist())) >= 1
@@ -187,10 +215,10 @@ def test_any_monotone_cost_has_its_least_among_the_undominated() -> None:
         assert columns[kept].max(axis=1).min() == columns.max(axis=1).min()
 
 
-def test_options_of_a_seat_are_compared_within_label_class_and_moves() -> None:
+def test_options_of_a_role_are_compared_within_label_class_and_moves() -> None:
     table = replace(
-        seat_table(np.random.default_rng(0), "critic", 3), times=np.zeros((3, 6)), sync_class=np.arange(3)
-    )  # fmt: skip
+        role_table(np.random.default_rng(0), "critic", 3), times=np.zeros((3, 6)), sync_class=np.arange(3)
+    )
     same = np.ones((3, 1))
     rules: dict[str, bool] = {"by_class": False, "by_label": False, "by_move": False}
     assert len(lean(table, same, **rules)) == 1
@@ -203,11 +231,23 @@ def test_options_of_a_seat_are_compared_within_label_class_and_moves() -> None:
 def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_whole_batch() -> None:
     # 5 s of scoring beside generation end sooner than 4 s after it
     rng = np.random.default_rng(0)
-    table = replace(seat_table(rng, "critic", 2), times=np.array([[0.0, 5, 0, 0, 1, 0], [0.5, 3, 0.5, 0, 1, 0]]), sizes=np.zeros((2, 2, 19)), host=np.zeros(2))  # fmt: skip
+    table = replace(
+        role_table(rng, "critic", 2),
+        times=np.array([[0.0, 5, 0, 0, 1, 0], [0.5, 3, 0.5, 0, 1, 0]]),
+        sizes=np.zeros((2, 2, 19)),
+        host=np.zeros(2),
+    )
     calls = dataflow(Workload(reference="none"))
-    given: dict[str, Any] = {"group": ("critic",), "tables": (table,), "originals": (table,), "sync_seconds": None, "calls": calls, "whole": False}  # fmt: skip
-    plain = pool_table(corner(rng, **given), seconds, inf)
-    streams = pool_table(corner(rng, **given, pace="pieces"), seconds, inf)
+    given: dict[str, Any] = {
+        "group": ("critic",),
+        "tables": (table,),
+        "originals": (table,),
+        "sync_seconds": None,
+        "calls": calls,
+        "whole": False,
+    }
+    plain = pool_table(subproblem(rng, **given), seconds, inf)
+    streams = pool_table(subproblem(rng, **given, pace="pieces"), seconds, inf)
     assert plain.rows[:, 0].tolist() == [1]
     assert sorted(streams.rows[:, 0].tolist()) == [0, 1]
     assert streams.numbers.shape[1] == FIXED

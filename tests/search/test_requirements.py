@@ -12,18 +12,11 @@ import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
-from rlhfsim.search.requirements import (
-    QUANTITIES,
-    check_steps,
-    most_seconds,
-    narrowed,
-    requirement,
-    verdicts,
-)
+from rlhfsim.search.requirements import QUANTITIES, check_steps, most_seconds, narrowed, requirement, verdicts
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
 
-GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
+GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)
 
 
@@ -36,17 +29,37 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("step_time<90s", 90), ("step_time <= 1.5 min", 90), ("energy<2kWh", 7.2e6), ("memory<70GB", 7e10), ("memory<90%", 0.9),
-     ("oom<1%", 0.01), ("tokens_per_s>20000", 20000), ("cost_per_step<5", 5), ("staleness<=1", 1), ("time_of_run<1d", 86400)],
-)  # fmt: skip
+    [
+        ("step_time<90s", 90),
+        ("step_time <= 1.5 min", 90),
+        ("energy<2kWh", 7.2e6),
+        ("memory<70GB", 7e10),
+        ("memory<90%", 0.9),
+        ("oom<1%", 0.01),
+        ("tokens_per_s>20000", 20000),
+        ("cost_per_step<5", 5),
+        ("staleness<=1", 1),
+        ("time_of_run<1d", 86400),
+    ],
+)
 def test_values_are_read_with_their_units(text: str, value: float) -> None:
     assert requirement(text).value == pytest.approx(value)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["step_time", "step_time=90", "steptime<90", "step_time<90GB", "step_time<-3s", "memory<", "<3", "oom<x", "step_time<nan"],
-)  # fmt: skip
+    [
+        "step_time",
+        "step_time=90",
+        "steptime<90",
+        "step_time<90GB",
+        "step_time<-3s",
+        "memory<",
+        "<3",
+        "oom<x",
+        "step_time<nan",
+    ],
+)
 def test_what_cannot_be_read_is_one_clear_error(text: str) -> None:
     with pytest.raises(RlhfsimError):
         requirement(text)
@@ -68,9 +81,7 @@ def test_every_quantity_is_met_by_its_own_value_and_missed_beyond(name: str) -> 
     assert not verdicts([replace(one, relation=">", value=at)], plan(), 3)[0].met
 
 
-@pytest.mark.parametrize(
-    "name", ["step_time", "time_of_run", "cost_per_step", "cost_of_run", "energy"]
-)
+@pytest.mark.parametrize("name", ["step_time", "time_of_run", "cost_per_step", "cost_of_run", "energy"])
 def test_targets_on_money_and_energy_are_targets_on_the_step(name: str) -> None:
     at = verdicts([requirement(f"{name}<1")], plan(), 7)[0].actual
     assert at is not None
@@ -81,7 +92,10 @@ def test_targets_on_money_and_energy_are_targets_on_the_step(name: str) -> None:
 def test_targets_on_throughput_are_targets_on_the_step() -> None:
     p = plan().prediction
     tokens = p.tokens_per_s_per_gpu * 4 * p.step_s
-    for text, value in (("tokens_per_s>=1", p.tokens_per_s_per_gpu * 4), ("tokens_per_s_per_gpu>=1", p.tokens_per_s_per_gpu)):  # fmt: skip
+    for text, value in (
+        ("tokens_per_s>=1", p.tokens_per_s_per_gpu * 4),
+        ("tokens_per_s_per_gpu>=1", p.tokens_per_s_per_gpu),
+    ):
         one = replace(requirement(text), value=value)
         assert most_seconds(SMALL, [one], tokens, None) == pytest.approx(p.step_s)
     assert most_seconds(SMALL, [requirement("memory<1GB")], tokens, None) == inf

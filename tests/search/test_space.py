@@ -10,17 +10,17 @@ import pytest
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.search.space import (
     MAX_UNITS,
-    SEATS,
-    Family,
-    Frame,
+    ROLES,
+    Partition,
+    Skeleton,
     compositions,
-    families,
     freeing,
+    groupings,
     partitions,
     splits,
     unit,
 )
-from rlhfsim.specs.hardware.hardware import Cluster, Pool
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Schedule
@@ -32,7 +32,7 @@ BELL = (1, 1, 2, 5, 15, 52)
 
 
 def cluster(*pools: tuple[Any, int, int]) -> Cluster:
-    return Cluster(pools=tuple(Pool(profile=p, gpus=g, gpus_per_node=n) for p, g, n in pools))
+    return Cluster(node_groups=tuple(NodeGroup(profile=p, gpus=g, gpus_per_node=n) for p, g, n in pools))
 
 
 def request(gpus: int = 8, each: int = 8, **changes: Any) -> Request:
@@ -40,24 +40,26 @@ def request(gpus: int = 8, each: int = 8, **changes: Any) -> Request:
     return Request(**(given | changes))
 
 
-def found(asked: Request) -> list[Family]:
-    return list(families(asked, models_of(asked.workload)))
+def found(asked: Request) -> list[Partition]:
+    return list(partitions(asked, models_of(asked.workload)))
 
 
-def family(*groups: tuple[str, ...], hardware: tuple[int, ...] = (), **schedule: Any) -> Family:
-    return Family(groups=groups, hardware=hardware or (0,) * len(groups), path="host", schedule=Schedule(**schedule))  # fmt: skip
+def partition(*groups: tuple[str, ...], hardware: tuple[int, ...] = (), **schedule: Any) -> Partition:
+    return Partition(
+        groups=groups, hardware=hardware or (0,) * len(groups), path="host", schedule=Schedule(**schedule)
+    )
 
 
 # --- partitions and splits ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seats", range(6))
-def test_partitions_are_as_many_as_bell_numbers_and_all_different(seats: int) -> None:
-    every = list(partitions(SEATS[:seats]))
-    assert len(every) == BELL[seats]
-    assert len({frozenset(map(frozenset, groups)) for groups in every}) == BELL[seats]
+@pytest.mark.parametrize("roles", range(6))
+def test_partitions_are_as_many_as_bell_numbers_and_all_different(roles: int) -> None:
+    every = list(groupings(ROLES[:roles]))
+    assert len(every) == BELL[roles]
+    assert len({frozenset(map(frozenset, groups)) for groups in every}) == BELL[roles]
     for groups in every:
-        assert sorted(s for g in groups for s in g) == sorted(SEATS[:seats])
+        assert sorted(s for g in groups for s in g) == sorted(ROLES[:roles])
 
 
 @pytest.mark.parametrize(("total", "parts"), [(1, 1), (5, 1), (5, 2), (8, 3), (8, 5), (2, 3)])
@@ -72,7 +74,11 @@ def test_compositions_are_stars_and_bars(total: int, parts: int) -> None:
 @pytest.mark.parametrize(("gpus", "each"), [(8, 8), (12, 8), (16, 8), (64, 8), (20, 8), (6, 2)])
 def test_splits_use_every_gpu_in_whole_nodes(gpus: int, each: int) -> None:
     asked = request(gpus, each)
-    for of in (family(SEATS), family(("actor", "critic"), ("rollout",)), family(*((s,) for s in SEATS[:3]))):  # fmt: skip
+    for of in (
+        partition(ROLES),
+        partition(("actor", "critic"), ("rollout",)),
+        partition(*((s,) for s in ROLES[:3])),
+    ):
         sizes = splits(asked, of)
         assert (sizes.sum(axis=1) == gpus).all()
         assert (sizes > 0).all()
@@ -81,25 +87,25 @@ def test_splits_use_every_gpu_in_whole_nodes(gpus: int, each: int) -> None:
 
 
 def test_one_node_is_split_gpu_by_gpu_and_more_nodes_than_limits_in_steps() -> None:
-    assert len(splits(request(8), family(("actor",), ("rollout",)))) == 7
+    assert len(splits(request(8), partition(("actor",), ("rollout",)))) == 7
     assert unit(request(8)) == 1
     assert unit(request(64)) == 8
     nodes = 4 * MAX_UNITS
     assert unit(request(8 * nodes)) % 8 == 0
-    assert len(splits(request(8 * nodes), family(("actor",), ("rollout",)))) <= MAX_UNITS
+    assert len(splits(request(8 * nodes), partition(("actor",), ("rollout",)))) <= MAX_UNITS
 
 
 def test_more_pools_than_gpus_have_no_split() -> None:
-    assert len(splits(request(2, 2), family(("actor",), ("critic",), ("rollout",)))) == 0
+    assert len(splits(request(2, 2), partition(("actor",), ("critic",), ("rollout",)))) == 0
 
 
 def test_mixed_hardware_is_used_kind_by_kind() -> None:
     asked = request(cluster=cluster((H100, 4, 4), (H20, 2, 2)))
-    mixed = family(("actor", "critic"), ("reward",), ("rollout",), hardware=(0, 1, 1))
+    mixed = partition(("actor", "critic"), ("reward",), ("rollout",), hardware=(0, 1, 1))
     assert splits(asked, mixed).tolist() == [[4, 1, 1]]
-    pools = Frame(family=mixed, sizes=(4, 1, 1)).pools()
+    pools = Skeleton(partition=mixed, sizes=(4, 1, 1)).pools()
     assert [(p.hardware, p.start, p.gpus) for p in pools] == [(0, 0, 4), (1, 0, 1), (1, 1, 1)]
-    other = family(("actor", "critic"), ("reward",), ("rollout",), hardware=(0, 1, 0))
+    other = partition(("actor", "critic"), ("reward",), ("rollout",), hardware=(0, 1, 0))
     assert sorted(splits(asked, other).tolist()) == [[1, 2, 3], [2, 2, 2], [3, 2, 1]]
 
 
@@ -111,12 +117,15 @@ def test_every_kind_of_hardware_is_used() -> None:
 
 
 def test_limits_on_gpus_cut_splits() -> None:
-    apart = family(("actor", "critic"), ("rollout",))
-    limits = (Limit(seat="critic", field="gpus", relation="<=", value=5), Limit(seat="rollout", field="gpus", relation="!=", value=4))  # fmt: skip
+    apart = partition(("actor", "critic"), ("rollout",))
+    limits = (
+        Limit(role="critic", field="gpus", relation="<=", value=5),
+        Limit(role="rollout", field="gpus", relation="!=", value=4),
+    )
     assert splits(request(8, limits=limits), apart)[:, 0].tolist() == [1, 2, 3, 5]
     assert splits(request(8, max_gpus_per_role=4), apart).tolist() == [[4, 4]]
     # one pool for everything is not a large pool of one role
-    assert splits(request(8, max_gpus_per_role=4), family(SEATS)).tolist() == [[8]]
+    assert splits(request(8, max_gpus_per_role=4), partition(ROLES)).tolist() == [[8]]
 
 
 # --- paths and schedules ----------------------------------------------------------------------------
@@ -156,10 +165,19 @@ def test_only_a_rollout_of_its_own_streams_or_runs_ahead() -> None:
 
 def test_stale_schedules_compete_only_when_allowed() -> None:
     assert not any(f.schedule.staleness for f in found(request()))
-    allowed = {f.schedule for f in found(request(allow=frozenset({"async"}), max_staleness=4)) if f.schedule.staleness}  # fmt: skip
+    allowed = {
+        f.schedule
+        for f in found(request(allow=frozenset({"async"}), max_staleness=4))
+        if f.schedule.staleness
+    }
     assert {(s.staleness, s.partial_rollout, s.overlapped_sync) for s in allowed} == {
-        (1, False, False), (1, False, True), (4, True, False), (4, True, True), (4, False, False), (4, False, True),
-    }  # fmt: skip
+        (1, False, False),
+        (1, False, True),
+        (4, True, False),
+        (4, True, True),
+        (4, False, False),
+        (4, False, True),
+    }
 
 
 def test_two_buffers_compete_only_with_an_environment() -> None:
@@ -172,13 +190,13 @@ def test_two_buffers_compete_only_with_an_environment() -> None:
 
 
 @pytest.mark.parametrize("architecture", ["naive", "smart", "hybrid", "disaggregated"])
-def test_an_architecture_leaves_its_families_alone(architecture: str) -> None:
+def test_an_architecture_leaves_its_partitions_alone(architecture: str) -> None:
     every = found(request(architecture=architecture))
     assert every
     assert all(architecture in f.labels for f in every)
 
 
-def test_what_is_forbidden_is_in_no_family() -> None:
+def test_what_is_forbidden_is_in_no_partition() -> None:
     asked = request(forbid=frozenset({"disk", "split", "standalone", "streaming", "hybrid"}))
     every = found(asked)
     assert every
@@ -189,7 +207,7 @@ def test_what_is_forbidden_is_in_no_family() -> None:
         assert f.labels != {"hybrid"}
 
 
-def test_naive_against_smart_is_decided_by_the_seats() -> None:
+def test_naive_against_smart_is_decided_by_the_roles() -> None:
     one = next(f for f in found(request()) if f.joined and f.path == "host")
     assert freeing(request(), one) == "any"
     assert freeing(request(architecture="smart"), one) == "must"
@@ -199,7 +217,7 @@ def test_naive_against_smart_is_decided_by_the_seats() -> None:
     assert freeing(request(forbid=frozenset({"smart"})), hybrid) == "any"
 
 
-def test_the_families_of_ppo_are_counted_by_hand() -> None:
+def test_the_partitions_of_ppo_are_counted_by_hand() -> None:
     # 52 partitions; actor and rollout together in 15 of them (Bell of 4), apart in 37; the rollout
     # alone in 15 (Bell of the other 4): 3 paths each, and where it is alone streaming beside plain
     every = found(request(8))
@@ -207,7 +225,7 @@ def test_the_families_of_ppo_are_counted_by_hand() -> None:
     assert len(set(every)) == len(every)
 
 
-def test_plans_of_a_search_are_the_product_of_the_options_of_every_seat(questions: Any) -> None:
+def test_plans_of_a_search_are_the_product_of_the_options_of_every_role(questions: Any) -> None:
     from rlhfsim.search.branch_and_bound import Search
 
     for seed in range(1400, 1410):

@@ -25,10 +25,16 @@ from rlhfsim.simulation.noise import Noise
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate as door
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Reward, Rules, Workload
 from rlhfsim.step.iteration import Program, Setting, closed_form, program
@@ -43,24 +49,44 @@ def seconds(value: float) -> Cost:
 
 
 def setting(
-    schedule: Schedule, *, rollout: int = 2, train: int = 2, prompts: int = 4, samples: int = 1,
-    lengths: AnyLengths | None = None, drawn: list[float] | None = None, slots: int = 256,
-) -> Setting:  # fmt: skip
+    schedule: Schedule,
+    *,
+    rollout: int = 2,
+    train: int = 2,
+    prompts: int = 4,
+    samples: int = 1,
+    lengths: AnyLengths | None = None,
+    drawn: list[float] | None = None,
+    slots: int = 256,
+) -> Setting:
     workload = Workload(
-        algorithm="grpo", model="qwen3-0.6b", prompts=prompts, samples=samples, reward=Reward(rules=Rules()),
-        prompt_len=Fixed(value=200), response_len=lengths or Fixed(value=10),
-    )  # fmt: skip
+        algorithm="grpo",
+        model="qwen3-0.6b",
+        prompts=prompts,
+        samples=samples,
+        reward=Reward(rules=Rules()),
+        prompt_len=Fixed(value=200),
+        response_len=lengths or Fixed(value=10),
+    )
     placement = Placement(
-        pools=(GpuSet(name="r", start=0, gpus=rollout), GpuSet(name="t", start=rollout, gpus=train)),
-        rollout=RolloutSeat(pool="r", layout=RolloutLayout(dp=rollout, max_num_seqs=slots), sleep=0),
-        actor=Seat(pool="t", layout=Layout(dp=train)), reference=Seat(pool="t", layout=Layout(dp=train)),
-        schedule=schedule, weight_path="broadcast",
-    )  # fmt: skip
-    cluster = Cluster(pools=(make_pool("h100", rollout + train),))
+        pools=(
+            ResourcePool(name="r", start=0, gpus=rollout),
+            ResourcePool(name="t", start=rollout, gpus=train),
+        ),
+        rollout=RolloutPlacement(pool="r", layout=RolloutLayout(dp=rollout, max_num_seqs=slots), sleep=0),
+        actor=RolePlacement(pool="t", layout=Layout(dp=train)),
+        reference=RolePlacement(pool="t", layout=Layout(dp=train)),
+        schedule=schedule,
+        weight_path="broadcast",
+    )
+    cluster = Cluster(node_groups=(node_group("h100", rollout + train),))
     return Setting(
-        models=models_of(workload), placement=placement, workload=workload, cluster=cluster,
+        models=models_of(workload),
+        placement=placement,
+        workload=workload,
+        cluster=cluster,
         drawn=tuple(drawn) if drawn else None,
-    )  # fmt: skip
+    )
 
 
 def by_hand(generate: float, learn: float, sync: float) -> Program:
@@ -70,26 +96,44 @@ def by_hand(generate: float, learn: float, sync: float) -> Program:
         Step(name="actor.logprob", pools=("t",), cost=seconds(learn / 4), needs=(ROLLOUT,)),
         Step(name="actor.train", pools=("t",), cost=seconds(learn * 3 / 4), needs=("actor.logprob",)),
         Step(name=SYNC, pools=("t", "r"), cost=seconds(sync), needs=("actor.train",)),
-    )  # fmt: skip
+    )
     return Program(steps=steps, generation=made, refilled=seconds(generate), tokens=1.0, gpus=4)
 
 
 def engine(
-    slots: int = 2, capacity: float = 1e9, prefill: float = 0.0, again: float = 0.0,
-    fixed: float = 1.0, each: float = 0.0, read: float = 0.0,
-) -> Engine:  # fmt: skip
+    slots: int = 2,
+    capacity: float = 1e9,
+    prefill: float = 0.0,
+    again: float = 0.0,
+    fixed: float = 1.0,
+    each: float = 0.0,
+    read: float = 0.0,
+) -> Engine:
     n, c = np.array([1.0, 2.0, 4.0, 1024.0]), np.array([1.0, 100.0, 1e6])
     tau = fixed + each * n[:, None] + read * n[:, None] * c
     return Engine(
-        clock=StepClock(tabulate(n, c, on("compute", tau))), slots=slots, capacity=capacity, prompt=10.0,
-        own=10.0, prefill=prefill, again=lambda n, c: again * n * c,
-    )  # fmt: skip
+        clock=StepClock(tabulate(n, c, on("compute", tau))),
+        slots=slots,
+        capacity=capacity,
+        prompt=10.0,
+        own=10.0,
+        prefill=prefill,
+        again=lambda n, c: again * n * c,
+    )
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, learn: float, sync: float, *,
-    replica: Engine | None = None, generate: float = 10.0, steps: int = 6, record: bool = False, **more: Any,
-) -> Simulated:  # fmt: skip
+    monkeypatch: pytest.MonkeyPatch,
+    schedule: Schedule,
+    learn: float,
+    sync: float,
+    *,
+    replica: Engine | None = None,
+    generate: float = 10.0,
+    steps: int = 6,
+    record: bool = False,
+    **more: Any,
+) -> Simulated:
     """Two replicas of two slots, one second a step, four samples of ten tokens a batch: 10 s a batch."""
     monkeypatch.setattr(stale, "rollout_engine", lambda *a: replica or engine())
     made = setting(schedule, **more)
@@ -118,7 +162,9 @@ def test_one_step_off_is_the_slower_side_and_the_sync(
     assert found.staleness is not None
     assert (found.staleness.mean, found.staleness.max) == (1, 1)
     made = setting(Schedule(staleness=1))
-    assert found.seconds == pytest.approx(closed_form(by_hand(generate, learn, 2.0), made.placement.schedule).seconds)  # fmt: skip
+    assert found.seconds == pytest.approx(
+        closed_form(by_hand(generate, learn, 2.0), made.placement.schedule).seconds
+    )
     chained(found)
 
 
@@ -126,17 +172,22 @@ def test_one_step_off_runs_as_worked_out_by_hand(monkeypatch: pytest.MonkeyPatch
     # generation 10, trainer 2 + 6, sync 2: batch 0 until 10; then batch k+1 beside batch k, sync after both
     found = run(monkeypatch, Schedule(staleness=1), 8.0, 2.0, record=True)
     assert found.trace is not None
-    spans = [(s.name, s.start_s, s.end_s, s.version) for s in found.trace.spans if s.step < 3 and s.pool == "r"]  # fmt: skip
+    spans = [
+        (s.name, s.start_s, s.end_s, s.version) for s in found.trace.spans if s.step < 3 and s.pool == "r"
+    ]
     assert spans[:5] == [
-        (ROLLOUT, 0, 10, 0), (ROLLOUT, 10, 20, 0), (SYNC, 20, 22, 1), (ROLLOUT, 22, 32, 1), (SYNC, 32, 34, 2),
-    ]  # fmt: skip
+        (ROLLOUT, 0, 10, 0),
+        (ROLLOUT, 10, 20, 0),
+        (SYNC, 20, 22, 1),
+        (ROLLOUT, 22, 32, 1),
+        (SYNC, 32, 34, 2),
+    ]
     trained = [(s.start_s, s.end_s) for s in found.trace.spans if s.name == "actor.train"]
     assert trained[:3] == [(12, 18), (24, 30), (36, 42)]
 
 
 @pytest.mark.parametrize(
-    ("generate", "learn", "sync", "step"),
-    [(10, 4, 3, 10), (4, 10, 3, 10), (10, 10, 3, 11.5), (2, 3, 20, 20)],
+    ("generate", "learn", "sync", "step"), [(10, 4, 3, 10), (4, 10, 3, 10), (10, 10, 3, 11.5), (2, 3, 20, 20)]
 )
 def test_an_overlapped_sync_hides_as_far_as_one_version_of_staleness_lets_it(
     monkeypatch: pytest.MonkeyPatch, generate: float, learn: float, sync: float, step: float
@@ -174,9 +225,7 @@ def test_interrupted_sequences_prefill_again(monkeypatch: pytest.MonkeyPatch) ->
     assert found.seconds == pytest.approx(11.32)
 
 
-def test_without_partial_rollouts_running_requests_drain_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_partial_rollouts_running_requests_drain_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # batch 0 until 10, trained until 16; four samples run since 10 and drain until 20; sync until 21;
     # batch 1 is trained from 21 to 27 while four run from 21 to 31; sync until 32: a step every 11 s
     found = run(monkeypatch, replace(PARTIAL, partial_rollout=False), 6.0, 1.0, record=True)
@@ -189,9 +238,7 @@ def test_without_partial_rollouts_running_requests_drain_first(
 
 
 @pytest.mark.parametrize("partial", [True, False])
-def test_an_overlapped_sync_leaves_generation_alone(
-    monkeypatch: pytest.MonkeyPatch, partial: bool
-) -> None:
+def test_an_overlapped_sync_leaves_generation_alone(monkeypatch: pytest.MonkeyPatch, partial: bool) -> None:
     schedule = Schedule(staleness=2, partial_rollout=partial, overlapped_sync=True)
     found = run(monkeypatch, schedule, 6.0, 1.0)
     assert found.step_seconds == pytest.approx([10.0] * 6)  # four samples every 10 s
@@ -224,9 +271,7 @@ def test_a_queue_of_one_batch_stops_generation_and_keeps_samples_young(
         assert least <= max(queued) <= most
 
 
-def test_a_sync_longer_than_a_step_decides_even_when_overlapped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sync_longer_than_a_step_decides_even_when_overlapped(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = Schedule(staleness=3, partial_rollout=True, overlapped_sync=True)
     assert run(monkeypatch, schedule, 6.0, 25.0).seconds == pytest.approx(25.0)
 
@@ -266,9 +311,7 @@ def test_staleness_zero_with_a_tail_is_near_the_synchronous_step() -> None:
 
 
 @pytest.mark.parametrize("lengths", [TAIL, LogNormal(mean=600, sigma=0.4, max=2000)])
-def test_the_steady_state_is_that_of_the_closed_form_where_slots_decide(
-    lengths: AnyLengths,
-) -> None:
+def test_the_steady_state_is_that_of_the_closed_form_where_slots_decide(lengths: AnyLengths) -> None:
     # 512 samples on 32 slots, four batches admitted: what admission and tails add is small
     made = setting(replace(PARTIAL, staleness=4), prompts=512, lengths=lengths, slots=16, train=8)
     priced = program(made, 5e5)
@@ -279,23 +322,28 @@ def test_the_steady_state_is_that_of_the_closed_form_where_slots_decide(
 def test_asynchronous_training_beats_synchronous_unless_its_trainer_is_starved() -> None:
     def seconds_of(schedule: Schedule, rollout: int) -> float:
         made = setting(
-            schedule, rollout=rollout, train=16 - rollout, prompts=256, samples=4,
+            schedule,
+            rollout=rollout,
+            train=16 - rollout,
+            prompts=256,
+            samples=4,
             lengths=LogNormal(mean=300, sigma=0.8, max=3000),
-        )  # fmt: skip
+        )
         return simulate(made, 4e5, steps=4).seconds
 
     sync, balanced, starved = (
-        seconds_of(schedule, rollout)
-        for schedule, rollout in ((Schedule(), 8), (PARTIAL, 8), (PARTIAL, 15))
+        seconds_of(schedule, rollout) for schedule, rollout in ((Schedule(), 8), (PARTIAL, 8), (PARTIAL, 15))
     )
     assert balanced < sync < starved
 
 
 def test_more_staleness_never_slows_a_run_with_a_long_tail() -> None:
     found = [
-        simulate(setting(replace(PARTIAL, staleness=eta), prompts=64, lengths=TAIL, train=8), 5e5, steps=8).seconds
+        simulate(
+            setting(replace(PARTIAL, staleness=eta), prompts=64, lengths=TAIL, train=8), 5e5, steps=8
+        ).seconds
         for eta in (1, 2, 4)
-    ]  # fmt: skip
+    ]
     assert found[0] >= found[1] * (1 - 1e-3) >= found[2] * (1 - 2e-3)
 
 
@@ -336,13 +384,13 @@ def test_batch_means_worked_by_hand() -> None:
     # means 1 and 3: sd sqrt 2, t 3.078 at one degree of freedom: 2 -+ 3.078
     assert interval_of([1.0, 3.0]) == pytest.approx((2 - 3.078, 2 + 3.078))
     rng = np.random.default_rng(0)
-    covered = [a < 5 < b for a, b in (interval_of(rng.exponential(5, 64).tolist()) or (0, 0) for _ in range(400))]  # fmt: skip
+    covered = [
+        a < 5 < b for a, b in (interval_of(rng.exponential(5, 64).tolist()) or (0, 0) for _ in range(400))
+    ]
     assert np.mean(covered) == pytest.approx(0.8, abs=0.06)
 
 
-def test_a_trace_has_every_replica_busy_no_longer_than_time_passes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_trace_has_every_replica_busy_no_longer_than_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(monkeypatch, PARTIAL, 6.0, 1.0, record=True)
     assert found.trace is not None
     names = {(s.pool, s.group) for s in found.trace.spans if s.name == ROLLOUT}
@@ -398,28 +446,32 @@ def test_the_bound_is_tight_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=80)
 @given(data=st.data())
-def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(
-    data: st.DataObject,
-) -> None:
+def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(data: st.DataObject) -> None:
     draw = data.draw
     schedule = Schedule(
-        staleness=draw(st.sampled_from([0.25, 0.5, 1, 1.5, 2, 3, 5])), partial_rollout=draw(st.booleans()),
-        overlapped_sync=draw(st.booleans()), queue=draw(st.sampled_from([None, 0.5, 1, 2.5])),
-    )  # fmt: skip
-    prompts, samples = draw(st.integers(1, 8)), draw(st.integers(1, 3))
-    lengths = draw(
-        st.lists(st.integers(1, 80), min_size=prompts * samples, max_size=prompts * samples)
+        staleness=draw(st.sampled_from([0.25, 0.5, 1, 1.5, 2, 3, 5])),
+        partial_rollout=draw(st.booleans()),
+        overlapped_sync=draw(st.booleans()),
+        queue=draw(st.sampled_from([None, 0.5, 1, 2.5])),
     )
+    prompts, samples = draw(st.integers(1, 8)), draw(st.integers(1, 3))
+    lengths = draw(st.lists(st.integers(1, 80), min_size=prompts * samples, max_size=prompts * samples))
     replica = engine(
-        slots=draw(st.integers(1, 12)), capacity=draw(st.sampled_from([100.0, 300.0, 1e9])),
-        prefill=draw(st.sampled_from([0.0, 2.0])), again=draw(st.sampled_from([0.0, 0.01])),
-        fixed=draw(st.sampled_from([0.0, 1.0])) + 0.01, each=draw(st.sampled_from([0.0, 0.3])),
+        slots=draw(st.integers(1, 12)),
+        capacity=draw(st.sampled_from([100.0, 300.0, 1e9])),
+        prefill=draw(st.sampled_from([0.0, 2.0])),
+        again=draw(st.sampled_from([0.0, 0.01])),
+        fixed=draw(st.sampled_from([0.0, 1.0])) + 0.01,
+        each=draw(st.sampled_from([0.0, 0.3])),
         read=draw(st.sampled_from([0.0, 0.01])),
-    )  # fmt: skip
+    )
     made = setting(
-        schedule, rollout=draw(st.integers(1, 4)), prompts=prompts, samples=samples,
+        schedule,
+        rollout=draw(st.integers(1, 4)),
+        prompts=prompts,
+        samples=samples,
         drawn=[float(x) for x in lengths],
-    )  # fmt: skip
+    )
     priced = by_hand(draw(st.floats(1, 200)), draw(st.floats(1, 200)), draw(st.floats(0.1, 50)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stale, "rollout_engine", lambda *a: replica)

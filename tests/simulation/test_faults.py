@@ -65,9 +65,7 @@ def test_simulated_goodput_is_the_exact_form_where_the_first_order_fails() -> No
 def test_intervals_of_young_and_daly_worked_by_hand() -> None:
     # sqrt(2 60 37500) = 2121.32;  x = 60 / 75000 = 8e-4
     assert young_interval(JOB) == pytest.approx(2121.320, abs=1e-3)
-    assert daly_interval(JOB) == pytest.approx(
-        2121.320 * (1 + 0.0282843 / 3 + 8e-4 / 9) - 60, abs=1e-2
-    )
+    assert daly_interval(JOB) == pytest.approx(2121.320 * (1 + 0.0282843 / 3 + 8e-4 / 9) - 60, abs=1e-2)
     assert daly_interval(replace(JOB, checkpoint=80_000.0)) == JOB.mtbf
 
 

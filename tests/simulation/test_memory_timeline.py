@@ -8,7 +8,7 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
-from rlhfsim.simulation.memory_timeline import Book
+from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.scenario import load_scenario, system_names
@@ -50,59 +50,59 @@ def test_memory_returns_to_its_start_after_every_step(name: str) -> None:
     assert found.trace is not None
     for counter in ("memory_bytes", "host_bytes"):
         for pool in setting.placement.pools:
-            values = [c.value for c in found.trace.counters if (c.name, c.pool) == (counter, pool.name)]  # fmt: skip
+            values = [c.value for c in found.trace.counters if (c.name, c.pool) == (counter, pool.name)]
             assert values[-1] == pytest.approx(values[0], rel=1e-12)
-    book = Book.of(setting, strict=True)
-    assert book.back_at_start
+    memory_timeline = MemoryTimeline.of(setting, strict=True)
+    assert memory_timeline.back_at_start
     for step in found.iteration.phases:
-        book.begin(step.name, step.start)
-        book.end(step.name, step.end)
-    assert book.back_at_start
+        memory_timeline.begin(step.name, step.start)
+        memory_timeline.end(step.name, step.end)
+    assert memory_timeline.back_at_start
 
 
 def test_a_role_is_there_from_the_start_of_its_load_to_the_end_of_its_unload() -> None:
     setting = setting_of("verl")
-    held, book = ledger_of(setting), Book.of(setting, strict=True)
+    held, memory_timeline = ledger_of(setting), MemoryTimeline.of(setting, strict=True)
     call = next(p for p in held.phases if p.name == "actor.train.load")
-    rest = book.level(call.pool)
-    book.begin("actor.generate.unload", 0.0)
-    book.end("actor.generate.unload", 1.0)  # the engine sleeps while others work
-    asleep = book.level(call.pool)
-    book.begin("actor.train.load", 1.0)
-    assert book.level(call.pool) == pytest.approx(call.bytes)
-    book.end("actor.train.load", 2.0)
-    assert book.level(call.pool) == pytest.approx(call.bytes)
-    book.begin("actor.train", 2.0)
-    assert book.level(call.pool) == pytest.approx(bytes_at(held, call.pool, "actor.train"))
-    book.end("actor.train", 3.0)
-    book.begin("actor.train.unload", 3.0)
-    assert book.level(call.pool) == pytest.approx(call.bytes)
-    book.end("actor.train.unload", 4.0)
-    assert book.level(call.pool) == pytest.approx(asleep)
+    rest = memory_timeline.level(call.pool)
+    memory_timeline.begin("actor.generate.unload", 0.0)
+    memory_timeline.end("actor.generate.unload", 1.0)  # the engine sleeps while others work
+    asleep = memory_timeline.level(call.pool)
+    memory_timeline.begin("actor.train.load", 1.0)
+    assert memory_timeline.level(call.pool) == pytest.approx(call.bytes)
+    memory_timeline.end("actor.train.load", 2.0)
+    assert memory_timeline.level(call.pool) == pytest.approx(call.bytes)
+    memory_timeline.begin("actor.train", 2.0)
+    assert memory_timeline.level(call.pool) == pytest.approx(bytes_at(held, call.pool, "actor.train"))
+    memory_timeline.end("actor.train", 3.0)
+    memory_timeline.begin("actor.train.unload", 3.0)
+    assert memory_timeline.level(call.pool) == pytest.approx(call.bytes)
+    memory_timeline.end("actor.train.unload", 4.0)
+    assert memory_timeline.level(call.pool) == pytest.approx(asleep)
     assert rest >= asleep
 
 
 def test_two_calls_at_once_hold_what_both_add() -> None:
     setting = setting_of("openrlhf")
-    book = Book.of(setting, strict=False)
+    memory_timeline = MemoryTimeline.of(setting, strict=False)
     pool = setting.placement.actor.pool
-    rest = book.level(pool)
-    book.begin("actor.logprob", 0.0)
-    one = book.level(pool) - rest
-    book.begin("reference.logprob", 0.0)
-    both = book.level(pool) - rest
-    book.end("actor.logprob", 1.0)
-    assert both == pytest.approx(one + book.level(pool) - rest)
-    book.end("reference.logprob", 1.0)
-    assert book.level(pool) == rest
+    rest = memory_timeline.level(pool)
+    memory_timeline.begin("actor.logprob", 0.0)
+    one = memory_timeline.level(pool) - rest
+    memory_timeline.begin("reference.logprob", 0.0)
+    both = memory_timeline.level(pool) - rest
+    memory_timeline.end("actor.logprob", 1.0)
+    assert both == pytest.approx(one + memory_timeline.level(pool) - rest)
+    memory_timeline.end("reference.logprob", 1.0)
+    assert memory_timeline.level(pool) == rest
 
 
 def full(name: str) -> Setting:
     """The system with micro-batches that no GPU holds."""
     setting = setting_of(name)
-    seat = setting.placement.actor
-    layout = replace(seat.layout, micro_batch=4096)
-    placement = replace(setting.placement, actor=replace(seat, layout=layout))
+    role = setting.placement.actor
+    layout = replace(role.layout, micro_batch=4096)
+    placement = replace(setting.placement, actor=replace(role, layout=layout))
     return replace(setting, placement=placement)
 
 
@@ -142,9 +142,9 @@ def test_a_weight_sync_through_the_host_needs_host_memory_while_it_runs() -> Non
 
 def test_host_memory_that_does_not_suffice_is_refused() -> None:
     setting = setting_of("trl")
-    pool = setting.cluster.pools[0]
+    pool = setting.cluster.node_groups[0]
     node = replace(pool.profile.node, host_memory=replace(pool.profile.node.host_memory, value=1.0))
     small = replace(pool, profile=replace(pool.profile, node=node))
-    poor = replace(setting, cluster=replace(setting.cluster, pools=(small,)))
+    poor = replace(setting, cluster=replace(setting.cluster, node_groups=(small,)))
     with pytest.raises(RlhfsimError, match="host memory"):
-        Book.of(poor, strict=True)
+        MemoryTimeline.of(poor, strict=True)

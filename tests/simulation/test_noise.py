@@ -12,29 +12,35 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.rollout.schedule import expected_lengths
 from rlhfsim.simulation.noise import Draws, Noise, stretched
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step.iteration import Setting, requests_of
 from rlhfsim.step.timetable import Step
 
 WORKLOAD = Workload(
-    algorithm="grpo", model="qwen3-0.6b", prompts=64, samples=4, reward=Reward(rules=Rules()),
+    algorithm="grpo",
+    model="qwen3-0.6b",
+    prompts=64,
+    samples=4,
+    reward=Reward(rules=Rules()),
     response_len=LogNormal(mean=500, sigma=0.8, max=4000),
-)  # fmt: skip
+)
 SETTING = Setting(
-    models=models_of(WORKLOAD), workload=WORKLOAD, cluster=Cluster(pools=(make_pool("h100", 16),)),
+    models=models_of(WORKLOAD),
+    workload=WORKLOAD,
+    cluster=Cluster(node_groups=(node_group("h100", 16),)),
     placement=Placement(
-        pools=(GpuSet(name="r", start=0, gpus=8), GpuSet(name="t", start=8, gpus=8)),
-        rollout=RolloutSeat(pool="r", layout=RolloutLayout(tp=2, dp=4)),
-        actor=Seat(pool="t", layout=Layout(dp=8)),
-        reference=Seat(pool="t", layout=Layout(dp=8)),
+        pools=(ResourcePool(name="r", start=0, gpus=8), ResourcePool(name="t", start=8, gpus=8)),
+        rollout=RolloutPlacement(pool="r", layout=RolloutLayout(tp=2, dp=4)),
+        actor=RolePlacement(pool="t", layout=Layout(dp=8)),
+        reference=RolePlacement(pool="t", layout=Layout(dp=8)),
         weight_path="broadcast",
     ),
-)  # fmt: skip
+)
 SLOW = Noise(straggler_share=1 / 16, straggler_slowdown=1.5)
 
 

@@ -9,7 +9,13 @@ from rlhfsim.trace import Counter, CounterName, Span, Trace
 
 
 def span(kind: str, step: int, start: float, end: float, **changes: Any) -> Span:
-    given: dict[str, Any] = {"name": f"actor.{kind}", "role": "actor", "pool": "train", "bound_by": "compute", **changes}  # fmt: skip
+    given: dict[str, Any] = {
+        "name": f"actor.{kind}",
+        "role": "actor",
+        "pool": "train",
+        "bound_by": "compute",
+        **changes,
+    }
     return Span(kind=kind, step=step, start_s=start, end_s=end, **given)
 
 
@@ -18,7 +24,9 @@ def counter(name: CounterName, time: float, value: float, pool: str = "train") -
 
 
 def trace(*spans: Span, steps: int = 2, counters: tuple[Counter, ...] = ()) -> Trace:
-    return Trace(source="predicted", rlhfsim_version="0", plan_hash="x", steps=steps, spans=spans, counters=counters)  # fmt: skip
+    return Trace(
+        source="predicted", rlhfsim_version="0", plan_hash="x", steps=steps, spans=spans, counters=counters
+    )
 
 
 # step 0 trains until 10 s, step 1 until 20 s; the rollout pool runs ahead until 24 s
@@ -57,7 +65,13 @@ def test_a_level_is_a_mean_over_time_and_a_maximum() -> None:
 
 
 def test_a_level_sums_over_pools() -> None:
-    t = trace(span("train", 0, 0, 4), steps=1, counters=(
-        counter("running", 0, 2, "a"), counter("running", 0, 3, "b"), counter("running", 2, 0, "b"),
-    ))  # fmt: skip
+    t = trace(
+        span("train", 0, 0, 4),
+        steps=1,
+        counters=(
+            counter("running", 0, 2, "a"),
+            counter("running", 0, 3, "b"),
+            counter("running", 2, 0, "b"),
+        ),
+    )
     assert level(t, "running") == Level(mean=pytest.approx(3.5), maximum=5)

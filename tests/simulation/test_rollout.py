@@ -16,12 +16,12 @@ from rlhfsim.rollout.generation import Requests, generate, step_table
 from rlhfsim.simulation.asynchronous.engine import Engine, StepClock, engine_of
 from rlhfsim.simulation.asynchronous.replica import Replica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import Fixed
 
-DEVICE = device_of(make_pool("h100", 8), 1.0)
+DEVICE = device_of(node_group("h100", 8), 1.0)
 MODEL = resolve_model("qwen3-0.6b")
 
 
@@ -32,13 +32,23 @@ def affine(fixed: float, each: float, read: float) -> StepTable:
 
 
 def engine(
-    slots: int = 4, capacity: float = 1e9, prefill: float = 0.0, again: float = 0.0,
-    fixed: float = 1.0, each: float = 0.0, read: float = 0.0,
-) -> Engine:  # fmt: skip
+    slots: int = 4,
+    capacity: float = 1e9,
+    prefill: float = 0.0,
+    again: float = 0.0,
+    fixed: float = 1.0,
+    each: float = 0.0,
+    read: float = 0.0,
+) -> Engine:
     return Engine(
-        clock=StepClock(affine(fixed, each, read)), slots=slots, capacity=capacity, prompt=10.0, own=10.0,
-        prefill=prefill, again=lambda n, c: again * n * c,
-    )  # fmt: skip
+        clock=StepClock(affine(fixed, each, read)),
+        slots=slots,
+        capacity=capacity,
+        prompt=10.0,
+        own=10.0,
+        prefill=prefill,
+        again=lambda n, c: again * n * c,
+    )
 
 
 def finishes(replica: Replica, until: float = math.inf) -> list[tuple[float, list[int]]]:
@@ -51,17 +61,15 @@ def finishes(replica: Replica, until: float = math.inf) -> list[tuple[float, lis
 # --- the clock --------------------------------------------------------------------------------------
 
 
-@given(
-    n=st.integers(1, 200), start=st.floats(1, 6000), steps=st.floats(0, 6000)
-)  # fmt: skip
-def test_the_clock_is_the_step_table_and_its_own_inverse(
-    n: int, start: float, steps: float
-) -> None:
+@given(n=st.integers(1, 200), start=st.floats(1, 6000), steps=st.floats(0, 6000))
+def test_the_clock_is_the_step_table_and_its_own_inverse(n: int, start: float, steps: float) -> None:
     table = step_table(DEVICE, MODEL, RolloutLayout(), 200.0, 5000.0)
     clock = StepClock(table)
     one = np.ones(1)
     found = clock.seconds(n, start, steps)
-    assert found == pytest.approx(float(table.between(one * n, one * start, one * (start + steps))[0]), rel=1e-9, abs=1e-12)  # fmt: skip
+    assert found == pytest.approx(
+        float(table.between(one * n, one * start, one * (start + steps))[0]), rel=1e-9, abs=1e-12
+    )
     assert clock.steps(n, start, found) == pytest.approx(steps, rel=1e-6, abs=1e-6)
 
 
@@ -132,9 +140,7 @@ def test_a_full_cache_evicts_the_latest_and_brings_it_back() -> None:
 
 
 def test_a_slow_replica_takes_longer_in_everything() -> None:
-    slow, fast = (
-        Replica(engine(prefill=0.5, again=0.1), pace) for pace in (2.0, 1.0)
-    )  # fmt: skip
+    slow, fast = (Replica(engine(prefill=0.5, again=0.1), pace) for pace in (2.0, 1.0))
     for replica in (slow, fast):
         replica.add(0, [4.0])
     assert finishes(slow) == [(9.0, [0])]
@@ -142,9 +148,11 @@ def test_a_slow_replica_takes_longer_in_everything() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), slots=st.integers(1, 12),
-    capacity=st.integers(70, 600), stops=st.lists(st.floats(0, 500), max_size=5),
-)  # fmt: skip
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    slots=st.integers(1, 12),
+    capacity=st.integers(70, 600),
+    stops=st.lists(st.floats(0, 500), max_size=5),
+)
 def test_every_token_is_generated_once_and_the_cache_never_overflows(
     lengths: list[int], slots: int, capacity: int, stops: list[float]
 ) -> None:
@@ -165,12 +173,12 @@ def test_every_token_is_generated_once_and_the_cache_never_overflows(
 
 
 def test_a_whole_batch_on_one_replica_takes_what_generate_says() -> None:
-    requests = Requests(prompts=8, samples=4, prompt_lengths=Fixed(value=200), response_lengths=Fixed(value=600))  # fmt: skip
+    requests = Requests(
+        prompts=8, samples=4, prompt_lengths=Fixed(value=200), response_lengths=Fixed(value=600)
+    )
     lengths = np.linspace(100, 600, 32).round()
     made = generate(DEVICE, MODEL, RolloutLayout(), requests, kv_tokens=1e6, lengths=lengths)
-    replica = Replica(
-        engine_of(DEVICE, MODEL, RolloutLayout(), requests, 1e6, 600.0, 32.0, worker=False)
-    )
+    replica = Replica(engine_of(DEVICE, MODEL, RolloutLayout(), requests, 1e6, 600.0, 32.0, worker=False))
     for i in range(8):
         replica.add(i, lengths[4 * i : 4 * i + 4].tolist())
     assert finishes(replica)[-1][0] == pytest.approx(made.seconds, rel=1e-6)
@@ -182,14 +190,16 @@ def test_a_whole_batch_on_one_replica_takes_what_generate_says() -> None:
 
 def pool(
     lengths: float | list[float], replicas: int = 1, batch: int = 2, staleness: float = 1, **more: object
-) -> RolloutPool:  # fmt: skip
+) -> RolloutPool:
     given = [lengths] if isinstance(lengths, float) else lengths
     slots = int(more.pop("slots", 4))  # type: ignore[call-overload]
     return RolloutPool(
         replicas=[Replica(engine(slots=slots)) for _ in range(replicas)],
         lengths=lambda k: [[given[(k * batch + i) % len(given)]] for i in range(batch)],
-        batch=batch, staleness=staleness, **more,  # type: ignore[arg-type]
-    )  # fmt: skip
+        batch=batch,
+        staleness=staleness,
+        **more,  # type: ignore[arg-type]
+    )
 
 
 def test_only_as_many_groups_start_as_staleness_admits() -> None:

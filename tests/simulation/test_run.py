@@ -10,10 +10,10 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.simulation.run import Simulated, replicate, simulate
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.workload import Environment, Workload
 from rlhfsim.step.iteration import Setting, closed_form, iteration, program
@@ -78,9 +78,12 @@ def environment_waits(setting: Setting, double_buffered: bool, each: float) -> f
     """Seconds of the rollout beyond its generation."""
     schedule = replace(setting.placement.schedule, double_buffered=double_buffered)
     turned = replace(
-        setting, placement=replace(setting.placement, schedule=schedule),
-        workload=replace(setting.workload, environment=Environment(turns=8, seconds_per_turn=each, workers=4096)),
-    )  # fmt: skip
+        setting,
+        placement=replace(setting.placement, schedule=schedule),
+        workload=replace(
+            setting.workload, environment=Environment(turns=8, seconds_per_turn=each, workers=4096)
+        ),
+    )
     made = program(turned, kv_of(setting)).generation
     assert made is not None
     return made.cost.by_resource().get("host", 0.0)
@@ -107,9 +110,7 @@ def trace_text(found: Simulated) -> str:
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
     setting = setting_of("openrlhf")
-    first, second = (
-        simulate(setting, kv_of(setting), steps=2, seed=7, record=True) for _ in range(2)
-    )
+    first, second = (simulate(setting, kv_of(setting), steps=2, seed=7, record=True) for _ in range(2))
     assert first == second
     assert trace_text(first) == trace_text(second)
 
@@ -129,24 +130,22 @@ def test_a_trace_holds_every_call_of_every_step_and_of_every_pool() -> None:
     assert (found.trace.steps, found.trace.plan_hash, found.trace.source) == (3, "abc", "predicted")
     for step in range(3):
         spans = {(s.name, s.pool) for s in found.trace.spans if s.step == step}
-        wanted = {
-            (p.name, pool) for p in found.iteration.phases for pool in p.pools if p.cost.seconds
-        }
+        wanted = {(p.name, pool) for p in found.iteration.phases for pool in p.pools if p.cost.seconds}
         assert spans == wanted
     assert found.trace.end_s == pytest.approx(3 * found.seconds)
     busy = sum(s.seconds for s in found.trace.spans if s.pool == "critic" and s.step == 1)
-    assert busy == pytest.approx(sum(p.cost.seconds for p in found.iteration.phases if "critic" in p.pools))  # fmt: skip
+    assert busy == pytest.approx(sum(p.cost.seconds for p in found.iteration.phases if "critic" in p.pools))
 
 
 @pytest.mark.parametrize("name", ["openrlhf", "slime", "vllm-example"])
 def test_a_faster_network_never_makes_a_synchronous_plan_slower(name: str) -> None:
     setting = setting_of(name)
-    pool = setting.cluster.pools[0]
+    pool = setting.cluster.node_groups[0]
 
     def seconds(factor: float) -> float:
         nic = pool.profile.nic.value * factor
-        fast = make_pool(pool.profile.name, pool.gpus, gpus_per_node=pool.gpus_per_node, nic=nic)
-        return simulate(replace(setting, cluster=replace(setting.cluster, pools=(fast,)))).seconds
+        fast = node_group(pool.profile.name, pool.gpus, gpus_per_node=pool.gpus_per_node, nic=nic)
+        return simulate(replace(setting, cluster=replace(setting.cluster, node_groups=(fast,)))).seconds
 
     found = [seconds(factor) for factor in (0.25, 0.5, 1.0, 2.0)]
     assert found == sorted(found, reverse=True)
@@ -169,8 +168,8 @@ def test_no_step_is_no_simulation(steps: int, warmup: int) -> None:
 def test_preference_training_simulates_without_a_rollout() -> None:
     base = setting_of("deepspeed-chat")
     workload = Workload(algorithm="dpo", model="qwen3-0.6b", prompts=64)
-    seat = Seat(pool="all", layout=Layout(dp=8))
-    placement = Placement(pools=base.placement.pools, actor=seat, reference=seat)
+    role = RolePlacement(pool="all", layout=Layout(dp=8))
+    placement = Placement(pools=base.placement.pools, actor=role, reference=role)
     setting = Setting(
         models=models_of(workload), placement=placement, workload=workload, cluster=base.cluster
     )
@@ -194,5 +193,6 @@ def test_the_environment_stands_in_the_trace_beside_the_turns_of_the_rollout() -
     assert [s.name for s in spans].count("actor.generate") == 2 * 3
     answers = [s for s in spans if s.name == "environment.answer"]
     assert {(s.pool, s.role, s.group) for s in answers} == {
-        ("cpu", "environment", "buffer 0"), ("cpu", "environment", "buffer 1"),
-    }  # fmt: skip
+        ("cpu", "environment", "buffer 0"),
+        ("cpu", "environment", "buffer 1"),
+    }

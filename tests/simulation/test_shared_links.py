@@ -11,27 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhfsim.kernels.cost import Cost, part
-from rlhfsim.simulation.shared_links import Fabric, Topology, Use, fair_rates, use_of
+from rlhfsim.simulation.shared_links import SharedLinks, Topology, Use, fair_rates, use_of
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
-from rlhfsim.specs.placement.placement import GpuSet
+from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.placement.placement import ResourcePool
 
 
-def timed(*flows: tuple[float, float, Use]) -> tuple[list[float], Fabric]:
+def timed(*flows: tuple[float, float, Use]) -> tuple[list[float], SharedLinks]:
     """When each of (start, seconds, use) ends."""
     env = simpy.Environment()
-    fabric = Fabric(env)
+    shared_links = SharedLinks(env)
     ends = [0.0] * len(flows)
 
     def run(i: int, start: float, seconds: float, use: Use) -> Any:
         yield env.timeout(start)
-        yield fabric.start(seconds, use).done
+        yield shared_links.start(seconds, use).done
         ends[i] = env.now
 
     for i, flow in enumerate(flows):
         env.process(run(i, *flow))
     env.run()
-    return ends, fabric
+    return ends, shared_links
 
 
 def test_a_flow_alone_takes_exactly_its_seconds() -> None:
@@ -40,22 +40,22 @@ def test_a_flow_alone_takes_exactly_its_seconds() -> None:
 
 
 def test_flows_on_links_of_their_own_take_exactly_their_seconds() -> None:
-    ends, fabric = timed((0.0, 0.3, {"nic:a": 0.9}), (0.0, 0.7, {"nic:b": 1.0}))
+    ends, shared_links = timed((0.0, 0.3, {"nic:a": 0.9}), (0.0, 0.7, {"nic:b": 1.0}))
     assert ends == [0.3, 0.7]
-    assert fabric.lost == {}
+    assert shared_links.lost == {}
 
 
 def test_flows_that_fill_a_link_exactly_do_not_wait() -> None:
-    ends, fabric = timed((0.0, 3.0, {"host:a": 0.5}), (0.0, 7.0, {"host:a": 0.5}))
+    ends, shared_links = timed((0.0, 3.0, {"host:a": 0.5}), (0.0, 7.0, {"host:a": 0.5}))
     assert ends == [3.0, 7.0]
-    assert fabric.lost == {}
+    assert shared_links.lost == {}
 
 
 def test_two_flows_at_six_tenths_of_one_link() -> None:
     # 0.6 x + 0.6 x = 1, so x = 1 / 1.2 and 12 s of work take 14.4 s
-    ends, fabric = timed((0.0, 12.0, {"nic:a": 0.6}), (0.0, 12.0, {"nic:a": 0.6}))
+    ends, shared_links = timed((0.0, 12.0, {"nic:a": 0.6}), (0.0, 12.0, {"nic:a": 0.6}))
     assert ends == [pytest.approx(14.4), pytest.approx(14.4)]
-    assert fabric.lost == {"nic:a": pytest.approx(4.8)}
+    assert shared_links.lost == {"nic:a": pytest.approx(4.8)}
 
 
 def test_rates_change_when_a_flow_starts_and_when_one_ends() -> None:
@@ -69,7 +69,7 @@ def test_a_flow_that_is_held_elsewhere_leaves_its_room_to_the_others() -> None:
     # link b: 1.0 x2 + 1.0 x3 <= 1 holds both at 1/2; link a then has 1 - 0.5 left for flow 1,
     # which needs 0.8 of it: x1 = 0.625
     found = fair_rates([{"a": 0.8}, {"a": 1.0, "b": 1.0}, {"b": 1.0}])
-    assert [rate for rate, _ in found] == [pytest.approx(0.625), pytest.approx(0.5), pytest.approx(0.5)]  # fmt: skip
+    assert [rate for rate, _ in found] == [pytest.approx(0.625), pytest.approx(0.5), pytest.approx(0.5)]
     assert [link for _, link in found] == ["a", "b", "b"]
 
 
@@ -81,13 +81,13 @@ def test_a_flow_that_needs_little_of_a_full_link_waits_as_long_as_the_others() -
 
 def test_a_stopped_flow_says_what_is_left_and_frees_its_links() -> None:
     env = simpy.Environment()
-    fabric = Fabric(env)
-    first, second = fabric.start(10.0, {"l": 1.0}), fabric.start(10.0, {"l": 1.0})
+    shared_links = SharedLinks(env)
+    first, second = shared_links.start(10.0, {"l": 1.0}), shared_links.start(10.0, {"l": 1.0})
     left: list[float] = []
 
     def stop() -> Any:
         yield env.timeout(4)
-        left.append(fabric.stop(first))
+        left.append(shared_links.stop(first))
 
     env.process(stop())
     env.run(until=second.done)
@@ -98,8 +98,8 @@ def test_a_stopped_flow_says_what_is_left_and_frees_its_links() -> None:
 
 def test_the_delay_of_a_flow_becomes_a_part_of_its_cost() -> None:
     env = simpy.Environment()
-    fabric = Fabric(env)
-    flows = [fabric.start(12.0, {"nic:a": 0.6}) for _ in range(2)]
+    shared_links = SharedLinks(env)
+    flows = [shared_links.start(12.0, {"nic:a": 0.6}) for _ in range(2)]
     env.run()
     (extra,) = flows[0].contention
     assert (extra.resource, extra.rests_on) == ("network", "contention")
@@ -108,7 +108,7 @@ def test_the_delay_of_a_flow_becomes_a_part_of_its_cost() -> None:
 
 USES = st.lists(
     st.dictionaries(st.sampled_from("abc"), st.floats(0.01, 1.0), max_size=3), min_size=1, max_size=6
-)  # fmt: skip
+)
 
 
 @given(USES)
@@ -130,9 +130,14 @@ def test_rates_are_feasible_and_max_min_fair(uses: list[dict[str, float]]) -> No
 
 
 FLOWS = st.lists(
-    st.tuples(st.floats(0, 20), st.floats(0.1, 20), st.dictionaries(st.sampled_from("abc"), st.floats(0.05, 1.0), max_size=3)),
-    min_size=1, max_size=6,
-)  # fmt: skip
+    st.tuples(
+        st.floats(0, 20),
+        st.floats(0.1, 20),
+        st.dictionaries(st.sampled_from("abc"), st.floats(0.05, 1.0), max_size=3),
+    ),
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=60)
@@ -140,15 +145,15 @@ FLOWS = st.lists(
 def test_flows_take_their_seconds_or_longer_and_no_link_does_more_than_its_time(
     flows: list[tuple[float, float, dict[str, float]]],
 ) -> None:
-    ends, fabric = timed(*flows)
+    ends, shared_links = timed(*flows)
     waited = 0.0
     for (start, seconds, _), end in zip(flows, ends, strict=True):
         assert end - start >= seconds * (1 - 1e-9)
         waited += end - start - seconds
-    assert waited == pytest.approx(sum(fabric.lost.values()), abs=1e-6)
+    assert waited == pytest.approx(sum(shared_links.lost.values()), abs=1e-6)
     for link in "abc":
         begin = min((s for s, _, use in flows if link in use), default=0.0)
-        end = max((e for (_, _, use), e in zip(flows, ends, strict=True) if link in use), default=0.0)  # fmt: skip
+        end = max((e for (_, _, use), e in zip(flows, ends, strict=True) if link in use), default=0.0)
         assert sum(s * use.get(link, 0.0) for _, s, use in flows) <= (end - begin) * (1 + 1e-9)
 
 
@@ -159,15 +164,15 @@ def test_a_seed_of_events_gives_the_same_times_twice() -> None:
 
 # --- which links a call uses ------------------------------------------------------------------------
 
-H100 = Cluster(pools=(make_pool("h100", 32),))
+H100 = Cluster(node_groups=(node_group("h100", 32),))
 
 
 def topology(cluster: Cluster, **pools: tuple[int, int]) -> Topology:
-    return Topology(cluster, [GpuSet(name=n, start=s, gpus=g) for n, (s, g) in pools.items()])
+    return Topology(cluster, [ResourcePool(name=n, start=s, gpus=g) for n, (s, g) in pools.items()])
 
 
 def test_a_cost_needs_a_link_for_the_share_of_time_bound_by_it() -> None:
-    cost = Cost(parts=(part("compute", 6.0, "x"), part("network", 3.0, "x"), part("network", 1.0, "y")))  # fmt: skip
+    cost = Cost(parts=(part("compute", 6.0, "x"), part("network", 3.0, "x"), part("network", 1.0, "y")))
     links = topology(H100, a=(0, 16)).links(("a",))
     assert use_of(cost, links) == {"nic:a": pytest.approx(0.4)}
     assert use_of(Cost(), links) == {}
@@ -196,7 +201,7 @@ def test_the_shared_file_system_is_one_link_and_disks_belong_to_nodes() -> None:
 
 
 def test_an_oversubscribed_spine_is_shared_by_all_in_proportion_to_their_gpus() -> None:
-    thin = Cluster(pools=H100.pools, oversubscription=4)
+    thin = Cluster(node_groups=H100.node_groups, oversubscription=4)
     both = topology(thin, a=(0, 24), b=(24, 8))
     wire = Cost(parts=(part("network", 1.0, "nic_efficiency"),))
     uses = [use_of(wire, both.links((pool,))) for pool in "ab"]

@@ -19,9 +19,15 @@ def calls(workload: Workload) -> dict[str, tuple[str, ...]]:
 def test_ppo_has_four_roles_and_trains_two() -> None:
     scored = ("reward.score", "reference.logprob", "critic.value", "actor.logprob")
     assert calls(Workload(algorithm="ppo")) == {
-        "actor.generate": (), "reward.score": GEN, "reference.logprob": GEN, "critic.value": GEN,
-        "actor.logprob": GEN, "critic.train": scored, "actor.train": scored, "actor.sync": ("actor.train",),
-    }  # fmt: skip
+        "actor.generate": (),
+        "reward.score": GEN,
+        "reference.logprob": GEN,
+        "critic.value": GEN,
+        "actor.logprob": GEN,
+        "critic.train": scored,
+        "actor.train": scored,
+        "actor.sync": ("actor.train",),
+    }
 
 
 def test_ppo_without_kl_has_no_reference() -> None:
@@ -35,9 +41,13 @@ def test_algorithms_without_a_critic(algorithm: str) -> None:
     scored = ("reward.score", "reference.logprob", "actor.logprob")
     found = calls(Workload(algorithm=algorithm, samples=8))  # type: ignore[arg-type]
     assert found == {
-        "actor.generate": (), "reward.score": GEN, "reference.logprob": GEN, "actor.logprob": GEN,
-        "actor.train": scored, "actor.sync": ("actor.train",),
-    }  # fmt: skip
+        "actor.generate": (),
+        "reward.score": GEN,
+        "reference.logprob": GEN,
+        "actor.logprob": GEN,
+        "actor.train": scored,
+        "actor.sync": ("actor.train",),
+    }
 
 
 def test_old_log_probs_of_the_rollout_engine_save_a_forward() -> None:
@@ -55,9 +65,11 @@ def test_preference_training_has_no_rollout_reward_or_sync(algorithm: str, kl: b
 def test_rules_alone_replace_the_reward_model() -> None:
     found = calls(Workload(algorithm="grpo", reward=RULES, kl=False, old_logprobs="rollout"))
     assert found == {
-        "actor.generate": (), "rules.score": GEN, "actor.train": ("rules.score",),
+        "actor.generate": (),
+        "rules.score": GEN,
+        "actor.train": ("rules.score",),
         "actor.sync": ("actor.train",),
-    }  # fmt: skip
+    }
 
 
 def test_overlapped_rules_run_beside_the_models() -> None:
@@ -75,23 +87,14 @@ def test_rules_that_do_not_overlap_come_first() -> None:
 
 def test_training_waits_for_generation_where_nothing_is_scored_by_a_model() -> None:
     found = dataflow(Workload(algorithm="rloo", reward=RULES, kl=False, old_logprobs="rollout"))
-    assert [call.name for call in found] == [
-        "actor.generate",
-        "rules.score",
-        "actor.train",
-        "actor.sync",
-    ]
+    assert [call.name for call in found] == ["actor.generate", "rules.score", "actor.train", "actor.sync"]
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
-)
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"])
 @pytest.mark.parametrize("reward", [Reward(model="same"), RULES, BOTH, SERIAL])
 @pytest.mark.parametrize("old", ["recompute", "rollout"])
 @pytest.mark.parametrize("kl", [True, False])
-def test_every_call_needs_only_calls_before_it(
-    algorithm: str, reward: Reward, old: str, kl: bool
-) -> None:
+def test_every_call_needs_only_calls_before_it(algorithm: str, reward: Reward, old: str, kl: bool) -> None:
     done: set[str] = set()
     for call in dataflow(Workload(algorithm=algorithm, reward=reward, old_logprobs=old, kl=kl)):  # type: ignore[arg-type]
         assert set(call.needs) <= done

@@ -23,7 +23,7 @@ from rlhfsim.specs.hardware.profiles import (
     aliases,
     common_coefficients,
     load_profile,
-    make_pool,
+    node_group,
     parse_cluster,
     profile_from_text,
     profile_hash,
@@ -57,9 +57,7 @@ EXPECTED = [
     "mi355x",
     "cpu",
 ]
-H100 = (resources.shipped("hardware_profiles") / "h100_sxm.yaml").read_text().partition(
-    "\ncurves:"
-)[0] + "\n"
+H100 = (resources.shipped("hardware_profiles") / "h100_sxm.yaml").read_text().partition("\ncurves:")[0] + "\n"
 every_profile = pytest.mark.parametrize("name", EXPECTED)
 
 
@@ -224,10 +222,22 @@ def test_every_common_coefficient_is_documented():
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("h100", "h100_sxm"), ("H100-SXM", "h100_sxm"), ("a100-80", "a100_sxm"), ("A100_80", "a100_sxm"),
-     ("a100", "a100_sxm"), ("a100-40", "a100_sxm_40gb"), ("rtx-4090", "rtx_4090"), ("4090", "rtx_4090"),
-     ("gb200", "gb200_nvl72"), ("b200", "b200_sxm"), ("mi300x", "mi300x"), ("V100", "v100_sxm"), ("h20", "h20_sxm")],
-)  # fmt: skip
+    [
+        ("h100", "h100_sxm"),
+        ("H100-SXM", "h100_sxm"),
+        ("a100-80", "a100_sxm"),
+        ("A100_80", "a100_sxm"),
+        ("a100", "a100_sxm"),
+        ("a100-40", "a100_sxm_40gb"),
+        ("rtx-4090", "rtx_4090"),
+        ("4090", "rtx_4090"),
+        ("gb200", "gb200_nvl72"),
+        ("b200", "b200_sxm"),
+        ("mi300x", "mi300x"),
+        ("V100", "v100_sxm"),
+        ("h20", "h20_sxm"),
+    ],
+)
 def test_aliases_find_profiles(alias, name):
     assert load_profile(alias).name == name
 
@@ -236,7 +246,7 @@ def test_no_alias_is_used_twice_or_hides_a_name():
     names = {name.replace("_", "-") for name in profile_names()}
     listed = [
         alias for path in profile_files().values() for alias in yaml.safe_load(path.read_text())["aliases"]
-    ]  # fmt: skip
+    ]
     assert len(set(listed)) == len(listed)
     assert not names & set(listed)
     assert set(aliases()) == set(listed)
@@ -286,8 +296,12 @@ def test_profiles_that_extend_each_other_are_refused(tmp_path, monkeypatch):
 
 
 def test_equal_content_has_an_equal_hash_whatever_the_layout():
-    assert profile_hash(profile_from_text(H100)) == profile_hash(profile_from_text("# note\n" + H100.replace("3350 GB/s", "3.35 TB/s")))  # fmt: skip
-    assert profile_hash(profile_from_text(H100)) != profile_hash(profile_from_text(H100.replace("3350 GB/s", "3.36 TB/s")))  # fmt: skip
+    assert profile_hash(profile_from_text(H100)) == profile_hash(
+        profile_from_text("# note\n" + H100.replace("3350 GB/s", "3.35 TB/s"))
+    )
+    assert profile_hash(profile_from_text(H100)) != profile_hash(
+        profile_from_text(H100.replace("3350 GB/s", "3.36 TB/s"))
+    )
 
 
 # ---------------------------------------------------------------------------------- wrong input
@@ -305,20 +319,31 @@ def _broken(old: str, new: str) -> RlhfsimError:
 
 @pytest.mark.parametrize(
     ("old", "new", "code", "line"),
-    [("3350 GB/s", "3350 GX/s", "unknown-unit", "hbm"), ("3350 GB/s", "-3350 GB/s", "bad-value", "hbm"),
-     ("3350 GB/s", ".nan", "bad-quantity", "hbm"), ("3350 GB/s", ".inf", "bad-quantity", "hbm"),
-     ("3350 GB/s", "0", "bad-value", "hbm"), ("3350 GB/s", "700 W", "unknown-unit", "hbm"),
-     ("3350 GB/s", "1e999 GB/s", "bad-quantity", "hbm"), ("3350 GB/s", "[1]", "bad-quantity", "hbm"),
-     ("vendor: nvidia", "vendor: intel", "bad-value", "vendor"), ("tdp:", "tpd:", "unknown-key", "tpd"),
-     ("hbm: {", "hbm: {bandwith: 3, ", "unknown-key", "hbm"), ("  domain: 8", "  domain: 0", "bad-value", "domain"),
-     ("  domain: 8", "  domain: 2.5", "bad-value", "domain"), ("79.18 GiB", "99 GiB", "bad-value", "name"),
-     ("low: 0.68", "low: 0.99", "interval-without-value", "nvlink_efficiency"),
-     ("low: 0.68", "low: 0", "coefficient-out-of-range", "name"), ("low: 0.68", "low: 3 ms", "wrong-unit", "nvlink_efficiency"),
-     ("value: 0.745, low: 0.68", "value: 2 ms, low: 1 GB/s", "mixed-units", "nvlink_efficiency"),
-     ("  nvlink_efficiency", "  nvlink_eficiency", "unknown-coefficient", "nvlink_eficiency"),
-     ("name: h100_sxm", "name: h100_sxm\nname: twice", "malformed-yaml", "name: twice"),
-     ("  fp8:", "  fp9:", "bad-value", "fp9"), ("title: H100 SXM 80GB", "title: [", "malformed-yaml", None)],
-)  # fmt: skip
+    [
+        ("3350 GB/s", "3350 GX/s", "unknown-unit", "hbm"),
+        ("3350 GB/s", "-3350 GB/s", "bad-value", "hbm"),
+        ("3350 GB/s", ".nan", "bad-quantity", "hbm"),
+        ("3350 GB/s", ".inf", "bad-quantity", "hbm"),
+        ("3350 GB/s", "0", "bad-value", "hbm"),
+        ("3350 GB/s", "700 W", "unknown-unit", "hbm"),
+        ("3350 GB/s", "1e999 GB/s", "bad-quantity", "hbm"),
+        ("3350 GB/s", "[1]", "bad-quantity", "hbm"),
+        ("vendor: nvidia", "vendor: intel", "bad-value", "vendor"),
+        ("tdp:", "tpd:", "unknown-key", "tpd"),
+        ("hbm: {", "hbm: {bandwith: 3, ", "unknown-key", "hbm"),
+        ("  domain: 8", "  domain: 0", "bad-value", "domain"),
+        ("  domain: 8", "  domain: 2.5", "bad-value", "domain"),
+        ("79.18 GiB", "99 GiB", "bad-value", "name"),
+        ("low: 0.68", "low: 0.99", "interval-without-value", "nvlink_efficiency"),
+        ("low: 0.68", "low: 0", "coefficient-out-of-range", "name"),
+        ("low: 0.68", "low: 3 ms", "wrong-unit", "nvlink_efficiency"),
+        ("value: 0.745, low: 0.68", "value: 2 ms, low: 1 GB/s", "mixed-units", "nvlink_efficiency"),
+        ("  nvlink_efficiency", "  nvlink_eficiency", "unknown-coefficient", "nvlink_eficiency"),
+        ("name: h100_sxm", "name: h100_sxm\nname: twice", "malformed-yaml", "name: twice"),
+        ("  fp8:", "  fp9:", "bad-value", "fp9"),
+        ("title: H100 SXM 80GB", "title: [", "malformed-yaml", None),
+    ],
+)
 def test_what_is_wrong_is_told_with_file_and_line(old, new, code, line):
     error = _broken(old, new)
     assert error.code == code, str(error)
@@ -343,18 +368,24 @@ def test_aliases_of_yaml_are_refused_but_stars_in_words_are_not():
         profile_from_text(H100.replace("title: H100 SXM 80GB", "title: *other"))
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "3", "null", "- a", "\x00", "a: [", "'", "{" * 5000, "- " * 5000]
-)
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "- a", "\x00", "a: [", "'", "{" * 5000, "- " * 5000])
 def test_what_is_no_mapping_is_refused(text):
     with pytest.raises(RlhfsimError):
         profile_from_text(text)
 
 
 LEAVES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.just([]), st.just({}),
-    st.just(10**400), st.just({1: 2}), st.sampled_from(["1e400", "-1 GB/s", "1 GB", "nan", "=", "2001-12-14", "1:30"]),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.just([]),
+    st.just({}),
+    st.just(10**400),
+    st.just({1: 2}),
+    st.sampled_from(["1e400", "-1 GB/s", "1 GB", "nan", "=", "2001-12-14", "1:30"]),
+)
 quick = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
@@ -420,25 +451,39 @@ def test_an_error_beside_json_curves_keeps_its_line():
 
 def test_a_cluster_has_the_nodes_of_its_profile():
     cluster = parse_cluster(20, "h100")
-    assert (cluster.gpus, cluster.pool.nodes, cluster.pool.gpus_per_node) == (20, 3, 8)
+    assert (cluster.gpus, cluster.node_group.nodes, cluster.node_group.gpus_per_node) == (20, 3, 8)
     assert parse_cluster(nodes=4, gpu="h100").gpus == 32
 
 
 def test_a_rollout_pool_may_be_of_another_kind():
     cluster = parse_cluster(16, "h100", rollout_gpus=8, rollout_gpu="h20", price=2.0, nic=25e9)
-    assert [p.profile.name for p in cluster.pools] == ["h100_sxm", "h20_sxm"]
-    assert cluster.pools[1].profile.price.value == 2.0
-    assert cluster.pools[1].profile.nic.value == 25e9
-    assert [p.gpus for p in parse_cluster(16, "h100", rollout_gpus=8).pools] == [16, 8]
+    assert [p.profile.name for p in cluster.node_groups] == ["h100_sxm", "h20_sxm"]
+    assert cluster.node_groups[1].profile.price.value == 2.0
+    assert cluster.node_groups[1].profile.nic.value == 25e9
+    assert [p.gpus for p in parse_cluster(16, "h100", rollout_gpus=8).node_groups] == [16, 8]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"gpus": 0}, {"gpus": -8}, {"gpus": 10**9}, {"gpus": True}, {}, {"nodes": 0}, {"gpus": 8, "gpus_per_node": 0},
-     {"gpus": 8, "nodes": 2}, {"gpus": 8, "oversubscription": 0.5}, {"gpus": 8, "oversubscription": float("nan")},
-     {"gpus": 8, "price": -1.0}, {"gpus": 8, "nic": 0.0}, {"gpus": 8, "nic": float("inf")}, {"gpus": 8, "rollout_gpu": "h20"},
-     {"gpus": 8, "rollout_gpus": 0}, {"gpus": 8, "gpu": "z9"}],
-)  # fmt: skip
+    [
+        {"gpus": 0},
+        {"gpus": -8},
+        {"gpus": 10**9},
+        {"gpus": True},
+        {},
+        {"nodes": 0},
+        {"gpus": 8, "gpus_per_node": 0},
+        {"gpus": 8, "nodes": 2},
+        {"gpus": 8, "oversubscription": 0.5},
+        {"gpus": 8, "oversubscription": float("nan")},
+        {"gpus": 8, "price": -1.0},
+        {"gpus": 8, "nic": 0.0},
+        {"gpus": 8, "nic": float("inf")},
+        {"gpus": 8, "rollout_gpu": "h20"},
+        {"gpus": 8, "rollout_gpus": 0},
+        {"gpus": 8, "gpu": "z9"},
+    ],
+)
 def test_absurd_clusters_are_refused(wrong):
     with pytest.raises(RlhfsimError):
         parse_cluster(**wrong)
@@ -446,28 +491,35 @@ def test_absurd_clusters_are_refused(wrong):
 
 def test_a_pool_takes_a_profile_that_is_already_loaded():
     profile = load_profile("l4")
-    assert make_pool(profile, 3).profile is profile
+    assert node_group(profile, 3).profile is profile
 
 
 def test_a_cluster_is_read_from_yaml(tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_text(
-        "pools:\n  - {gpu: h100, gpus: 64}\n  - {gpu: h20, nodes: 2, nic: 200 Gbit/s, price: 2.10 USD/h}\n"
+        "node_groups:\n  - {gpu: h100, gpus: 64}\n  - {gpu: h20, nodes: 2, nic: 200 Gbit/s, price: 2.10 USD/h}\n"
         "oversubscription: 2\n"
     )
     cluster = load_cluster(path)
-    assert [p.gpus for p in cluster.pools] == [64, 16]
-    assert cluster.pools[1].profile.nic.value == 25e9
+    assert [p.gpus for p in cluster.node_groups] == [64, 16]
+    assert cluster.node_groups[1].profile.nic.value == 25e9
     assert cluster.oversubscription == 2
 
 
 @pytest.mark.parametrize(
     ("text", "code", "line"),
-    [("pools:\n  - {gpu: h100, gpus: 0}\n", "bad-value", 2), ("pools:\n  - {gpu: h1000, gpus: 8}\n", "unknown-hardware-profile", 2),
-     ("pools: []\n", "bad-value", 1), ("pool: []\n", "unknown-key", 1), ("oversubscription: 2\n", "missing-key", 1), ("3\n", "not-a-mapping", 1),
-     ("pools:\n  - {gpu: h100}\n", "missing-value", 2), ("pools:\n  - {gpu: h100, gpus: 9, nodes: 1}\n", "gpus-against-nodes", 2),
-     ("pools:\n  - {gpu: h100, gpus: 8}\noversubscription: 0.1\n", "bad-value", 3)],
-)  # fmt: skip
+    [
+        ("node_groups:\n  - {gpu: h100, gpus: 0}\n", "bad-value", 2),
+        ("node_groups:\n  - {gpu: h1000, gpus: 8}\n", "unknown-hardware-profile", 2),
+        ("node_groups: []\n", "bad-value", 1),
+        ("pool: []\n", "unknown-key", 1),
+        ("oversubscription: 2\n", "missing-key", 1),
+        ("3\n", "not-a-mapping", 1),
+        ("node_groups:\n  - {gpu: h100}\n", "missing-value", 2),
+        ("node_groups:\n  - {gpu: h100, gpus: 9, nodes: 1}\n", "gpus-against-nodes", 2),
+        ("node_groups:\n  - {gpu: h100, gpus: 8}\noversubscription: 0.1\n", "bad-value", 3),
+    ],
+)
 def test_a_wrong_cluster_file_is_told_with_its_line(tmp_path, text, code, line):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
@@ -481,8 +533,10 @@ def test_profiles_are_found_from_any_directory(tmp_path):
     code = "from rlhfsim.specs.hardware.profiles import load_profile; assert load_profile('h100').name == 'h100_sxm'"
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {code}"],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 

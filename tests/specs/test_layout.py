@@ -39,8 +39,18 @@ def test_virtual_stages_need_a_pipeline() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["{tp: 0}", "{zero: 4}", "{dp: 70000}", "{tp: two}", "{recompute: some}", "{offload_params: disk}", "{tp: 1, xp: 2}", "[1]", "3"],
-)  # fmt: skip
+    [
+        "{tp: 0}",
+        "{zero: 4}",
+        "{dp: 70000}",
+        "{tp: two}",
+        "{recompute: some}",
+        "{offload_params: disk}",
+        "{tp: 1, xp: 2}",
+        "[1]",
+        "3",
+    ],
+)
 def test_wrong_layouts_are_refused_with_their_line(text: str) -> None:
     with pytest.raises(RlhfsimError) as error:
         convert(Layout, parse_yaml(text, "l.yaml"))
@@ -50,7 +60,7 @@ def test_wrong_layouts_are_refused_with_their_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text", ["{memory_utilization: 0}", "{memory_utilization: 1.1}", "{max_num_seqs: 0}", "{precision: int3}"]
-)  # fmt: skip
+)
 def test_wrong_rollout_layouts_are_refused(text: str) -> None:
     with pytest.raises(RlhfsimError):
         convert(RolloutLayout, parse_yaml(text, "r.yaml"))

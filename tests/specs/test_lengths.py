@@ -74,9 +74,11 @@ def test_quantiles_rise_and_stay_in_range(lengths: AnyLengths) -> None:
 
 
 @given(
-    mean=st.floats(1, 1e5), sigma=st.floats(0, 4), top=st.floats(1, 1e6),
+    mean=st.floats(1, 1e5),
+    sigma=st.floats(0, 4),
+    top=st.floats(1, 1e6),
     levels=st.lists(st.floats(0, 1), min_size=2, max_size=8),
-)  # fmt: skip
+)
 def test_any_log_normal_is_monotone_and_bounded(
     mean: float, sigma: float, top: float, levels: list[float]
 ) -> None:
@@ -126,10 +128,14 @@ def test_observed_lengths_come_back_as_quantiles(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "code", "line"),
     [
-        ("10\n20\nlong\n", "bad-length", 3), ("10\n0\n", "bad-length", 2), ("nan\n", "bad-length", 1),
-        ("tokens\n10\n", "bad-length", 1), ("\n\n", "empty-file", None), ("5\n1e99\n", "bad-length", 2),
+        ("10\n20\nlong\n", "bad-length", 3),
+        ("10\n0\n", "bad-length", 2),
+        ("nan\n", "bad-length", 1),
+        ("tokens\n10\n", "bad-length", 1),
+        ("\n\n", "empty-file", None),
+        ("5\n1e99\n", "bad-length", 2),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line_of_observed_lengths_is_named(
     tmp_path: Path, text: str, code: str, line: int | None
 ) -> None:

@@ -31,9 +31,14 @@ def test_a_two_layer_model_has_the_parameters_counted_by_hand():
 
 def test_biases_norms_and_positions_are_counted():
     model = replace(
-        TINY, gated=False, mlp_bias=True, norm="layernorm", learned_positions=5, tied_embeddings=True,
+        TINY,
+        gated=False,
+        mlp_bias=True,
+        norm="layernorm",
+        learned_positions=5,
+        tied_embeddings=True,
         attention=replace(TINY.attention, qkv_bias=True, out_bias=True, qk_norm="head", sinks=True),
-    )  # fmt: skip
+    )
     attention = 192 + (8 + 4 + 4) + 8 + 2 * 2 + 4
     layer = attention + 2 * 8 * 16 + 16 + 8 + 4 * 8
     assert model.num_params == 10 * 8 + 5 * 8 + 2 * layer + 16
@@ -48,7 +53,7 @@ def test_matmul_parameters_hold_the_head_but_not_the_look_up():
 
 
 def test_inactive_experts_are_left_out_of_the_active_parameters():
-    moe = Moe(num_experts=4, top_k=1, expert_ffn=6, num_moe_layers=1, num_shared_experts=1, shared_ffn=5)  # fmt: skip
+    moe = Moe(num_experts=4, top_k=1, expert_ffn=6, num_moe_layers=1, num_shared_experts=1, shared_ffn=5)
     model = replace(TINY, moe=moe)
     assert model.params_expert == 3 * 8 * 6
     assert model.params_shared_expert == 3 * 8 * 5
@@ -60,9 +65,15 @@ def test_inactive_experts_are_left_out_of_the_active_parameters():
 
 def test_latent_attention_counts_its_four_projections():
     mla = Attention(
-        num_heads=2, num_kv_heads=2, head_dim=5, v_head_dim=4, q_lora_rank=6, kv_lora_rank=7,
-        qk_nope_head_dim=3, qk_rope_head_dim=2,
-    )  # fmt: skip
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=5,
+        v_head_dim=4,
+        q_lora_rank=6,
+        kv_lora_rank=7,
+        qk_nope_head_dim=3,
+        qk_rope_head_dim=2,
+    )
     matrices = 8 * 6 + 6 * 10 + 8 * (7 + 2) + 7 * 2 * (3 + 4) + 2 * 4 * 8
     assert mla.kind == "mla"
     assert mla.matrix_params(8) == matrices
@@ -147,7 +158,10 @@ def test_tensor_parallelism_may_replicate_key_value_heads(tp):
     preset("llama-3.1-8b").check_tp(tp)
 
 
-@pytest.mark.parametrize(("name", "tp"), [("llama-3.1-8b", 3), ("llama-3.1-8b", 64), ("qwen2.5-7b", 8), ("gpt2-xl", 2), ("llama-2-7b", 0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "tp"),
+    [("llama-3.1-8b", 3), ("llama-3.1-8b", 64), ("qwen2.5-7b", 8), ("gpt2-xl", 2), ("llama-2-7b", 0)],
+)
 def test_tensor_parallelism_must_not_split_heads(name, tp):
     with pytest.raises(RlhfsimError, match="tensor parallelism") as caught:
         preset(name).check_tp(tp)
@@ -157,10 +171,18 @@ def test_tensor_parallelism_must_not_split_heads(name, tp):
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_layers": 0}, {"num_layers": -1}, {"num_layers": 10**9}, {"hidden": 2**40}, {"vocab": 0},
-        {"vocab": True}, {"ffn": 1.5}, {"max_position": 0}, {"norms_per_layer": 99}, {"embed_dim": 0},
+        {"num_layers": 0},
+        {"num_layers": -1},
+        {"num_layers": 10**9},
+        {"hidden": 2**40},
+        {"vocab": 0},
+        {"vocab": True},
+        {"ffn": 1.5},
+        {"max_position": 0},
+        {"norms_per_layer": 99},
+        {"embed_dim": 0},
     ],
-)  # fmt: skip
+)
 def test_absurd_numbers_are_refused(change):
     with pytest.raises(RlhfsimError, match=next(iter(change))):
         replace(TINY, **change)
@@ -169,10 +191,14 @@ def test_absurd_numbers_are_refused(change):
 @pytest.mark.parametrize(
     "change",
     [
-        {"num_kv_heads": 3}, {"num_heads": 0}, {"head_dim": -1}, {"num_windowed_layers": 1},
-        {"kv_lora_rank": 16}, {"sliding_window": 0},
+        {"num_kv_heads": 3},
+        {"num_heads": 0},
+        {"head_dim": -1},
+        {"num_windowed_layers": 1},
+        {"kv_lora_rank": 16},
+        {"sliding_window": 0},
     ],
-)  # fmt: skip
+)
 def test_inconsistent_attention_is_refused(change):
     with pytest.raises(RlhfsimError):
         replace(TINY.attention, **change)

@@ -17,10 +17,16 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import _data, preset, resolve_model
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
-    "max_position_embeddings": 131072, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
 DEEPSEEK = _data()["presets"]["deepseek-v3"]["config"]
 
 
@@ -71,23 +77,37 @@ def test_an_absent_tie_word_embeddings_takes_the_default_of_its_type(model_type,
     assert read(config).tied_embeddings is tied
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"]
+)
 def test_a_missing_shape_is_named(key):
     with pytest.raises(RlhfsimError, match=key) as caught:
         read(without(LLAMA, key))
     assert caught.value.place.line == 1
 
 
-@pytest.mark.parametrize("key", ["moe_intermediate_size", "num_experts_per_tok", "v_head_dim", "qk_rope_head_dim"])  # fmt: skip
+@pytest.mark.parametrize(
+    "key", ["moe_intermediate_size", "num_experts_per_tok", "v_head_dim", "qk_rope_head_dim"]
+)
 def test_a_missing_shape_of_experts_or_latents_is_named(key):
     with pytest.raises(RlhfsimError, match=key):
         read(without(DEEPSEEK, key))
 
 
-@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size", "max_position_embeddings", "head_dim"])  # fmt: skip
 @pytest.mark.parametrize(
-    "value", [0, -1, 10**30, "4096", 1.5, float("nan"), float("inf"), True, [], {}]
+    "key",
+    [
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+        "head_dim",
+    ],
 )
+@pytest.mark.parametrize("value", [0, -1, 10**30, "4096", 1.5, float("nan"), float("inf"), True, [], {}])
 def test_a_bad_number_is_refused_with_its_place(key, value):
     with pytest.raises(RlhfsimError, match=key) as caught:
         read(LLAMA | {key: value})
@@ -123,7 +143,10 @@ def test_other_kinds_of_models_are_refused_by_name(kind):
     assert caught.value.code == "unsupported-model"
 
 
-@pytest.mark.parametrize("text", ["", " ", "{", '{"hidden_size": 40', "[]", "null", "3", '"x"', "{}", "nul", "\ufeff{}", "[" * 5000])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "{", '{"hidden_size": 40', "[]", "null", "3", '"x"', "{}", "nul", "\ufeff{}", "[" * 5000],
+)
 def test_a_file_that_is_no_config_is_refused(text, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(text)
@@ -157,9 +180,14 @@ def test_binary_huge_and_missing_files_are_refused(tmp_path):
         ("qwen2", {"sliding_window": 4096, "max_window_layers": 28}, None, 0),
         ("qwen2", {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 28}, 4096, 4),
         ("llama4_text", {"attention_chunk_size": 8192}, 8192, 24),
-        ("llama", {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 64}, 64, 16),
+        (
+            "llama",
+            {"layer_types": ["full_attention", "sliding_attention"] * 16, "sliding_window": 64},
+            64,
+            16,
+        ),
     ],
-)  # fmt: skip
+)
 def test_windows_follow_the_rule_of_the_type(model_type, more, window, layers):
     attention = read(LLAMA | {"model_type": model_type} | more).attention
     assert (attention.sliding_window, attention.num_windowed_layers) == (window, layers)
@@ -188,12 +216,23 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
-)  # fmt: skip
+)
 KEYS = st.sampled_from(
-    [*sorted({key for entry in _data()["presets"].values() for key in entry["config"]}),
-     "layer_types", "mlp_layer_types", "text_config", "attn_config", "ffn_config", "n_inner",
-       "architectures", "index_topk", "no_bias", "sliding_window_pattern", "mlp_only_layers"]
-)  # fmt: skip
+    [
+        *sorted({key for entry in _data()["presets"].values() for key in entry["config"]}),
+        "layer_types",
+        "mlp_layer_types",
+        "text_config",
+        "attn_config",
+        "ffn_config",
+        "n_inner",
+        "architectures",
+        "index_topk",
+        "no_bias",
+        "sliding_window_pattern",
+        "mlp_only_layers",
+    ]
+)
 
 
 @settings(max_examples=200)

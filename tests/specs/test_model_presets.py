@@ -61,7 +61,7 @@ def test_shapes_and_counts_agree_with_the_table(row):
 @pytest.mark.parametrize(
     ("name", "active"),
     [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("deepseek-v2", 21.4), ("qwen1.5-moe-a2.7b", 2.7)],
-)  # fmt: skip
+)
 def test_active_parameters_are_the_vendors_figure(name, active):
     assert preset(name).num_active_params / BILLION == pytest.approx(active, abs=0.06)
 
@@ -69,18 +69,31 @@ def test_active_parameters_are_the_vendors_figure(name, active):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("8b", "llama-3.1-8b"), ("70b", "llama-3.1-70b"), ("7b", "llama-2-7b"),
-        ("13b", "llama-2-13b"), ("34b", "codellama-34b"), ("405b", "llama-3.1-405b"),
-        ("671B", "deepseek-v3"), ("32b", "qwen2.5-32b"), ("72b", "qwen2.5-72b"),
+        ("8b", "llama-3.1-8b"),
+        ("70b", "llama-3.1-70b"),
+        ("7b", "llama-2-7b"),
+        ("13b", "llama-2-13b"),
+        ("34b", "codellama-34b"),
+        ("405b", "llama-3.1-405b"),
+        ("671B", "deepseek-v3"),
+        ("32b", "qwen2.5-32b"),
+        ("72b", "qwen2.5-72b"),
         ("meta-llama/Llama-3.1-70B-Instruct", "llama-3.1-70b"),
-        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"), ("Qwen/Qwen3-8B", "qwen3-8b"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b"), ("Llama 3.3 70B", "llama-3.1-70b"),
-        ("LLAMA3.1_405B", "llama-3.1-405b"), ("Kimi_K2", "kimi-k2"), ("DeepSeekV3", "deepseek-v3"),
-        ("OPT-350M", "opt-350m"), ("gpt3-175b (Megatron)", "gpt-175b"), ("phi-4", "phi-4-14b"),
-        ("google/gemma-3-27b-it", "gemma-3-27b"), ("moonshotai/Moonlight-16B-A3B-Instruct", "moonlight-16b-a3b"),
+        ("meta-llama/Meta-Llama-3.1-8B", "llama-3.1-8b"),
+        ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b"),
+        ("Llama 3.3 70B", "llama-3.1-70b"),
+        ("LLAMA3.1_405B", "llama-3.1-405b"),
+        ("Kimi_K2", "kimi-k2"),
+        ("DeepSeekV3", "deepseek-v3"),
+        ("OPT-350M", "opt-350m"),
+        ("gpt3-175b (Megatron)", "gpt-175b"),
+        ("phi-4", "phi-4-14b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("moonshotai/Moonlight-16B-A3B-Instruct", "moonlight-16b-a3b"),
         ("Meta-Llama-3.1-70B-Instruct-quantized.w8a8", "llama-3.1-70b"),
     ],
-)  # fmt: skip
+)
 def test_names_people_write_find_the_preset(name, expected):
     assert resolve_model(name).name == expected
 
@@ -106,9 +119,15 @@ def test_an_unknown_name_is_told_its_neighbours():
 
 @pytest.mark.parametrize(
     "name",
-    ["nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Nemotron_3_Super", "Qwen3-Next-80B-A3B",
-     "Qwen/Qwen3.5-397B-A17B", "deepseek-ai/DeepSeek-V4-Flash", "google/gemma-4-31B-it"],
-)  # fmt: skip
+    [
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        "Nemotron_3_Super",
+        "Qwen3-Next-80B-A3B",
+        "Qwen/Qwen3.5-397B-A17B",
+        "deepseek-ai/DeepSeek-V4-Flash",
+        "google/gemma-4-31B-it",
+    ],
+)
 def test_a_model_that_cannot_be_expressed_says_why(name):
     with pytest.raises(RlhfsimError, match="cannot express") as caught:
         resolve_model(name)

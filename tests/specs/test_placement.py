@@ -9,37 +9,43 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.scenario import check_placement
 from rlhfsim.specs.workload.workload import Lora, Workload
 
 GRPO = Workload(algorithm="grpo", model="qwen3-8b", kl=False)  # reward model, no reference
 PPO = Workload(algorithm="ppo", model="qwen3-8b")
-TWO_NODES = Cluster(pools=(make_pool("h100", 16),))
+TWO_NODES = Cluster(node_groups=(node_group("h100", 16),))
 ALL, LEFT, RIGHT = (
-    GpuSet(name="all", gpus=16),
-    GpuSet(name="left", gpus=8),
-    GpuSet(name="right", start=8, gpus=8),
+    ResourcePool(name="all", gpus=16),
+    ResourcePool(name="left", gpus=8),
+    ResourcePool(name="right", start=8, gpus=8),
 )
 
 
-def seat(pool: str = "all", **layout: Any) -> Seat:
-    return Seat(pool=pool, layout=Layout(**({"dp": 8} | layout)))
+def role(pool: str = "all", **layout: Any) -> RolePlacement:
+    return RolePlacement(pool=pool, layout=Layout(**({"dp": 8} | layout)))
 
 
-def rollout(pool: str = "all", sleep: int = 0, **layout: Any) -> RolloutSeat:
-    return RolloutSeat(pool=pool, sleep=sleep, layout=RolloutLayout(**({"dp": 8} | layout)))
+def rollout(pool: str = "all", sleep: int = 0, **layout: Any) -> RolloutPlacement:
+    return RolloutPlacement(pool=pool, sleep=sleep, layout=RolloutLayout(**({"dp": 8} | layout)))
 
 
 def one_pool(**more: Any) -> Placement:
     given: dict[str, Any] = {
         "pools": (ALL,),
         "rollout": rollout(),
-        "actor": seat(),
-        "reward": seat(),
+        "actor": role(),
+        "reward": role(),
         "weight_path": "host",
     }
     return Placement(**(given | more))
@@ -47,9 +53,12 @@ def one_pool(**more: Any) -> Placement:
 
 def two_pools(**more: Any) -> Placement:
     given: dict[str, Any] = {
-        "pools": (LEFT, RIGHT), "rollout": rollout("right"), "actor": seat("left"),
-        "reward": seat("left"), "weight_path": "broadcast",
-    }  # fmt: skip
+        "pools": (LEFT, RIGHT),
+        "rollout": rollout("right"),
+        "actor": role("left"),
+        "reward": role("left"),
+        "weight_path": "broadcast",
+    }
     return Placement(**(given | more))
 
 
@@ -74,8 +83,8 @@ def refused(placement: Placement, workload: Workload = GRPO, cluster: Cluster = 
         (one_pool(weight_path="none"), "naive"),
         (one_pool(rollout=rollout(sleep=1)), "smart"),
         (one_pool(rollout=rollout(sleep=2)), "smart"),
-        (one_pool(actor=replace(seat(), offload_between=True)), "smart"),
-        (one_pool(reward=replace(seat(), residency="offloaded")), "smart"),
+        (one_pool(actor=replace(role(), offload_between=True)), "smart"),
+        (one_pool(reward=replace(role(), residency="offloaded")), "smart"),
         (one_pool(rollout=replace(rollout(), residency="recreated"), weight_path="disk"), "smart"),
         (one_pool(weight_path="ipc"), "hybrid"),
         (one_pool(weight_path="reshard"), "hybrid"),
@@ -87,9 +96,7 @@ def refused(placement: Placement, workload: Workload = GRPO, cluster: Cluster = 
         (two_pools(schedule=Schedule(staleness=0.5, partial_rollout=True)), "async"),
     ],
 )
-def test_the_architecture_is_a_label_of_generation_against_training(
-    placement: Placement, label: str
-) -> None:
+def test_the_architecture_is_a_label_of_generation_against_training(placement: Placement, label: str) -> None:
     assert placement.architecture == label
     check(placement)
 
@@ -108,83 +115,76 @@ def test_role_placement_looks_at_the_four_roles_and_not_at_the_rollout(
 ) -> None:
     names = ("actor", "critic", "reference", "reward")
     placement = Placement(
-        pools=tuple(GpuSet(name=n, start=4 * i, gpus=4) for i, n in enumerate("abcd")),
-        rollout=rollout("d", dp=4), weight_path="disk",
-        **{role: seat(pool, dp=4) for role, pool in zip(names, pools, strict=True)},
-    )  # fmt: skip
+        pools=tuple(ResourcePool(name=n, start=4 * i, gpus=4) for i, n in enumerate("abcd")),
+        rollout=rollout("d", dp=4),
+        weight_path="disk",
+        **{name: role(pool, dp=4) for name, pool in zip(names, pools, strict=True)},
+    )
     assert placement.role_placement == label
     check(placement, PPO)
 
 
 def test_preference_training_is_naive_or_smart() -> None:
     workload = Workload(algorithm="dpo", model="qwen3-8b")
-    resident = Placement(pools=(ALL,), actor=seat(), reference=seat())
+    resident = Placement(pools=(ALL,), actor=role(), reference=role())
     check(resident, workload)
     assert resident.architecture == "naive"
-    assert (
-        replace(resident, reference=replace(seat(), residency="offloaded")).architecture == "smart"
-    )
+    assert replace(resident, reference=replace(role(), residency="offloaded")).architecture == "smart"
 
 
 # --- what is refused --------------------------------------------------------------------------------
 
 
-def test_every_role_of_the_algorithm_needs_a_seat() -> None:
-    assert refused(one_pool(reward=None)) == "missing-seat"
-    assert refused(one_pool(rollout=None)) == "missing-seat"
-    assert refused(one_pool(), PPO) == "missing-seat"
+def test_every_role_of_the_algorithm_needs_a_role() -> None:
+    assert refused(one_pool(reward=None)) == "missing-role"
+    assert refused(one_pool(rollout=None)) == "missing-role"
+    assert refused(one_pool(), PPO) == "missing-role"
 
 
-def test_a_seat_without_a_role_is_refused() -> None:
-    assert refused(one_pool(critic=seat())) == "seat-without-role"
-    assert refused(one_pool(reference=seat())) == "seat-without-role"
+def test_a_role_without_a_role_is_refused() -> None:
+    assert refused(one_pool(critic=role())) == "role-without-role"
+    assert refused(one_pool(reference=role())) == "role-without-role"
 
 
 def test_tensor_parallelism_must_divide_the_heads() -> None:
     # qwen3-8b has 32 query and 8 key/value heads
-    assert refused(one_pool(actor=seat(tp=3, dp=1))) == "tp-does-not-divide-heads"
+    assert refused(one_pool(actor=role(tp=3, dp=1))) == "tp-does-not-divide-heads"
     assert refused(one_pool(rollout=rollout(tp=6, dp=1))) == "tp-does-not-divide-heads"
 
 
 def test_tensor_parallelism_stays_in_one_node() -> None:
-    assert refused(one_pool(actor=seat(tp=16, dp=1))) == "tp-exceeds-node"
+    assert refused(one_pool(actor=role(tp=16, dp=1))) == "tp-exceeds-node"
     assert refused(one_pool(rollout=rollout(tp=16, dp=1))) == "tp-exceeds-node"
 
 
 def test_a_pool_that_starts_inside_a_node_must_not_push_a_group_over_its_edge() -> None:
-    pools = (GpuSet(name="left", gpus=4), GpuSet(name="right", start=4, gpus=8))
+    pools = (ResourcePool(name="left", gpus=4), ResourcePool(name="right", start=4, gpus=8))
     shifted = two_pools(
-        pools=pools,
-        rollout=rollout("right", tp=8, dp=1),
-        actor=seat("left", dp=4),
-        reward=seat("left", dp=4),
+        pools=pools, rollout=rollout("right", tp=8, dp=1), actor=role("left", dp=4), reward=role("left", dp=4)
     )
     assert refused(shifted) == "tp-crosses-nodes"
     check(replace(shifted, rollout=rollout("right", tp=4, dp=2)))
 
 
 def test_a_rack_is_one_domain() -> None:
-    rack = Cluster(pools=(make_pool("gb200_nvl72", 16),))
+    rack = Cluster(node_groups=(node_group("gb200_nvl72", 16),))
     check(one_pool(rollout=rollout(tp=8, dp=2)), cluster=rack)
 
 
 def test_pools_must_not_share_gpus() -> None:
-    pools = (LEFT, GpuSet(name="right", start=4, gpus=8))
+    pools = (LEFT, ResourcePool(name="right", start=4, gpus=8))
     assert refused(two_pools(pools=pools)) == "pools-overlap"
 
 
 def test_pools_on_different_hardware_may_have_the_same_numbers() -> None:
-    mixed = Cluster(pools=(make_pool("h100", 8), make_pool("a100", 8)))
-    other = GpuSet(name="right", gpus=8, hardware=1)
+    mixed = Cluster(node_groups=(node_group("h100", 8), node_group("a100", 8)))
+    other = ResourcePool(name="right", gpus=8, hardware=1)
     check(two_pools(pools=(LEFT, other)), cluster=mixed)
-    assert (
-        refused(two_pools(pools=(LEFT, replace(other, hardware=2))), cluster=mixed)
-        == "unknown-hardware"
-    )
+    assert refused(two_pools(pools=(LEFT, replace(other, hardware=2))), cluster=mixed) == "unknown-hardware"
 
 
 def test_pools_must_not_leave_the_cluster() -> None:
-    pools = (LEFT, GpuSet(name="right", start=12, gpus=8))
+    pools = (LEFT, ResourcePool(name="right", start=12, gpus=8))
     assert refused(two_pools(pools=pools)) == "pool-exceeds-cluster"
 
 
@@ -193,11 +193,11 @@ def test_pools_have_names_of_their_own() -> None:
         two_pools(pools=(LEFT, LEFT, RIGHT))
 
 
-def test_a_seat_names_a_declared_pool_and_fits_in_it() -> None:
+def test_a_role_names_a_declared_pool_and_fits_in_it() -> None:
     with pytest.raises(RlhfsimError, match="not declared"):
-        one_pool(actor=seat("elsewhere"))
+        one_pool(actor=role("elsewhere"))
     with pytest.raises(RlhfsimError, match="needs 32 GPUs, its pool has 16"):
-        one_pool(actor=seat(dp=32))
+        one_pool(actor=role(dp=32))
 
 
 def test_staleness_needs_a_rollout_pool_of_its_own() -> None:
@@ -233,6 +233,6 @@ def test_moving_adapters_needs_adapters() -> None:
 
 
 def test_a_layout_that_the_backend_cannot_run_is_refused() -> None:
-    assert refused(one_pool(actor=seat(tp=2, dp=4, zero=3))) == "backend-cannot-run"
-    assert refused(one_pool(actor=seat(tp=2, pp=2, dp=4, zero=2))) == "backend-cannot-run"
-    check(one_pool(actor=seat(tp=2, pp=2, dp=4), backend="megatron"))
+    assert refused(one_pool(actor=role(tp=2, dp=4, zero=3))) == "backend-cannot-run"
+    assert refused(one_pool(actor=role(tp=2, pp=2, dp=4, zero=2))) == "backend-cannot-run"
+    check(one_pool(actor=role(tp=2, pp=2, dp=4), backend="megatron"))

@@ -14,9 +14,7 @@ from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import SCHEMA, Plan, content_hash, read_plan, write_atomically, write_plan
 
-FUZZ = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +45,11 @@ def test_a_plan_can_be_priced_again(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_a_plan_says_where_every_rank_runs(plan: Plan) -> None:
-    seats = {entry.seat: entry for entry in plan.gpu_map}
-    assert set(seats) == {"rollout", "actor", "critic", "reference", "reward"}
-    assert set(seats["actor"].nodes) == {0}
-    assert set(seats["critic"].nodes) == {1}
-    assert seats["critic"].gpus == tuple(range(8))
+    roles = {entry.role: entry for entry in plan.gpu_map}
+    assert set(roles) == {"rollout", "actor", "critic", "reference", "reward"}
+    assert set(roles["actor"].nodes) == {0}
+    assert set(roles["critic"].nodes) == {1}
+    assert roles["critic"].gpus == tuple(range(8))
 
 
 def test_a_failing_write_leaves_the_old_file_and_nothing_else(
@@ -89,7 +87,7 @@ def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     assert str(tmp_path / "none") in str(error.value.place)
 
 
-@pytest.mark.parametrize("schema", ["rlhfsim.plan/2", "rlhfsim.estimate/1", None, 1])
+@pytest.mark.parametrize("schema", ["rlhfsim.plan/3", "rlhfsim.estimate/1", None, 1])
 def test_another_schema_is_not_a_plan(text: str, tmp_path: Path, schema: object) -> None:
     data = json.loads(text) | {"schema": schema}
     file = tmp_path / "plan.json"
@@ -130,8 +128,24 @@ def test_random_bytes_are_refused(tmp_path: Path, content: bytes) -> None:
 
 
 ODD = st.sampled_from(
-    ["-1", "1e999", "NaN", "-Infinity", "null", "[]", "{}", '""', "9" * 400, '"\\ud800"', '"\\u0000"', "true", "}", "\ud800", "1" * 5000]
-)  # fmt: skip
+    [
+        "-1",
+        "1e999",
+        "NaN",
+        "-Infinity",
+        "null",
+        "[]",
+        "{}",
+        '""',
+        "9" * 400,
+        '"\\ud800"',
+        '"\\u0000"',
+        "true",
+        "}",
+        "\ud800",
+        "1" * 5000,
+    ]
+)
 
 
 @FUZZ

@@ -16,7 +16,7 @@ from rlhfsim.specs.scenario import load_scenario, system_names
 FILES = sorted((resources.shipped("scenarios") / "systems").glob("*.yaml"))
 TEXTS = [path.read_text() for path in FILES]
 MINIMAL = """\
-cluster: {pools: [{gpu: h100, gpus: 8}]}
+cluster: {node_groups: [{gpu: h100, gpus: 8}]}
 workload: {algorithm: grpo, model: qwen3-8b, kl: false}
 placement:
   pools: [{name: all, gpus: 8}]
@@ -24,9 +24,7 @@ placement:
   rollout: {pool: all, layout: {dp: 8}}
   weight_path: ipc
 """
-FUZZ = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def load(tmp_path: Path, text: str) -> None:
@@ -86,9 +84,7 @@ def test_a_wrong_scenario_is_refused_with_its_line(
     assert line is None or error.place.line == line
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "3", "null", "a: &x 1\nb: *x\n", "? [a]\n: b\n", "\x00"]
-)
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "a: &x 1\nb: *x\n", "? [a]\n: b\n", "\x00"])
 def test_documents_that_are_no_scenario_are_refused(tmp_path: Path, text: str) -> None:
     refused(tmp_path, text)
 
@@ -115,9 +111,33 @@ def test_truncated_files_load_or_are_refused(tmp_path: Path, text: str, cut: flo
 
 
 ODD = st.sampled_from(
-    ["-1", "0", "1e308", ".inf", ".nan", "99999999999999999999", "null", "true", "''", "[]", "{}", "2026-13-45",
-     "0x", "!!python/object:os.system", "&a", "*a", "\t", "\n", "}", "[", "\u2028", "\ud800", "12 parsecs", "1:2:3"]
-)  # fmt: skip
+    [
+        "-1",
+        "0",
+        "1e308",
+        ".inf",
+        ".nan",
+        "99999999999999999999",
+        "null",
+        "true",
+        "''",
+        "[]",
+        "{}",
+        "2026-13-45",
+        "0x",
+        "!!python/object:os.system",
+        "&a",
+        "*a",
+        "\t",
+        "\n",
+        "}",
+        "[",
+        "\u2028",
+        "\ud800",
+        "12 parsecs",
+        "1:2:3",
+    ]
+)
 
 
 @FUZZ
@@ -137,9 +157,7 @@ def test_files_with_a_piece_replaced_load_or_are_refused(
 
 @FUZZ
 @given(text=st.sampled_from(TEXTS), which=st.integers(0, 200), odd=ODD)
-def test_files_with_an_odd_value_load_or_are_refused(
-    tmp_path: Path, text: str, which: int, odd: str
-) -> None:
+def test_files_with_an_odd_value_load_or_are_refused(tmp_path: Path, text: str, which: int, odd: str) -> None:
     values = list(re.finditer(r": ([\w.\-]+)(?=[,}\n\]])", text))
     hit = values[which % len(values)]
     mutated = text[: hit.start(1)] + odd + text[hit.end(1) :]

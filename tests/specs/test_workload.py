@@ -22,19 +22,18 @@ def test_sequences_are_prompts_times_samples_and_pairs_count_twice() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "generates", "critic", "reward"),
     [
-        ("ppo", True, True, True), ("grpo", True, False, True), ("rloo", True, False, True), ("dr-grpo", True, False, True),
-        ("reinforce++", True, False, True), ("dpo", False, False, False), ("kto", False, False, False),
+        ("ppo", True, True, True),
+        ("grpo", True, False, True),
+        ("rloo", True, False, True),
+        ("dr-grpo", True, False, True),
+        ("reinforce++", True, False, True),
+        ("dpo", False, False, False),
+        ("kto", False, False, False),
     ],
-)  # fmt: skip
-def test_roles_follow_from_the_algorithm(
-    algorithm: str, generates: bool, critic: bool, reward: bool
-) -> None:
+)
+def test_roles_follow_from_the_algorithm(algorithm: str, generates: bool, critic: bool, reward: bool) -> None:
     workload = read(f"{{algorithm: {algorithm}}}")
-    assert (workload.generates, workload.has_critic, workload.has_reward_model) == (
-        generates,
-        critic,
-        reward,
-    )
+    assert (workload.generates, workload.has_critic, workload.has_reward_model) == (generates, critic, reward)
     assert workload.has_reference
 
 
@@ -69,7 +68,7 @@ def test_mini_batches_that_do_not_divide_the_batch_are_refused() -> None:
         ("response_len: {kind: zipf, value: 3}\n", "bad-value", 1),
         ("reward: {rules: {seconds_per_sample: 5 GB}}\n", "unknown-unit", 1),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_workload_names_its_line(text: str, code: str, line: int) -> None:
     with pytest.raises(RlhfsimError) as error:
         read(text)

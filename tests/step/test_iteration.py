@@ -16,11 +16,17 @@ from rlhfsim.rollout.continuous_batching import refill
 from rlhfsim.rollout.generation import Requests, step_table
 from rlhfsim.rollout.steady_state import mean_of_longest, steady_state
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Schedule, Seat
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal, draw, stats
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.step import iteration as module
@@ -28,14 +34,18 @@ from rlhfsim.step.iteration import Iteration, iteration
 from rlhfsim.step.timetable import STREAM_CHUNKS, Step, streamed_ends, timetable
 
 SECONDS = {
-    "generate": 60.0, "refilled": 45.0, "sync": 5.0,
-    "actor.logprob": 4.0, "reference.logprob": 3.0, "reward.score": 6.0, "critic.value": 2.0,
-    "actor.train": 20.0, "critic.train": 12.0,
-}  # fmt: skip
+    "generate": 60.0,
+    "refilled": 45.0,
+    "sync": 5.0,
+    "actor.logprob": 4.0,
+    "reference.logprob": 3.0,
+    "reward.score": 6.0,
+    "critic.value": 2.0,
+    "actor.train": 20.0,
+    "critic.train": 12.0,
+}
 PPO = Workload(algorithm="ppo", model="qwen3-0.6b", prompts=64)
-GRPO = Workload(
-    algorithm="grpo", model="qwen3-0.6b", prompts=64, samples=4, reward=Reward(rules=Rules())
-)
+GRPO = Workload(algorithm="grpo", model="qwen3-0.6b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 
 
 def seconds(value: float) -> Cost:
@@ -51,10 +61,8 @@ def _fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         module, "steady_state", lambda *a, **k: SimpleNamespace(cost=seconds(SECONDS["refilled"]))
     )
-    monkeypatch.setattr(
-        module, "train_cost", lambda s, role, seat: seconds(SECONDS[f"{role}.train"])
-    )
-    monkeypatch.setattr(module, "forward_cost", lambda s, call, seat: seconds(SECONDS[call.name]))
+    monkeypatch.setattr(module, "train_cost", lambda s, role, placed: seconds(SECONDS[f"{role}.train"]))
+    monkeypatch.setattr(module, "forward_cost", lambda s, call, placed: seconds(SECONDS[call.name]))
     monkeypatch.setattr(module, "sync_cost", lambda s: seconds(SECONDS["sync"]))
     monkeypatch.setattr(module, "rules_cost", lambda w: seconds(8.0))
     monkeypatch.setattr(module, "controller_cost", lambda s: Cost())
@@ -62,17 +70,19 @@ def _fixed_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cluster(gpus: int = 16) -> Cluster:
-    return Cluster(pools=(make_pool("h100", gpus),))
+    return Cluster(node_groups=(node_group("h100", gpus),))
 
 
 def placed(pools: dict[str, str], schedule: Schedule | None = None, **more: Any) -> Placement:
     names = list(dict.fromkeys(pools.values()))
     return Placement(
-        pools=tuple(GpuSet(name=n, start=4 * i, gpus=4) for i, n in enumerate(names)),
-        rollout=RolloutSeat(pool=pools["rollout"], layout=RolloutLayout(dp=4)),
-        schedule=schedule or Schedule(), weight_path="broadcast" if len(names) > 1 else "ipc",
-        **{r: Seat(pool=p, layout=Layout(dp=4)) for r, p in pools.items() if r != "rollout"}, **more,
-    )  # fmt: skip
+        pools=tuple(ResourcePool(name=n, start=4 * i, gpus=4) for i, n in enumerate(names)),
+        rollout=RolloutPlacement(pool=pools["rollout"], layout=RolloutLayout(dp=4)),
+        schedule=schedule or Schedule(),
+        weight_path="broadcast" if len(names) > 1 else "ipc",
+        **{r: RolePlacement(pool=p, layout=Layout(dp=4)) for r, p in pools.items() if r != "rollout"},
+        **more,
+    )
 
 
 def priced(workload: Workload, placement: Placement) -> Iteration:
@@ -103,10 +113,15 @@ def test_critic_beside_actor_costs_the_longer_of_the_two() -> None:
     pools = {"rollout": "a", "actor": "a", "reference": "a", "critic": "b", "reward": "b"}
     found = priced(PPO, placed(pools))
     assert table(found) == {
-        "actor.generate": (0, 60), "reward.score": (60, 66), "reference.logprob": (60, 63),
-        "critic.value": (66, 68), "actor.logprob": (63, 67), "critic.train": (68, 80),
-        "actor.train": (68, 88), "actor.sync": (88, 93),
-    }  # fmt: skip
+        "actor.generate": (0, 60),
+        "reward.score": (60, 66),
+        "reference.logprob": (60, 63),
+        "critic.value": (66, 68),
+        "actor.logprob": (63, 67),
+        "critic.train": (68, 80),
+        "actor.train": (68, 88),
+        "actor.sync": (88, 93),
+    }
     assert found.seconds == 93
 
 
@@ -159,9 +174,7 @@ def test_an_overlapped_sync_longer_than_both_sides_decides(monkeypatch: pytest.M
     assert priced(GRPO, placed(pools, Schedule(staleness=1, overlapped_sync=True))).seconds == 90
 
 
-@pytest.mark.parametrize(
-    "schedule", [Schedule(staleness=2), Schedule(staleness=1, partial_rollout=True)]
-)
+@pytest.mark.parametrize("schedule", [Schedule(staleness=2), Schedule(staleness=1, partial_rollout=True)])
 def test_an_engine_that_never_drains_is_priced_by_its_steady_state(schedule: Schedule) -> None:
     pools = {"rollout": "r", "actor": "t", "reference": "t"}
     assert priced(GRPO, placed(pools, schedule)).seconds == 45 + 5
@@ -172,11 +185,7 @@ def test_asynchronous_training_that_is_slower_decides(monkeypatch: pytest.Monkey
     pools = {"rollout": "r", "actor": "t", "reference": "t"}
     found = priced(GRPO, placed(pools, Schedule(staleness=2)))
     assert found.seconds == 8 + 100 + 5
-    assert [found.phases[i].name for i in found.critical] == [
-        "rules.score",
-        "actor.train",
-        "actor.sync",
-    ]
+    assert [found.phases[i].name for i in found.critical] == ["rules.score", "actor.train", "actor.sync"]
 
 
 def test_streaming_hides_all_but_the_last_piece_when_training_keeps_up() -> None:
@@ -217,9 +226,12 @@ def test_streaming_does_nothing_inside_one_pool() -> None:
 
 def test_moves_around_a_call_are_paid_before_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        module.offload, "moves",
-        lambda d, m, seat, call, w, p: (seconds(1.0), seconds(0.5)) if call.kind == "train" else (Cost(), Cost()),
-    )  # fmt: skip
+        module.offload,
+        "moves",
+        lambda d, m, role, call, w, p: (
+            (seconds(1.0), seconds(0.5)) if call.kind == "train" else (Cost(), Cost())
+        ),
+    )
     home = dict.fromkeys(("rollout", "actor", "reference"), "all")
     found = priced(GRPO, placed(home))
     assert found.seconds == 60 + 8 + 1 + 20 + 0.5 + 5
@@ -229,9 +241,9 @@ def test_moves_around_a_call_are_paid_before_and_after_it(monkeypatch: pytest.Mo
 def test_preference_training_is_scoring_and_training_alone() -> None:
     workload = Workload(algorithm="dpo", model="qwen3-0.6b", prompts=64)
     placement = Placement(
-        pools=(GpuSet(name="all", gpus=4),),
-        actor=Seat(pool="all", layout=Layout(dp=4)),
-        reference=Seat(pool="all", layout=Layout(dp=4)),
+        pools=(ResourcePool(name="all", gpus=4),),
+        actor=RolePlacement(pool="all", layout=Layout(dp=4)),
+        reference=RolePlacement(pool="all", layout=Layout(dp=4)),
     )
     found = priced(workload, placement)
     assert found.seconds == 3 + 20
@@ -261,19 +273,15 @@ def test_streamed_calls_of_one_pool_share_it() -> None:
 
 # --- the refilled engine ----------------------------------------------------------------------------
 
-DEVICE = device_of(make_pool("h100", 8), 1.0)
+DEVICE = device_of(node_group("h100", 8), 1.0)
 MODEL = resolve_model("qwen3-8b")
 LENGTHS = LogNormal(mean=800, sigma=0.7, max=4096)
-REQUESTS = Requests(
-    prompts=512, samples=1, prompt_lengths=Fixed(value=256), response_lengths=LENGTHS
-)
+REQUESTS = Requests(prompts=512, samples=1, prompt_lengths=Fixed(value=256), response_lengths=LENGTHS)
 
 
 def test_steady_state_agrees_with_many_batches_decoded_one_after_the_other() -> None:
     layout = RolloutLayout(tp=1, dp=2, max_num_seqs=64)
-    found = steady_state(
-        DEVICE, MODEL, layout, REQUESTS, staleness=4, interrupted=False, kv_tokens=1e6
-    )
+    found = steady_state(DEVICE, MODEL, layout, REQUESTS, staleness=4, interrupted=False, kv_tokens=1e6)
     assert found.running == 64
     lengths = np.maximum(1, draw(LENGTHS, 256 * 40, np.random.default_rng(0)))[None, :]
     timeline = refill(lengths, 64, 256.0)

@@ -9,7 +9,7 @@ import pytest
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.rollout.prefill import group_prefill
-from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.training.gradient_exchange import update, zero_calls
@@ -24,7 +24,7 @@ def _device(name: str, **values: float) -> Device:
     profile = load_profile(name)
     known = profile.coefficients
     moved = {k: replace(known[k], value=v, low=v, high=v) for k, v in values.items()}
-    pool = make_pool(name, 2, gpus_per_node=2)
+    pool = node_group(name, 2, gpus_per_node=2)
     return device_of(replace(pool, profile=replace(profile, coefficients={**known, **moved})), 1.0)
 
 
@@ -65,7 +65,7 @@ def test_an_engine_on_a_cpu_has_nothing_to_free() -> None:
 def test_hooks_of_zero_cost_a_core_time_for_every_tensor() -> None:
     core, model = _device("cpu-core", zero_tensor_time=0.001), resolve_model("0.6b")
     tensors = weights_of(model).tensors
-    assert zero_calls(core, model, Layout(dp=2, zero=3), 3).seconds == pytest.approx(0.003 * tensors)  # fmt: skip
+    assert zero_calls(core, model, Layout(dp=2, zero=3), 3).seconds == pytest.approx(0.003 * tensors)
     assert zero_calls(_device("h100"), model, Layout(dp=2, zero=3), 3).seconds == 0
 
 
@@ -79,5 +79,8 @@ def test_without_a_prefix_cache_every_sample_computes_its_prompt() -> None:
 
 def test_a_sharded_optimizer_step_takes_longer_on_a_core() -> None:
     core, model = _device("cpu-core", zero_step_time=0.5), resolve_model("0.6b")
-    steps = [sum(p.seconds for p in update(core, model, x, optimizer="adam") if p.rests_on == "zero_step_time") for x in (Layout(dp=2, zero=1), Layout(dp=2, zero=0), Layout(zero=1))]  # fmt: skip
+    steps = [
+        sum(p.seconds for p in update(core, model, x, optimizer="adam") if p.rests_on == "zero_step_time")
+        for x in (Layout(dp=2, zero=1), Layout(dp=2, zero=0), Layout(zero=1))
+    ]
     assert steps == [0.5, 0.0, 0.0]

@@ -10,7 +10,7 @@ from rlhfsim.kernels import flop
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.sequences import Sequences, uniform
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import preset
@@ -29,7 +29,7 @@ BATCH = uniform(512, 2048)
 
 
 def device(gpus: int = 64, oversubscription: float = 1.0) -> Device:
-    return device_of(Pool(profile=PROFILE, gpus=gpus, gpus_per_node=8), oversubscription)
+    return device_of(NodeGroup(profile=PROFILE, gpus=gpus, gpus_per_node=8), oversubscription)
 
 
 def layout(**changes: object) -> Layout:
@@ -38,12 +38,7 @@ def layout(**changes: object) -> Layout:
 
 
 def seconds(where: Layout, **changes: object) -> float:
-    given = {
-        "model": LLAMA,
-        "sequences": BATCH,
-        "backend": "megatron",
-        "device": device(where.gpus),
-    }
+    given = {"model": LLAMA, "sequences": BATCH, "backend": "megatron", "device": device(where.gpus)}
     given |= changes
     d, model, sequences = given.pop("device"), given.pop("model"), given.pop("sequences")
     return train(d, model, where, sequences, **given).seconds  # type: ignore[arg-type]
@@ -51,9 +46,7 @@ def seconds(where: Layout, **changes: object) -> float:
 
 @given(t=st.floats(0.01, 10), p=st.integers(1, 8), m=st.integers(1, 40))
 @settings(deadline=None, max_examples=50)
-def test_the_recurrence_equals_the_closed_form_for_equal_micro_batches(
-    t: float, p: int, m: int
-) -> None:
+def test_the_recurrence_equals_the_closed_form_for_equal_micro_batches(t: float, p: int, m: int) -> None:
     ahead, back = [[t] * m] * p, [[2 * t] * m] * p
     closed = (m + p - 1) * 3 * t
     assert pipeline.one_f_one_b(ahead, back) == pytest.approx(closed)
@@ -67,9 +60,7 @@ def test_interleaving_divides_the_ramp() -> None:
 
 def test_unequal_micro_batches_take_longer_than_their_mean() -> None:
     uneven = [[1.0, 3.0, 1.0, 3.0]] * 4
-    assert pipeline.one_f_one_b(uneven, uneven) > pipeline.one_f_one_b(
-        [[2.0] * 4] * 4, [[2.0] * 4] * 4
-    )
+    assert pipeline.one_f_one_b(uneven, uneven) > pipeline.one_f_one_b([[2.0] * 4] * 4, [[2.0] * 4] * 4)
 
 
 def test_layers_that_do_not_divide_leave_room_for_embedding_and_head() -> None:
@@ -192,9 +183,7 @@ def test_the_interval_holds_the_prediction() -> None:
 def test_graphs_remove_the_launch_bound_of_small_micro_batches() -> None:
     tiny, where = uniform(8, 256), layout(micro_batch=1, ep=8)
     eager = seconds(where, model=QWEN, sequences=tiny, software=Software())
-    assert (
-        seconds(where, model=QWEN, sequences=tiny, software=Software(graphs="full")) < 0.7 * eager
-    )
+    assert seconds(where, model=QWEN, sequences=tiny, software=Software(graphs="full")) < 0.7 * eager
 
 
 def test_the_embedding_and_a_windowed_layer_are_cheaper_than_full_ones() -> None:

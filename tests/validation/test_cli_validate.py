@@ -26,11 +26,21 @@ def _fixed_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
         if section.name != "training":
             return []
         return [
-            Outcome(kind="training", file=r.file, line=r.line, source=r.source, label="m",
-                    measured=r.number("step_time_s"), predicted=11.0, low=9.0, high=12.0,
-                    assumptions=("tp=1 (x)",), detail={"bound_by": "compute"})
+            Outcome(
+                kind="training",
+                file=r.file,
+                line=r.line,
+                source=r.source,
+                label="m",
+                measured=r.number("step_time_s"),
+                predicted=11.0,
+                low=9.0,
+                high=12.0,
+                assumptions=("tp=1 (x)",),
+                detail={"bound_by": "compute"},
+            )
             for r in rows or []
-        ]  # fmt: skip
+        ]
 
     monkeypatch.setattr(kinds, "run", run)
 
@@ -61,9 +71,7 @@ def test_no_table_line_is_wider_than_a_hundred_columns(table: Path) -> None:
     assert max(map(len, output.splitlines())) <= 100
 
 
-def test_every_row_is_written_with_assumptions_interval_and_detail(
-    table: Path, tmp_path: Path
-) -> None:
+def test_every_row_is_written_with_assumptions_interval_and_detail(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "rows.csv"
     assert call(table, "--out", out).exception is None
     (row,) = csv.DictReader(out.open())

@@ -7,30 +7,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlhfsim.validation.cases.decode import (
-    conflicts,
-    impossible,
-    load,
-    misfits,
-    predicted,
-    utilisation,
-)
-from rlhfsim.validation.cases.decode_points import (
-    Serving,
-    corrected,
-    installed,
-    servings,
-    skip_reason,
-)
+from rlhfsim.validation.cases.decode import conflicts, impossible, load, misfits, predicted, utilisation
+from rlhfsim.validation.cases.decode_points import Serving, corrected, installed, servings, skip_reason
 from rlhfsim.validation.kinds import decode, inference
 from rlhfsim.validation.rows import shipped
 
 needs_rows = pytest.mark.skipif(installed() is None, reason="development package not installed")
 POINT = Serving(
-    id="a", line=2, engine="vllm", version="0.19.0", model="Qwen/Qwen3-32B", system="h100_sxm",
-    isl=1024, osl=1024, batch=16, tp=2, attention_dp=1, moe_tp=1, ep=1, gemm="fp8", experts="",
-    precision="fp8", family="sweep", tpot=0.015, ttft=0.1,
-)  # fmt: skip
+    id="a",
+    line=2,
+    engine="vllm",
+    version="0.19.0",
+    model="Qwen/Qwen3-32B",
+    system="h100_sxm",
+    isl=1024,
+    osl=1024,
+    batch=16,
+    tp=2,
+    attention_dp=1,
+    moe_tp=1,
+    ep=1,
+    gemm="fp8",
+    experts="",
+    precision="fp8",
+    family="sweep",
+    tpot=0.015,
+    ttft=0.1,
+)
 
 
 def test_layout_columns_that_multiply_tp_and_ep_are_read_as_one_node():

@@ -13,16 +13,13 @@ OUTCOMES = memory.outcomes(shipped("memory"))
 
 
 def _errors(kind: str) -> list[float]:
-    return [
-        abs(o.error)
-        for o in OUTCOMES
-        if o.kind == kind and o.error is not None and o.part == "report"
-    ]
+    return [abs(o.error) for o in OUTCOMES if o.kind == kind and o.error is not None and o.part == "report"]
 
 
-@pytest.mark.parametrize(("kind", "rows", "target"), [
-    ("memory.weights", 18, 0.02), ("memory.kv_tokens", 12, 0.08), ("memory.training_peak", 20, 0.12),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "rows", "target"),
+    [("memory.weights", 18, 0.02), ("memory.kv_tokens", 12, 0.08), ("memory.training_peak", 20, 0.12)],
+)
 def test_median_error_is_within_the_target(kind, rows, target):
     errors = _errors(kind)
     assert len(errors) >= rows
@@ -67,10 +64,16 @@ def test_four_bit_weights_cost_half_a_byte_and_their_scales():
 def _fsdp(**cells: str):
     row = shipped("memory")[0]
     base = {
-        "kind": "training", "model": "llama-3.1-8b", "framework": "FSDP2", "gpus": "8", "seq_len": "4096",
-        "micro_batch": "1", "recompute": "full", "peak_mem_gib_per_gpu": "40",
+        "kind": "training",
+        "model": "llama-3.1-8b",
+        "framework": "FSDP2",
+        "gpus": "8",
+        "seq_len": "4096",
+        "micro_batch": "1",
+        "recompute": "full",
+        "peak_mem_gib_per_gpu": "40",
         "measured_or_analytic": "measured",
-    }  # fmt: skip
+    }
     return memory.outcomes([row.filled({**dict.fromkeys(row.values, ""), **base, **cells})])[0]
 
 
@@ -81,9 +84,16 @@ def test_an_fsdp_row_is_states_gathered_layers_buffers_and_activations():
     assert detail["logits"] > 0
 
 
-@pytest.mark.parametrize("change", [
-    {"micro_batch": "2"}, {"seq_len": "8192"}, {"gpus": "4"}, {"recompute": "none"}, {"notes": "max reserved"},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch": "2"},
+        {"seq_len": "8192"},
+        {"gpus": "4"},
+        {"recompute": "none"},
+        {"notes": "max reserved"},
+    ],
+)
 def test_a_larger_job_or_fewer_gpus_need_more(change):
     assert _fsdp(**change).predicted > _fsdp().predicted
 

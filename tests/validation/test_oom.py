@@ -36,10 +36,18 @@ def test_every_case_is_predicted_or_has_a_reason():
         assert outcome.predicted is None or 0 <= outcome.predicted <= 1
 
 
-@pytest.mark.parametrize(("name", "reason"), [
-    ("C107", "leak"), ("C009", "host memory"), ("C024", "hang"), ("C007", "question"),
-    ("C004", "partial"), ("C111", "assumption"), ("C013", "memory of the GPU"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("C107", "leak"),
+        ("C009", "host memory"),
+        ("C024", "hang"),
+        ("C007", "question"),
+        ("C004", "partial"),
+        ("C111", "assumption"),
+        ("C013", "memory of the GPU"),
+    ],
+)
 def test_cases_that_test_no_configuration_are_left_out(name, reason):
     assert reason in (BY_CASE[name].skipped or "")
 
@@ -62,9 +70,9 @@ def test_roles_of_a_disaggregated_row_sit_in_their_own_pools():
 
 
 def test_generation_nodes_are_taken_from_the_cluster():
-    sizes, seats = pools(ROWS["C228"], 80)
+    sizes, roles = pools(ROWS["C228"], 80)
     assert sizes == {"train": 64, "rollout": 16}
-    assert seats["rollout"] == "rollout"
+    assert roles["rollout"] == "rollout"
 
 
 def test_a_swift_engine_without_a_sleep_level_stays_awake():

@@ -7,13 +7,7 @@ import pytest
 from rlhfsim.specs.workload.lengths import Fixed, stats
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import (
-    Skip,
-    case,
-    cut_log_normal,
-    reason_incomplete,
-    staleness_of,
-)
+from rlhfsim.validation.cases.rlhf import Skip, case, cut_log_normal, reason_incomplete, staleness_of
 from rlhfsim.validation.kinds.rlhf import job_of, priced, step_seconds
 from rlhfsim.validation.rows import Row, parse_csv, shipped
 
@@ -33,10 +27,18 @@ def seconds(found: Iteration, name: str) -> float:
 
 def user_row(**cells: str) -> Row:
     base = {
-        "algorithm": "GRPO", "actor_model": "llama-3.1-8b", "gpus": "16", "gpu_type": "H100",
-        "step_time_s": "90", "gen_tp": "1", "train_backend": "FSDP2", "sequences_per_step": "512",
-        "mean_prompt_len": "100", "mean_response_len": "900", "max_response_len": "4000",
-    } | cells  # fmt: skip
+        "algorithm": "GRPO",
+        "actor_model": "llama-3.1-8b",
+        "gpus": "16",
+        "gpu_type": "H100",
+        "step_time_s": "90",
+        "gen_tp": "1",
+        "train_backend": "FSDP2",
+        "sequences_per_step": "512",
+        "mean_prompt_len": "100",
+        "mean_response_len": "900",
+        "max_response_len": "4000",
+    } | cells
     text = ",".join(base) + "\n" + ",".join(base.values()) + "\n"
     return parse_csv(text.encode(), "mine.csv")[0]
 
@@ -76,9 +78,7 @@ def test_packs_of_scoring_hold_what_the_recipe_says() -> None:
     assert case(user_row()).packs is None
 
 
-def test_weights_of_a_shared_pool_leave_for_the_rollout_and_those_of_a_pool_of_its_own_stay() -> (
-    None
-):
+def test_weights_of_a_shared_pool_leave_for_the_rollout_and_those_of_a_pool_of_its_own_stay() -> None:
     assert case(filled(9)).placement.actor.residency == "offloaded"
     assert case(filled(10)).placement.actor.residency == "resident"
 
@@ -116,13 +116,7 @@ def test_without_a_longest_response_all_are_equal() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [
-        ("On policy", 0),
-        ("", 0),
-        ("1-step Off", 1),
-        ("8-step Off", 8),
-        ("0.5 + partial rollout", 0.5),
-    ],
+    [("On policy", 0), ("", 0), ("1-step Off", 1), ("8-step Off", 8), ("0.5 + partial rollout", 0.5)],
 )
 def test_staleness_is_the_number_in_the_words(text: str, value: float) -> None:
     assert staleness_of(user_row(staleness=text)) == value
@@ -170,9 +164,7 @@ def test_a_complete_row_of_a_user_needs_no_assumption() -> None:
 
 
 def test_more_samples_or_mini_batches_than_sequences_are_cut_to_them() -> None:
-    workload = case(
-        user_row(sequences_per_step="2", samples_per_prompt="5", mini_batches="1e9")
-    ).workload
+    workload = case(user_row(sequences_per_step="2", samples_per_prompt="5", mini_batches="1e9")).workload
     assert (workload.num_sequences, workload.mini_batches) == (2, 2)
 
 

@@ -79,7 +79,9 @@ def test_a_malformed_table_is_refused_with_its_line(data: bytes, code: str, line
 
 
 def test_a_difference_of_two_readings_may_be_negative() -> None:
-    data = b"kind,model,gpu_type,peak_mem_gib_per_gpu,kv_cache_tokens,cudagraph_gib_per_gpu\nk,m,H100,,,-0.4\n"
+    data = (
+        b"kind,model,gpu_type,peak_mem_gib_per_gpu,kv_cache_tokens,cudagraph_gib_per_gpu\nk,m,H100,,,-0.4\n"
+    )
     (row,) = parse_csv(data, "t.csv")
     assert row.number("cudagraph_gib_per_gpu") == -0.4
 

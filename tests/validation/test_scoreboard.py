@@ -17,8 +17,18 @@ from rlhfsim.validation.targets import TARGETS, results
 
 
 def outcome(kind: str, measured: float, predicted: float, **more: Any) -> Outcome:
-    return Outcome(kind=kind, file="t.csv", line=2, source="a", label="m", measured=measured,
-                   predicted=predicted, low=predicted * 0.9, high=predicted * 1.1, **more)  # fmt: skip
+    return Outcome(
+        kind=kind,
+        file="t.csv",
+        line=2,
+        source="a",
+        label="m",
+        measured=measured,
+        predicted=predicted,
+        low=predicted * 0.9,
+        high=predicted * 1.1,
+        **more,
+    )
 
 
 def rows() -> list[Outcome]:
@@ -32,9 +42,7 @@ def rows() -> list[Outcome]:
 
 
 def test_kinds_stand_in_the_order_of_the_registry_with_the_step_first() -> None:
-    assert list(scoreboard.board(rows())["kinds"]) == [
-        "training", "rlhf.step", "rlhf.update_actor", "oom",
-    ]  # fmt: skip
+    assert list(scoreboard.board(rows())["kinds"]) == ["training", "rlhf.step", "rlhf.update_actor", "oom"]
 
 
 def test_rows_with_and_without_assumptions_are_scored_apart() -> None:
@@ -121,9 +129,7 @@ def test_the_report_counts_pairs_in_the_right_order_and_lists_the_wrong_ones() -
     step = board["kinds"]["rlhf.step"]
     assert (step["order_counts"]["hits"], step["order_counts"]["of"]) == (1, 3)
     assert step["order_counts_any_release"]["of"] == 5
-    assert [(a["label"], b["label"]) for a, b in step["wrong_order"]] == [
-        ("slow", "late"), ("fast", "late"),
-    ]  # fmt: skip
+    assert [(a["label"], b["label"]) for a, b in step["wrong_order"]] == [("slow", "late"), ("fast", "late")]
     text = markdown(board)
     assert "right in 33.3 % (1 of 3;" in text
     assert "| slow | late | 10 and 20 s | 12 and 5 s |" in text

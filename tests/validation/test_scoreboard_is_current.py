@@ -19,6 +19,4 @@ def test_no_committed_row_was_skipped_by_a_bug_of_ours() -> None:
 
 def test_the_committed_report_is_made_of_the_committed_figures() -> None:
     path = scoreboard.committed_file()
-    assert path.with_suffix(".md").read_text(encoding="utf-8") == markdown(
-        scoreboard.read_board(path)
-    )
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == markdown(scoreboard.read_board(path))

@@ -6,11 +6,17 @@ from rlhfsim.validation import statistics
 from rlhfsim.validation.outcome import Outcome
 
 
-def outcome(
-    measured: float | None, predicted: float | None, source: str = "a", **more: object
-) -> Outcome:
-    return Outcome(kind="training", file="t.csv", line=2, source=source, label="m",
-                   measured=measured, predicted=predicted, **more)  # type: ignore[arg-type]  # fmt: skip
+def outcome(measured: float | None, predicted: float | None, source: str = "a", **more: object) -> Outcome:
+    return Outcome(
+        kind="training",
+        file="t.csv",
+        line=2,
+        source=source,
+        label="m",
+        measured=measured,
+        predicted=predicted,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def test_errors_bias_and_percentiles_of_four_rows_by_hand() -> None:
@@ -43,11 +49,7 @@ def test_skipped_rows_are_counted_by_reason_the_commonest_first() -> None:
 
 
 def test_coverage_counts_only_rows_with_an_interval() -> None:
-    rows = [
-        outcome(10, 11, low=9, high=12),
-        outcome(10, 13, low=12, high=14),
-        outcome(10, 10),
-    ]
+    rows = [outcome(10, 11, low=9, high=12), outcome(10, 13, low=12, high=14), outcome(10, 10)]
     assert statistics.coverage(rows) == 0.5
 
 
@@ -70,10 +72,7 @@ def test_a_third_is_as_bad_as_a_triple_in_the_list_of_worst_rows() -> None:
 
 def test_wilson_interval_of_eight_of_ten_is_the_textbook_one() -> None:
     rate = statistics.rate(8, 10)
-    assert (rate.low, rate.high) == (
-        pytest.approx(0.4902, abs=1e-4),
-        pytest.approx(0.9433, abs=1e-4),
-    )
+    assert (rate.low, rate.high) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
 
 
 def test_wilson_interval_stays_inside_zero_and_one() -> None:
@@ -121,8 +120,12 @@ def test_equal_predictions_are_not_an_order() -> None:
 
 def test_rows_of_other_jobs_releases_and_of_the_fit_make_no_pair() -> None:
     rows = [
-        *plans((10, 1), release="1"), *plans((20, 2), release="2"), *plans((40, 1), job="k"),
-        *plans((80, 1), release="1", part="fit"), *plans((90, 1), job=""), *plans((95, 1), job=""),
-    ]  # fmt: skip
+        *plans((10, 1), release="1"),
+        *plans((20, 2), release="2"),
+        *plans((40, 1), job="k"),
+        *plans((80, 1), release="1", part="fit"),
+        *plans((90, 1), job=""),
+        *plans((95, 1), job=""),
+    ]
     assert statistics.order(rows).right.of == 0
     assert statistics.order(rows, same_release=False).right.of == 1

@@ -47,9 +47,7 @@ def test_the_median_publication_is_within_12_percent() -> None:
 
 def test_the_result_of_a_row_does_not_enter_its_prediction() -> None:
     base = row("LLAMA3_70B")
-    changed = base.filled(
-        {"tokens_per_s_per_gpu": "1", "model_tflops_per_gpu": "1", "mfu_pct": "1"}
-    )
+    changed = base.filled({"tokens_per_s_per_gpu": "1", "model_tflops_per_gpu": "1", "mfu_pct": "1"})
     before, after = outcomes([base])[0], outcomes([changed])[0]
     assert after.predicted == before.predicted
     assert after.measured != before.measured
@@ -85,9 +83,7 @@ def test_published_tokens_and_tflops_agree_with_our_flop_count() -> None:
     r = row("LLAMA3_70B")
     it = job(r)
     per_token = training_flop(it.model, it.sequences) / it.sequences.tokens
-    printed = (
-        (r.number("model_tflops_per_gpu") or 0) * 1e12 / (r.number("tokens_per_s_per_gpu") or 1)
-    )
+    printed = (r.number("model_tflops_per_gpu") or 0) * 1e12 / (r.number("tokens_per_s_per_gpu") or 1)
     assert printed == pytest.approx(per_token, rel=0.03)
 
 

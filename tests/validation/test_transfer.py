@@ -16,20 +16,44 @@ from rlhfsim.validation.transfer import COLD, KIND, RATIO, Published, pairs
 
 
 def published(
-    line: int, predicted: float, measured: float, framework: str = "NeMo-RL v0.6", *, model: str = "m", fit: bool = False
-) -> Published:  # fmt: skip
+    line: int,
+    predicted: float,
+    measured: float,
+    framework: str = "NeMo-RL v0.6",
+    *,
+    model: str = "m",
+    fit: bool = False,
+) -> Published:
     cost = Cost(parts=(part("compute", predicted, "a", spread=(0.5, 2.0)),))
     outcome = Outcome(
-        kind="rlhf.step", file="rlhf.csv", line=line, source="s", label=f"row {line}", measured=measured,
-        predicted=predicted, part="fit" if fit else "report",
-    )  # fmt: skip
-    return Published(outcome=outcome, framework=framework, model=model, step=cost, times=(Timed(cost=cost, measured_s=measured),))  # fmt: skip
+        kind="rlhf.step",
+        file="rlhf.csv",
+        line=line,
+        source="s",
+        label=f"row {line}",
+        measured=measured,
+        predicted=predicted,
+        part="fit" if fit else "report",
+    )
+    return Published(
+        outcome=outcome,
+        framework=framework,
+        model=model,
+        step=cost,
+        times=(Timed(cost=cost, measured_s=measured),),
+    )
 
 
 def test_rows_of_one_framework_and_release_pair_in_both_directions() -> None:
-    rows = [published(1, 10, 20), published(2, 5, 10), published(3, 5, 9, "NeMo-RL v0.5"), published(4, 5, 9, "TRL"), published(5, 5, 9, "TRL")]  # fmt: skip
+    rows = [
+        published(1, 10, 20),
+        published(2, 5, 10),
+        published(3, 5, 9, "NeMo-RL v0.5"),
+        published(4, 5, 9, "TRL"),
+        published(5, 5, 9, "TRL"),
+    ]
     found = pairs(rows)
-    assert {(o.detail["calibrated_on"], o.line) for o in found} == {("rlhf.csv:1", 2), ("rlhf.csv:2", 1)}  # fmt: skip
+    assert {(o.detail["calibrated_on"], o.line) for o in found} == {("rlhf.csv:1", 2), ("rlhf.csv:2", 1)}
 
 
 def test_a_row_that_fitted_a_constant_takes_no_part() -> None:
@@ -45,7 +69,9 @@ def test_a_common_error_is_carried_over_and_the_cold_one_stands_beside_it() -> N
 
 def test_the_measured_time_of_a_row_has_no_part_in_its_own_prediction() -> None:
     def told(measured: float) -> float | None:
-        return next(o.predicted for o in pairs([published(1, 10, 20), published(2, 5, measured)]) if o.line == 2)  # fmt: skip
+        return next(
+            o.predicted for o in pairs([published(1, 10, 20), published(2, 5, measured)]) if o.line == 2
+        )
 
     assert told(10.0) == told(99.0)
 

@@ -72,7 +72,14 @@ def test_filled_cells_are_shown_with_the_row() -> None:
 
 
 def test_a_row_without_a_gpu_is_skipped() -> None:
-    values = {"model": "x", "model_config_key": "qwen3-8b", "mechanism": "NCCL broadcast", "seconds": "1",
-              "gen_parallel": "TP2", "train_parallel": "TP2", "source": "test"}  # fmt: skip
+    values = {
+        "model": "x",
+        "model_config_key": "qwen3-8b",
+        "mechanism": "NCCL broadcast",
+        "seconds": "1",
+        "gen_parallel": "TP2",
+        "train_parallel": "TP2",
+        "source": "test",
+    }
     row = Row(table="weight_sync", file="own.csv", line=2, values=values)
     assert outcomes([row])[0].skipped == "GPU type not stated"

@@ -6,38 +6,34 @@ import pytest
 
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import host_rate
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GB
-from rlhfsim.weight_sync.offload import (
-    copy_in,
-    copy_out,
-    held,
-    moves,
-    recreate,
-    rollout_shard,
-    sleep,
-    wake,
-)
+from rlhfsim.weight_sync.offload import copy_in, copy_out, held, moves, recreate, rollout_shard, sleep, wake
 
-DEVICE = device_of(Pool(profile=load_profile("h100_sxm"), gpus=8, gpus_per_node=8))
+DEVICE = device_of(NodeGroup(profile=load_profile("h100_sxm"), gpus=8, gpus_per_node=8))
 MODEL = resolve_model("llama-3.1-8b")
 WORKLOAD = Workload(algorithm="grpo", samples=4)
 TRAIN, SCORE = Call(role="actor", kind="train"), Call(role="reference", kind="logprob")
 
 
-def placement(actor: Seat, rollout: RolloutSeat) -> Placement:
-    return Placement(pools=(GpuSet(name="all", gpus=8),), actor=actor, rollout=rollout,
-                     weight_path="ipc", backend="megatron")  # fmt: skip
+def placement(actor: RolePlacement, rollout: RolloutPlacement) -> Placement:
+    return Placement(
+        pools=(ResourcePool(name="all", gpus=8),),
+        actor=actor,
+        rollout=rollout,
+        weight_path="ipc",
+        backend="megatron",
+    )
 
 
-ACTOR = Seat(pool="all", layout=Layout(tp=2, dp=4))
-ROLLOUT = RolloutSeat(pool="all", layout=RolloutLayout(tp=2, dp=4))
+ACTOR = RolePlacement(pool="all", layout=Layout(tp=2, dp=4))
+ROLLOUT = RolloutPlacement(pool="all", layout=RolloutLayout(tp=2, dp=4))
 PLACEMENT = placement(ACTOR, ROLLOUT)
 
 
@@ -79,43 +75,41 @@ def test_a_resident_role_does_not_move() -> None:
 
 
 def test_offload_between_moves_the_optimizer_both_ways() -> None:
-    seat = replace(ACTOR, offload_between=True)
-    before, after = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    role = replace(ACTOR, offload_between=True)
+    before, after = moves(DEVICE, MODEL, role, TRAIN, WORKLOAD, PLACEMENT)
     optimizer = MODEL.num_params / 2 * 12 / 4  # tp 2, 12 bytes an element over dp 4
-    assert before.seconds == pytest.approx(
-        copy_in(DEVICE, optimizer, pinned=False).seconds, rel=0.01
-    )
+    assert before.seconds == pytest.approx(copy_in(DEVICE, optimizer, pinned=False).seconds, rel=0.01)
     assert after.seconds == pytest.approx(before.seconds + DEVICE["sleep_latency"])
 
 
 def test_pinned_memory_is_faster_and_deepspeed_has_it() -> None:
     assert copy_in(DEVICE, GB).seconds < copy_in(DEVICE, GB, pinned=False).seconds
-    seat = replace(ACTOR, offload_between=True)
-    pinned, _ = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, replace(PLACEMENT, backend="deepspeed"))
-    pageable, _ = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    role = replace(ACTOR, offload_between=True)
+    pinned, _ = moves(DEVICE, MODEL, role, TRAIN, WORKLOAD, replace(PLACEMENT, backend="deepspeed"))
+    pageable, _ = moves(DEVICE, MODEL, role, TRAIN, WORKLOAD, PLACEMENT)
     assert pinned.seconds < pageable.seconds
 
 
 def test_an_optimizer_that_lives_on_the_host_does_not_move() -> None:
     layout = replace(ACTOR.layout, offload_optimizer="cpu")
-    seat = replace(ACTOR, offload_between=True, layout=layout)
-    before, after = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
+    role = replace(ACTOR, offload_between=True, layout=layout)
+    before, after = moves(DEVICE, MODEL, role, TRAIN, WORKLOAD, PLACEMENT)
     assert before.seconds == after.seconds == 0
 
 
 def test_a_frozen_role_is_loaded_and_then_dropped() -> None:
-    seat = replace(ACTOR, residency="offloaded")
-    before, after = moves(DEVICE, MODEL, seat, SCORE, WORKLOAD, PLACEMENT)
+    role = replace(ACTOR, residency="offloaded")
+    before, after = moves(DEVICE, MODEL, role, SCORE, WORKLOAD, PLACEMENT)
     weights = copy_in(DEVICE, MODEL.num_params, pinned=False)
     assert before.seconds == pytest.approx(weights.seconds, rel=0.01)
     assert after.seconds == DEVICE["sleep_latency"]
 
 
 def test_adapters_leave_little_to_move_back() -> None:
-    seat = replace(ACTOR, residency="offloaded")
+    role = replace(ACTOR, residency="offloaded")
     workload = replace(WORKLOAD, lora=Lora(rank=16))
-    _, full = moves(DEVICE, MODEL, seat, TRAIN, WORKLOAD, PLACEMENT)
-    _, small = moves(DEVICE, MODEL, seat, TRAIN, workload, PLACEMENT)
+    _, full = moves(DEVICE, MODEL, role, TRAIN, WORKLOAD, PLACEMENT)
+    _, small = moves(DEVICE, MODEL, role, TRAIN, workload, PLACEMENT)
     assert small.seconds < full.seconds / 3
 
 
@@ -127,9 +121,9 @@ def test_the_rollout_wakes_before_generation_and_sleeps_after_it() -> None:
 
 
 def test_a_recreated_rollout_starts_its_process_each_time() -> None:
-    seat = replace(ROLLOUT, residency="recreated")
+    role = replace(ROLLOUT, residency="recreated")
     call = Call(role="actor", kind="generate")
-    before, _ = moves(DEVICE, MODEL, seat, call, WORKLOAD, PLACEMENT)
+    before, _ = moves(DEVICE, MODEL, role, call, WORKLOAD, PLACEMENT)
     assert before.seconds >= DEVICE["process_start"]
 
 

@@ -10,7 +10,7 @@ from executor.tasks import tiny
 from rlhfsim.api import estimate, simulate_file
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import Fixed
@@ -22,19 +22,35 @@ MOVES = ["actor.sync.load", "actor.sync.unload"]
 def _plan(gpu: str, residency: str, folder: Path) -> Plan:
     """One device, one small step."""
     model = str(tiny.config(folder) / "config.json")
-    seat = {"pool": "all", "layout": {"dp": 1, "micro_batch": 4}, "residency": residency}
+    role = {"pool": "all", "layout": {"dp": 1, "micro_batch": 4}, "residency": residency}
     fields = {
-        "backend": "deepspeed", "pools": [{"name": "all", "gpus": 1}], "weight_path": "ipc", "actor": seat, "reference": seat,
+        "backend": "deepspeed",
+        "pools": [{"name": "all", "gpus": 1}],
+        "weight_path": "ipc",
+        "actor": role,
+        "reference": role,
         "rollout": {"pool": "all", "layout": {"dp": 1, "memory_utilization": 0.3}, "sleep": 2},
-    }  # fmt: skip
+    }
     work = Workload(
-        algorithm="grpo", model=model, prompts=4, samples=4, prompt_len=Fixed(value=16), response_len=Fixed(value=16),
+        algorithm="grpo",
+        model=model,
+        prompts=4,
+        samples=4,
+        prompt_len=Fixed(value=16),
+        response_len=Fixed(value=16),
         reward=Reward(rules=Rules(seconds_per_sample=0.001, workers=1)),
-    )  # fmt: skip
-    return estimate(convert(Placement, parse_yaml("{}", "test"), fields), work, Cluster(pools=(make_pool(gpu, 1, gpus_per_node=1),)))  # fmt: skip
+    )
+    return estimate(
+        convert(Placement, parse_yaml("{}", "test"), fields),
+        work,
+        Cluster(node_groups=(node_group(gpu, 1, gpus_per_node=1),)),
+    )
 
 
-@pytest.mark.parametrize(("gpu", "residency", "found"), [("cpu-core", "offloaded", MOVES), ("cpu-core", "resident", []), ("h100", "offloaded", [])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("gpu", "residency", "found"),
+    [("cpu-core", "offloaded", MOVES), ("cpu-core", "resident", []), ("h100", "offloaded", [])],
+)
 def test_moves_around_the_sync(gpu: str, residency: str, found: list[str], tmp_path: Path) -> None:
     names = [p.name for p in _plan(gpu, residency, tmp_path).prediction.phases]
     assert [name for name in names if name in MOVES] == found
@@ -44,7 +60,7 @@ def test_they_are_those_of_training(tmp_path: Path) -> None:
     phases = {p.name: p.seconds for p in _plan("cpu-core", "offloaded", tmp_path).prediction.phases}
     assert phases["actor.sync.load"] == phases["actor.train.load"] > 0
     assert phases["actor.sync.unload"] == phases["actor.train.unload"] > 0
-    assert phases["actor.logprob.load"] == phases["actor.train.load"] > phases["reference.logprob.load"]  # fmt: skip
+    assert phases["actor.logprob.load"] == phases["actor.train.load"] > phases["reference.logprob.load"]
 
 
 def test_the_simulation_takes_as_long(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import gather_rate, network
-from rlhfsim.specs.hardware.hardware import Bandwidth, Pool
+from rlhfsim.specs.hardware.hardware import Bandwidth, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -23,19 +23,38 @@ DENSE, MOE = resolve_model("llama-3.1-70b"), resolve_model("qwen3-30b-a3b")
 
 
 def device(gpus: int = 16, profile=H100) -> Device:  # type: ignore[no-untyped-def]
-    return device_of(Pool(profile=profile, gpus=gpus, gpus_per_node=8))
+    return device_of(NodeGroup(profile=profile, gpus=gpus, gpus_per_node=8))
 
 
-def ends(train: Layout, rollout: RolloutLayout, *, model=DENSE, same_pool: bool = False, on: Device | None = None) -> Route:  # type: ignore[no-untyped-def]  # fmt: skip
+def ends(
+    train: Layout, rollout: RolloutLayout, *, model=DENSE, same_pool: bool = False, on: Device | None = None
+) -> Route:  # type: ignore[no-untyped-def]
     on = on or device()
-    return route(
-        model, train, rollout, source=on, target=on, backend="megatron", same_pool=same_pool
-    )
+    return route(model, train, rollout, source=on, target=on, backend="megatron", same_pool=same_pool)
 
 
-def priced(path: str, train: Layout, rollout: RolloutLayout, *, model=DENSE, same_pool: bool = False, lora: Lora | None = None, rdma: bool = True) -> SyncCost:  # type: ignore[no-untyped-def]  # fmt: skip
-    return sync(path, model, train, rollout, source=device(), target=device(), backend="megatron",
-                same_pool=same_pool, lora=lora, rdma=rdma)  # type: ignore[arg-type]  # fmt: skip
+def priced(
+    path: str,
+    train: Layout,
+    rollout: RolloutLayout,
+    *,
+    model=DENSE,
+    same_pool: bool = False,
+    lora: Lora | None = None,
+    rdma: bool = True,
+) -> SyncCost:  # type: ignore[no-untyped-def]
+    return sync(
+        path,
+        model,
+        train,
+        rollout,
+        source=device(),
+        target=device(),
+        backend="megatron",
+        same_pool=same_pool,
+        lora=lora,
+        rdma=rdma,
+    )  # type: ignore[arg-type]
 
 
 TRAIN, ROLLOUT = Layout(tp=8, dp=2), RolloutLayout(tp=8)
@@ -62,16 +81,16 @@ def test_shards_of_both_ends_add_up_to_the_model() -> None:
 
 
 def test_zero_3_cuts_the_weights_over_every_training_gpu() -> None:
-    assert ends(Layout(dp=16, zero=3), ROLLOUT).train_shard == pytest.approx(DENSE.num_params * 2 / 16)  # fmt: skip
+    assert ends(Layout(dp=16, zero=3), ROLLOUT).train_shard == pytest.approx(DENSE.num_params * 2 / 16)
 
 
 # --- S1: HybridFlow Table 2 exactly
 
 
-@pytest.mark.parametrize(("tp", "pp", "tp_gen", "pp_gen"), [(8, 1, 2, 1), (4, 2, 2, 1), (8, 2, 4, 2), (8, 1, 8, 1)])  # fmt: skip
-def test_reshard_moves_the_volume_of_hybridflow_table_2(
-    tp: int, pp: int, tp_gen: int, pp_gen: int
-) -> None:
+@pytest.mark.parametrize(
+    ("tp", "pp", "tp_gen", "pp_gen"), [(8, 1, 2, 1), (4, 2, 2, 1), (8, 2, 4, 2), (8, 1, 8, 1)]
+)
+def test_reshard_moves_the_volume_of_hybridflow_table_2(tp: int, pp: int, tp_gen: int, pp_gen: int) -> None:
     layout = Layout(tp=tp, pp=pp, dp=2)
     rollout = RolloutLayout(tp=tp_gen, pp=pp_gen, dp=layout.gpus // (tp_gen * pp_gen))
     found = paths.reshard(ends(layout, rollout, same_pool=True))
@@ -91,8 +110,7 @@ def test_vanilla_and_deepspeed_chat_move_the_volumes_of_table_2() -> None:
 def test_zero_redundancy_is_fastest_and_deepspeed_chat_slowest() -> None:
     case = ends(TRAIN, RolloutLayout(tp=2, dp=8), same_pool=True)
     reshard, vanilla, chat = (
-        f(case).cost.seconds
-        for f in (paths.reshard, paths.reshard_vanilla, paths.reshard_deepspeed_chat)
+        f(case).cost.seconds for f in (paths.reshard, paths.reshard_vanilla, paths.reshard_deepspeed_chat)
     )
     assert reshard < vanilla < chat
 
@@ -104,25 +122,35 @@ def test_a_broadcast_of_a_dense_model_is_bound_by_one_nic() -> None:
     found = priced("broadcast", TRAIN, ROLLOUT)
     wire = DENSE.num_params * 2 / (50 * GB * H100["nic_efficiency"])
     assert found.cost.by_resource()["network"] == pytest.approx(wire)
-    calls = DENSE.num_params * 2 / max(GIB, DENSE.vocab * DENSE.hidden * 2) * H100["sync_rpc_latency"]  # fmt: skip
+    calls = DENSE.num_params * 2 / max(GIB, DENSE.vocab * DENSE.hidden * 2) * H100["sync_rpc_latency"]
     assert found.cost.seconds == pytest.approx(wire + calls + H100["sync_start_latency"], rel=0.01)
 
 
 def test_a_call_per_parameter_costs_its_latency_for_each() -> None:
-    bucketed, single = (priced("broadcast", TRAIN, ROLLOUT).cost.seconds,
-                        paths.broadcast_per_parameter(ends(TRAIN, ROLLOUT)).cost.seconds)  # fmt: skip
+    bucketed, single = (
+        priced("broadcast", TRAIN, ROLLOUT).cost.seconds,
+        paths.broadcast_per_parameter(ends(TRAIN, ROLLOUT)).cost.seconds,
+    )
     assert single - bucketed > 723 * H100["sync_rpc_latency"] * 0.8
 
 
 def test_tensor_names_decide_where_experts_are_many() -> None:
     train, rollout = Layout(tp=1, dp=16, ep=8), RolloutLayout(tp=8, dp=2)
-    assert paths.broadcast_per_parameter(ends(train, rollout, model=MOE)).cost.bound_by == "overhead"  # fmt: skip
+    assert paths.broadcast_per_parameter(ends(train, rollout, model=MOE)).cost.bound_by == "overhead"
 
 
 def test_pools_in_one_nvlink_domain_do_not_cross_the_network() -> None:
     model = resolve_model("llama-3.1-8b")
-    found = sync("broadcast", model, Layout(tp=4), RolloutLayout(tp=4), source=device(8), target=device(8),
-                 backend="megatron", same_pool=False)  # fmt: skip
+    found = sync(
+        "broadcast",
+        model,
+        Layout(tp=4),
+        RolloutLayout(tp=4),
+        source=device(8),
+        target=device(8),
+        backend="megatron",
+        same_pool=False,
+    )
     assert "network" not in found.cost.by_resource()
 
 
@@ -169,25 +197,43 @@ def test_more_bandwidth_never_makes_a_path_slower(field: str) -> None:
     faster = replace(H100, **{field: Bandwidth(value=rate.value * 2, source="test")})
     for same in (False, True):
         slow, fast = (
-            every_path(DENSE, TRAIN, RolloutLayout(tp=8, dp=2), source=device(profile=p), target=device(profile=p),
-                       backend="megatron", same_pool=same) for p in (H100, faster)
-        )  # fmt: skip
+            every_path(
+                DENSE,
+                TRAIN,
+                RolloutLayout(tp=8, dp=2),
+                source=device(profile=p),
+                target=device(profile=p),
+                backend="megatron",
+                same_pool=same,
+            )
+            for p in (H100, faster)
+        )
         for a, b in zip(slow, fast, strict=True):
             assert b.cost.seconds <= a.cost.seconds * (1 + 1e-9), a.name
 
 
 def test_a_bigger_model_is_never_faster() -> None:
-    models = [resolve_model(n) for n in ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")]  # fmt: skip
+    models = [resolve_model(n) for n in ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")]
     layouts = (Layout(tp=8, dp=2), RolloutLayout(tp=8, dp=2))
-    rows = [every_path(m, *layouts, source=device(), target=device(), backend="megatron", same_pool=True) for m in models]  # fmt: skip
+    rows = [
+        every_path(m, *layouts, source=device(), target=device(), backend="megatron", same_pool=True)
+        for m in models
+    ]
     for small, big in pairwise(rows):
         for a, b in zip(small, big, strict=True):
             assert a.cost.seconds <= b.cost.seconds * (1 + 1e-9), a.name
 
 
 def test_every_interval_holds_its_value() -> None:
-    for cost in every_path(MOE, Layout(tp=4, pp=2, dp=2, ep=4), RolloutLayout(tp=8, dp=2), source=device(),
-                           target=device(), backend="megatron", same_pool=False):  # fmt: skip
+    for cost in every_path(
+        MOE,
+        Layout(tp=4, pp=2, dp=2, ep=4),
+        RolloutLayout(tp=8, dp=2),
+        source=device(),
+        target=device(),
+        backend="megatron",
+        same_pool=False,
+    ):
         low, high = cost.cost.interval
         assert 0 <= low <= cost.cost.seconds <= high, cost.name
 
@@ -215,8 +261,12 @@ def test_adapters_need_an_adapter_policy_and_move_little() -> None:
 
 
 def test_local_disks_of_other_nodes_cannot_be_read() -> None:
-    by_name = {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=device(), target=device(),
-                                             backend="megatron", same_pool=False)}  # fmt: skip
+    by_name = {
+        c.name: c
+        for c in every_path(
+            DENSE, TRAIN, ROLLOUT, source=device(), target=device(), backend="megatron", same_pool=False
+        )
+    }
     assert not by_name["disk-local"].available
     assert by_name["disk-shared"].available
 
@@ -224,7 +274,12 @@ def test_local_disks_of_other_nodes_cannot_be_read() -> None:
 def test_quantising_halves_the_wire_and_needs_fp8_hardware() -> None:
     def named(gpu: str) -> dict[str, SyncCost]:
         on = device(profile=load_profile(gpu))
-        return {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=on, target=on, backend="megatron", same_pool=False)}  # fmt: skip
+        return {
+            c.name: c
+            for c in every_path(
+                DENSE, TRAIN, ROLLOUT, source=on, target=on, backend="megatron", same_pool=False
+            )
+        }
 
     h100 = named("h100_sxm")
     assert h100["quantised"].bytes_moved == pytest.approx(h100["broadcast"].bytes_moved / 2)
@@ -249,8 +304,12 @@ def test_an_unavailable_path_is_priced_all_the_same() -> None:
 
 
 def test_ten_seconds_for_140_gb_are_14_gb_per_second_and_only_disks_are_that_slow() -> None:
-    found = {c.name: c for c in every_path(DENSE, TRAIN, ROLLOUT, source=device(), target=device(),
-                                           backend="megatron", same_pool=False)}  # fmt: skip
+    found = {
+        c.name: c
+        for c in every_path(
+            DENSE, TRAIN, ROLLOUT, source=device(), target=device(), backend="megatron", same_pool=False
+        )
+    }
     assert found["broadcast"].model_bytes == pytest.approx(141 * GB, rel=0.01)
     assert found["broadcast"].bytes_per_s > 14 * GB
     assert found["disk-local"].bytes_per_s == pytest.approx(14 * GB, rel=0.15)

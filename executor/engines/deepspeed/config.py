@@ -60,13 +60,21 @@ def _check(layout: Layout) -> None:
             "deepspeed-layout", reason, help="see the rules in rlhfsim/specs/placement/backends.py"
         )
     if "nvme" in (layout.offload_optimizer, layout.offload_params):
-        raise RlhfsimError("deepspeed-nvme", "the executor does not offload to NVMe", help="use offload_optimizer: cpu")  # fmt: skip
+        raise RlhfsimError(
+            "deepspeed-nvme", "the executor does not offload to NVMe", help="use offload_optimizer: cpu"
+        )
     if layout.offload_params != "none" and layout.zero != 3:
-        raise RlhfsimError("deepspeed-offload-params", f"parameters are offloaded by ZeRO-3 only, the layout has ZeRO-{layout.zero}",
-                           help="set zero: 3 or offload_params: none")  # fmt: skip
+        raise RlhfsimError(
+            "deepspeed-offload-params",
+            f"parameters are offloaded by ZeRO-3 only, the layout has ZeRO-{layout.zero}",
+            help="set zero: 3 or offload_params: none",
+        )
     if layout.offload_optimizer != "none" and layout.zero == 0:
-        raise RlhfsimError("deepspeed-offload-optimizer", "optimizer states are offloaded by ZeRO 1-3 only",
-                           help="set zero: 1 or offload_optimizer: none")  # fmt: skip
+        raise RlhfsimError(
+            "deepspeed-offload-optimizer",
+            "optimizer states are offloaded by ZeRO 1-3 only",
+            help="set zero: 1 or offload_optimizer: none",
+        )
 
 
 def _clipping(layout: Layout, optimizer: Optimizer | None, precision: Precision) -> float:

@@ -54,9 +54,7 @@ class DeepSpeedScorer(states.Movable, Scorer):
         model.requires_grad_(False)  # not before: AutoTP hooks gradients
         return engine
 
-    def _outputs(
-        self, samples: Sequence[Sample], select: Select
-    ) -> list[tuple[MicroBatch, Tensor]]:
+    def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
         with self._groups:
             return super()._outputs(samples, select)
 
@@ -91,15 +89,16 @@ class DeepSpeedEngine(DeepSpeedScorer):
 
     def _initialize(self, spec: EngineSpec, model: heads.Model) -> Any:
         if spec.lora_rank is not None and spec.layout.tp > 1:
-            raise RlhfsimError("lora-tensor-parallel", f"LoRA does not run with tensor parallelism, the layout of {spec.role} has tp={spec.layout.tp}",
-                               help="use tp: 1 with more dp, or train all weights")  # fmt: skip
+            raise RlhfsimError(
+                "lora-tensor-parallel",
+                f"LoRA does not run with tensor parallelism, the layout of {spec.role} has tp={spec.layout.tp}",
+                help="use tp: 1 with more dp, or train all weights",
+            )
         if spec.lora_rank is not None:
             lora.attach(model, spec.lora_rank, spec.seed)
         if spec.layout.recompute == "full":
             cast(Any, model.backbone).gradient_checkpointing_enable({"use_reentrant": False})
-        config = ds_config(
-            spec.layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available()
-        )
+        config = ds_config(spec.layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return deepspeed.initialize(
             model=model,
@@ -129,7 +128,13 @@ class DeepSpeedEngine(DeepSpeedScorer):
     def _accumulate(self, batch: MiniBatch, loss: LossSpec) -> metrics.Metrics:
         """Gradients of every micro-batch; metrics of this rank."""
         layout = self.spec.layout
-        mine = micro_batches(batch.samples, layout.micro_batch, packed=self.spec.packing, paired=loss.name == "dpo", device=self.device)  # fmt: skip
+        mine = micro_batches(
+            batch.samples,
+            layout.micro_batch,
+            packed=self.spec.packing,
+            paired=loss.name == "dpo",
+            device=self.device,
+        )
         rounds = self._most(len(mine))
         mine += [filler(self.device)] * (rounds - len(mine))
         sums: metrics.Metrics = {}
@@ -141,9 +146,7 @@ class DeepSpeedEngine(DeepSpeedScorer):
             sums = metrics.merge(sums, found)
         return sums
 
-    def _loss(
-        self, micro: MicroBatch, batch: MiniBatch, loss: LossSpec
-    ) -> tuple[Tensor, metrics.Metrics]:
+    def _loss(self, micro: MicroBatch, batch: MiniBatch, loss: LossSpec) -> tuple[Tensor, metrics.Metrics]:
         outputs, entropy = self.call(micro, bool(loss.settings.get("entropy_coefficient")))
         if micro.empty:
             # both outputs, as in other ranks: ZeRO-3 fetches weights in the order of the backward pass

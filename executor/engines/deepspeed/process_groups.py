@@ -35,10 +35,7 @@ class Groups:
             setattr(groups, name, value)
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _SETS[self._tp] = {name: getattr(groups, name) for name in _NAMES}
         for name, value in self._others.pop().items():

@@ -53,18 +53,31 @@ def check(spec: EngineSpec, model: Decoder) -> None:
     layout, layers = spec.layout, len(model.layers)
     broken = violation("deepspeed", layout)
     refused = (
-        (spec.lora_rank is not None, "pipeline-lora", "LoRA does not run with pipeline parallelism", "use pp: 1"),
-        (broken is not None, "deepspeed-layout", str(broken), "see the rules in rlhfsim/specs/placement/backends.py"),
-        (layout.pp > layers, "pipeline-too-deep", f"{layout.pp} stages for {layers} decoder layers", f"use pp <= {layers}"),
-    )  # fmt: skip
+        (
+            spec.lora_rank is not None,
+            "pipeline-lora",
+            "LoRA does not run with pipeline parallelism",
+            "use pp: 1",
+        ),
+        (
+            broken is not None,
+            "deepspeed-layout",
+            str(broken),
+            "see the rules in rlhfsim/specs/placement/backends.py",
+        ),
+        (
+            layout.pp > layers,
+            "pipeline-too-deep",
+            f"{layout.pp} stages for {layers} decoder layers",
+            f"use pp <= {layers}",
+        ),
+    )
     for wrong, code, message, remedy in refused:
         if wrong:
             raise RlhfsimError(code, message, help=remedy)
 
 
-def stages(
-    spec: EngineSpec, model: Decoder, rank: int, loss: Callable[[Tensor, Tensor], Tensor]
-) -> Any:
+def stages(spec: EngineSpec, model: Decoder, rank: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
     """The PipelineModule with this rank's stage, its weights not read yet; a collective over all ranks.
 
     Stages hold about equal numbers of parameters. Micro-batches may differ in shape (dynamic_shape), so that
@@ -74,20 +87,27 @@ def stages(
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     layout = spec.layout
-    options = {"tp": layout.tp, "tp_rank": coordinates(rank, layout).tp, "recompute": layout.recompute == "full", "packed": spec.packing}  # fmt: skip
+    options = {
+        "tp": layout.tp,
+        "tp_rank": coordinates(rank, layout).tp,
+        "recompute": layout.recompute == "full",
+        "packed": spec.packing,
+    }
     tied = model.tied and spec.head == "causal"
     embedding = (Embedding, model.config, model.dtype)
     layers = [TiedLayerSpec(_TIED, *embedding) if tied else LayerSpec(*embedding)]
     layers += [LayerSpec(Block, model, index, **options) for index in range(len(model.layers))]
     layers += [LayerSpec(Norm, model)]
-    layers += [TiedLayerSpec(_TIED, *embedding, forward_fn=_unchanged) if tied else LayerSpec(HeadMatrix, spec.head, model.config, model.dtype)]  # fmt: skip
+    layers += [
+        TiedLayerSpec(_TIED, *embedding, forward_fn=_unchanged)
+        if tied
+        else LayerSpec(HeadMatrix, spec.head, model.config, model.dtype)
+    ]
     # DeepSpeed prints its partition, and broadcasts tied weights as if they had a gradient
     with contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         module = PipelineModule(
             layers=layers,
-            topology=PipeModelDataParallelTopology(
-                num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp
-            ),
+            topology=PipeModelDataParallelTopology(num_pp=layout.pp, num_mp=layout.tp, num_dp=layout.dp),
             loss_fn=loss,
             partition_method="parameters",
             dynamic_shape=True,
@@ -132,7 +152,7 @@ def fill(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> None:
         spread = getattr(model.config, "initializer_range", None) or 1 / math.sqrt(columns)
         generator = torch.Generator().manual_seed(spec.seed)
         with torch.no_grad():
-            weight.parameter.copy_(torch.randn(weight.parameter.shape, generator=generator) * spread)  # fmt: skip
+            weight.parameter.copy_(torch.randn(weight.parameter.shape, generator=generator) * spread)
 
 
 def reader(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> TokenHead | ScalarHead:
@@ -161,7 +181,7 @@ def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], 
     with owned(module.mpu()):
         started: Any = deepspeed.initialize(
             model=module, optimizer=adam(spec, trained), config=_config(spec), dist_init_required=False
-        )[0]  # fmt: skip
+        )[0]
     update = started._INSTRUCTION_MAP[OptimizerStep]
 
     def step(running: Any, **arguments: Any) -> None:

@@ -89,23 +89,21 @@ class PipelineEngine(states.Movable, Scorer):
 
     # --- scoring ------------------------------------------------------------------------------
 
-    def _outputs(
-        self, samples: Sequence[Sample], select: Select
-    ) -> list[tuple[MicroBatch, Tensor]]:
+    def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
         layout = self.spec.layout
-        batches = micro_batches(samples, layout.micro_batch, packed=self.spec.packing, select=select, device=self.device)  # fmt: skip
+        batches = micro_batches(
+            samples, layout.micro_batch, packed=self.spec.packing, select=select, device=self.device
+        )
         return self._relay.run(batches, lambda hidden, micro: self._read(hidden, micro)[0])
 
-    def _read(
-        self, hidden: Tensor, micro: MicroBatch, entropy: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def _read(self, hidden: Tensor, micro: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(outputs (N,), entropies) of the head from hidden states (B, L, H), on the last stage.
 
         The head sees the places that count only: logits of prompts and padding are never made.
         """
         assert self._head is not None
         index = micro.index.to(hidden.device)
-        found: tuple[Tensor, Tensor] = self._head(hidden.flatten(0, 1)[index], micro.targets, entropy)  # fmt: skip
+        found: tuple[Tensor, Tensor] = self._head(hidden.flatten(0, 1)[index], micro.targets, entropy)
         return found
 
     # --- learning -----------------------------------------------------------------------------
@@ -116,14 +114,19 @@ class PipelineEngine(states.Movable, Scorer):
         Replicas may have different numbers of micro-batches, and these different shapes.
         """
         engine, layout = self.learning(), self.spec.layout
-        micro = micro_batches(batch.samples, layout.micro_batch, packed=self.spec.packing, paired=loss.name == "dpo", device=self.device)  # fmt: skip
+        micro = micro_batches(
+            batch.samples,
+            layout.micro_batch,
+            packed=self.spec.packing,
+            paired=loss.name == "dpo",
+            device=self.device,
+        )
         step = self._step = _Step(batch=batch, loss=loss, micro=micro or [filler(self.device)])
         rate = self._set_rate(engine)
         with build.owned(self.grid):
             engine.set_train_batch_size(len(step.micro) * layout.micro_batch * layout.dp)
             engine.train_batch(
-                ((one.tokens, one.positions), torch.tensor(number))
-                for number, one in enumerate(step.micro)
+                ((one.tokens, one.positions), torch.tensor(number)) for number, one in enumerate(step.micro)
             )
         self.steps += 1
         self._step = None
@@ -149,7 +152,9 @@ class PipelineEngine(states.Movable, Scorer):
         if entropy.numel():
             rows["entropy"] = micro.rows(entropy)
         tokens, sequences = step.batch.global_tokens, step.batch.global_sequences
-        batch = losses.collate(micro.samples, num_tokens=tokens, num_sequences=sequences, device=hidden.device, **rows)  # fmt: skip
+        batch = losses.collate(
+            micro.samples, num_tokens=tokens, num_sequences=sequences, device=hidden.device, **rows
+        )
         value, found = losses.compute(step.loss, batch)
         step.found = metrics.merge(step.found, found | {"loss": value.detach().double()})
         return value * (len(step.micro) * self.spec.layout.dp)
@@ -200,8 +205,11 @@ class PipelineEngine(states.Movable, Scorer):
             RlhfsimError: an engine that only infers.
         """
         if self.engine is None:
-            raise RlhfsimError("engine-only-infers", f"the engine of {self.spec.role} has no optimizer",
-                               help="give EngineSpec.optimizer")  # fmt: skip
+            raise RlhfsimError(
+                "engine-only-infers",
+                f"the engine of {self.spec.role} has no optimizer",
+                help="give EngineSpec.optimizer",
+            )
         return self.engine
 
     # --- weights and state --------------------------------------------------------------------
@@ -223,8 +231,7 @@ class PipelineEngine(states.Movable, Scorer):
 
     def adapters(self) -> list[tuple[str, Tensor]]:
         """Refused: LoRA does not run with pipeline parallelism."""
-        raise RlhfsimError("pipeline-lora", "LoRA does not run with pipeline parallelism",
-                           help="use pp: 1")  # fmt: skip
+        raise RlhfsimError("pipeline-lora", "LoRA does not run with pipeline parallelism", help="use pp: 1")
 
     def save(self, folder: Path) -> None:
         """One file a rank with everything, and a safetensors copy by rank 0; a collective."""

@@ -26,11 +26,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 """Model types whose decoder layers take (hidden, mask, positions, rotary embedding) and return hidden."""
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
-HEADS: dict[Head, str] = {
-    "causal": "lm_head.weight",
-    "value": "score.weight",
-    "score": "score.weight",
-}
+HEADS: dict[Head, str] = {"causal": "lm_head.weight", "value": "score.weight", "score": "score.weight"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +67,16 @@ def decoder(folder: str, dtype: torch.dtype) -> Decoder:
     if config.model_type not in FAMILIES:
         raise unknown_name("pipeline model type", config.model_type, FAMILIES)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise RlhfsimError("pipeline-sliding-window", "the pipeline engine does not cut models with sliding-window attention",
-                           help="use pp: 1")  # fmt: skip
+        raise RlhfsimError(
+            "pipeline-sliding-window",
+            "the pipeline engine does not cut models with sliding-window attention",
+            help="use pp: 1",
+        )
     with torch.device("meta"):
         model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype).model
     rotary = type(model.rotary_emb)(config=config)
     tied = bool(config.tie_word_embeddings)
-    return Decoder(
-        config=config, layers=model.layers, norm=model.norm, rotary=rotary, tied=tied, dtype=dtype
-    )
+    return Decoder(config=config, layers=model.layers, norm=model.norm, rotary=rotary, tied=tied, dtype=dtype)
 
 
 class Embedding(nn.Module):

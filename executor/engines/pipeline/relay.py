@@ -68,7 +68,7 @@ class Relay:
 
     def _share(self, found: Sequence[Tensor], numbers: int) -> Tensor:
         """(numbers,) fp32 from the last stage to every rank of the pipeline."""
-        whole = torch.cat(list(found)).float() if found else torch.empty(numbers, device=self.device)  # fmt: skip
+        whole = torch.cat(list(found)).float() if found else torch.empty(numbers, device=self.device)
         if numbers:
             dist.broadcast(whole, src=self._stage_rank(self.layout.pp - 1), group=self.group)
         return whole

@@ -55,8 +55,11 @@ def shard(layer: nn.Module, tp: int) -> None:
     attention = cast(Any, layer).self_attn
     heads = attention.config.num_key_value_heads
     if heads % tp or attention.config.intermediate_size % tp:
-        raise RlhfsimError("tp-does-not-divide", f"tensor parallelism {tp} does not divide {heads} key-value heads and {attention.config.intermediate_size} features",
-                           help="use a tp that divides both")  # fmt: skip
+        raise RlhfsimError(
+            "tp-does-not-divide",
+            f"tensor parallelism {tp} does not divide {heads} key-value heads and {attention.config.intermediate_size} features",
+            help="use a tp that divides both",
+        )
     for parent in (attention, cast(Any, layer).mlp):
         for name, child in list(parent.named_children()):
             if name in COLUMN:
@@ -108,7 +111,7 @@ class RowLinear(nn.Module):
         self.group: Any = None
         kind: dict[str, Any] = {"device": whole.weight.device, "dtype": whole.weight.dtype}
         self.weight = nn.Parameter(torch.empty(whole.out_features, whole.in_features // tp, **kind))
-        self.bias = None if whole.bias is None else nn.Parameter(torch.empty(whole.out_features, **kind))  # fmt: skip
+        self.bias = None if whole.bias is None else nn.Parameter(torch.empty(whole.out_features, **kind))
 
     def forward(self, features: Tensor) -> Tensor:
         """(..., in / tp) to (..., out)."""

@@ -32,8 +32,11 @@ def read(folder: str, weights: Sequence[Weight], optional: str | None = None) ->
     stored = {weight.name: _stored(weight.name, files) for weight in weights}
     lost = next((name for name, found in stored.items() if not found and name != optional), None)
     if lost is not None:
-        raise RlhfsimError("checkpoint-lacks-tensor", f"the checkpoint {folder} has no tensor {lost!r}",
-                           help="give a folder with the weights of a causal model in safetensors files")  # fmt: skip
+        raise RlhfsimError(
+            "checkpoint-lacks-tensor",
+            f"the checkpoint {folder} has no tensor {lost!r}",
+            help="give a folder with the weights of a causal model in safetensors files",
+        )
     for weight in weights:
         if (name := stored[weight.name]) is not None:
             with safe_open(files[name], framework="pt") as tensors, torch.no_grad():
@@ -66,8 +69,11 @@ def _files(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in names.items()}
     single = folder / "model.safetensors"
     if not single.exists():
-        raise RlhfsimError("checkpoint-without-safetensors", f"{folder} has no model.safetensors",
-                           help="save the model with save_pretrained")  # fmt: skip
+        raise RlhfsimError(
+            "checkpoint-without-safetensors",
+            f"{folder} has no model.safetensors",
+            help="save the model with save_pretrained",
+        )
     with safe_open(single, framework="pt") as tensors:
         return dict.fromkeys(tensors.keys(), single)
 

@@ -45,9 +45,7 @@ class TokenHead(nn.Module):
         self.cap = getattr(config, "final_logit_softcapping", None)
         self.scale = _logit_scale(config)
 
-    def forward(
-        self, hidden: Tensor, targets: Tensor, entropy: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, targets: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log-probs (N,), entropies (N,) or an empty tensor), fp32."""
         rows = max(16, CHUNK_BYTES // (4 * self.weight.shape[0]))
         parts = [
@@ -83,9 +81,7 @@ class ScalarHead(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(1, hidden, dtype=dtype))
 
-    def forward(
-        self, hidden: Tensor, targets: Tensor, entropy: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, targets: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(values (N,), an empty tensor): the same form as TokenHead."""
         values = functional.linear(hidden, self.weight)[:, 0].float()
         return values, values.new_zeros(0)
@@ -103,12 +99,7 @@ class Model(nn.Module):
         self.prefix = f"{getattr(backbone, 'base_model_prefix', 'model')}."
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        index: Tensor,
-        targets: Tensor,
-        entropy: bool = False,
+        self, tokens: Tensor, positions: Tensor, index: Tensor, targets: Tensor, entropy: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Outputs of the head at `index` (N,) of the flattened hidden states (B L, H).
 
@@ -120,17 +111,18 @@ class Model(nn.Module):
         return cast(tuple[Tensor, Tensor], self.head(hidden, targets, entropy))
 
 
-def load(
-    folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0
-) -> Model:
+def load(folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0) -> Model:
     """The model of `folder` on the CPU, with all of its weights.
 
     Raises:
         RlhfsimError: a folder without a model, or a causal model without output matrix.
     """
     if not (Path(folder) / "config.json").is_file():
-        raise RlhfsimError("no-model", f"{folder} is not a model folder: it has no config.json",
-                           help="give a folder as transformers' save_pretrained writes it")  # fmt: skip
+        raise RlhfsimError(
+            "no-model",
+            f"{folder} is not a model folder: it has no config.json",
+            help="give a folder as transformers' save_pretrained writes it",
+        )
     from transformers.utils import logging as progress
 
     progress.disable_progress_bar()
@@ -154,15 +146,16 @@ def named_parameters(model: Model) -> dict[str, nn.Parameter]:
 def _causal(folder: str, dtype: torch.dtype, temperature: float) -> Model:
     from transformers import AutoModelForCausalLM
 
-    causal = cast(Any, AutoModelForCausalLM).from_pretrained(
-        folder, dtype=dtype, **_attention(dtype)
-    )
+    causal = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype, **_attention(dtype))
     linear = causal.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
-        raise RlhfsimError("no-output-matrix", f"the model in {folder} has no linear output layer",
-                           help="use a causal language model")  # fmt: skip
+        raise RlhfsimError(
+            "no-output-matrix",
+            f"the model in {folder} has no linear output layer",
+            help="use a causal language model",
+        )
     head = TokenHead(linear, causal.config, temperature)
-    logger.info("%s: output matrix %s", folder, "tied" if causal.config.tie_word_embeddings else "read")  # fmt: skip
+    logger.info("%s: output matrix %s", folder, "tied" if causal.config.tie_word_embeddings else "read")
     name = next(name for name, module in causal.named_modules() if module is linear)
     return Model(causal.base_model, head, causal.config, name)
 
@@ -174,7 +167,7 @@ def _scalar(folder: str, dtype: torch.dtype, seed: int) -> Model:
     head = ScalarHead(backbone.config.hidden_size, dtype)
     weight = _stored_head(Path(folder))
     if weight is None:
-        spread = getattr(backbone.config, "initializer_range", None) or 1 / math.sqrt(head.weight.shape[1])  # fmt: skip
+        spread = getattr(backbone.config, "initializer_range", None) or 1 / math.sqrt(head.weight.shape[1])
         generator = torch.Generator().manual_seed(seed)
         weight = torch.randn(head.weight.shape, generator=generator) * spread
         logger.info("%s has no scalar head: drawn from seed %d", folder, seed)

@@ -89,9 +89,9 @@ def merged(model: Model, bucket_bytes: int, *, first: bool) -> Iterator[Bucket]:
     base, adapters = split(model)
     for names in grouped(base, bucket_bytes):
         pairs = [adapters[name] for name in names if name in adapters]
-        parameters = [base[name] for name in names] + [p for pair in pairs for p in (pair.a, pair.b)]  # fmt: skip
+        parameters = [base[name] for name in names] + [p for pair in pairs for p in (pair.a, pair.b)]
         with gathered(parameters), torch.no_grad():
-            yield [(name, _merged(base[name], adapters.get(name))) for name in names] if first else []  # fmt: skip
+            yield [(name, _merged(base[name], adapters.get(name))) for name in names] if first else []
 
 
 def matrices(model: Model, *, first: bool) -> Bucket:

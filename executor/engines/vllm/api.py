@@ -58,10 +58,7 @@ def load_weights(worker: Any, weights: Iterable[tuple[str, Tensor]], *, whole: b
     does not quantise again on GPU; the layerwise reload rebuilds each layer. `whole`: every layer must come.
     """
     from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import (
-        finalize_layerwise_reload,
-        initialize_layerwise_reload,
-    )
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     model = worker.model_runner.get_model()
     arriving = iter(weights)
@@ -90,9 +87,7 @@ def _check_loaded(model: torch.nn.Module, whole: bool) -> None:
         wanted = info.load_numel_total or 0
         # embeddings are padded to a multiple of 64 rows, and a tied head has no weights of its own; rotary
         # caches and attention scales are in no checkpoint
-        plain = not isinstance(layer, VocabParallelEmbedding) and list(
-            layer.parameters(recurse=False)
-        )
+        plain = not isinstance(layer, VocabParallelEmbedding) and list(layer.parameters(recurse=False))
         if not info.can_load() or not plain or is_deferred_attention_layer(layer):
             continue
         if 0 < info.load_numel < wanted or (whole and wanted and info.load_numel == 0):
@@ -150,9 +145,7 @@ def tokens_so_far(llm: Any) -> dict[str, int]:
     """Response tokens of every unfinished request by the id it was added under."""
     states = llm.llm_engine.output_processor.request_states.values()
     return {
-        getattr(state, "external_req_id", None) or state.request_id: (
-            state.detokenizer.num_output_tokens()
-        )
+        getattr(state, "external_req_id", None) or state.request_id: (state.detokenizer.num_output_tokens())
         for state in states
     }
 

@@ -66,9 +66,7 @@ class VllmEngine:
             self._requests[request.id] = request
             self._changes[request.id] = [(0, self.version)]
             self._llm.llm_engine.add_request(
-                str(request.id),
-                {"prompt_token_ids": request.prompt.tolist()},
-                self._sampling(request),
+                str(request.id), {"prompt_token_ids": request.prompt.tolist()}, self._sampling(request)
             )
 
     def step(self) -> list[Completion]:
@@ -152,9 +150,7 @@ class VllmEngine:
         """Bytes now over all workers: `allocated`, `host`, `kv`; GPU `allocated` counts all users of the device."""
         workers = self._rpc("rlhf_memory")
         total = {key: sum(worker[key] for worker in workers) for key in workers[0]}
-        return total | (
-            {"kv": 0.0} if "kv_cache" in self._asleep and self._device == "cuda" else {}
-        )
+        return total | ({"kv": 0.0} if "kv_cache" in self._asleep and self._device == "cuda" else {})
 
     def close(self) -> None:
         """Shut the engine down with all its processes."""
@@ -176,8 +172,7 @@ class VllmEngine:
             results: list[Transfer | RlhfsimError] = self._rpc(method, *args, timeout=limit)
         except TimeoutError as error:
             self._broken = RlhfsimError(
-                "weight-sync-timeout",
-                f"channel {channel!r}: a worker did not answer in {limit:g} s",
+                "weight-sync-timeout", f"channel {channel!r}: a worker did not answer in {limit:g} s"
             )
             raise self._broken from error
         failed = next((result for result in results if isinstance(result, RlhfsimError)), None)
@@ -198,9 +193,7 @@ class VllmEngine:
         result = output.outputs[0]
         request = self._requests.pop(int(output.request_id))
         tokens = np.asarray(result.token_ids, dtype=np.int64)
-        logprobs = [
-            step[token].logprob for token, step in zip(tokens, result.logprobs, strict=True)
-        ]
+        logprobs = [step[token].logprob for token, step in zip(tokens, result.logprobs, strict=True)]
         finish: Finish = "stop" if result.finish_reason == "stop" else "length"
         versions = np.empty(len(tokens), dtype=np.int32)
         for start, version in self._changes.pop(request.id):

@@ -94,9 +94,7 @@ def start(spec: RolloutSpec, device: Device) -> Any:
     # vLLM 0.32 rewinds the random generator of a seeded request after each chunk of its prefill but the last,
     # which CPU generators cannot do: whole prompts there, so a batch must hold the longest
     chunked = device == "cuda"
-    batched = max(
-        layout.max_batched_tokens, spec.max_num_seqs, 0 if chunked else spec.max_model_len
-    )
+    batched = max(layout.max_batched_tokens, spec.max_num_seqs, 0 if chunked else spec.max_model_len)
     return LLM(
         model=spec.model,
         skip_tokenizer_init=True,

@@ -111,9 +111,7 @@ class WeightReceiver:
 
     def rlhf_memory(self) -> dict[str, float]:
         """Bytes of this worker now."""
-        kv = float(
-            sum(tensor.numel() * tensor.element_size() for tensor in vllm_api.kv_tensors(self))
-        )
+        kv = float(sum(tensor.numel() * tensor.element_size() for tensor in vllm_api.kv_tensors(self)))
         host = float(resident_bytes())
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()

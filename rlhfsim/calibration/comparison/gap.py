@@ -27,9 +27,17 @@ from rlhfsim.trace import Span, Trace, covered
 CAUSES = ("lengths", "compute", "hbm", "network", "overhead", "waiting", "order")
 """In the order in which they are told."""
 CAUSE_OF = {
-    "compute": "compute", "hbm": "hbm", "nvlink": "network", "network": "network", "pcie": "overhead", "storage": "overhead",
-    "host": "overhead", "overhead": "overhead", "bubble": "waiting", "tail": "waiting",
-}  # fmt: skip
+    "compute": "compute",
+    "hbm": "hbm",
+    "nvlink": "network",
+    "network": "network",
+    "pcie": "overhead",
+    "storage": "overhead",
+    "host": "overhead",
+    "overhead": "overhead",
+    "bubble": "waiting",
+    "tail": "waiting",
+}
 """Resource of the prediction -> cause."""
 
 
@@ -84,20 +92,31 @@ def gap(plan: Plan, seen: Observation, trace: Trace) -> Gap | None:
     chain = [p for p in plan.prediction.phases if p.critical]
     rest = plan.prediction.step_s - math.fsum(p.seconds for p in chain)
     timed = _timed(chain, seen, measured)
-    phases = [_phase(name, [p for p in chain if p.name in group], factors, measured) for name, group in timed.items()]  # fmt: skip
+    phases = [
+        _phase(name, [p for p in chain if p.name in group], factors, measured)
+        for name, group in timed.items()
+    ]
     grouped = {name for group in timed.values() for name in group}
     untimed = [p for p in chain if p.name not in grouped]
     phases += [_untimed(p, factors) for p in untimed]
     phases += _unplanned(plan, seen, measured, timed)
-    idle, hidden = measured.step_s - measured.busy_s, math.fsum(p.with_lengths_s for p in phases if p.measured_s is None)  # fmt: skip
+    idle, hidden = (
+        measured.step_s - measured.busy_s,
+        math.fsum(p.with_lengths_s for p in phases if p.measured_s is None),
+    )
     parts = {cause: math.fsum(p.parts.get(cause, 0.0) for p in phases) for cause in CAUSES}
     parts["waiting"] += idle - rest
     total = measured.step_s - plan.prediction.step_s
     parts["order"] += total - math.fsum(parts.values())
     return Gap(
-        predicted_s=plan.prediction.step_s, measured_s=measured.step_s, parts=parts, phases=tuple(phases), idle_s=idle,
-        untimed_s=hidden, notes=notes,
-    )  # fmt: skip
+        predicted_s=plan.prediction.step_s,
+        measured_s=measured.step_s,
+        parts=parts,
+        phases=tuple(phases),
+        idle_s=idle,
+        untimed_s=hidden,
+        notes=notes,
+    )
 
 
 def _means(seen: Observation, trace: Trace) -> _Measured:
@@ -106,9 +125,7 @@ def _means(seen: Observation, trace: Trace) -> _Measured:
     known = [s for s in spans if s.name in seen.phases]
     steps = len(seen.counted)
     sums = {name: math.fsum(times) / steps for name, times in phase_seconds(known).items()}
-    busy = [
-        _busy(known, step, whole) for step, whole in zip(seen.counted, seen.step_s, strict=True)
-    ]
+    busy = [_busy(known, step, whole) for step, whole in zip(seen.counted, seen.step_s, strict=True)]
     return _Measured(step_s=fmean(seen.step_s), phases=sums, busy_s=fmean(busy))
 
 
@@ -147,7 +164,9 @@ def _phase(
     parts = {"lengths": after - before}
     for cause, share in shares(planned).items():
         parts[cause] = parts.get(cause, 0.0) + residual * share
-    return PhaseGap(name=name, predicted_s=before, with_lengths_s=after, measured_s=measured.phases[name], parts=parts)  # fmt: skip
+    return PhaseGap(
+        name=name, predicted_s=before, with_lengths_s=after, measured_s=measured.phases[name], parts=parts
+    )
 
 
 def shares(planned: Sequence[PredictedPhase]) -> dict[str, float]:
@@ -165,7 +184,9 @@ def _untimed(planned: PredictedPhase, factors: Mapping[str, float]) -> PhaseGap:
     """A phase that the run did not time: its time is in what the calls leave of the step."""
     after = planned.seconds * factors.get(planned.name, 1.0)
     parts = {"lengths": after - planned.seconds, "waiting": -after}
-    return PhaseGap(name=planned.name, predicted_s=planned.seconds, with_lengths_s=after, measured_s=None, parts=parts)  # fmt: skip
+    return PhaseGap(
+        name=planned.name, predicted_s=planned.seconds, with_lengths_s=after, measured_s=None, parts=parts
+    )
 
 
 def _unplanned(
@@ -173,8 +194,14 @@ def _unplanned(
 ) -> list[PhaseGap]:
     """Phases that only the run has: overhead. Those that the plan hides behind others are in `order`."""
     planned = {p.name for p in plan.prediction.phases}
-    mine = [m for m in measured.phases if m not in timed and not planned & set(seen.covers.get(m, (m,)))]  # fmt: skip
+    mine = [m for m in measured.phases if m not in timed and not planned & set(seen.covers.get(m, (m,)))]
     return [
-        PhaseGap(name=m, predicted_s=0.0, with_lengths_s=0.0, measured_s=measured.phases[m], parts={"overhead": measured.phases[m]})
+        PhaseGap(
+            name=m,
+            predicted_s=0.0,
+            with_lengths_s=0.0,
+            measured_s=measured.phases[m],
+            parts={"overhead": measured.phases[m]},
+        )
         for m in mine
-    ]  # fmt: skip
+    ]

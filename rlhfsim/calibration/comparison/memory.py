@@ -57,9 +57,14 @@ def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], most: float | No
         roles[entry.role] = roles.get(entry.role, 0.0) + entry.bytes
     ranked = dict(sorted(roles.items(), key=lambda item: -item[1]))
     return Held(
-        phase=key[0], pool=key[1], roles=ranked, measured=most, predicted=sum(roles.values()) if entries else None,
-        low=sum(e.low_bytes for e in entries) if entries else None, high=sum(e.high_bytes for e in entries) if entries else None,
-    )  # fmt: skip
+        phase=key[0],
+        pool=key[1],
+        roles=ranked,
+        measured=most,
+        predicted=sum(roles.values()) if entries else None,
+        low=sum(e.low_bytes for e in entries) if entries else None,
+        high=sum(e.high_bytes for e in entries) if entries else None,
+    )
 
 
 def measured(seen: Observation, trace: Trace) -> dict[tuple[str, str], float]:
@@ -69,7 +74,9 @@ def measured(seen: Observation, trace: Trace) -> dict[tuple[str, str], float]:
     for span in trace.spans:
         if span.step not in seen.counted or span.kind == WAIT:
             continue
-        peaks = [_most(rows, span.start_s, span.end_s) for (pool, _), rows in levels.items() if pool == span.pool]  # fmt: skip
+        peaks = [
+            _most(rows, span.start_s, span.end_s) for (pool, _), rows in levels.items() if pool == span.pool
+        ]
         known = [p for p in peaks if p is not None]
         if known:
             key = (span.name, span.pool)

@@ -79,9 +79,13 @@ def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
         return ()
     ours, theirs = (content_hash(p.workload, p.placement) for p in (plan, seen.plan))
     if ours != theirs:
-        what = "workload" if content_hash(plan.workload) != content_hash(seen.plan.workload) else "placement"  # fmt: skip
-        raise RlhfsimError("another-plan", f"the run executed another {what} than this plan", place=Place(file=str(seen.folder or seen.name)),
-                           help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim estimate RUN/plan.json")  # fmt: skip
+        what = "workload" if content_hash(plan.workload) != content_hash(seen.plan.workload) else "placement"
+        raise RlhfsimError(
+            "another-plan",
+            f"the run executed another {what} than this plan",
+            place=Place(file=str(seen.folder or seen.name)),
+            help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim estimate RUN/plan.json",
+        )
     names = ", ".join(h.profile for h in seen.plan.hardware)
     return (f"the plan was priced with another profile than the run's own ({names})",)
 
@@ -91,7 +95,7 @@ def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
 
 def rows(
     plan: Plan, phases: Mapping[str, Sequence[float]], covers: Mapping[str, tuple[str, ...]] | None = None
-) -> tuple[Row, ...]:  # fmt: skip
+) -> tuple[Row, ...]:
     """Every phase of either side, those of the plan first, in their order."""
     predicted = {p.name: p for p in plan.prediction.phases}
     behind = {name: _behind(name, covers or {}, predicted) for name in phases}
@@ -100,7 +104,7 @@ def rows(
     return tuple(
         _row(name, [predicted[p] for p in behind.get(name, (name,)) if p in predicted], phases.get(name, ()))
         for name in dict.fromkeys(order)
-    )  # fmt: skip
+    )
 
 
 def _behind(
@@ -112,25 +116,42 @@ def _behind(
 def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float]) -> Row:
     """One row; intervals of several predicted phases add up as if they moved together."""
     return row(
-        name, times, covers=tuple(p.name for p in predicted), predicted_s=sum(p.seconds for p in predicted) if predicted else None,
-        low_s=sum(p.low_s for p in predicted) if predicted else None, high_s=sum(p.high_s for p in predicted) if predicted else None,
-    )  # fmt: skip
+        name,
+        times,
+        covers=tuple(p.name for p in predicted),
+        predicted_s=sum(p.seconds for p in predicted) if predicted else None,
+        low_s=sum(p.low_s for p in predicted) if predicted else None,
+        high_s=sum(p.high_s for p in predicted) if predicted else None,
+    )
 
 
 def row(
-    name: str, times: Sequence[float], *, covers: tuple[str, ...], predicted_s: float | None, low_s: float | None, high_s: float | None
-) -> Row:  # fmt: skip
+    name: str,
+    times: Sequence[float],
+    *,
+    covers: tuple[str, ...],
+    predicted_s: float | None,
+    low_s: float | None,
+    high_s: float | None,
+) -> Row:
     """A row from times and a prediction."""
     middle = median(times) if times else None
     ratio = middle / predicted_s if middle is not None and predicted_s else None
     spread = _spread(times)
     known = ratio if ratio and spread is not None else None
     return Row(
-        name=name, covers=covers, predicted_s=predicted_s, low_s=low_s, high_s=high_s, measured_s=middle,
-        p90_s=float(np.percentile(times, 90)) if times else None, ratio=ratio, steps=len(times),
+        name=name,
+        covers=covers,
+        predicted_s=predicted_s,
+        low_s=low_s,
+        high_s=high_s,
+        measured_s=middle,
+        p90_s=float(np.percentile(times, 90)) if times else None,
+        ratio=ratio,
+        steps=len(times),
         ratio_low=known / math.exp(spread) if known and spread is not None else None,
         ratio_high=known * math.exp(spread) if known and spread is not None else None,
-    )  # fmt: skip
+    )
 
 
 def _spread(times: Sequence[float]) -> float | None:
@@ -145,9 +166,7 @@ def _spread(times: Sequence[float]) -> float | None:
 def step_row(plan: Plan, seen: Observation) -> Row:
     """The whole step."""
     p = plan.prediction
-    return row(
-        STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s
-    )
+    return row(STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s)
 
 
 def warm(trace: Trace) -> dict[str, tuple[float, ...]]:
@@ -174,13 +193,15 @@ def compare(plan: Plan, seen: Observation, trace: Trace) -> Comparison:
     """A plan and a run of it."""
     counted = [s for s in trace.spans if s.step in seen.counted and s.kind != WAIT]
     found = tuple(
-        replace(r, spans=sum(s.name == r.name for s in counted))
-        for r in rows(plan, seen.phases, seen.covers)
+        replace(r, spans=sum(s.name == r.name for s in counted)) for r in rows(plan, seen.phases, seen.covers)
     )
     return Comparison(
-        rows=found, step=step_row(plan, seen), missing=tuple(r.name for r in found if r.measured_s is None),
-        unplanned=tuple(r.name for r in found if r.predicted_s is None), amounts=amounts(plan, seen, counted),
-    )  # fmt: skip
+        rows=found,
+        step=step_row(plan, seen),
+        missing=tuple(r.name for r in found if r.measured_s is None),
+        unplanned=tuple(r.name for r in found if r.predicted_s is None),
+        amounts=amounts(plan, seen, counted),
+    )
 
 
 # --- tokens and bytes -----------------------------------------------------------------------------
@@ -190,15 +211,29 @@ def amounts(plan: Plan, seen: Observation, counted: Sequence[Span]) -> tuple[Amo
     """Tokens of prompts and responses, tokens per second and GPU, bytes of a weight sync."""
     work, gpus = plan.workload, sum(p.gpus for p in plan.placement.pools)
     prompt, response = stats(work.prompt_len).mean, stats(work.response_len).mean
-    found = [
-        Amount(name="prompt, mean", unit="token", predicted=prompt, measured=seen.prompt_tokens)
-    ]
+    found = [Amount(name="prompt, mean", unit="token", predicted=prompt, measured=seen.prompt_tokens)]
     if work.generates:
-        found.append(Amount(name="response, mean", unit="token", predicted=response, measured=seen.response_tokens))  # fmt: skip
-    found.append(Amount(name="per second and GPU", unit="token", predicted=plan.prediction.tokens_per_s_per_gpu, measured=_pace(plan, seen, gpus)))  # fmt: skip
-    sent = [float(s.attributes["bytes"]) for s in counted if s.kind == "sync" and "bytes" in s.attributes]  # fmt: skip
+        found.append(
+            Amount(name="response, mean", unit="token", predicted=response, measured=seen.response_tokens)
+        )
+    found.append(
+        Amount(
+            name="per second and GPU",
+            unit="token",
+            predicted=plan.prediction.tokens_per_s_per_gpu,
+            measured=_pace(plan, seen, gpus),
+        )
+    )
+    sent = [float(s.attributes["bytes"]) for s in counted if s.kind == "sync" and "bytes" in s.attributes]
     if sent:
-        found.append(Amount(name="weights, each sync (plan: BF16)", unit="byte", predicted=_weights(plan), measured=max(sent)))  # fmt: skip
+        found.append(
+            Amount(
+                name="weights, each sync (plan: BF16)",
+                unit="byte",
+                predicted=_weights(plan),
+                measured=max(sent),
+            )
+        )
     return tuple(found)
 
 

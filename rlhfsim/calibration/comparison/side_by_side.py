@@ -39,6 +39,11 @@ def read(folder: Path, plan_file: Path | None = None) -> SideBySide:
     trace = read_trace(folder / TRACE)
     why = gap(plan, run, trace)
     return SideBySide(
-        plan=plan, run=run, trace=trace, found=compare(plan, run, trace), gap=why, memory=footprint(plan, run, trace),
+        plan=plan,
+        run=run,
+        trace=trace,
+        found=compare(plan, run, trace),
+        gap=why,
+        memory=footprint(plan, run, trace),
         notes=(*notes, *(why.notes if why else ()), *run.left_out),
-    )  # fmt: skip
+    )

@@ -63,13 +63,21 @@ class Seen:
         """The only one."""
         return next(iter(self.points(name)), None)
 
-    def coefficient(self, name: str, found: Measured | Fitted, n: int, how: str, scale: float = 1.0) -> Change:  # fmt: skip
+    def coefficient(
+        self, name: str, found: Measured | Fitted, n: int, how: str, scale: float = 1.0
+    ) -> Change:
         """A coefficient of the measured number over `scale`."""
         before = self.base.coefficient(name)
         return Change(
-            key=f"coefficients.{name}", value=found.value / scale, low=found.low / scale, high=found.high / scale,
-            prior=before.value, n=n, unit=before.dimension, how=how,
-        )  # fmt: skip
+            key=f"coefficients.{name}",
+            value=found.value / scale,
+            low=found.low / scale,
+            high=found.high / scale,
+            prior=before.value,
+            n=n,
+            unit=before.dimension,
+            how=how,
+        )
 
     def share(self, name: str, found: Measured, roof: float) -> Change:
         """An efficiency: the measured rate over the roof, its interval ending at 1."""
@@ -82,9 +90,15 @@ class Seen:
 def _cut(change: Change) -> Change:
     assert change.high is not None
     return Change(
-        key=change.key, value=change.value, low=change.low, high=max(change.value, min(1.0, change.high)),
-        prior=change.prior, n=change.n, unit=change.unit, how=change.how,
-    )  # fmt: skip
+        key=change.key,
+        value=change.value,
+        low=change.low,
+        high=max(change.value, min(1.0, change.high)),
+        prior=change.prior,
+        n=change.n,
+        unit=change.unit,
+        how=change.how,
+    )
 
 
 def changes(seen: Seen) -> list[Change]:
@@ -96,7 +110,13 @@ def changes(seen: Seen) -> list[Change]:
 def split(found: Sequence[Change]) -> tuple[list[Change], list[Missing]]:
     """What can be kept, and efficiencies above 1: then the datasheet is another device's."""
     above = [c for c in found if c.key.endswith(SHARES) and c.value > 1]
-    refused = [Missing(probe=c.key.removeprefix("coefficients."), reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right profile?") for c in above]  # fmt: skip
+    refused = [
+        Missing(
+            probe=c.key.removeprefix("coefficients."),
+            reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right profile?",
+        )
+        for c in above
+    ]
     return [c for c in found if c not in above], refused
 
 
@@ -124,12 +144,12 @@ def peak_of(seen: Seen) -> tuple[float, str]:
         return seen.base.peak[precision].value, seen.base.peak[precision].source  # type: ignore[index]
     machine = seen.session.machine
     if machine.peak >= flop:
-        return machine.peak, f"{machine.peak_source}; best product measured {units.format(flop, 'flop/s')}"  # fmt: skip
-    known = f", above {units.format(machine.peak, 'flop/s')} by {machine.peak_source}" if machine.peak else ""  # fmt: skip
+        return machine.peak, f"{machine.peak_source}; best product measured {units.format(flop, 'flop/s')}"
+    known = f", above {units.format(machine.peak, 'flop/s')} by {machine.peak_source}" if machine.peak else ""
     return flop, f"best product measured{known}"
 
 
-def _rate(key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s") -> Change:  # fmt: skip
+def _rate(key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s") -> Change:
     return Change(key=key, value=value, low=None, high=None, prior=prior, n=n, unit=unit, how=how)
 
 
@@ -140,9 +160,16 @@ def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[Cha
         return
     value, low, high = (min(1.0, x * factor) for x in (c.value, c.low, c.high))
     yield Change(
-        key=f"coefficients.{name}", value=value, low=low, high=high, prior=c.value, n=0, unit="1",
-        how=f"same byte/s as before of another roof | {c.source}", moved=False,
-    )  # fmt: skip
+        key=f"coefficients.{name}",
+        value=value,
+        low=low,
+        high=high,
+        prior=c.value,
+        n=0,
+        unit="1",
+        how=f"same byte/s as before of another roof | {c.source}",
+        moved=False,
+    )
 
 
 def _machine(seen: Seen) -> Iterator[Change]:
@@ -151,16 +178,25 @@ def _machine(seen: Seen) -> Iterator[Change]:
     if seen.known:
         return
     if machine.kind == "cuda":
+        yield _rate("memory", machine.gpu_memory, base.memory.value, 1, "torch: total memory", "byte")
         yield _rate(
-            "memory", machine.gpu_memory, base.memory.value, 1, "torch: total memory", "byte"
+            "usable_memory", machine.gpu_memory, base.usable_memory.value, 1, "torch: total memory", "byte"
         )
-        yield _rate("usable_memory", machine.gpu_memory, base.usable_memory.value, 1, "torch: total memory", "byte")  # fmt: skip
         return
     share = machine.memory / machine.cores
     free = min(share, max(RESERVE, machine.free / machine.cores - RESERVE / machine.cores))
-    yield _rate("memory", share, base.memory.value, 1, "a core's share of /proc/meminfo MemTotal", "byte")  # fmt: skip
-    yield _rate("usable_memory", free, base.usable_memory.value, 1, "a core's share of MemAvailable less 1 GiB", "byte")  # fmt: skip
-    yield _rate("node.host_memory", machine.memory, base.node.host_memory.value, 1, "/proc/meminfo MemTotal", "byte")  # fmt: skip
+    yield _rate("memory", share, base.memory.value, 1, "a core's share of /proc/meminfo MemTotal", "byte")
+    yield _rate(
+        "usable_memory",
+        free,
+        base.usable_memory.value,
+        1,
+        "a core's share of MemAvailable less 1 GiB",
+        "byte",
+    )
+    yield _rate(
+        "node.host_memory", machine.memory, base.node.host_memory.value, 1, "/proc/meminfo MemTotal", "byte"
+    )
 
 
 def _gemm(seen: Seen) -> Iterator[Change]:
@@ -171,12 +207,19 @@ def _gemm(seen: Seen) -> Iterator[Change]:
     n = sum(p.n for p in points)
     if not seen.known:
         for precision in ("fp32", "bf16") if seen.base.vendor == "cpu" else ("bf16",):
-            yield _rate(f"peak.{precision}", peak, seen.base.peak[precision].value, n, why, "flop/s")  # fmt: skip
-    large = [p for p in points if all(a >= b for a, b in zip(p.at, LARGE, strict=True))] or list(points)  # fmt: skip
+            yield _rate(f"peak.{precision}", peak, seen.base.peak[precision].value, n, why, "flop/s")
+    large = [p for p in points if all(a >= b for a, b in zip(p.at, LARGE, strict=True))] or list(points)
     rates = [2 * math.prod(p.at) / p.value for p in large]
     low, middle, high = np.percentile(rates, [10, 50, 90])
-    found = Measured(name="gemm_rate", value=float(middle), low=float(low) / WIDENING, high=float(high) * WIDENING,
-                     n=sum(p.n for p in large), unit="flop/s", how=f"{len(large)} shapes from {LARGE[0]:g} x {LARGE[1]:g} x {LARGE[2]:g} on, {points[0].how}")  # fmt: skip
+    found = Measured(
+        name="gemm_rate",
+        value=float(middle),
+        low=float(low) / WIDENING,
+        high=float(high) * WIDENING,
+        n=sum(p.n for p in large),
+        unit="flop/s",
+        how=f"{len(large)} shapes from {LARGE[0]:g} x {LARGE[1]:g} x {LARGE[2]:g} on, {points[0].how}",
+    )
     yield seen.share("gemm_efficiency", found, peak)
     least = min(points, key=lambda p: p.value)
     yield seen.coefficient("gemm_latency", least, least.n, f"shortest product, {least.how}")
@@ -187,21 +230,31 @@ def _memory(seen: Seen) -> Iterator[Change]:
     if copy is not None:
         roof = roof_of(seen)
         if not seen.known:
-            yield _rate("hbm", roof, seen.base.hbm.value, copy.n, "fastest copy or product seen, caches included")  # fmt: skip
+            yield _rate(
+                "hbm", roof, seen.base.hbm.value, copy.n, "fastest copy or product seen, caches included"
+            )
         yield seen.share("hbm_efficiency", copy, roof)
         if not seen.points("optimizer_step"):
             yield from _restated(seen, "optimizer_hbm_efficiency", roof, seen.base.hbm.value)
     if together is not None and seen.base.vendor == "cpu":
         roof, before = best(together), seen.base.node.host_bandwidth.value
         yield _rate("node.host_bandwidth", roof, before, together.n, together.how)
-        once = Measured(name="host_copy", value=together.value / 2, low=together.low / 2, high=together.high / 2, n=together.n, unit="byte/s", how=f"{together.how}; bytes of the copy once")  # fmt: skip
+        once = Measured(
+            name="host_copy",
+            value=together.value / 2,
+            low=together.low / 2,
+            high=together.high / 2,
+            n=together.n,
+            unit="byte/s",
+            how=f"{together.how}; bytes of the copy once",
+        )
         yield seen.share("host_copy_efficiency", once, roof)
         yield from _restated(seen, "cpu_adam_efficiency", roof, before)
 
 
 def _links(seen: Seen) -> Iterator[Change]:
     """Between device and host."""
-    serial, down, up = seen.one("serialised_copy"), seen.one("host_to_device"), seen.one("device_to_host")  # fmt: skip
+    serial, down, up = seen.one("serialised_copy"), seen.one("host_to_device"), seen.one("device_to_host")
     if serial is not None:
         yield _rate("pcie", best(serial), seen.base.pcie.value, serial.n, serial.how)
         yield seen.share("pcie_efficiency", serial, best(serial))
@@ -233,7 +286,15 @@ def _network(seen: Seen) -> Iterator[Change]:
     rows = [(2 * (r - 1) / r * p.at[1], hops) for p in points]
     inverse, latency = nonnegative(rows, points)
     n, how = sum(p.n for p in points), points[0].how
-    rate = Measured(name="rate", value=1 / inverse.value, low=1 / inverse.high, high=1 / inverse.low, n=n, unit="byte/s", how=how)  # fmt: skip
+    rate = Measured(
+        name="rate",
+        value=1 / inverse.value,
+        low=1 / inverse.high,
+        high=1 / inverse.low,
+        n=n,
+        unit="byte/s",
+        how=how,
+    )
     if cpu:
         roof = max(rate.value, *(row[0] / p.value for row, p in zip(rows, points, strict=True)))
         yield _rate("nic", roof, seen.base.nic.value, n, how)
@@ -251,13 +312,23 @@ def _storage(seen: Seen) -> Iterator[Change]:
     if read is None or write is None:
         return
     roof, node = max(best(read), best(write)), seen.base.node
-    yield _rate("node.local_storage", roof, node.local_storage.value, read.n + write.n, "fastest write or read seen")  # fmt: skip
+    yield _rate(
+        "node.local_storage", roof, node.local_storage.value, read.n + write.n, "fastest write or read seen"
+    )
     yield seen.share("local_storage_read_efficiency", read, roof)
     yield seen.share("local_storage_write", write, roof)
     if seen.base.vendor == "cpu":
         slow, fast = sorted((read, write), key=lambda m: m.value)
-        both = Measured(name="shared", value=slow.value, low=slow.low, high=max(fast.high, slow.high), n=slow.n, unit="byte/s", how=f"the same disk: runs of one machine share it; {slow.how}")  # fmt: skip
-        yield _rate("node.shared_storage", roof, node.shared_storage.value, read.n + write.n, "the same disk")  # fmt: skip
+        both = Measured(
+            name="shared",
+            value=slow.value,
+            low=slow.low,
+            high=max(fast.high, slow.high),
+            n=slow.n,
+            unit="byte/s",
+            how=f"the same disk: runs of one machine share it; {slow.how}",
+        )
+        yield _rate("node.shared_storage", roof, node.shared_storage.value, read.n + write.n, "the same disk")
         yield seen.share("shared_storage_efficiency", both, roof)
 
 
@@ -272,11 +343,24 @@ def _optimizer(seen: Seen) -> Iterator[Change]:
         return
     _, each = nonnegative([(1.0, p.at[0]) for p in points], points)
     size, n, how = STATE_BYTES["adam"] + 2 * FP32, sum(p.n for p in points), points[0].how
-    rate = Measured(name="rate", value=size / each.value, low=size / each.high, high=size / each.low, n=n, unit="byte/s", how=f"{how}; {size:g} bytes a parameter")  # fmt: skip
+    rate = Measured(
+        name="rate",
+        value=size / each.value,
+        low=size / each.high,
+        high=size / each.low,
+        n=n,
+        unit="byte/s",
+        how=f"{how}; {size:g} bytes a parameter",
+    )
     yield seen.share("optimizer_hbm_efficiency", rate, roof_of(seen))
 
 
-_STARTS = {"group_start": "nccl_start_latency", "process_start": "process_start", "sleep": "sleep_latency", "wake": "wake_latency"}  # fmt: skip
+_STARTS = {
+    "group_start": "nccl_start_latency",
+    "process_start": "process_start",
+    "sleep": "sleep_latency",
+    "wake": "wake_latency",
+}
 """Measured name -> coefficient, unchanged."""
 
 
@@ -291,4 +375,6 @@ def coefficient_of(change: Change, source: str) -> Coefficient:
     """As the profile holds it."""
     assert change.low is not None
     assert change.high is not None
-    return Coefficient(value=change.value, low=change.low, high=change.high, source=source, dimension=change.unit)  # fmt: skip
+    return Coefficient(
+        value=change.value, low=change.low, high=change.high, source=source, dimension=change.unit
+    )

@@ -19,16 +19,8 @@ from rlhfsim.kernels.work import KINDS, roof
 from rlhfsim.rollout.decode import gpu_work
 from rlhfsim.rollout.prefill import prefill
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.hardware.measured import (
-    HEADS,
-    HIDDEN,
-    KV_HEADS,
-    TINY_FFN,
-    TINY_VOCAB,
-    WIDENING,
-    Measured,
-)
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, TINY_FFN, TINY_VOCAB, WIDENING, Measured
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.model import Attention, ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import Coefficient
@@ -51,7 +43,9 @@ class Fitted:
     high: float
 
 
-def nonnegative(rows: Sequence[Sequence[float]], points: Sequence[Measured], less: Sequence[float] | None = None) -> list[Fitted]:  # fmt: skip
+def nonnegative(
+    rows: Sequence[Sequence[float]], points: Sequence[Measured], less: Sequence[float] | None = None
+) -> list[Fitted]:
     """x >= 0 that minimises the sum of squared relative errors of rows x + less against the timings.
 
         min_x sum_i ((r_i x + l_i - t_i) / t_i)^2
@@ -79,7 +73,12 @@ def _solve(design: Floats, seconds: Floats, known: Floats) -> Floats:
     return found
 
 
-def misfit(rows: Sequence[Sequence[float]], points: Sequence[Measured], found: Sequence[Fitted], less: Sequence[float]) -> float:  # fmt: skip
+def misfit(
+    rows: Sequence[Sequence[float]],
+    points: Sequence[Measured],
+    found: Sequence[Fitted],
+    less: Sequence[float],
+) -> float:
     """Median relative error of the fit over its own points."""
     said = np.asarray(rows) @ np.array([f.value for f in found]) + np.asarray(less)
     seconds = np.array([p.value for p in points])
@@ -89,7 +88,7 @@ def misfit(rows: Sequence[Sequence[float]], points: Sequence[Measured], found: S
 # --- kernel tables --------------------------------------------------------------------------------
 
 
-def kernel_table(name: str, profile: Profile, points: Sequence[Measured], source: str) -> dict[str, Any]:  # fmt: skip
+def kernel_table(name: str, profile: Profile, points: Sequence[Measured], source: str) -> dict[str, Any]:
     """A table of `kernels.curves` from a full grid of points: the loss against the roofline at every node."""
     kind, peaks = KINDS[name.split("/")[0]], peaks_of(profile)
     knots = [sorted({p.at[axis] for p in points}) for axis in range(len(kind.axes))]
@@ -97,15 +96,17 @@ def kernel_table(name: str, profile: Profile, points: Sequence[Measured], source
     mesh = np.meshgrid(*[np.array(axis) for axis in knots], indexing="ij")
     demand = kind.demand(element_bytes("bf16"), *mesh)
     least = np.asarray(roof(demand, peaks.rate("bf16"), peaks.hbm, peaks.link))
-    seconds = np.array([by_point[node] for node in zip(*(m.ravel().tolist() for m in mesh), strict=True)])  # fmt: skip
+    seconds = np.array([by_point[node] for node in zip(*(m.ravel().tolist() for m in mesh), strict=True)])
     loss = PERCENT * np.log(seconds.reshape(least.shape) / least)
     spread = [(p.value / p.high, p.value / p.low) for p in points]
     return {
         "source": source,
         "interval": [round(float(np.median([s[i] for s in spread])), 3) for i in (0, 1)],
-        "axes": {axis: " ".join(f"{v:g}" for v in known) for axis, known in zip(kind.axes, knots, strict=True)},
+        "axes": {
+            axis: " ".join(f"{v:g}" for v in known) for axis, known in zip(kind.axes, knots, strict=True)
+        },
         "loss": encode(loss),
-    }  # fmt: skip
+    }
 
 
 def is_grid(points: Sequence[Measured]) -> bool:
@@ -129,41 +130,56 @@ def roof_rates(points: Sequence[Measured]) -> tuple[float, float]:
 def tiny_model(layers: int) -> ModelSpec:
     """The model whose steps were timed."""
     return ModelSpec(
-        name="tiny", num_layers=layers, hidden=HIDDEN, vocab=TINY_VOCAB, ffn=TINY_FFN,
+        name="tiny",
+        num_layers=layers,
+        hidden=HIDDEN,
+        vocab=TINY_VOCAB,
+        ffn=TINY_FFN,
         attention=Attention(num_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=HIDDEN // HEADS, qkv_bias=True),
-    )  # fmt: skip
+    )
 
 
 def decode_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
     """Seconds of the kernels alone, as the cost model prices them, for points (layers, sequences, context)."""
     device = _device(profile)
     return [
-        float(gpu_work(device, tiny_model(int(layers)), RolloutLayout(), np.asarray(n), np.asarray(c)).seconds)
+        float(
+            gpu_work(device, tiny_model(int(layers)), RolloutLayout(), np.asarray(n), np.asarray(c)).seconds
+        )
         for layers, n, c in (p.at for p in points)
-    ]  # fmt: skip
+    ]
 
 
 def prefill_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
     """The same of a prefill pass, for points (layers, prompts, length)."""
-    device = _device(_set(profile, prefill_efficiency=1.0, prefill_overhead_vllm=0.0, eager_layer_overhead=0.0))  # fmt: skip
-    return [float(prefill(device, tiny_model(int(layers)), RolloutLayout(), n, length).seconds) for layers, n, length in (p.at for p in points)]  # fmt: skip
+    device = _device(
+        _set(profile, prefill_efficiency=1.0, prefill_overhead_vllm=0.0, eager_layer_overhead=0.0)
+    )
+    return [
+        float(prefill(device, tiny_model(int(layers)), RolloutLayout(), n, length).seconds)
+        for layers, n, length in (p.at for p in points)
+    ]
 
 
 def train_kernels(profile: Profile, point: Measured) -> float:
     """The same of forward and backward of one layer, for a point (layers, tokens, length)."""
     layers, tokens, length = point.at
     work = Work(tokens=tokens, length=length, fused=False)
-    return passes(_device(_set(profile, host_layer_time=0.0)), tiny_model(int(layers)), work, Software(), "none").layer  # fmt: skip
+    return passes(
+        _device(_set(profile, host_layer_time=0.0)), tiny_model(int(layers)), work, Software(), "none"
+    ).layer
 
 
 def _device(profile: Profile) -> Device:
-    return device_of(make_pool(profile, 1, gpus_per_node=1))
+    return device_of(node_group(profile, 1, gpus_per_node=1))
 
 
 def _set(profile: Profile, **values: float) -> Profile:
     """The profile with some coefficients at a value."""
     fixed = {
-        name: Coefficient(value=v, low=v, high=v, source="set aside", dimension=profile.coefficient(name).dimension)
+        name: Coefficient(
+            value=v, low=v, high=v, source="set aside", dimension=profile.coefficient(name).dimension
+        )
         for name, v in values.items()
-    }  # fmt: skip
+    }
     return replace(profile, coefficients={**profile.coefficients, **fixed})

@@ -36,9 +36,12 @@ def _decode(seen: Seen, first: Profile) -> tuple[list[Change], list[str]]:
     step, layer, sequence = nonnegative(rows, points, kernels)
     n, how = sum(p.n for p in points), f"least squares over {len(points)} points, {points[-1].how}"
     pairs = (
-        (step, "decode_step_overhead_vllm"), (step, "decode_step_overhead"), (layer, "decode_layer_overhead"),
-        (sequence, "decode_sequence_overhead_vllm"), (sequence, "decode_sequence_overhead"),
-    )  # fmt: skip
+        (step, "decode_step_overhead_vllm"),
+        (step, "decode_step_overhead"),
+        (layer, "decode_layer_overhead"),
+        (sequence, "decode_sequence_overhead_vllm"),
+        (sequence, "decode_sequence_overhead"),
+    )
     off = misfit(rows, points, (step, layer, sequence), kernels)
     note = f"decode steps: kernels and overheads explain the {len(points)} points within {100 * off:.0f} % (median)"
     return [seen.coefficient(name, fitted, n, how) for fitted, name in pairs], [note]
@@ -53,16 +56,24 @@ def _prefill(seen: Seen, first: Profile) -> list[Change]:
     few = [p for p in points if p.at[1] * p.at[2] == short]
     fixed, launch = nonnegative([(1.0, p.at[0]) for p in few], few)
     n, how = sum(p.n for p in few), f"prefill of {short:g} tokens, {few[-1].how}"
-    pairs = ((fixed, "prefill_overhead_vllm"), (fixed, "prefill_overhead"), (launch, "eager_layer_overhead"))  # fmt: skip
+    pairs = ((fixed, "prefill_overhead_vllm"), (fixed, "prefill_overhead"), (launch, "eager_layer_overhead"))
     found = [seen.coefficient(name, fitted, n, how) for fitted, name in pairs]
     long = [p for p in points if p.at[1] * p.at[2] >= LONG]
     if not long:
         return found
-    ratios = [k / (p.value - fixed.value) for k, p in zip(prefill_kernels(first, long), long, strict=True)]  # fmt: skip
+    ratios = [k / (p.value - fixed.value) for k, p in zip(prefill_kernels(first, long), long, strict=True)]
     low, middle, high = (min(float(x), MAX_EFFICIENCY) for x in np.percentile(ratios, [10, 50, 90]))
     efficiency = Fitted(value=middle, low=low / WIDENING, high=min(high * WIDENING, MAX_EFFICIENCY))
     n = sum(p.n for p in long)
-    return [*found, seen.coefficient("prefill_efficiency", efficiency, n, f"kernels timed alone over passes of {LONG} tokens and more, {long[-1].how}")]  # fmt: skip
+    return [
+        *found,
+        seen.coefficient(
+            "prefill_efficiency",
+            efficiency,
+            n,
+            f"kernels timed alone over passes of {LONG} tokens and more, {long[-1].how}",
+        ),
+    ]
 
 
 def _train(seen: Seen, first: Profile) -> list[Change]:

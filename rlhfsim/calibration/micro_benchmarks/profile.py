@@ -62,9 +62,13 @@ def measured_profile(session: Session, name: str = "local") -> MeasuredProfile:
     text = _text(seen, name, beneath, kept, curves)
     profile_from_text(text)
     return MeasuredProfile(
-        text=text, base=beneath, known=known, changes=tuple(kept), missing=(*session.missing, *refused),
+        text=text,
+        base=beneath,
+        known=known,
+        changes=tuple(kept),
+        missing=(*session.missing, *refused),
         notes=(*notes, *_sanity(seen, first)),
-    )  # fmt: skip
+    )
 
 
 def write(path: Path, made: MeasuredProfile) -> Profile:
@@ -99,21 +103,32 @@ def _curves(seen: Seen, kept: Sequence[Change]) -> dict[str, Any] | None:
         return None
     rates = {c.key: c.value for c in kept}
     profile = replace(
-        seen.base, hbm=replace(seen.base.hbm, value=rates.get("hbm", seen.base.hbm.value)),
-        peak={p: replace(peak, value=rates.get(f"peak.{p}", peak.value)) for p, peak in seen.base.peak.items()},
-    )  # fmt: skip
-    found = {
-        table: seen.points(name) for name, table in TABLES.items() if is_grid(seen.points(name))
+        seen.base,
+        hbm=replace(seen.base.hbm, value=rates.get("hbm", seen.base.hbm.value)),
+        peak={
+            p: replace(peak, value=rates.get(f"peak.{p}", peak.value)) for p, peak in seen.base.peak.items()
+        },
+    )
+    found = {table: seen.points(name) for name, table in TABLES.items() if is_grid(seen.points(name))}
+    tables = {
+        table: kernel_table(
+            table, profile, points, _source(seen.session, sum(p.n for p in points), points[0].how)
+        )
+        for table, points in found.items()
     }
-    tables = {table: kernel_table(table, profile, points, _source(seen.session, sum(p.n for p in points), points[0].how)) for table, points in found.items()}  # fmt: skip
     if not tables:
         return None
     return {
-        "package": "rlhfsim profile measure", "fitted_on": "all shapes",
+        "package": "rlhfsim profile measure",
+        "fitted_on": "all shapes",
         "loss": "100 ln(t / roofline at these peaks) per node, two base-36 digits",
-        "peaks": {"bf16": profile.peak["bf16"].value, "hbm": profile.hbm.value, "link": profile.scale_up.bandwidth.value},
+        "peaks": {
+            "bf16": profile.peak["bf16"].value,
+            "hbm": profile.hbm.value,
+            "link": profile.scale_up.bandwidth.value,
+        },
         "tables": tables,
-    }  # fmt: skip
+    }
 
 
 def _sanity(seen: Seen, first: Profile) -> list[str]:
@@ -125,8 +140,12 @@ def _sanity(seen: Seen, first: Profile) -> list[str]:
     peak = first.peak["bf16"].value
     shape, rate = " x ".join(f"{x:g}" for x in top.at), units.format(_flops(top), "flop/s")
     if _flops(top) > (1 - 10 ** (1 - DIGITS)) * peak:  # the file rounds
-        return [f"fastest product {rate} ({shape}): {first.peak['bf16'].source.rpartition('; ')[2]}, so it is the peak"]  # fmt: skip
-    return [f"fastest product {rate} ({shape}), {100 * _flops(top) / peak:.0f} % of the peak of {units.format(peak, 'flop/s')}"]  # fmt: skip
+        return [
+            f"fastest product {rate} ({shape}): {first.peak['bf16'].source.rpartition('; ')[2]}, so it is the peak"
+        ]
+    return [
+        f"fastest product {rate} ({shape}), {100 * _flops(top) / peak:.0f} % of the peak of {units.format(peak, 'flop/s')}"
+    ]
 
 
 def _flops(p: Measured) -> float:
@@ -137,13 +156,9 @@ def _flops(p: Measured) -> float:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def _text(seen: Seen, name: str, beneath: str, kept: Sequence[Change], curves: dict[str, Any] | None) -> str:  # fmt: skip
+def _text(seen: Seen, name: str, beneath: str, kept: Sequence[Change], curves: dict[str, Any] | None) -> str:
     machine = seen.session.machine
-    data: dict[str, Any] = {
-        "name": name,
-        "title": f"{machine.title} (measured)"[:80],
-        "extends": beneath,
-    }
+    data: dict[str, Any] = {"name": name, "title": f"{machine.title} (measured)"[:80], "extends": beneath}
     if not seen.known:
         data |= _node(seen)
     for change in kept:
@@ -156,7 +171,7 @@ def _text(seen: Seen, name: str, beneath: str, kept: Sequence[Change], curves: d
         data["node"] = _plain(seen.base.node) | data["node"]
     if curves is not None:
         data.pop("curves", None)  # the key is written last
-    text = HEADER + yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)  # fmt: skip
+    text = HEADER + yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
     return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
 
 
@@ -165,7 +180,11 @@ def _node(seen: Seen) -> dict[str, Any]:
     machine, base = seen.session.machine, seen.base
     units_of = machine.gpus or machine.cores
     node = _plain(base.node) | {"gpus": units_of, "cpu_cores": machine.cores}
-    found = {"peak": {p: _plain(peak) for p, peak in base.peak.items()}, "scale_up": _plain(base.scale_up), "node": node}  # fmt: skip
+    found = {
+        "peak": {p: _plain(peak) for p, peak in base.peak.items()},
+        "scale_up": _plain(base.scale_up),
+        "node": node,
+    }
     return found if machine.kind == "cpu" else found | {"price": None, "curves": None}
 
 
@@ -177,7 +196,7 @@ def _entry(change: Change, session: Session) -> dict[str, Any]:
     source = _source(session, change.n, change.how) if change.moved else change.how
     value: dict[str, Any] = {"value": _number(change.value, change.unit)}
     if change.low is not None and change.high is not None:
-        value |= {"low": _number(change.low, change.unit), "high": _number(change.high, change.unit)}  # fmt: skip
+        value |= {"low": _number(change.low, change.unit), "high": _number(change.high, change.unit)}
     return value | {"source": source[:1900]}
 
 

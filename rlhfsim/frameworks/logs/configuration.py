@@ -63,9 +63,7 @@ class Settings:
     def flag(self, *keys: str, default: bool = False) -> bool:
         """True or false."""
         value = self._or_default(keys, default)
-        return (
-            value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes", "on")
-        )
+        return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes", "on")
 
     def text(self, *keys: str, default: str | None = None) -> str:
         """A word."""
@@ -80,14 +78,22 @@ class Settings:
         if found is not None:
             return found
         if default is None:
-            raise RlhfsimError("setting-missing", f"the configuration does not say {keys[0]}", place=Place(file=self.name),
-                               help=f"add --config with the run's configuration, or --set {keys[0]}=VALUE")  # fmt: skip
+            raise RlhfsimError(
+                "setting-missing",
+                f"the configuration does not say {keys[0]}",
+                place=Place(file=self.name),
+                help=f"add --config with the run's configuration, or --set {keys[0]}=VALUE",
+            )
         self.assumed[keys[0]] = default
         return default
 
     def _bad(self, keys: tuple[str, ...], value: object, rule: str) -> RlhfsimError:
-        return RlhfsimError("bad-setting", f"{keys[0]} is {str(value)[:40]!r}, not {rule}", place=Place(file=self.name),
-                            help=f"correct it with --set {keys[0]}=VALUE")  # fmt: skip
+        return RlhfsimError(
+            "bad-setting",
+            f"{keys[0]} is {str(value)[:40]!r}, not {rule}",
+            place=Place(file=self.name),
+            help=f"correct it with --set {keys[0]}=VALUE",
+        )
 
     def _resolved(self, value: Any, key: str, depth: int) -> Any:
         """The value with references replaced; None where one leads nowhere."""
@@ -164,8 +170,12 @@ def _words(text: str, path: Path) -> list[str]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
-            raise RlhfsimError("malformed-script", f"cannot split the line into words: {str(error).lower()}", place=Place(file=str(path), line=number),
-                               help="give the arguments alone, one command without substitutions") from error  # fmt: skip
+            raise RlhfsimError(
+                "malformed-script",
+                f"cannot split the line into words: {str(error).lower()}",
+                place=Place(file=str(path), line=number),
+                help="give the arguments alone, one command without substitutions",
+            ) from error
         words = [_expanded(word, variables) for word in words]
         for word in words[1:] if words[:1] == ["export"] else words[:1]:
             name, equals, value = word.partition("=")

@@ -48,20 +48,31 @@ def find(path: Path) -> Found:
     """
     place = Place(file=str(path))
     if not path.exists():
-        raise RlhfsimError("unreadable-file", "there is no such file or folder", place=place, help="check the path")  # fmt: skip
-    files = sorted(p for p, _ in zip(path.rglob("*"), range(MAX_FILES), strict=False) if p.is_file()) if path.is_dir() else [path]  # fmt: skip
+        raise RlhfsimError(
+            "unreadable-file", "there is no such file or folder", place=place, help="check the path"
+        )
+    files = (
+        sorted(p for p, _ in zip(path.rglob("*"), range(MAX_FILES), strict=False) if p.is_file())
+        if path.is_dir()
+        else [path]
+    )
     states = tuple(p for p in files if p.name == STATE)
     found = Found(
-        events=tuple(p for p in files if MARK in p.name), json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
+        events=tuple(p for p in files if MARK in p.name),
+        json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
         states=tuple(sorted(states, key=lambda p: p.stat().st_mtime)[-1:]),
         texts=tuple(p for p in files if p.suffix in TEXTS and MARK not in p.name) if path.is_dir() else (),
         configs=tuple(p for p in files if p.name in CONFIGS),
-    )  # fmt: skip
+    )
     if not found.logs and path.is_file():
         return Found(texts=(path,))
     if not found.logs:
-        raise RlhfsimError("no-logs", "no event file, JSON lines or console log is in this folder", place=place,
-                           help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or {', '.join(f'*{t}' for t in TEXTS)}; or name the file itself")  # fmt: skip
+        raise RlhfsimError(
+            "no-logs",
+            "no event file, JSON lines or console log is in this folder",
+            place=place,
+            help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or {', '.join(f'*{t}' for t in TEXTS)}; or name the file itself",
+        )
     return found
 
 
@@ -79,8 +90,12 @@ def read_log(path: Path, found: Found, framework: Framework) -> Log:
     log = _folded(merged([_renamed(part, framework) for part in parts]), framework)
     if not _has_times(log, framework):
         some = ", ".join(log.names[:4])
-        raise RlhfsimError("no-step-times", f"no time that {framework.title} logs ({framework.step}, ...) is here", place=Place(file=str(path)),
-                           help=f"is it of {framework.title}?" + (f" found: {some}" if some else ""))  # fmt: skip
+        raise RlhfsimError(
+            "no-step-times",
+            f"no time that {framework.title} logs ({framework.step}, ...) is here",
+            place=Place(file=str(path)),
+            help=f"is it of {framework.title}?" + (f" found: {some}" if some else ""),
+        )
     return log
 
 
@@ -102,7 +117,12 @@ def _read_files(found: Found, framework: Framework) -> Iterator[Log]:
 def _console(path: Path, framework: Framework) -> Log:
     text = read_text(path, MAX_TEXT)
     if "\0" in text:
-        raise RlhfsimError("not-a-log", "the file holds binary data", place=Place(file=str(path)), help="give the console log as text")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-log",
+            "the file holds binary data",
+            place=Place(file=str(path)),
+            help="give the console log as text",
+        )
     notes: tuple[str, ...] = ()
     if cut_off(text) and text.rstrip().count("\n"):
         text, _, _ = text.rpartition("\n")

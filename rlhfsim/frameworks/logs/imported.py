@@ -89,14 +89,26 @@ def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
     specs = setup(recipe, lengths, choices.gpu, choices.rollout_gpu)
     used = _used(framework, specs, recipe, log)
     times = framework_times(log.names, framework)
-    known = {*used, framework.step, *framework.disturbing, *framework.prompt, *framework.response, *framework.longest}  # fmt: skip
+    known = {
+        *used,
+        framework.step,
+        *framework.disturbing,
+        *framework.prompt,
+        *framework.response,
+        *framework.longest,
+    }
     inside = tuple(name for name in log.names if name.startswith(framework.inside or ("\0",)))
     return Imported(
-        framework=framework, setup=specs, settings=settings, lengths=lengths, steps=steps, mapped=used,
+        framework=framework,
+        setup=specs,
+        settings=settings,
+        lengths=lengths,
+        steps=steps,
+        mapped=used,
         unmapped_times=tuple(n for n in times if n not in known and n not in inside),
         unmapped=tuple(n for n in log.names if n not in known and n not in times),
         notes=(*log.notes, *notes, *_unpriced(used, specs)),
-    )  # fmt: skip
+    )
 
 
 def _means(records: Sequence[Record]) -> dict[str, float]:
@@ -104,9 +116,7 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
     return {n: fmean(r.values[n] for r in records if n in r.values) for n in names}
 
 
-def _used(
-    framework: Framework, specs: Setup, recipe: Recipe, log: Log
-) -> dict[str, tuple[str, ...]]:
+def _used(framework: Framework, specs: Setup, recipe: Recipe, log: Log) -> dict[str, tuple[str, ...]]:
     """Metrics that become spans, and what each covers of the calls that this run has."""
     here = {call.name for call in dataflow(specs.workload)} | {"controller", "actor.generate.wait"}
     found = {}
@@ -142,27 +152,29 @@ def _unpriced(used: Mapping[str, tuple[str, ...]], specs: Setup) -> Iterator[str
 # --- steps ----------------------------------------------------------------------------------------
 
 
-def _steps(
-    path: Path, log: Log, framework: Framework, s: Settings
-) -> tuple[tuple[Step, ...], list[str]]:
+def _steps(path: Path, log: Log, framework: Framework, s: Settings) -> tuple[tuple[Step, ...], list[str]]:
     """Steps whose times make sense, and a sentence for each other one."""
     notes: list[str] = []
     each = framework.group(s)
-    whole = [_joined(log.records[i : i + each], framework) for i in range(0, len(log.records) - each + 1, each)]  # fmt: skip
-    kept = [step for step in whole if _timed(step, framework, notes)]
-    calm = [
-        step for step in kept if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)
+    whole = [
+        _joined(log.records[i : i + each], framework) for i in range(0, len(log.records) - each + 1, each)
     ]
+    kept = [step for step in whole if _timed(step, framework, notes)]
+    calm = [step for step in kept if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)]
     if len(calm) >= 2 and len(calm) < len(kept):
-        notes.append(f"{len(kept) - len(calm)} of {len(kept)} steps hold an evaluation or a checkpoint and were left out")  # fmt: skip
+        notes.append(
+            f"{len(kept) - len(calm)} of {len(kept)} steps hold an evaluation or a checkpoint and were left out"
+        )
         kept = calm
     elif len(calm) < len(kept):
-        notes.append(
-            "nearly every step holds an evaluation or a checkpoint: the step times hold them too"
-        )
+        notes.append("nearly every step holds an evaluation or a checkpoint: the step times hold them too")
     if not kept:
-        raise RlhfsimError("no-step-counts", f"none of {len(whole)} steps has times that make sense" + (f": {notes[0]}" if notes else ""), place=Place(file=str(path)),
-                           help=f"a step needs {framework.step} and its timers")  # fmt: skip
+        raise RlhfsimError(
+            "no-step-counts",
+            f"none of {len(whole)} steps has times that make sense" + (f": {notes[0]}" if notes else ""),
+            place=Place(file=str(path)),
+            help=f"a step needs {framework.step} and its timers",
+        )
     return tuple(kept), notes
 
 
@@ -190,26 +202,35 @@ def _timed(step: Step, framework: Framework, notes: list[str]) -> bool:
 
 
 def _lengths(
-    path: Path, framework: Framework, s: Settings, records: Sequence[Record], means: Mapping[str, float], choices: Choices
-) -> Lengths:  # fmt: skip
+    path: Path,
+    framework: Framework,
+    s: Settings,
+    records: Sequence[Record],
+    means: Mapping[str, float],
+    choices: Choices,
+) -> Lengths:
     response = first(means, framework.response)
     if response is None:
-        raise RlhfsimError("lengths-unknown", "the log has no lengths of responses", place=Place(file=str(path)),
-                           help=f"{framework.title} logs {framework.response[0]}; without it no time can be predicted")  # fmt: skip
+        raise RlhfsimError(
+            "lengths-unknown",
+            "the log has no lengths of responses",
+            place=Place(file=str(path)),
+            help=f"{framework.title} logs {framework.response[0]}; without it no time can be predicted",
+        )
     prompt = choices.prompt_tokens or first(means, framework.prompt)
     if prompt is None and framework.prompts_of is not None:
         prompt = framework.prompts_of(s, records)
     if prompt is None:
-        raise RlhfsimError("lengths-unknown", "the log has no lengths of prompts", place=Place(file=str(path)),
-                           help="add --prompt-len TOKENS, the mean of the data")  # fmt: skip
-    longest = max(
-        (r.values[n] for r in records for n in framework.longest if n in r.values), default=None
-    )
+        raise RlhfsimError(
+            "lengths-unknown",
+            "the log has no lengths of prompts",
+            place=Place(file=str(path)),
+            help="add --prompt-len TOKENS, the mean of the data",
+        )
+    longest = max((r.values[n] for r in records for n in framework.longest if n in r.values), default=None)
     return Lengths(prompt=prompt, response=response, longest=longest)
 
 
 def first(means: Mapping[str, float], names: Sequence[str]) -> float | None:
     """The value of the first metric that is logged and above zero."""
-    return next(
-        (means[n] for n in names if n in means and math.isfinite(means[n]) and means[n] > 0), None
-    )
+    return next((means[n] for n in names if n in means and math.isfinite(means[n]) and means[n] > 0), None)

@@ -34,8 +34,12 @@ def read_jsonl(text: str, name: str) -> Log:
         record = _record(line)
         (found.append(record) if record else broken.append(i))
     if not found:
-        raise RlhfsimError("no-metrics", "no line is a JSON object with a step", place=Place(file=name, line=rows[0][0] if rows else None),
-                           help=f"one object a line, with {', '.join(STEPS[:2])} and numbers by name")  # fmt: skip
+        raise RlhfsimError(
+            "no-metrics",
+            "no line is a JSON object with a step",
+            place=Place(file=name, line=rows[0][0] if rows else None),
+            help=f"one object a line, with {', '.join(STEPS[:2])} and numbers by name",
+        )
     return Log(records=tuple(found), notes=tuple(_broken(broken, len(rows), rows[-1][0], name)))
 
 
@@ -77,6 +81,10 @@ def read_trainer_state(text: str, name: str) -> Log:
     rows = [record_of(row) for row in history or () if isinstance(row, dict)]
     found = tuple(row for row in rows if row is not None)
     if not found:
-        raise RlhfsimError("no-metrics", "there is no log_history with steps in it", place=Place(file=name),
-                           help="give trainer_state.json of a checkpoint, or JSON lines")  # fmt: skip
+        raise RlhfsimError(
+            "no-metrics",
+            "there is no log_history with steps in it",
+            place=Place(file=name),
+            help="give trainer_state.json of a checkpoint, or JSON lines",
+        )
     return Log(records=found)

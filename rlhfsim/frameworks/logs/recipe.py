@@ -11,12 +11,12 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.placement.placement import (
-    GpuSet,
     Placement,
     Residency,
-    RolloutSeat,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
     Schedule,
-    Seat,
     WeightPath,
 )
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
@@ -114,11 +114,17 @@ def setup(recipe: Recipe, lengths: Lengths, gpu: str, rollout_gpu: str | None = 
     """
     workload = workload_of(recipe, lengths)
     cluster = parse_cluster(
-        recipe.gpus if rollout_gpu else recipe.gpus + (recipe.rollout_gpus or 0), gpu,
+        recipe.gpus if rollout_gpu else recipe.gpus + (recipe.rollout_gpus or 0),
+        gpu,
         gpus_per_node=min(recipe.gpus_per_node, recipe.gpus + (recipe.rollout_gpus or 0)),
-        rollout_gpus=recipe.rollout_gpus if rollout_gpu else None, rollout_gpu=rollout_gpu,
-    )  # fmt: skip
-    return Setup(workload=workload, placement=placement_of(recipe, workload, two_kinds=rollout_gpu is not None), cluster=cluster)  # fmt: skip
+        rollout_gpus=recipe.rollout_gpus if rollout_gpu else None,
+        rollout_gpu=rollout_gpu,
+    )
+    return Setup(
+        workload=workload,
+        placement=placement_of(recipe, workload, two_kinds=rollout_gpu is not None),
+        cluster=cluster,
+    )
 
 
 def workload_of(recipe: Recipe, lengths: Lengths) -> Workload:
@@ -127,14 +133,25 @@ def workload_of(recipe: Recipe, lengths: Lengths) -> Workload:
     while recipe.prompts * recipe.samples % batches:
         batches -= 1
     return Workload(
-        algorithm=recipe.algorithm, model=recipe.model, critic=recipe.critic or "same",
-        reference="same" if recipe.kl else "none", kl=recipe.kl,
-        reward=Reward(model=recipe.reward_model) if recipe.reward_model else Reward(model=None, rules=Rules()),
-        prompts=recipe.prompts, samples=recipe.samples, epochs=max(1, recipe.epochs), mini_batches=batches,
-        prompt_len=Fixed(value=max(1.0, lengths.prompt)), response_len=_responses(recipe, lengths), packing=recipe.packing,
+        algorithm=recipe.algorithm,
+        model=recipe.model,
+        critic=recipe.critic or "same",
+        reference="same" if recipe.kl else "none",
+        kl=recipe.kl,
+        reward=Reward(model=recipe.reward_model)
+        if recipe.reward_model
+        else Reward(model=None, rules=Rules()),
+        prompts=recipe.prompts,
+        samples=recipe.samples,
+        epochs=max(1, recipe.epochs),
+        mini_batches=batches,
+        prompt_len=Fixed(value=max(1.0, lengths.prompt)),
+        response_len=_responses(recipe, lengths),
+        packing=recipe.packing,
         old_logprobs="recompute" if recipe.recomputes_logprobs else "rollout",
-        lora=Lora(rank=recipe.lora_rank) if recipe.lora_rank else None, rollout_precision=recipe.rollout_precision,
-    )  # fmt: skip
+        lora=Lora(rank=recipe.lora_rank) if recipe.lora_rank else None,
+        rollout_precision=recipe.rollout_precision,
+    )
 
 
 def _responses(recipe: Recipe, lengths: Lengths) -> AnyLengths:
@@ -143,22 +160,37 @@ def _responses(recipe: Recipe, lengths: Lengths) -> AnyLengths:
 
 
 def placement_of(recipe: Recipe, workload: Workload, *, two_kinds: bool = False) -> Placement:
-    """Pools, seats and schedule; without GPUs of its own the rollout shares those that train."""
+    """Pools, roles and schedule; without GPUs of its own the rollout shares those that train."""
     apart = recipe.rollout_gpus is not None
     generating = recipe.rollout_gpus or recipe.gpus
-    pools = [GpuSet(name=TRAIN if apart else SHARED, gpus=recipe.gpus)]
+    pools = [ResourcePool(name=TRAIN if apart else SHARED, gpus=recipe.gpus)]
     if apart:
-        pools.append(GpuSet(name=ROLLOUT, start=0 if two_kinds else recipe.gpus, gpus=generating, hardware=int(two_kinds)))  # fmt: skip
+        pools.append(
+            ResourcePool(
+                name=ROLLOUT, start=0 if two_kinds else recipe.gpus, gpus=generating, hardware=int(two_kinds)
+            )
+        )
     layout = _layout(recipe)
-    scoring = Seat(pool=pools[0].name, layout=layout, residency=recipe.scoring_residency)
-    actor = Seat(pool=pools[0].name, layout=layout, residency=recipe.actor_residency, offload_between=recipe.optimizer_leaves)  # fmt: skip
+    scoring = RolePlacement(pool=pools[0].name, layout=layout, residency=recipe.scoring_residency)
+    actor = RolePlacement(
+        pool=pools[0].name,
+        layout=layout,
+        residency=recipe.actor_residency,
+        offload_between=recipe.optimizer_leaves,
+    )
     return Placement(
-        pools=tuple(pools), actor=actor, critic=actor if workload.has_critic else None,
-        rollout=RolloutSeat(pool=pools[-1].name, layout=_rollout(recipe, generating), sleep=0 if apart else recipe.sleep),
-        reference=scoring if workload.has_reference else None, reward=scoring if workload.has_reward_model else None,
-        weight_path=recipe.weight_path, backend=recipe.backend,
+        pools=tuple(pools),
+        actor=actor,
+        critic=actor if workload.has_critic else None,
+        rollout=RolloutPlacement(
+            pool=pools[-1].name, layout=_rollout(recipe, generating), sleep=0 if apart else recipe.sleep
+        ),
+        reference=scoring if workload.has_reference else None,
+        reward=scoring if workload.has_reward_model else None,
+        weight_path=recipe.weight_path,
+        backend=recipe.backend,
         schedule=Schedule(staleness=recipe.staleness, partial_rollout=recipe.partial_rollout),
-    )  # fmt: skip
+    )
 
 
 def _layout(recipe: Recipe) -> Layout:
@@ -166,22 +198,37 @@ def _layout(recipe: Recipe) -> Layout:
     each = d.tp * d.pp * d.cp
     _fills(recipe.gpus, each, f"training layout TP{d.tp} PP{d.pp} CP{d.cp}")
     return Layout(
-        tp=d.tp, pp=d.pp, cp=d.cp, ep=d.ep, dp=recipe.gpus // each, zero=recipe.zero,
-        micro_batch=max(1, recipe.micro_batch), recompute=recipe.recompute, offload_optimizer=recipe.offload_optimizer,
-    )  # fmt: skip
+        tp=d.tp,
+        pp=d.pp,
+        cp=d.cp,
+        ep=d.ep,
+        dp=recipe.gpus // each,
+        zero=recipe.zero,
+        micro_batch=max(1, recipe.micro_batch),
+        recompute=recipe.recompute,
+        offload_optimizer=recipe.offload_optimizer,
+    )
 
 
 def _rollout(recipe: Recipe, gpus: int) -> RolloutLayout:
     each = recipe.rollout_tp * recipe.rollout_pp
     _fills(gpus, each, f"rollout layout TP{recipe.rollout_tp} PP{recipe.rollout_pp}")
     return RolloutLayout(
-        tp=recipe.rollout_tp, pp=recipe.rollout_pp, dp=recipe.replicas or gpus // each, max_num_seqs=recipe.max_num_seqs,
-        memory_utilization=recipe.memory_utilization, max_batched_tokens=recipe.max_batched_tokens,
-        cuda_graphs=recipe.cuda_graphs, precision=recipe.rollout_precision,
-    )  # fmt: skip
+        tp=recipe.rollout_tp,
+        pp=recipe.rollout_pp,
+        dp=recipe.replicas or gpus // each,
+        max_num_seqs=recipe.max_num_seqs,
+        memory_utilization=recipe.memory_utilization,
+        max_batched_tokens=recipe.max_batched_tokens,
+        cuda_graphs=recipe.cuda_graphs,
+        precision=recipe.rollout_precision,
+    )
 
 
 def _fills(gpus: int, each: int, what: str) -> None:
     if gpus < 1 or gpus % each:
-        raise RlhfsimError("layout-does-not-fill", f"{what} does not fill {gpus} GPUs",
-                           help="check nodes, GPUs per node and parallel sizes of the configuration, or correct them with --set")  # fmt: skip
+        raise RlhfsimError(
+            "layout-does-not-fill",
+            f"{what} does not fill {gpus} GPUs",
+            help="check nodes, GPUs per node and parallel sizes of the configuration, or correct them with --set",
+        )

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-_NUMBER = re.compile(r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*\)?s?\s*$")  # fmt: skip
+_NUMBER = re.compile(
+    r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*\)?s?\s*$"
+)
 """A number as Python prints it, also `np.float64(1.5)`, as NumPy 2 does."""
 
 
@@ -53,9 +55,7 @@ def merged(parts: Sequence[Log]) -> Log:
     again: set[int] = set()
     for record in (record for part in parts for record in part.records):
         known = values.setdefault(record.step, {})
-        if any(
-            not _same(known[name], value) for name, value in record.values.items() if name in known
-        ):
+        if any(not _same(known[name], value) for name, value in record.values.items() if name in known):
             again.add(record.step)
         known.update(record.values)
     notes = [note for part in parts for note in part.notes]

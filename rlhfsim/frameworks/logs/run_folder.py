@@ -31,7 +31,13 @@ def trace_of(run: Imported, plan_hash: str) -> Trace:
         mine = tuple(_spans(run, step, i, at))
         spans += mine
         at += max(step_seconds(run, step) or 0.0, max((s.end_s for s in mine), default=at) - at)
-    return Trace(source="measured", rlhfsim_version=_version(), plan_hash=plan_hash, steps=len(run.steps), spans=tuple(spans))  # fmt: skip
+    return Trace(
+        source="measured",
+        rlhfsim_version=_version(),
+        plan_hash=plan_hash,
+        steps=len(run.steps),
+        spans=tuple(spans),
+    )
 
 
 def step_seconds(run: Imported, step: Step) -> float | None:
@@ -49,9 +55,7 @@ def _spans(run: Imported, step: Step, index: int, start: float) -> Iterator[Span
         if not _beside(run, timer):
             at += seconds
     rest, whole = run.framework.rest, step_seconds(run, step)
-    generated = any(
-        t.phase == "actor.generate" and t.metric in step.values for t in run.framework.timers
-    )
+    generated = any(t.phase == "actor.generate" and t.metric in step.values for t in run.framework.timers)
     if rest is not None and whole and generated and start + whole > at:
         yield _span(run, rest, _here(run, rest), index, at, start + whole - at)
 
@@ -66,7 +70,9 @@ def _here(run: Imported, timer: Timer) -> tuple[str, ...]:
     return tuple(name for name in timer.of(()) if call_of(name) in calls)
 
 
-def _span(run: Imported, timer: Timer, covers: tuple[str, ...], step: int, start: float, seconds: float) -> Span:  # fmt: skip
+def _span(
+    run: Imported, timer: Timer, covers: tuple[str, ...], step: int, start: float, seconds: float
+) -> Span:
     """One timer as a span; it bears the name of the call that it covers where its own is not there."""
     own = timer.phase if timer.phase in covers else covers[0]
     role, _, kind = own.partition(".")
@@ -76,9 +82,16 @@ def _span(run: Imported, timer: Timer, covers: tuple[str, ...], step: int, start
         attributes[COVERS] = JOINT.join(covers)
     kinds = {"": "controller", "generate.wait": WAIT, "train.load": "load"}
     return Span(
-        name=own, role=role, kind=kinds.get(kind, kind), pool=pool, step=step, start_s=start, end_s=start + seconds,
-        bound_by=MEASURED, attributes=attributes,
-    )  # fmt: skip
+        name=own,
+        role=role,
+        kind=kinds.get(kind, kind),
+        pool=pool,
+        step=step,
+        start_s=start,
+        end_s=start + seconds,
+        bound_by=MEASURED,
+        attributes=attributes,
+    )
 
 
 def _pool(run: Imported, name: str) -> str:
@@ -104,7 +117,11 @@ def metrics_of(run: Imported) -> list[dict[str, float]]:
             row["time/step"] = seconds
         if response:
             samples = run.setup.workload.num_sequences / (seconds or 1.0)
-            row |= {"response/length_mean": response, "throughput/samples_per_sec": samples, "throughput/tokens_per_sec": samples * (prompt + response)}  # fmt: skip
+            row |= {
+                "response/length_mean": response,
+                "throughput/samples_per_sec": samples,
+                "throughput/tokens_per_sec": samples * (prompt + response),
+            }
         rows.append(row | {k: v for k, v in step.values.items() if math.isfinite(v)})
     return rows
 
@@ -112,20 +129,25 @@ def metrics_of(run: Imported) -> list[dict[str, float]]:
 def provenance(run: Imported, path: Path) -> dict[str, Any]:
     """Where a run folder comes from: import.json."""
     return {
-        "schema": "rlhfsim.import/1", "framework": run.framework.name, "from": path.name, "configuration": Path(run.settings.name).name,
-        "steps": len(run.steps), "mapped": {k: list(v) for k, v in run.mapped.items()}, "unmapped_times": list(run.unmapped_times),
-        "unmapped": list(run.unmapped), "assumed": {k: str(v) for k, v in run.settings.assumed.items()}, "notes": list(run.notes),
-        "prompt_tokens": run.lengths.prompt, "response_tokens": run.lengths.response,
-    }  # fmt: skip
+        "schema": "rlhfsim.import/1",
+        "framework": run.framework.name,
+        "from": path.name,
+        "configuration": Path(run.settings.name).name,
+        "steps": len(run.steps),
+        "mapped": {k: list(v) for k, v in run.mapped.items()},
+        "unmapped_times": list(run.unmapped_times),
+        "unmapped": list(run.unmapped),
+        "assumed": {k: str(v) for k, v in run.settings.assumed.items()},
+        "notes": list(run.notes),
+        "prompt_tokens": run.lengths.prompt,
+        "response_tokens": run.lengths.response,
+    }
 
 
 def environment(run: Imported) -> dict[str, Any]:
     """What is known of the machine: environment.json."""
-    hardware = [p.profile.title for p in run.setup.cluster.pools for _ in range(p.gpus)]
-    return {
-        "libraries": {run.framework.name: "unknown", "rlhfsim": _version()},
-        "devices": hardware,
-    }
+    hardware = [p.profile.title for p in run.setup.cluster.node_groups for _ in range(p.gpus)]
+    return {"libraries": {run.framework.name: "unknown", "rlhfsim": _version()}, "devices": hardware}
 
 
 def _version() -> str:

@@ -43,33 +43,47 @@ def read_events(path: Path) -> Log:
             if scalar is not None:
                 found.setdefault(int(event.step), {})[value.tag] = scalar
     if content and not end:
-        raise RlhfsimError("not-an-event-file", "no whole record of TensorBoard is in this file", place=Place(file=str(path)),
-                           help="is the copy complete?")  # fmt: skip
+        raise RlhfsimError(
+            "not-an-event-file",
+            "no whole record of TensorBoard is in this file",
+            place=Place(file=str(path)),
+            help="is the copy complete?",
+        )
     lost = len(content) - end
     notes = (f"{path.name}: the last {lost} bytes are no whole record",) if lost else ()
-    return Log(
-        records=tuple(Record(step=s, values=v) for s, v in sorted(found.items())), notes=notes
-    )
+    return Log(records=tuple(Record(step=s, values=v) for s, v in sorted(found.items())), notes=notes)
 
 
 def _event_type(path: Path) -> Any:
     try:
         from tensorboardX.proto.event_pb2 import Event
     except ImportError as error:
-        raise RlhfsimError("library-missing", "reading TensorBoard event files needs tensorboardX", place=Place(file=str(path)),
-                           help="pip install 'rlhfsim[tensorboard]', or give JSON lines or the console log") from error  # fmt: skip
+        raise RlhfsimError(
+            "library-missing",
+            "reading TensorBoard event files needs tensorboardX",
+            place=Place(file=str(path)),
+            help="pip install 'rlhfsim[tensorboard]', or give JSON lines or the console log",
+        ) from error
     return Event
 
 
 def _content(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise RlhfsimError("file-too-large", f"file is larger than {MAX_BYTES // 2**30} GiB", place=Place(file=str(path)),
-                               help="give the event file of one run")  # fmt: skip
+            raise RlhfsimError(
+                "file-too-large",
+                f"file is larger than {MAX_BYTES // 2**30} GiB",
+                place=Place(file=str(path)),
+                help="give the event file of one run",
+            )
         return path.read_bytes()
     except OSError as error:
-        raise RlhfsimError("unreadable-file", f"cannot read the file: {(error.strerror or 'error').lower()}", place=Place(file=str(path)),
-                           help="check the path and its permissions") from error  # fmt: skip
+        raise RlhfsimError(
+            "unreadable-file",
+            f"cannot read the file: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(path)),
+            help="check the path and its permissions",
+        ) from error
 
 
 def _messages(content: bytes) -> Iterator[tuple[bytes, int]]:
@@ -98,17 +112,9 @@ def _scalar(value: Any) -> float | None:
     if not value.HasField("tensor") or any(d.size != 1 for d in tensor.tensor_shape.dim):
         return None
     if tensor.dtype == _FLOAT:
-        return (
-            float(tensor.float_val[0])
-            if tensor.float_val
-            else _unpacked("<f", tensor.tensor_content)
-        )
+        return float(tensor.float_val[0]) if tensor.float_val else _unpacked("<f", tensor.tensor_content)
     if tensor.dtype == _DOUBLE:
-        return (
-            float(tensor.double_val[0])
-            if tensor.double_val
-            else _unpacked("<d", tensor.tensor_content)
-        )
+        return float(tensor.double_val[0]) if tensor.double_val else _unpacked("<d", tensor.tensor_content)
     return None
 
 

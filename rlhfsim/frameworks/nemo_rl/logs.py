@@ -17,21 +17,48 @@ from rlhfsim.specs.workload.workload import Algorithm
 # what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). The rollout's timer covers
 # putting the engine to sleep, that of the log-probs policy and reference with the actor's way back.
 P = "timing/train/"
-MOVED = ("actor.logprob.load", "actor.logprob", "actor.logprob.unload", "reference.logprob.load", "reference.logprob", "reference.logprob.unload")  # fmt: skip
+MOVED = (
+    "actor.logprob.load",
+    "actor.logprob",
+    "actor.logprob.unload",
+    "reference.logprob.load",
+    "reference.logprob",
+    "reference.logprob.unload",
+)
 TIMERS = (
-    Timer(metric=P + "prepare_for_generation/total", phase="actor.sync", covers=("actor.train.unload", "actor.generate.load", "actor.sync")),
-    Timer(metric=P + "generation", phase="actor.generate", covers=("actor.generate", "rules.score", "actor.generate.unload")),
-    Timer(metric=P + "reward_calculation", phase="reward.score", covers=("reward.score.load", "reward.score", "reward.score.unload")),
-    Timer(metric=P + "value_inference", phase="critic.value", covers=("critic.value.load", "critic.value", "critic.value.unload")),
+    Timer(
+        metric=P + "prepare_for_generation/total",
+        phase="actor.sync",
+        covers=("actor.train.unload", "actor.generate.load", "actor.sync"),
+    ),
+    Timer(
+        metric=P + "generation",
+        phase="actor.generate",
+        covers=("actor.generate", "rules.score", "actor.generate.unload"),
+    ),
+    Timer(
+        metric=P + "reward_calculation",
+        phase="reward.score",
+        covers=("reward.score.load", "reward.score", "reward.score.unload"),
+    ),
+    Timer(
+        metric=P + "value_inference",
+        phase="critic.value",
+        covers=("critic.value.load", "critic.value", "critic.value.unload"),
+    ),
     Timer(metric=P + "policy_and_reference_logprobs", phase="actor.logprob", covers=MOVED),
     Timer(metric=P + "advantage_calculation", phase="controller"),
-    Timer(metric=P + "value_training", phase="critic.train", covers=("critic.train.load", "critic.train", "critic.train.unload")),
+    Timer(
+        metric=P + "value_training",
+        phase="critic.train",
+        covers=("critic.train.load", "critic.train", "critic.train.unload"),
+    ),
     Timer(metric=P + "training_prep", phase="actor.train.load"),
     Timer(metric=P + "policy_training", phase="actor.train"),
     Timer(metric=P + "weight_sync", phase="actor.sync"),
-)  # fmt: skip
+)
 WAITS = (Timer(metric=P + "exposed_generation", phase="actor.generate.wait"),)
-ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}  # fmt: skip
+ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
 """grpo.adv_estimator.name -> algorithm here."""
 MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
 """Beginnings of the keys of parallel sizes."""
@@ -61,33 +88,54 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     """The run that a YAML configuration describes."""
     megatron = s.flag("policy.megatron_cfg.enabled", default=False)
-    per_node, nodes = (
-        s.whole("cluster.gpus_per_node", default=1),
-        s.whole("cluster.num_nodes", default=1),
+    per_node, nodes = (s.whole("cluster.gpus_per_node", default=1), s.whole("cluster.num_nodes", default=1))
+    rollout = (
+        None if s.flag("policy.generation.colocated.enabled", default=True) else _own_gpus(s, per_node, nodes)
     )
-    rollout = None if s.flag("policy.generation.colocated.enabled", default=True) else _own_gpus(s, per_node, nodes)  # fmt: skip
-    prompts, samples = s.whole("grpo.num_prompts_per_step", "ppo.num_prompts_per_step", default=32), s.whole("grpo.num_generations_per_prompt", "ppo.num_generations_per_prompt", default=16)  # fmt: skip
+    prompts, samples = (
+        s.whole("grpo.num_prompts_per_step", "ppo.num_prompts_per_step", default=32),
+        s.whole("grpo.num_generations_per_prompt", "ppo.num_generations_per_prompt", default=16),
+    )
     gen = "policy.generation.vllm_cfg"
     ppo = s.has("ppo")
     stale = s.flag("grpo.async_grpo.enabled", default=False)
     return Recipe(
         algorithm="ppo" if ppo else ESTIMATORS.get(s.text("grpo.adv_estimator.name", default="grpo"), "grpo"),
-        model=s.text("policy.model_name"), prompts=prompts, samples=samples,
-        mini_batches=max(1, round(prompts * samples / max(1, s.whole("policy.train_global_batch_size", default=512)))),
-        packing=s.flag("policy.sequence_packing.enabled", default=True) or s.flag("policy.dynamic_batching.enabled"),
+        model=s.text("policy.model_name"),
+        prompts=prompts,
+        samples=samples,
+        mini_batches=max(
+            1, round(prompts * samples / max(1, s.whole("policy.train_global_batch_size", default=512)))
+        ),
+        packing=s.flag("policy.sequence_packing.enabled", default=True)
+        or s.flag("policy.dynamic_batching.enabled"),
         kl=s.share("loss_fn.reference_policy_kl_penalty", default=0.01) != 0,
-        recomputes_logprobs=not s.flag("loss_fn.force_on_policy_ratio"), max_response=_cut(s),
-        backend="megatron" if megatron else "fsdp2", gpus=per_node * nodes - (rollout or 0), gpus_per_node=per_node, rollout_gpus=rollout,
-        degrees=_degrees(s, megatron), zero=1 if megatron else 3, micro_batch=_micro_batch(s), recompute=_recompute(s, megatron),
-        offload_optimizer="cpu" if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron else "none",
-        optimizer_leaves=rollout is None, scoring_residency="offloaded",
-        rollout_tp=s.whole(f"{gen}.tensor_parallel_size", default=1), rollout_pp=s.whole(f"{gen}.pipeline_parallel_size", default=1),
-        memory_utilization=s.share(f"{gen}.gpu_memory_utilization", default=0.6), cuda_graphs=not s.flag(f"{gen}.enforce_eager"),
-        max_num_seqs=s.whole("policy.generation.vllm_kwargs.max_num_seqs", default=1024), rollout_precision=_precision(s),
-        sleep=2, weight_path="ipc" if rollout is None else "broadcast",
+        recomputes_logprobs=not s.flag("loss_fn.force_on_policy_ratio"),
+        max_response=_cut(s),
+        backend="megatron" if megatron else "fsdp2",
+        gpus=per_node * nodes - (rollout or 0),
+        gpus_per_node=per_node,
+        rollout_gpus=rollout,
+        degrees=_degrees(s, megatron),
+        zero=1 if megatron else 3,
+        micro_batch=_micro_batch(s),
+        recompute=_recompute(s, megatron),
+        offload_optimizer="cpu"
+        if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron
+        else "none",
+        optimizer_leaves=rollout is None,
+        scoring_residency="offloaded",
+        rollout_tp=s.whole(f"{gen}.tensor_parallel_size", default=1),
+        rollout_pp=s.whole(f"{gen}.pipeline_parallel_size", default=1),
+        memory_utilization=s.share(f"{gen}.gpu_memory_utilization", default=0.6),
+        cuda_graphs=not s.flag(f"{gen}.enforce_eager"),
+        max_num_seqs=s.whole("policy.generation.vllm_kwargs.max_num_seqs", default=1024),
+        rollout_precision=_precision(s),
+        sleep=2,
+        weight_path="ipc" if rollout is None else "broadcast",
         staleness=float(s.whole("grpo.async_grpo.max_trajectory_age_steps", default=1)) if stale else 0.0,
         partial_rollout=stale and s.flag("grpo.async_grpo.in_flight_weight_updates"),
-    )  # fmt: skip
+    )
 
 
 def _own_gpus(s: Settings, per_node: int, nodes: int) -> int:
@@ -99,16 +147,16 @@ def _own_gpus(s: Settings, per_node: int, nodes: int) -> int:
 
 
 def _cut(s: Settings) -> int | None:
-    return s.whole(
-        "policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512
-    )
+    return s.whole("policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512)
 
 
 def _degrees(s: Settings, megatron: bool) -> Degrees:
     if not megatron:
-        tp, cp = (s.whole(f"policy.dtensor_cfg.{name}_parallel_size", default=1) for name in ("tensor", "context"))  # fmt: skip
+        tp, cp = (
+            s.whole(f"policy.dtensor_cfg.{name}_parallel_size", default=1) for name in ("tensor", "context")
+        )
         return Degrees(tp=tp, cp=cp)
-    tp, pp, cp, ep = (s.whole(f"policy.megatron_cfg.{name}_parallel_size", default=1) for name in MEGATRON)  # fmt: skip
+    tp, pp, cp, ep = (s.whole(f"policy.megatron_cfg.{name}_parallel_size", default=1) for name in MEGATRON)
     return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
 
 
@@ -120,7 +168,11 @@ def _recompute(s: Settings, megatron: bool) -> Recompute:
     part = "megatron_cfg" if megatron else "dtensor_cfg"
     if not s.flag(f"policy.{part}.activation_checkpointing"):
         return "none"
-    return "selective" if s.find("policy.megatron_cfg.recompute_granularity") == "selective" and megatron else "full"  # fmt: skip
+    return (
+        "selective"
+        if s.find("policy.megatron_cfg.recompute_granularity") == "selective" and megatron
+        else "full"
+    )
 
 
 def _precision(s: Settings) -> Literal["bf16", "fp8"]:
@@ -128,12 +180,26 @@ def _precision(s: Settings) -> Literal["bf16", "fp8"]:
 
 
 NEMO_RL = Framework(
-    name="nemo-rl", title="NeMo-RL", timers=TIMERS, waits=WAITS, step=P + "total_step_time", times=(P,),
+    name="nemo-rl",
+    title="NeMo-RL",
+    timers=TIMERS,
+    waits=WAITS,
+    step=P + "total_step_time",
+    times=(P,),
     inside=(
-        P + "prepare_for_generation/transfer_and_update_weights", P + "policy_training/", P + "get_logprobs/", P + "get_reference_policy_logprobs/",
-        P + "idle/", P + "valid_tokens_per_sec_per_gpu", P + "dynamic_sampling", P + "offload_before_refit",
+        P + "prepare_for_generation/transfer_and_update_weights",
+        P + "policy_training/",
+        P + "get_logprobs/",
+        P + "get_reference_policy_logprobs/",
+        P + "idle/",
+        P + "valid_tokens_per_sec_per_gpu",
+        P + "dynamic_sampling",
+        P + "offload_before_refit",
     ),
     disturbing=(P + "checkpointing", "timing/validation/total_validation_time"),
-    prompt=("train/mean_prompt_length",), response=("train/mean_gen_tokens_per_sample", "train/gen_tokens_per_sample/mean"),
-    longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"), console=console, recipe=recipe,
-)  # fmt: skip
+    prompt=("train/mean_prompt_length",),
+    response=("train/mean_gen_tokens_per_sample", "train/gen_tokens_per_sample/mean"),
+    longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"),
+    console=console,
+    recipe=recipe,
+)

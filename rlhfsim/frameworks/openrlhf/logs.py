@@ -16,21 +16,40 @@ from rlhfsim.specs.workload.workload import Algorithm
 # Names of timers: openrlhf/trainer/ppo_trainer.py (train_step, fit) and ppo_trainer_async.py; TensorBoard
 # and W&B put `train/` before them (openrlhf/utils/logging_utils.py); OpenRLHF/OpenRLHF at 3c3be623, 2026-08-13.
 TIMERS = (
-    Timer(metric="timing/generation", phase="actor.generate", covers=("actor.generate.load", "actor.generate", "actor.generate.unload")),
     Timer(
-        metric="timing/make_experience", phase="actor.logprob",
-        covers=("rules.score", *(f"{call}{move}" for call in ("reward.score", "reference.logprob", "critic.value", "actor.logprob") for move in (".load", "", ".unload"))),
+        metric="timing/generation",
+        phase="actor.generate",
+        covers=("actor.generate.load", "actor.generate", "actor.generate.unload"),
     ),
     Timer(
-        metric="timing/ppo_train", phase="actor.train",
-        covers=tuple(f"{call}{move}" for call in ("critic.train", "actor.train") for move in (".load", "", ".unload")),
+        metric="timing/make_experience",
+        phase="actor.logprob",
+        covers=(
+            "rules.score",
+            *(
+                f"{call}{move}"
+                for call in ("reward.score", "reference.logprob", "critic.value", "actor.logprob")
+                for move in (".load", "", ".unload")
+            ),
+        ),
+    ),
+    Timer(
+        metric="timing/ppo_train",
+        phase="actor.train",
+        covers=tuple(
+            f"{call}{move}" for call in ("critic.train", "actor.train") for move in (".load", "", ".unload")
+        ),
     ),
     Timer(metric="timing/broadcast", phase="actor.sync"),
-)  # fmt: skip
+)
 ESTIMATORS: dict[str, Algorithm] = {
-    "gae": "ppo", "reinforce": "reinforce++", "reinforce_baseline": "reinforce++", "rloo": "rloo",
-    "group_norm": "grpo", "dr_grpo": "dr-grpo",
-}  # fmt: skip
+    "gae": "ppo",
+    "reinforce": "reinforce++",
+    "reinforce_baseline": "reinforce++",
+    "rloo": "rloo",
+    "group_norm": "grpo",
+    "dr_grpo": "dr-grpo",
+}
 """--algo.advantage.estimator -> algorithm here."""
 _LINE = re.compile(r"Global step (\d+): (\{.*)$")
 
@@ -54,41 +73,68 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     tp = s.whole("vllm.tensor_parallel_size", "vllm_tensor_parallel_size", default=1)
     shared = whole and not stale
     if not engines and not shared:
-        raise RlhfsimError("no-rollout-engine", "the arguments give no vLLM engines, and generation without them is not priced",
-                           help="add --set vllm.num_engines=N")  # fmt: skip
+        raise RlhfsimError(
+            "no-rollout-engine",
+            "the arguments give no vLLM engines, and generation without them is not priced",
+            help="add --set vllm.num_engines=N",
+        )
     prompts = s.whole("rollout.batch_size", "rollout_batch_size", default=1024)
     samples = s.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
     batch = s.whole("train.batch_size", "train_batch_size", default=128)
     kind = algorithm(s)
     return Recipe(
-        algorithm=kind, model=s.text("actor.model_name_or_path", "pretrain"),
+        algorithm=kind,
+        model=s.text("actor.model_name_or_path", "pretrain"),
         critic=_named(s, "critic.model_name_or_path", "critic_pretrain") if kind == "ppo" else None,
-        reward_model=None if s.find("reward.remote_url", "remote_rm_url", "train.agent_func_path") else _named(s, "reward.model_name_or_path", "reward_pretrain"),
-        prompts=prompts, samples=samples, epochs=s.whole("train.max_epochs", "max_epochs", default=1),
-        mini_batches=max(1, round(prompts * samples / batch)), packing=s.flag("ds.packing_samples", "packing_samples"),
-        kl=s.share("algo.kl.init_coef", "init_kl_coef", default=0.01) != 0, lora_rank=s.whole("ds.lora.rank", "lora_rank", default=0),
-        max_response=s.whole("rollout.max_new_tokens", "generate_max_len", default=0) or None, backend="deepspeed",
-        gpus=gpus, gpus_per_node=per_node, rollout_gpus=None if shared else engines * tp,
-        degrees=Degrees(tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1), cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1)),
-        zero=s.whole("ds.zero_stage", "zero_stage", default=2), micro_batch=s.whole("train.micro_batch_size", "micro_train_batch_size", default=1),
-        recompute="full" if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing") else "none",
+        reward_model=None
+        if s.find("reward.remote_url", "remote_rm_url", "train.agent_func_path")
+        else _named(s, "reward.model_name_or_path", "reward_pretrain"),
+        prompts=prompts,
+        samples=samples,
+        epochs=s.whole("train.max_epochs", "max_epochs", default=1),
+        mini_batches=max(1, round(prompts * samples / batch)),
+        packing=s.flag("ds.packing_samples", "packing_samples"),
+        kl=s.share("algo.kl.init_coef", "init_kl_coef", default=0.01) != 0,
+        lora_rank=s.whole("ds.lora.rank", "lora_rank", default=0),
+        max_response=s.whole("rollout.max_new_tokens", "generate_max_len", default=0) or None,
+        backend="deepspeed",
+        gpus=gpus,
+        gpus_per_node=per_node,
+        rollout_gpus=None if shared else engines * tp,
+        degrees=Degrees(
+            tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
+            cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1),
+        ),
+        zero=s.whole("ds.zero_stage", "zero_stage", default=2),
+        micro_batch=s.whole("train.micro_batch_size", "micro_train_batch_size", default=1),
+        recompute="full"
+        if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
+        else "none",
         offload_optimizer="cpu" if s.flag("ds.adam_offload", "adam_offload") else "none",
         optimizer_leaves=s.flag("ds.enable_sleep", "deepspeed_enable_sleep"),
         scoring_residency="offloaded" if s.flag("ref.offload", "ref_reward_offload") else "resident",
-        rollout_tp=tp, replicas=engines or None, memory_utilization=s.share("vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95),
-        cuda_graphs=not s.flag("vllm.enforce_eager", "enforce_eager"), sleep=1 if s.flag("vllm.enable_sleep", "vllm_enable_sleep") else 0,
+        rollout_tp=tp,
+        replicas=engines or None,
+        memory_utilization=s.share(
+            "vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95
+        ),
+        cuda_graphs=not s.flag("vllm.enforce_eager", "enforce_eager"),
+        sleep=1 if s.flag("vllm.enable_sleep", "vllm_enable_sleep") else 0,
         weight_path="ipc" if shared else "broadcast",
         staleness=float(s.whole("train.async_queue_size", "async_queue_size", default=1)) if stale else 0.0,
         partial_rollout=stale and s.flag("train.partial_rollout_enable", "partial_rollout"),
-    )  # fmt: skip
+    )
 
 
 def algorithm(s: Settings) -> Algorithm:
     """The algorithm of the advantage estimator."""
     name = s.text("algo.advantage.estimator", "advantage_estimator", default="gae")
     if name not in ESTIMATORS:
-        raise RlhfsimError("algorithm-not-priced", f"advantage estimator {name!r} has no counterpart here",
-                           help=f"priced: {', '.join(ESTIMATORS)}")  # fmt: skip
+        raise RlhfsimError(
+            "algorithm-not-priced",
+            f"advantage estimator {name!r} has no counterpart here",
+            help=f"priced: {', '.join(ESTIMATORS)}",
+        )
     return ESTIMATORS[name]
 
 
@@ -98,13 +144,24 @@ def _named(s: Settings, *keys: str) -> str:
 
 
 OPENRLHF = Framework(
-    name="openrlhf", title="OpenRLHF", timers=TIMERS, step="timing/step_total", times=("timing/",),
-    response=("rollout/response_length_mean", "response_length"), strip="train/", console=console, recipe=recipe,
+    name="openrlhf",
+    title="OpenRLHF",
+    timers=TIMERS,
+    step="timing/step_total",
+    times=("timing/",),
+    response=("rollout/response_length_mean", "response_length"),
+    strip="train/",
+    console=console,
+    recipe=recipe,
     prompts_of=lambda s, records: _prompt(records),
-)  # fmt: skip
+)
 
 
 def _prompt(records: Sequence[Record]) -> float | None:
     """`total_length` - `response_length`, which releases up to v0.8 logged; None: not logged."""
-    both = [r.values["total_length"] - r.values["response_length"] for r in records if {"total_length", "response_length"} <= r.values.keys()]  # fmt: skip
+    both = [
+        r.values["total_length"] - r.values["response_length"]
+        for r in records
+        if {"total_length", "response_length"} <= r.values.keys()
+    ]
     return sum(both) / len(both) if both else None

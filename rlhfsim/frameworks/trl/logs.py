@@ -19,14 +19,18 @@ from rlhfsim.specs.workload.workload import Algorithm
 # name: it cannot be told apart and is not mapped. Training has no timer of its own: it is the rest of
 # `step_time`, which ends before the optimizer's step.
 _BLOCKS = (
-    ("sync_weights", "actor.sync"), ("vLLM.generate", "actor.generate"), ("transformers.generate", "actor.generate"),
-    ("transformers.generate_batch", "actor.generate"), ("_calculate_rewards", "rules.score"),
-)  # fmt: skip
+    ("sync_weights", "actor.sync"),
+    ("vLLM.generate", "actor.generate"),
+    ("transformers.generate", "actor.generate"),
+    ("transformers.generate_batch", "actor.generate"),
+    ("_calculate_rewards", "rules.score"),
+)
 TRAINERS = ("GRPOTrainer", "RLOOTrainer")
 TIMERS = tuple(
     Timer(metric=f"profiling/Time taken: {trainer}.{block}", phase=phase)
-    for trainer in TRAINERS for block, phase in _BLOCKS
-)  # fmt: skip
+    for trainer in TRAINERS
+    for block, phase in _BLOCKS
+)
 KEYS = ("'step_time'", "'completions/mean_length'", "profiling/Time taken")
 """What a printed dict must hold to be one of these."""
 
@@ -55,21 +59,33 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     server = s.flag("use_vllm") and s.text("vllm_mode", default="colocate") == "server"
     tp = s.whole("vllm_tensor_parallel_size", default=1)
     own = s.whole("vllm_gpus", default=tp) if server else None
-    zero = s.whole(
-        "deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0
-    )
+    zero = s.whole("deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0)
     kind: Algorithm = "rloo" if "RLOO" in s.text("trainer", default="GRPOTrainer") else "grpo"
     return Recipe(
-        algorithm=kind, model=s.text("model_name_or_path", "model"), prompts=max(1, gpus * batch * per_generation // samples), samples=samples,
-        epochs=s.whole("num_iterations", default=1), mini_batches=max(1, per_generation // accumulation),
-        packing=False, kl=s.share("beta", default=0.0) != 0,
-        recomputes_logprobs=group(s) > 1 or (s.flag("use_vllm") and s.flag("vllm_importance_sampling_correction", default=True)),
-        lora_rank=s.whole("lora_r", default=16) if s.flag("use_peft") else 0, max_response=s.whole("max_completion_length", default=512),
-        backend="fsdp2" if s.has("fsdp_config") or s.find("fsdp") else "deepspeed", gpus=gpus, gpus_per_node=s.whole("gpus_per_node", default=min(8, gpus)),
-        rollout_gpus=own, zero=zero, micro_batch=batch, recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
-        rollout_tp=tp if s.flag("use_vllm") else 1, memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),
-        sleep=2 if s.flag("vllm_enable_sleep_mode") else 0, weight_path="broadcast" if server else "ipc" if s.flag("use_vllm") else "none",
-    )  # fmt: skip
+        algorithm=kind,
+        model=s.text("model_name_or_path", "model"),
+        prompts=max(1, gpus * batch * per_generation // samples),
+        samples=samples,
+        epochs=s.whole("num_iterations", default=1),
+        mini_batches=max(1, per_generation // accumulation),
+        packing=False,
+        kl=s.share("beta", default=0.0) != 0,
+        recomputes_logprobs=group(s) > 1
+        or (s.flag("use_vllm") and s.flag("vllm_importance_sampling_correction", default=True)),
+        lora_rank=s.whole("lora_r", default=16) if s.flag("use_peft") else 0,
+        max_response=s.whole("max_completion_length", default=512),
+        backend="fsdp2" if s.has("fsdp_config") or s.find("fsdp") else "deepspeed",
+        gpus=gpus,
+        gpus_per_node=s.whole("gpus_per_node", default=min(8, gpus)),
+        rollout_gpus=own,
+        zero=zero,
+        micro_batch=batch,
+        recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
+        rollout_tp=tp if s.flag("use_vllm") else 1,
+        memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),
+        sleep=2 if s.flag("vllm_enable_sleep_mode") else 0,
+        weight_path="broadcast" if server else "ipc" if s.flag("use_vllm") else "none",
+    )
 
 
 def _accumulation(s: Settings) -> int:
@@ -82,7 +98,9 @@ def _per_generation(s: Settings) -> int:
     if given:
         return int(given)
     whole = s.find("generation_batch_size")
-    each = s.whole("per_device_train_batch_size", default=8) * s.whole("num_processes", "n_gpus", "world_size")  # fmt: skip
+    each = s.whole("per_device_train_batch_size", default=8) * s.whole(
+        "num_processes", "n_gpus", "world_size"
+    )
     return max(1, int(whole) // each) if whole else _accumulation(s)
 
 
@@ -93,12 +111,14 @@ def group(s: Settings) -> int:
 
 def prompt(s: Settings, records: Sequence[Record]) -> float | None:
     """Mean prompt from `num_tokens`, all tokens so far, less the responses; None: not logged."""
-    known = [
-        r.values for r in records if {"num_tokens", "completions/mean_length"} <= r.values.keys()
-    ]
+    known = [r.values for r in records if {"num_tokens", "completions/mean_length"} <= r.values.keys()]
     if len(known) < 2 or known[-1]["num_tokens"] <= known[0]["num_tokens"]:
         return None
-    each = s.whole("num_processes", "n_gpus", "world_size") * s.whole("per_device_train_batch_size", default=8) * _per_generation(s)  # fmt: skip
+    each = (
+        s.whole("num_processes", "n_gpus", "world_size")
+        * s.whole("per_device_train_batch_size", default=8)
+        * _per_generation(s)
+    )
     generations = (len(known) - 1) / group(s)
     tokens = (known[-1]["num_tokens"] - known[0]["num_tokens"]) / (each * generations)
     response = sum(v["completions/mean_length"] for v in known[1:]) / (len(known) - 1)
@@ -106,12 +126,29 @@ def prompt(s: Settings, records: Sequence[Record]) -> float | None:
 
 
 TRL = Framework(
-    name="trl", title="TRL", timers=TIMERS, step="step_time", times=("profiling/Time taken: ",),
-    inside=tuple(f"profiling/Time taken: {t}.{name}" for t in TRAINERS for name in ("_prepare_inputs", "compute_loss")),
-    rest=Timer(
-        metric="step_time", phase="actor.train",
-        covers=tuple(f"{call}{move}" for call in ("reference.logprob", "actor.logprob", "actor.train") for move in (".load", "", ".unload")),
+    name="trl",
+    title="TRL",
+    timers=TIMERS,
+    step="step_time",
+    times=("profiling/Time taken: ",),
+    inside=tuple(
+        f"profiling/Time taken: {t}.{name}" for t in TRAINERS for name in ("_prepare_inputs", "compute_loss")
     ),
-    response=("completions/mean_length",), longest=("completions/max_length",), strip="train/",
-    console=console, recipe=recipe, prompts_of=prompt, group=group, folds=True,
-)  # fmt: skip
+    rest=Timer(
+        metric="step_time",
+        phase="actor.train",
+        covers=tuple(
+            f"{call}{move}"
+            for call in ("reference.logprob", "actor.logprob", "actor.train")
+            for move in (".load", "", ".unload")
+        ),
+    ),
+    response=("completions/mean_length",),
+    longest=("completions/max_length",),
+    strip="train/",
+    console=console,
+    recipe=recipe,
+    prompts_of=prompt,
+    group=group,
+    folds=True,
+)

@@ -20,27 +20,62 @@ from rlhfsim.specs.workload.workload import Algorithm
 # the rollout, so that `gen` timed the weight sync too; since then `update_weights` does.
 TIMERS = (
     Timer(
-        metric="timing_s/gen", phase="actor.generate",
+        metric="timing_s/gen",
+        phase="actor.generate",
         covers=("actor.generate.load", "actor.generate", "actor.generate.unload", "actor.sync"),
-        unless="timing_s/update_weights", otherwise=("actor.generate", "actor.generate.unload"),
+        unless="timing_s/update_weights",
+        otherwise=("actor.generate", "actor.generate.unload"),
     ),
-    Timer(metric="timing_s/reward", phase="reward.score", covers=("reward.score", "rules.score", "reward.score.load", "reward.score.unload")),
-    Timer(metric="timing_s/old_log_prob", phase="actor.logprob", covers=("actor.logprob.load", "actor.logprob", "actor.logprob.unload")),
-    Timer(metric="timing_s/ref", phase="reference.logprob", covers=("reference.logprob.load", "reference.logprob", "reference.logprob.unload")),
-    Timer(metric="timing_s/values", phase="critic.value", covers=("critic.value.load", "critic.value", "critic.value.unload")),
+    Timer(
+        metric="timing_s/reward",
+        phase="reward.score",
+        covers=("reward.score", "rules.score", "reward.score.load", "reward.score.unload"),
+    ),
+    Timer(
+        metric="timing_s/old_log_prob",
+        phase="actor.logprob",
+        covers=("actor.logprob.load", "actor.logprob", "actor.logprob.unload"),
+    ),
+    Timer(
+        metric="timing_s/ref",
+        phase="reference.logprob",
+        covers=("reference.logprob.load", "reference.logprob", "reference.logprob.unload"),
+    ),
+    Timer(
+        metric="timing_s/values",
+        phase="critic.value",
+        covers=("critic.value.load", "critic.value", "critic.value.unload"),
+    ),
     Timer(metric="timing_s/adv", phase="controller"),
-    Timer(metric="timing_s/update_critic", phase="critic.train", covers=("critic.train.load", "critic.train", "critic.train.unload")),
-    Timer(metric="timing_s/update_actor", phase="actor.train", covers=("actor.train.load", "actor.train", "actor.train.unload")),
+    Timer(
+        metric="timing_s/update_critic",
+        phase="critic.train",
+        covers=("critic.train.load", "critic.train", "critic.train.unload"),
+    ),
+    Timer(
+        metric="timing_s/update_actor",
+        phase="actor.train",
+        covers=("actor.train.load", "actor.train", "actor.train.unload"),
+    ),
     Timer(metric="timing_s/update_weights", phase="actor.sync", covers=("actor.generate.load", "actor.sync")),
     Timer(metric="timing_s/sync_rollout_weights", phase="actor.sync"),
     Timer(metric="timing_s/param_sync", phase="actor.sync"),
-)  # fmt: skip
-WAITS = (Timer(metric="timing_s/gen", phase="actor.generate.wait"), Timer(metric="timing_s/wait_for_enough_samples", phase="actor.generate.wait"))  # fmt: skip
+)
+WAITS = (
+    Timer(metric="timing_s/gen", phase="actor.generate.wait"),
+    Timer(metric="timing_s/wait_for_enough_samples", phase="actor.generate.wait"),
+)
 """With stale samples `gen` times what the trainer waits for (one_step_off_policy, fully_async_policy)."""
 ESTIMATORS: dict[str, Algorithm] = {
-    "gae": "ppo", "grpo": "grpo", "rloo": "rloo", "rloo_vectorized": "rloo", "grpo_vectorized": "grpo",
-    "reinforce_plus_plus": "reinforce++", "reinforce_plus_plus_baseline": "reinforce++", "grpo_passk": "grpo",
-}  # fmt: skip
+    "gae": "ppo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+    "grpo_vectorized": "grpo",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++",
+    "grpo_passk": "grpo",
+}
 """algorithm.adv_estimator (verl/trainer/ppo/core_algos.py, AdvantageEstimator) -> algorithm here."""
 MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
 """Beginnings of the keys of parallel sizes."""
@@ -67,39 +102,68 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     per_node = s.whole("trainer.n_gpus_per_node", default=8)
     gpus = per_node * s.whole("trainer.nnodes", default=1)
     apart = s.find("rollout.nnodes") is not None
-    rollout_gpus = s.whole("rollout.nnodes", default=1) * s.whole("rollout.n_gpus_per_node", default=8) if apart else None  # fmt: skip
-    prompts = s.whole("data.train_batch_size", default=1024) or s.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)  # fmt: skip
+    rollout_gpus = (
+        s.whole("rollout.nnodes", default=1) * s.whole("rollout.n_gpus_per_node", default=8)
+        if apart
+        else None
+    )
+    prompts = s.whole("data.train_batch_size", default=1024) or s.whole(
+        f"{ACTOR}.ppo_mini_batch_size", default=256
+    )
     kept = "actor_rollout_ref.actor.megatron" if megatron else f"{ACTOR}.fsdp_config"
     scored = f"{REF}.megatron.param_offload" if megatron else f"{REF}.fsdp_config.param_offload"
     return Recipe(
-        algorithm=algorithm(s), model=s.text("actor_rollout_ref.model.path"), critic=_critic(s), reward_model=_reward(s),
-        prompts=prompts, samples=s.whole(f"{ROLL}.n", default=1), epochs=s.whole(f"{ACTOR}.ppo_epochs", default=1),
+        algorithm=algorithm(s),
+        model=s.text("actor_rollout_ref.model.path"),
+        critic=_critic(s),
+        reward_model=_reward(s),
+        prompts=prompts,
+        samples=s.whole(f"{ROLL}.n", default=1),
+        epochs=s.whole(f"{ACTOR}.ppo_epochs", default=1),
         mini_batches=max(1, round(prompts / max(1, s.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)))),
-        packing=s.flag("actor_rollout_ref.model.use_remove_padding", default=True), kl=_kl(s),
+        packing=s.flag("actor_rollout_ref.model.use_remove_padding", default=True),
+        kl=_kl(s),
         recomputes_logprobs=not s.flag("algorithm.rollout_correction.bypass_mode", default=False),
-        lora_rank=s.whole("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", default=0),
-        max_response=s.whole("data.max_response_length", default=512), backend="megatron" if megatron else "fsdp2",
-        gpus=gpus, gpus_per_node=per_node, rollout_gpus=rollout_gpus, degrees=_degrees(s, megatron),
-        zero=1 if megatron else 3, micro_batch=_micro_batch(s, means), recompute=_recompute(s, megatron),
+        lora_rank=s.whole(
+            "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", default=0
+        ),
+        max_response=s.whole("data.max_response_length", default=512),
+        backend="megatron" if megatron else "fsdp2",
+        gpus=gpus,
+        gpus_per_node=per_node,
+        rollout_gpus=rollout_gpus,
+        degrees=_degrees(s, megatron),
+        zero=1 if megatron else 3,
+        micro_batch=_micro_batch(s, means),
+        recompute=_recompute(s, megatron),
         actor_residency="offloaded" if s.flag(f"{kept}.param_offload") else "resident",
         optimizer_leaves=s.flag(f"{kept}.optimizer_offload"),
         scoring_residency="offloaded" if s.flag(scored) else "resident",
-        rollout_tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2), rollout_pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
-        max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256), memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
-        max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192), cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
+        rollout_tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2),
+        rollout_pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
+        max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256),
+        memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
+        max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
+        cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
         sleep=2 if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
         rollout_precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
-        weight_path="broadcast" if apart else "ipc", staleness=_staleness(s, apart),
-        partial_rollout=apart and s.has("async_training") and s.flag("async_training.partial_rollout", default=True),
-    )  # fmt: skip
+        weight_path="broadcast" if apart else "ipc",
+        staleness=_staleness(s, apart),
+        partial_rollout=apart
+        and s.has("async_training")
+        and s.flag("async_training.partial_rollout", default=True),
+    )
 
 
 def algorithm(s: Settings) -> Algorithm:
     """The algorithm of the advantage estimator."""
     name = s.text("algorithm.adv_estimator", default="gae").rpartition(".")[2].lower()
     if name not in ESTIMATORS:
-        raise RlhfsimError("algorithm-not-priced", f"algorithm.adv_estimator {name!r} has no counterpart here",
-                           help=f"priced: {', '.join(ESTIMATORS)}; the nearest one: --set algorithm.adv_estimator=grpo")  # fmt: skip
+        raise RlhfsimError(
+            "algorithm-not-priced",
+            f"algorithm.adv_estimator {name!r} has no counterpart here",
+            help=f"priced: {', '.join(ESTIMATORS)}; the nearest one: --set algorithm.adv_estimator=grpo",
+        )
     return ESTIMATORS[name]
 
 
@@ -119,10 +183,14 @@ def _reward(s: Settings) -> str | None:
 
 def _degrees(s: Settings, megatron: bool) -> Degrees:
     if not megatron:
-        return Degrees(cp=s.whole(f"{ACTOR}.ulysses_sequence_parallel_size", f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", default=1))  # fmt: skip
-    tp, pp, cp, ep = (
-        s.whole(f"{ACTOR}.megatron.{name}_parallel_size", default=1) for name in MEGATRON
-    )
+        return Degrees(
+            cp=s.whole(
+                f"{ACTOR}.ulysses_sequence_parallel_size",
+                f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+                default=1,
+            )
+        )
+    tp, pp, cp, ep = (s.whole(f"{ACTOR}.megatron.{name}_parallel_size", default=1) for name in MEGATRON)
     return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
 
 
@@ -137,7 +205,11 @@ def _micro_batch(s: Settings, means: Mapping[str, float]) -> int:
 
 def _recompute(s: Settings, megatron: bool) -> Recompute:
     if not megatron:
-        return "full" if s.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True) else "none"  # fmt: skip
+        return (
+            "full"
+            if s.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
+            else "none"
+        )
     found = s.find(f"{ACTOR}.megatron.override_transformer_config.recompute_granularity")
     return cast(Recompute, found) if found in ("full", "selective") else "none"
 
@@ -146,12 +218,32 @@ def _staleness(s: Settings, apart: bool) -> float:
     """One version in one-step-off; the threshold, at least one, in the fully asynchronous trainer."""
     if not apart:
         return 0.0
-    return max(1.0, s.share("async_training.staleness_threshold", default=0.1)) if s.has("async_training") else 1.0  # fmt: skip
+    return (
+        max(1.0, s.share("async_training.staleness_threshold", default=0.1))
+        if s.has("async_training")
+        else 1.0
+    )
 
 
 VERL = Framework(
-    name="verl", title="verl", timers=TIMERS, waits=WAITS, step="timing_s/step", times=("timing_s/",),
-    inside=("timing_s/generate_sequences", "timing_s/agent_loop/", "timing_s/reshard", "timing_s/generation_timing/", "timing_s/start_profile", "timing_s/stop_profile"),
-    disturbing=("timing_s/testing", "timing_s/save_checkpoint"), prompt=("prompt_length/mean",), response=("response_length/mean",),
-    longest=("response_length/max",), console=console, recipe=recipe,
-)  # fmt: skip
+    name="verl",
+    title="verl",
+    timers=TIMERS,
+    waits=WAITS,
+    step="timing_s/step",
+    times=("timing_s/",),
+    inside=(
+        "timing_s/generate_sequences",
+        "timing_s/agent_loop/",
+        "timing_s/reshard",
+        "timing_s/generation_timing/",
+        "timing_s/start_profile",
+        "timing_s/stop_profile",
+    ),
+    disturbing=("timing_s/testing", "timing_s/save_checkpoint"),
+    prompt=("prompt_length/mean",),
+    response=("response_length/mean",),
+    longest=("response_length/max",),
+    console=console,
+    recipe=recipe,
+)

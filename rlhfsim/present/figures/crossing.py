@@ -21,9 +21,25 @@ def break_even(i: int, found: BreakEven) -> Figure:
     """Both sides over the varied value, with every crossing marked."""
     xs = [t.x for t in found.curve]
     data = [
-        {"type": "scatter", "mode": "lines+markers", "name": name, "x": compact(xs), "y": compact(ys), "line": {"color": theme.colour(shade), "dash": dash}, "marker": {"symbol": symbol, "size": 9}, "connectgaps": False, "hovertext": [f"{format(x, found.unit)}: {_worth(y, found)}" for x, y in zip(xs, ys, strict=True)], "hoverinfo": "text+name"}
-        for name, ys, shade, dash, symbol in (("the point", [t.a for t in found.curve], "blue", "solid", "circle"), ("held against", [t.b for t in found.curve], "orange", "dash", "square"))
-    ]  # fmt: skip
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": compact(xs),
+            "y": compact(ys),
+            "line": {"color": theme.colour(shade), "dash": dash},
+            "marker": {"symbol": symbol, "size": 9},
+            "connectgaps": False,
+            "hovertext": [
+                f"{format(x, found.unit)}: {_worth(y, found)}" for x, y in zip(xs, ys, strict=True)
+            ],
+            "hoverinfo": "text+name",
+        }
+        for name, ys, shade, dash, symbol in (
+            ("the point", [t.a for t in found.curve], "blue", "solid", "circle"),
+            ("held against", [t.b for t in found.curve], "orange", "dash", "square"),
+        )
+    ]
     log = found.low > 0 and found.high / found.low > WIDE
     ticks = _ticks(xs, log=log)
     axis: dict[str, Any] = {
@@ -56,9 +72,7 @@ def break_even(i: int, found: BreakEven) -> Figure:
         alt=alt,
         how=how,
         plot=plots.spec(data, layout),
-        table=Table(
-            caption=found.question, head=(found.path, "the point", "held against"), rows=rows
-        ),
+        table=Table(caption=found.question, head=(found.path, "the point", "held against"), rows=rows),
     )
 
 

@@ -56,8 +56,20 @@ def both(answer: SideBySide) -> tuple[Work, ...]:
     step = typical_step(answer)
     begin = step_windows(answer.trace)[step][0]
     spans: list[Span] = [s for s in answer.trace.spans if s.step == step and s.kind != "wait"]
-    told = [Work(side="predicted", name=p.name, where=p.pool, start_s=p.start_s, seconds=p.seconds) for p in answer.plan.prediction.phases]  # fmt: skip
-    seen = [Work(side="measured", name=s.name, where=f"{s.pool}, {s.group}", start_s=s.start_s - begin, seconds=s.seconds) for s in spans]  # fmt: skip
+    told = [
+        Work(side="predicted", name=p.name, where=p.pool, start_s=p.start_s, seconds=p.seconds)
+        for p in answer.plan.prediction.phases
+    ]
+    seen = [
+        Work(
+            side="measured",
+            name=s.name,
+            where=f"{s.pool}, {s.group}",
+            start_s=s.start_s - begin,
+            seconds=s.seconds,
+        )
+        for s in spans
+    ]
     return (*told, *seen)
 
 
@@ -66,22 +78,26 @@ def timeline(answer: SideBySide) -> Figure:
     work = both(answer)
     end = max(w.start_s + w.seconds for w in work)
     roles = dict.fromkeys(role_of(w.name) for w in work)
-    names = [f"{role}, {side}" for role in roles for side in ("predicted", "measured") if any(w.row == f"{role}, {side}" for w in work)]  # fmt: skip
-    data = [
-        _bars(side, [w for w in work if w.side == side], end) for side in ("predicted", "measured")
+    names = [
+        f"{role}, {side}"
+        for role in roles
+        for side in ("predicted", "measured")
+        if any(w.row == f"{role}, {side}" for w in work)
     ]
+    data = [_bars(side, [w for w in work if w.side == side], end) for side in ("predicted", "measured")]
     layout = theme.layout(
-        height=theme.by_rows(len(names), each=32, frame=110), x=f"seconds from the start of the step (measured: step {typical_step(answer)})", barmode="overlay",
-        xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False}, yaxis=theme.rows(names), dragmode="pan",
-    )  # fmt: skip
+        height=theme.by_rows(len(names), each=32, frame=110),
+        x=f"seconds from the start of the step (measured: step {typical_step(answer)})",
+        barmode="overlay",
+        xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False},
+        yaxis=theme.rows(names),
+        dragmode="pan",
+    )
     title = findings.sides(
         _totals([w for w in work if w.side == "predicted"]),
         _totals([w for w in work if w.side == "measured"]),
     )
-    alt = (
-        "Bars on a time axis, a predicted and a measured row for each role, from 0 to "
-        + words.seconds(end)
-    )
+    alt = "Bars on a time axis, a predicted and a measured row for each role, from 0 to " + words.seconds(end)
     how = "The predicted step above the measured step that is nearest to the median. Gaps between measured bars are time in which no call of that role ran."
     return Figure(
         key="timeline",
@@ -107,15 +123,27 @@ def _totals(work: Sequence[Work]) -> dict[str, float]:
 
 def _bars(side: str, work: Sequence[Work], end: float) -> dict[str, Any]:
     labels = [
-        plots.text(words.capital(words.call(w.name))) if w.seconds > LABELLED * end else ""
-        for w in work
+        plots.text(words.capital(words.call(w.name))) if w.seconds > LABELLED * end else "" for w in work
     ]
     return {
-        "type": "bar", "orientation": "h", "name": side, "y": [plots.text(w.row) for w in work], "x": compact([w.seconds for w in work]), "base": compact([w.start_s for w in work]),
-        "marker": theme.fill(PREDICTED if side == "predicted" else MEASURED), "text": labels if side == "measured" else [""] * len(work), "textposition": "inside",
-        "textfont": {"color": theme.colour("bg"), "size": 12}, "constraintext": "inside", "textangle": 0, "hoverinfo": "text",
-        "hovertext": [f"<b>{plots.text(w.name)}</b>, {side}<br>{plots.text(w.where)}<br>{w.start_s:.4g} s, takes {w.seconds:.3g} s" for w in work],
-    }  # fmt: skip
+        "type": "bar",
+        "orientation": "h",
+        "name": side,
+        "y": [plots.text(w.row) for w in work],
+        "x": compact([w.seconds for w in work]),
+        "base": compact([w.start_s for w in work]),
+        "marker": theme.fill(PREDICTED if side == "predicted" else MEASURED),
+        "text": labels if side == "measured" else [""] * len(work),
+        "textposition": "inside",
+        "textfont": {"color": theme.colour("bg"), "size": 12},
+        "constraintext": "inside",
+        "textangle": 0,
+        "hoverinfo": "text",
+        "hovertext": [
+            f"<b>{plots.text(w.name)}</b>, {side}<br>{plots.text(w.where)}<br>{w.start_s:.4g} s, takes {w.seconds:.3g} s"
+            for w in work
+        ],
+    }
 
 
 def _work_table(work: Sequence[Work]) -> Table:
@@ -130,9 +158,7 @@ def _work_table(work: Sequence[Work]) -> Table:
         for w in work
     )
     return Table(
-        caption="Calls of the step",
-        head=("call", "side", "where", "starts at (s)", "takes (s)"),
-        rows=rows,
+        caption="Calls of the step", head=("call", "side", "where", "starts at (s)", "takes (s)"), rows=rows
     )
 
 
@@ -148,16 +174,23 @@ def inside(row: Row) -> bool | None:
 
 def phases(answer: SideBySide) -> Figure | None:
     """Predicted and measured seconds of every phase that both sides have; None: there is none."""
-    rows = sorted(
-        (r for r in answer.found.rows if r.ratio is not None), key=lambda r: -(r.measured_s or 0.0)
-    )
+    rows = sorted((r for r in answer.found.rows if r.ratio is not None), key=lambda r: -(r.measured_s or 0.0))
     if not rows:
         return None
     names = [words.capital(words.call(r.name)) for r in rows]
     data = [
-        _side("predicted", PREDICTED, names, [r.predicted_s for r in rows], [r.low_s for r in rows], [r.high_s for r in rows]),
-        _side("measured (median)", MEASURED, names, [r.measured_s for r in rows], None, [r.p90_s for r in rows]),
-    ]  # fmt: skip
+        _side(
+            "predicted",
+            PREDICTED,
+            names,
+            [r.predicted_s for r in rows],
+            [r.low_s for r in rows],
+            [r.high_s for r in rows],
+        ),
+        _side(
+            "measured (median)", MEASURED, names, [r.measured_s for r in rows], None, [r.p90_s for r in rows]
+        ),
+    ]
     layout = theme.layout(
         height=theme.by_rows(len(names), each=46, frame=130),
         x="seconds",
@@ -176,7 +209,9 @@ def phases(answer: SideBySide) -> Figure | None:
         "steps",
     )
     least = SMALL * (answer.found.step.predicted_s or 0.0)
-    title = findings.phases({r.name: r.ratio for r in rows if r.ratio and max(r.predicted_s or 0.0, r.measured_s or 0.0) > least})  # fmt: skip
+    title = findings.phases(
+        {r.name: r.ratio for r in rows if r.ratio and max(r.predicted_s or 0.0, r.measured_s or 0.0) > least}
+    )
     alt = "Pairs of bars, one a phase: " + "; ".join(
         f"{n} {r.predicted_s:.3g} s predicted, {r.measured_s:.3g} s measured"
         for n, r in zip(names, rows, strict=True)
@@ -192,28 +227,51 @@ def phases(answer: SideBySide) -> Figure | None:
     )
 
 
-def _side(name: str, pair: tuple[str, str], names: list[str], x: Sequence[float | None], low: Sequence[float | None] | None, high: Sequence[float | None]) -> dict[str, Any]:  # fmt: skip
-    up = [
-        max(0.0, h - v) if h is not None and v is not None else 0.0
-        for h, v in zip(high, x, strict=True)
-    ]
+def _side(
+    name: str,
+    pair: tuple[str, str],
+    names: list[str],
+    x: Sequence[float | None],
+    low: Sequence[float | None] | None,
+    high: Sequence[float | None],
+) -> dict[str, Any]:
+    up = [max(0.0, h - v) if h is not None and v is not None else 0.0 for h, v in zip(high, x, strict=True)]
     down = (
-        [
-            max(0.0, v - w) if w is not None and v is not None else 0.0
-            for w, v in zip(low, x, strict=True)
-        ]
+        [max(0.0, v - w) if w is not None and v is not None else 0.0 for w, v in zip(low, x, strict=True)]
         if low
         else [0.0] * len(up)
     )
     return {
-        "type": "bar", "orientation": "h", "name": name, "y": [plots.text(n) for n in names], "x": compact(x), "marker": theme.fill(pair),
-        "error_x": {"type": "data", "symmetric": False, "array": compact(up), "arrayminus": compact(down), "color": theme.colour("text"), "thickness": 1.2, "width": 3},
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [plots.text(n) for n in names],
+        "x": compact(x),
+        "marker": theme.fill(pair),
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": compact(up),
+            "arrayminus": compact(down),
+            "color": theme.colour("text"),
+            "thickness": 1.2,
+            "width": 3,
+        },
         "hovertemplate": "%{y}: %{x:.3s} s<extra>%{fullData.name}</extra>",
-    }  # fmt: skip
+    }
 
 
 def _phase(r: Row) -> tuple[Cell, ...]:
     def seconds(value: float | None) -> Cell:
         return number(value, "-" if value is None else f"{value:.3g}")
 
-    return cell(r.name), seconds(r.predicted_s), seconds(r.low_s), seconds(r.high_s), seconds(r.measured_s), seconds(r.p90_s), cell(f"{r.ratio:.2f}" if r.ratio else "-"), cell(str(r.steps))  # fmt: skip
+    return (
+        cell(r.name),
+        seconds(r.predicted_s),
+        seconds(r.low_s),
+        seconds(r.high_s),
+        seconds(r.measured_s),
+        seconds(r.p90_s),
+        cell(f"{r.ratio:.2f}" if r.ratio else "-"),
+        cell(str(r.steps)),
+    )

@@ -21,17 +21,13 @@ def role_of(phase: str) -> str:
 
 
 def row_of(plan: Plan, role: str) -> str:
-    """`actor, GPUs 0-31`; the role alone where it has no seat."""
-    seat = plan.placement.seats.get(role)
-    if seat is None:
+    """`actor, GPUs 0-31`; the role alone where it is not placed."""
+    placed = plan.placement.roles.get(role)
+    if placed is None:
         return role
-    pool = plan.placement.pool(seat.pool)
+    pool = plan.placement.pool(placed.pool)
     first = sum(h.gpus for h in plan.hardware[: pool.hardware]) + pool.start
-    return (
-        f"{role}, GPU {first}"
-        if pool.gpus == 1
-        else f"{role}, GPUs {first:,}-{first + pool.gpus - 1:,}"
-    )
+    return f"{role}, GPU {first}" if pool.gpus == 1 else f"{role}, GPUs {first:,}-{first + pool.gpus - 1:,}"
 
 
 def timeline(plan: Plan) -> Figure:
@@ -41,12 +37,23 @@ def timeline(plan: Plan) -> Figure:
     names = list(dict.fromkeys(row_of(plan, role_of(f.name)) for f in p.phases))
     data = [bars(plan, [f], end) for f in p.phases]
     layout = theme.layout(
-        height=theme.by_rows(len(names), each=44, frame=70), x="seconds from the start of the step", legend=False, barmode="overlay",
-        xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False}, yaxis=theme.rows(names), dragmode="pan",
+        height=theme.by_rows(len(names), each=44, frame=70),
+        x="seconds from the start of the step",
+        legend=False,
+        barmode="overlay",
+        xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False},
+        yaxis=theme.rows(names),
+        dragmode="pan",
         shapes=[theme.upright(p.step_s, "text", "dash")],
-    )  # fmt: skip
-    title = findings.timeline(shares(plan), bound, p.step_s) + findings.overlap(sum(f.seconds for f in p.phases if not f.critical and f.start_s < p.step_s) + p.step_s, p.step_s)  # fmt: skip
-    alt = "Bars on a time axis, one row a role: " + "; ".join(f"{words.call(f.name)} from {f.start_s:.3g} to {f.start_s + f.seconds:.3g} s" for f in p.phases if not words.is_move(f.name))  # fmt: skip
+    )
+    title = findings.timeline(shares(plan), bound, p.step_s) + findings.overlap(
+        sum(f.seconds for f in p.phases if not f.critical and f.start_s < p.step_s) + p.step_s, p.step_s
+    )
+    alt = "Bars on a time axis, one row a role: " + "; ".join(
+        f"{words.call(f.name)} from {f.start_s:.3g} to {f.start_s + f.seconds:.3g} s"
+        for f in p.phases
+        if not words.is_move(f.name)
+    )
     how = "Each bar is a call; pale, hatched bars are hidden: the step would be as long without them. The dashed line is the end of the step. Drag to move, use the buttons to zoom."
     return Figure(
         key="timeline",
@@ -63,25 +70,57 @@ def bars(plan: Plan, phases: list[PredictedPhase], end: float) -> dict[str, obje
     """One phase as a bar of its role's row."""
     f = phases[0]
     label = words.capital(words.call(f.name))
-    hover = f"<b>{plots.text(label)}</b> ({plots.text(f.name)})<br>{f.start_s:.4g} to {f.start_s + f.seconds:.4g} s: takes {f.seconds:.3g} s<br>P10-P90 {f.low_s:.3g} to {f.high_s:.3g} s<br>bound by {words.RESOURCES.get(f.bound_by, (f.bound_by, ''))[0]}<br>pool {plots.text(f.pool)}"  # fmt: skip
+    hover = f"<b>{plots.text(label)}</b> ({plots.text(f.name)})<br>{f.start_s:.4g} to {f.start_s + f.seconds:.4g} s: takes {f.seconds:.3g} s<br>P10-P90 {f.low_s:.3g} to {f.high_s:.3g} s<br>bound by {words.RESOURCES.get(f.bound_by, (f.bound_by, ''))[0]}<br>pool {plots.text(f.pool)}"
     return {
-        "type": "bar", "orientation": "h", "y": [plots.text(row_of(plan, role_of(f.name)))], "x": compact([f.seconds]), "base": compact([f.start_s]),
-        "marker": theme.fill((theme.role(role_of(f.name))[0], "" if f.critical else "/"), faint=not f.critical), "hovertext": [hover], "hoverinfo": "text",
-        "text": [plots.text(label) if f.seconds > LABELLED * end else ""], "textposition": "inside", "insidetextanchor": "middle",
-        "textfont": {"color": theme.colour("bg" if f.critical else "text"), "size": 12}, "constraintext": "inside", "textangle": 0, "cliponaxis": True,
-    }  # fmt: skip
+        "type": "bar",
+        "orientation": "h",
+        "y": [plots.text(row_of(plan, role_of(f.name)))],
+        "x": compact([f.seconds]),
+        "base": compact([f.start_s]),
+        "marker": theme.fill(
+            (theme.role(role_of(f.name))[0], "" if f.critical else "/"), faint=not f.critical
+        ),
+        "hovertext": [hover],
+        "hoverinfo": "text",
+        "text": [plots.text(label) if f.seconds > LABELLED * end else ""],
+        "textposition": "inside",
+        "insidetextanchor": "middle",
+        "textfont": {"color": theme.colour("bg" if f.critical else "text"), "size": 12},
+        "constraintext": "inside",
+        "textangle": 0,
+        "cliponaxis": True,
+    }
 
 
 def phase_table(plan: Plan) -> Table:
     """Every predicted phase."""
     rows = tuple(
         (
-            cell(f.name), cell(f.pool), number(f.start_s, f"{f.start_s:,.4g}"), number(f.seconds, f"{f.seconds:,.3g}"), number(f.low_s, f"{f.low_s:,.3g}"),
-            number(f.high_s, f"{f.high_s:,.3g}"), cell(words.RESOURCES.get(f.bound_by, (f.bound_by, ""))[0]), cell("yes" if f.critical else "no"),
+            cell(f.name),
+            cell(f.pool),
+            number(f.start_s, f"{f.start_s:,.4g}"),
+            number(f.seconds, f"{f.seconds:,.3g}"),
+            number(f.low_s, f"{f.low_s:,.3g}"),
+            number(f.high_s, f"{f.high_s:,.3g}"),
+            cell(words.RESOURCES.get(f.bound_by, (f.bound_by, ""))[0]),
+            cell("yes" if f.critical else "no"),
         )
         for f in plan.prediction.phases
-    )  # fmt: skip
-    return Table(caption="Predicted phases of one step", head=("phase", "pool", "starts at (s)", "takes (s)", "P10 (s)", "P90 (s)", "bound by", "the step waits for it"), rows=rows)  # fmt: skip
+    )
+    return Table(
+        caption="Predicted phases of one step",
+        head=(
+            "phase",
+            "pool",
+            "starts at (s)",
+            "takes (s)",
+            "P10 (s)",
+            "P90 (s)",
+            "bound by",
+            "the step waits for it",
+        ),
+        rows=rows,
+    )
 
 
 # --- what the time goes into ------------------------------------------------------------------------
@@ -108,19 +147,27 @@ def resources(plan: Plan) -> Figure:
     order = sorted(total, key=lambda r: -total[r])
     names = [words.capital(words.call(c)) for c in table]
     data = list(_stacked(table, names, order))
-    layout = theme.layout(height=theme.by_rows(len(names), frame=150), x="seconds of the step", barmode="stack", yaxis=theme.rows(names))  # fmt: skip
+    layout = theme.layout(
+        height=theme.by_rows(len(names), frame=150),
+        x="seconds of the step",
+        barmode="stack",
+        yaxis=theme.rows(names),
+    )
     alt = "Stacked bars, one a call: " + "; ".join(
         f"{n} {sum(r.values()):.3g} s" for n, r in zip(names, table.values(), strict=True)
     )
     how = (
-        "; ".join(
-            f"{words.RESOURCES[r][0]}: {words.RESOURCES[r][1]}"
-            for r in order
-            if r in words.RESOURCES
-        )
+        "; ".join(f"{words.RESOURCES[r][0]}: {words.RESOURCES[r][1]}" for r in order if r in words.RESOURCES)
         + "."
     )
-    return Figure(key="resources", title=findings.resources(total), alt=alt, how=words.capital(how), plot=plots.spec(data, layout), table=_resource_table(table, names, order))  # fmt: skip
+    return Figure(
+        key="resources",
+        title=findings.resources(total),
+        alt=alt,
+        how=words.capital(how),
+        plot=plots.spec(data, layout),
+        table=_resource_table(table, names, order),
+    )
 
 
 def _stacked(
@@ -129,22 +176,26 @@ def _stacked(
     for resource in order:
         word = words.RESOURCES.get(resource, (resource, ""))[0]
         yield {
-            "type": "bar", "orientation": "h", "name": plots.text(words.capital(word)), "y": [plots.text(n) for n in names],
-            "x": compact([row.get(resource, 0.0) for row in table.values()]), "marker": theme.fill(theme.RESOURCES.get(resource, ("grey", "+"))),
+            "type": "bar",
+            "orientation": "h",
+            "name": plots.text(words.capital(word)),
+            "y": [plots.text(n) for n in names],
+            "x": compact([row.get(resource, 0.0) for row in table.values()]),
+            "marker": theme.fill(theme.RESOURCES.get(resource, ("grey", "+"))),
             "hovertemplate": "%{y}: %{x:.3s} s<extra>%{fullData.name}</extra>",
-        }  # fmt: skip
+        }
 
 
-def _resource_table(
-    table: dict[str, dict[str, float]], names: list[str], order: list[str]
-) -> Table:
+def _resource_table(table: dict[str, dict[str, float]], names: list[str], order: list[str]) -> Table:
     rows = tuple(
-        (cell(name), *(number(row.get(r, 0.0), f"{row.get(r, 0.0):,.3g}") for r in order), number(sum(row.values()), f"{sum(row.values()):,.3g}"))
+        (
+            cell(name),
+            *(number(row.get(r, 0.0), f"{row.get(r, 0.0):,.3g}") for r in order),
+            number(sum(row.values()), f"{sum(row.values()):,.3g}"),
+        )
         for name, row in zip(names, table.values(), strict=True)
-    )  # fmt: skip
+    )
     head = ("call", *(f"{words.RESOURCES.get(r, (r, ''))[0]} (s)" for r in order), "all (s)")
     return Table(
-        caption="Seconds that the step waits for, by call and by what bounds them",
-        head=head,
-        rows=rows,
+        caption="Seconds that the step waits for, by call and by what bounds them", head=head, rows=rows
     )

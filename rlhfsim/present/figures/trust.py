@@ -23,9 +23,22 @@ SHOWN = 8
 """Coefficients with a bar of their own."""
 
 ACRONYMS = {
-    "rl": "RL", "hbm": "HBM", "nvlink": "NVLink", "pcie": "PCIe", "nic": "NIC", "rpc": "RPC", "kv": "KV", "gpu": "GPU", "cpu": "CPU", "pue": "PUE",
-    "moe": "MoE", "gemm": "GEMM", "nccl": "NCCL", "zero": "ZeRO", "cuda": "CUDA",
-}  # fmt: skip
+    "rl": "RL",
+    "hbm": "HBM",
+    "nvlink": "NVLink",
+    "pcie": "PCIe",
+    "nic": "NIC",
+    "rpc": "RPC",
+    "kv": "KV",
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "pue": "PUE",
+    "moe": "MoE",
+    "gemm": "GEMM",
+    "nccl": "NCCL",
+    "zero": "ZeRO",
+    "cuda": "CUDA",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +62,7 @@ def contributions(cost: Cost) -> tuple[Part, ...]:
         down[p.rests_on] = down.get(p.rests_on, 0.0) + p.seconds - p.low
         up[p.rests_on] = up.get(p.rests_on, 0.0) + p.high - p.seconds
     total = sum((down[n] + up[n]) ** 2 for n in down) or 1.0
-    found = [
-        Part(name=n, down_s=down[n], up_s=up[n], share=(down[n] + up[n]) ** 2 / total) for n in down
-    ]
+    found = [Part(name=n, down_s=down[n], up_s=up[n], share=(down[n] + up[n]) ** 2 / total) for n in down]
     return tuple(sorted((p for p in found if p.share > 0), key=lambda p: -p.share))
 
 
@@ -67,7 +78,12 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
         _bar("at its P10", names, [-x.down_s for x in shown], ("blue", "/")),
         _bar("at its P90", names, [x.up_s for x in shown], ("orange", "")),
     ]
-    layout = theme.layout(height=theme.by_rows(len(names), frame=140), x="seconds that the step becomes shorter (left) or longer (right)", barmode="overlay", yaxis=theme.rows(names))  # fmt: skip
+    layout = theme.layout(
+        height=theme.by_rows(len(names), frame=140),
+        x="seconds that the step becomes shorter (left) or longer (right)",
+        barmode="overlay",
+        yaxis=theme.rows(names),
+    )
     rows = tuple(
         (
             cell(spoken(x.name)),
@@ -77,18 +93,35 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
         )
         for x in parts
     )
-    title = findings.sensitivity(
-        names, [x.share for x in shown], (p.high_s - p.low_s) / 2, p.step_s
-    )
+    title = findings.sensitivity(names, [x.share for x in shown], (p.high_s - p.low_s) / 2, p.step_s)
     alt = "Bars to both sides of the predicted step: " + "; ".join(
         f"{n} {-x.down_s:+.3g} to {x.up_s:+.3g} s" for n, x in zip(names, shown, strict=True)
     )
     how = "How much the step moves when one coefficient is at the 10th or 90th percentile of what is believed of it. Independent doubts add in squares, so a few decide. Values and sources stand under Assumptions."
-    return Figure(key="sensitivity", title=title, alt=alt, how=how, plot=plots.spec(data, layout), table=Table(caption="What each coefficient adds to the interval of the step", head=("coefficient", "at its P10 (s)", "at its P90 (s)", "share of the doubt"), rows=rows))  # fmt: skip
+    return Figure(
+        key="sensitivity",
+        title=title,
+        alt=alt,
+        how=how,
+        plot=plots.spec(data, layout),
+        table=Table(
+            caption="What each coefficient adds to the interval of the step",
+            head=("coefficient", "at its P10 (s)", "at its P90 (s)", "share of the doubt"),
+            rows=rows,
+        ),
+    )
 
 
 def _bar(name: str, names: list[str], x: list[float], pair: tuple[str, str]) -> dict[str, Any]:
-    return {"type": "bar", "orientation": "h", "name": name, "y": [plots.text(n) for n in names], "x": compact(x), "marker": theme.fill(pair), "hovertemplate": "%{y}: %{x:+.3s} s<extra>%{fullData.name}</extra>"}  # fmt: skip
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": [plots.text(n) for n in names],
+        "x": compact(x),
+        "marker": theme.fill(pair),
+        "hovertemplate": "%{y}: %{x:+.3s} s<extra>%{fullData.name}</extra>",
+    }
 
 
 def spoken(name: str) -> str:
@@ -118,22 +151,13 @@ def scatter() -> Figure:
     inside = sum(1 for o in scored if _inside(o))
     by_source: dict[str, list[Outcome]] = {}
     for o in rows:
-        by_source.setdefault("used for fitting" if o.part == "fit" else short(o.source), []).append(
-            o
-        )
-    data = [
-        _line(rows),
-        *(_points(i, name, group) for i, (name, group) in enumerate(by_source.items())),
-    ]
+        by_source.setdefault("used for fitting" if o.part == "fit" else short(o.source), []).append(o)
+    data = [_line(rows), *(_points(i, name, group) for i, (name, group) in enumerate(by_source.items()))]
     values = [x for o in rows for x in (o.measured, o.predicted) if x]
     span = [rounded(math.log10(min(values) / 1.4)), rounded(math.log10(max(values) * 1.4))]
     axis = {"type": "log", "range": span, "dtick": 1}
     layout = theme.layout(
-        height=460,
-        x="measured seconds per step",
-        y="predicted seconds per step",
-        xaxis=axis,
-        yaxis=axis,
+        height=460, x="measured seconds per step", y="predicted seconds per step", xaxis=axis, yaxis=axis
     )
     alt = f"Points of measured and predicted seconds around the line of equality, from {min(values):.3g} to {max(values):.3g} s"
     how = "On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result enters its own prediction; rows that fitted a constant are marked and not counted."
@@ -149,10 +173,7 @@ def scatter() -> Figure:
 
 def _inside(o: Outcome) -> bool:
     return (
-        o.low is not None
-        and o.high is not None
-        and o.measured is not None
-        and o.low <= o.measured <= o.high
+        o.low is not None and o.high is not None and o.measured is not None and o.low <= o.measured <= o.high
     )
 
 
@@ -181,19 +202,46 @@ def _points(i: int, name: str, rows: list[Outcome]) -> dict[str, Any]:
         return abs(end - o.predicted) if end is not None and o.predicted is not None else 0.0
 
     return {
-        "type": "scatter", "mode": "markers", "name": plots.text(name), "x": compact([o.measured for o in rows]), "y": compact([o.predicted for o in rows]),
-        "error_y": {"type": "data", "symmetric": False, "array": compact([arm(o, o.high) for o in rows]), "arrayminus": compact([arm(o, o.low) for o in rows]), "width": 0, "thickness": 1, "color": theme.colour("grey")},
-        "marker": {"color": theme.colour(theme.KINDS[i % len(theme.KINDS)]), "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)], "size": 10},
-        "hovertext": [f"<b>{plots.text(o.label)}</b><br>measured {o.measured:.4g} s, predicted {o.predicted:.4g} s" for o in rows], "hoverinfo": "text",
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "markers",
+        "name": plots.text(name),
+        "x": compact([o.measured for o in rows]),
+        "y": compact([o.predicted for o in rows]),
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": compact([arm(o, o.high) for o in rows]),
+            "arrayminus": compact([arm(o, o.low) for o in rows]),
+            "width": 0,
+            "thickness": 1,
+            "color": theme.colour("grey"),
+        },
+        "marker": {
+            "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
+            "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
+            "size": 10,
+        },
+        "hovertext": [
+            f"<b>{plots.text(o.label)}</b><br>measured {o.measured:.4g} s, predicted {o.predicted:.4g} s"
+            for o in rows
+        ],
+        "hoverinfo": "text",
+    }
 
 
 def _table(rows: tuple[Outcome, ...]) -> Table:
     body = tuple(
-        (cell(o.label), number(o.measured, f"{o.measured:,.4g}"), number(o.predicted, f"{o.predicted:,.4g}"), cell(f"{o.error:+.0%}".replace("%", " %")),
-         cell("yes" if o.part == "fit" else "no"), cell(", ".join(o.assumptions) or "none"), cell(o.source))
+        (
+            cell(o.label),
+            number(o.measured, f"{o.measured:,.4g}"),
+            number(o.predicted, f"{o.predicted:,.4g}"),
+            cell(f"{o.error:+.0%}".replace("%", " %")),
+            cell("yes" if o.part == "fit" else "no"),
+            cell(", ".join(o.assumptions) or "none"),
+            cell(o.source),
+        )
         for o in rows
-    )  # fmt: skip
+    )
     return Table(
         caption="Published RLHF steps",
         head=(

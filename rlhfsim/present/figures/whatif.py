@@ -29,10 +29,7 @@ def axis_of(result: WhatIf) -> str:
 
 def changed(point: PointResult) -> str:
     """What a point sets, in a line."""
-    return (
-        "; ".join(f"{path} = {worded(path, value)}" for path, value in point.changes.items())
-        or "as it is"
-    )
+    return "; ".join(f"{path} = {worded(path, value)}" for path, value in point.changes.items()) or "as it is"
 
 
 # --- points -----------------------------------------------------------------------------------------
@@ -47,13 +44,19 @@ def pareto(result: WhatIf) -> Figure | None:
     front = sorted((p for p in known if p.on_front), key=lambda p: p.seconds or 0.0)
     scale, unit = _time_scale(max(p.seconds or 0.0 for p in known))
     data = [
-        {"type": "scatter", "mode": "lines", "name": "no other point beats these", "x": compact([(p.seconds or 0.0) / scale for p in front]), "y": compact([money_of(p) for p in front]), "line": {"color": theme.colour("grey"), "dash": "dot"}, "hoverinfo": "skip"},
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "no other point beats these",
+            "x": compact([(p.seconds or 0.0) / scale for p in front]),
+            "y": compact([money_of(p) for p in front]),
+            "line": {"color": theme.colour("grey"), "dash": "dot"},
+            "hoverinfo": "skip",
+        },
         *(_point(i, p, p is result.base, scale, unit, axis) for i, p in enumerate(known)),
-    ]  # fmt: skip
+    ]
     layout = theme.layout(
-        height=440,
-        x=f"{unit} per {result.per} (shorter is better)",
-        y=f"{axis} (lower is better)",
+        height=440, x=f"{unit} per {result.per} (shorter is better)", y=f"{axis} (lower is better)"
     )
     alt = f"Points of time and {axis}: " + "; ".join(
         f"{p.name} {words.seconds(p.seconds or 0.0)}, {money_of(p):,.3g}" for p in known
@@ -79,16 +82,26 @@ def _time_scale(longest: float) -> tuple[float, str]:
     )
 
 
-def _point(
-    i: int, p: PointResult, base: bool, scale: float, unit: str, axis: str
-) -> dict[str, Any]:
+def _point(i: int, p: PointResult, base: bool, scale: float, unit: str, axis: str) -> dict[str, Any]:
     symbol = "star" if base else theme.SYMBOLS[i % len(theme.SYMBOLS)].replace("star", "pentagon")
     return {
-        "type": "scatter", "mode": "markers", "name": plots.text(p.name), "x": compact([(p.seconds or 0.0) / scale]), "y": compact([money_of(p)]),
-        "hoverinfo": "text", "cliponaxis": False,
-        "hovertext": [f"<b>{plots.text(p.name)}</b><br>{words.seconds(p.seconds or 0.0)}, {money_of(p):,.4g} {axis}<br>{p.gpus:,} GPUs"],
-        "marker": {"symbol": symbol if p.on_front else f"{symbol}-open", "size": 18 if base else 13, "color": theme.colour("red" if base else theme.KINDS[i % len(theme.KINDS)]), "line": {"width": 2}},
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "markers",
+        "name": plots.text(p.name),
+        "x": compact([(p.seconds or 0.0) / scale]),
+        "y": compact([money_of(p)]),
+        "hoverinfo": "text",
+        "cliponaxis": False,
+        "hovertext": [
+            f"<b>{plots.text(p.name)}</b><br>{words.seconds(p.seconds or 0.0)}, {money_of(p):,.4g} {axis}<br>{p.gpus:,} GPUs"
+        ],
+        "marker": {
+            "symbol": symbol if p.on_front else f"{symbol}-open",
+            "size": 18 if base else 13,
+            "color": theme.colour("red" if base else theme.KINDS[i % len(theme.KINDS)]),
+            "line": {"width": 2},
+        },
+    }
 
 
 def finding(result: WhatIf) -> str:
@@ -135,10 +148,17 @@ def _row(p: PointResult, base: PointResult, scale: float) -> tuple[Cell, ...]:
         )
     time, money = p.seconds or 0.0, money_of(p)
     return (
-        cell(p.name), cell(changed(p)), number(p.gpus, f"{p.gpus:,}"), cell(p.plan.architecture), number(time / scale, significant(time / scale, 4)), cell(_relative(time, base.seconds)),
-        number(money, "unknown" if money is None else significant(money, 4)), cell(_relative(money, money_of(base))), number(p.plan.prediction.step_s, significant(p.plan.prediction.step_s, 4)),
+        cell(p.name),
+        cell(changed(p)),
+        number(p.gpus, f"{p.gpus:,}"),
+        cell(p.plan.architecture),
+        number(time / scale, significant(time / scale, 4)),
+        cell(_relative(time, base.seconds)),
+        number(money, "unknown" if money is None else significant(money, 4)),
+        cell(_relative(money, money_of(base))),
+        number(p.plan.prediction.step_s, significant(p.plan.prediction.step_s, 4)),
         cell("yes" if p.on_front else "no"),
-    )  # fmt: skip
+    )
 
 
 def _relative(value: float | None, base: float | None) -> str:
@@ -151,9 +171,7 @@ def _relative(value: float | None, base: float | None) -> str:
 def tornado(result: WhatIf) -> tuple[Figure, ...]:
     """What each input moves in time, and in money where it is known."""
     time = _tornado(result, "time", "s", [(b, b.low_s, b.base_s, b.high_s) for b in result.tornado])
-    money = _tornado(
-        result, "money", "usd", [(b, b.low_usd, b.base_usd, b.high_usd) for b in result.tornado]
-    )
+    money = _tornado(result, "money", "usd", [(b, b.low_usd, b.base_usd, b.high_usd) for b in result.tornado])
     return tuple(f for f in (time, money) if f is not None)
 
 
@@ -170,22 +188,31 @@ def _tornado(
     ]
     if not known:
         return None
-    known.sort(
-        key=lambda r: -max(abs((e or r[2] or 0.0) / (r[2] or 1.0) - 1) for e in (r[1], r[3]))
-    )
+    known.sort(key=lambda r: -max(abs((e or r[2] or 0.0) / (r[2] or 1.0) - 1) for e in (r[1], r[3])))
     names = [bar.path for bar, *_ in known]
     lows, highs = (
         [None if e is None or not base else (e / base - 1) * 100 for e, base in ends]
-        for ends in (
-            [(low, base) for _, low, base, _ in known],
-            [(high, base) for _, _, base, high in known],
-        )
+        for ends in ([(low, base) for _, low, base, _ in known], [(high, base) for _, _, base, high in known])
     )
     labels = [[bar.low_label for bar, *_ in known], [bar.high_label for bar, *_ in known]]
     data = [
-        {"type": "bar", "orientation": "h", "name": name, "y": [plots.text(n) for n in names], "x": compact(x), "marker": theme.fill(pair), "text": [plots.text(t) for t in label], "textposition": "outside", "cliponaxis": False, "hovertemplate": "%{y} at %{text}: %{x:+.3s} %<extra></extra>"}
-        for name, x, label, pair in (("low value", lows, labels[0], ("blue", "/")), ("high value", highs, labels[1], ("orange", "")))
-    ]  # fmt: skip
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "y": [plots.text(n) for n in names],
+            "x": compact(x),
+            "marker": theme.fill(pair),
+            "text": [plots.text(t) for t in label],
+            "textposition": "outside",
+            "cliponaxis": False,
+            "hovertemplate": "%{y} at %{text}: %{x:+.3s} %<extra></extra>",
+        }
+        for name, x, label, pair in (
+            ("low value", lows, labels[0], ("blue", "/")),
+            ("high value", highs, labels[1], ("orange", "")),
+        )
+    ]
     reach = max(abs(v) for v in (*lows, *highs) if v is not None) or 1.0
     layout = theme.layout(
         height=theme.by_rows(len(names), each=38, frame=140),
@@ -208,15 +235,7 @@ def _tornado(
         f"{n} {_pc(a)} to {_pc(b)}" for n, a, b in zip(names, lows, highs, strict=True)
     )
     how = f"How much {what} changes when one input takes its low or its high value and everything is designed anew, all others as in the base. A missing bar: nothing fits there."
-    head = (
-        "input",
-        "low, base, high",
-        "at low (%)",
-        "at high (%)",
-        f"{what} at low",
-        "base",
-        "at high",
-    )
+    head = ("input", "low, base, high", "at low (%)", "at high (%)", f"{what} at low", "base", "at high")
     return Figure(
         key=f"tornado-{what}",
         title=title,

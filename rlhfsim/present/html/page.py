@@ -50,13 +50,20 @@ def html(page: Page) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["tied"] = words.tied
-    environment.globals.update(
-        numeric=_numeric, json=embedded, zooms=ZOOMS, signs=SIGNS, marks=MARKS
+    environment.globals.update(numeric=_numeric, json=embedded, zooms=ZOOMS, signs=SIGNS, marks=MARKS)
+    return (
+        environment.from_string(_file("template.html"))
+        .render(
+            page=page,
+            style=Markup(_style()),
+            script=Markup(script),
+            plotly=plots.packed_script(),
+            palettes=PALETTES,
+            policy=_policy(script),
+        )
+        .lstrip()
+        + "\n"
     )
-    return environment.from_string(_file("template.html")).render(
-        page=page, style=Markup(_style()), script=Markup(script), plotly=plots.packed_script(), palettes=PALETTES,
-        policy=_policy(script),
-    ).lstrip() + "\n"  # fmt: skip
 
 
 def embedded(data: Mapping[str, Any]) -> Markup:

@@ -12,31 +12,77 @@ from typing import Any
 from rlhfsim.present.html.content import rounded
 
 LIGHT = {
-    "bg": "#ffffff", "panel": "#f6f7f9", "text": "#1b1f24", "muted": "#57606a", "line": "#d0d7de", "grid": "#e6e9ed",
-    "good": "#00714f", "warn": "#8a5a00", "bad": "#b3261e", "link": "#005fa8",
-    "blue": "#0072b2", "orange": "#e69f00", "green": "#009e73", "red": "#d55e00", "purple": "#cc79a7", "sky": "#56b4e9",
-    "yellow": "#c9b800", "grey": "#8c959f", "ink": "#1b1f24",
-}  # fmt: skip
+    "bg": "#ffffff",
+    "panel": "#f6f7f9",
+    "text": "#1b1f24",
+    "muted": "#57606a",
+    "line": "#d0d7de",
+    "grid": "#e6e9ed",
+    "good": "#00714f",
+    "warn": "#8a5a00",
+    "bad": "#b3261e",
+    "link": "#005fa8",
+    "blue": "#0072b2",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "red": "#d55e00",
+    "purple": "#cc79a7",
+    "sky": "#56b4e9",
+    "yellow": "#c9b800",
+    "grey": "#8c959f",
+    "ink": "#1b1f24",
+}
 DARK = {
-    "bg": "#0f1318", "panel": "#181d24", "text": "#e8ecf1", "muted": "#a3adb8", "line": "#333c47", "grid": "#262d36",
-    "good": "#4fd1a5", "warn": "#f0b429", "bad": "#ff8a80", "link": "#7cc4f5",
-    "blue": "#3d9bd9", "orange": "#f0b23c", "green": "#2bb98f", "red": "#ef7d35", "purple": "#dd94bb", "sky": "#8accf2",
-    "yellow": "#f0e442", "grey": "#7d8793", "ink": "#e8ecf1",
-}  # fmt: skip
+    "bg": "#0f1318",
+    "panel": "#181d24",
+    "text": "#e8ecf1",
+    "muted": "#a3adb8",
+    "line": "#333c47",
+    "grid": "#262d36",
+    "good": "#4fd1a5",
+    "warn": "#f0b429",
+    "bad": "#ff8a80",
+    "link": "#7cc4f5",
+    "blue": "#3d9bd9",
+    "orange": "#f0b23c",
+    "green": "#2bb98f",
+    "red": "#ef7d35",
+    "purple": "#dd94bb",
+    "sky": "#8accf2",
+    "yellow": "#f0e442",
+    "grey": "#7d8793",
+    "ink": "#e8ecf1",
+}
 
 ROLES: dict[str, tuple[str, str]] = {
-    "rollout": ("blue", ""), "actor": ("red", "/"), "critic": ("green", "x"), "reference": ("purple", "."), "reward": ("orange", "-"),
-    "rules": ("sky", "\\"), "controller": ("grey", "|"),
-}  # fmt: skip
+    "rollout": ("blue", ""),
+    "actor": ("red", "/"),
+    "critic": ("green", "x"),
+    "reference": ("purple", "."),
+    "reward": ("orange", "-"),
+    "rules": ("sky", "\\"),
+    "controller": ("grey", "|"),
+}
 """Role -> colour, pattern."""
 RESOURCES: dict[str, tuple[str, str]] = {
-    "compute": ("red", ""), "hbm": ("blue", ""), "nvlink": ("sky", "/"), "network": ("green", "/"), "pcie": ("orange", "\\"),
-    "storage": ("yellow", "\\"), "host": ("purple", "."), "bubble": ("grey", "x"), "tail": ("grey", "-"), "overhead": ("ink", "."),
-}  # fmt: skip
+    "compute": ("red", ""),
+    "hbm": ("blue", ""),
+    "nvlink": ("sky", "/"),
+    "network": ("green", "/"),
+    "pcie": ("orange", "\\"),
+    "storage": ("yellow", "\\"),
+    "host": ("purple", "."),
+    "bubble": ("grey", "x"),
+    "tail": ("grey", "-"),
+    "overhead": ("ink", "."),
+}
 """Resource -> colour, pattern."""
 BYTES: dict[str, tuple[str, str]] = {
-    "weights": ("blue", ""), "gradients, optimizer": ("orange", "/"), "KV cache": ("green", "x"), "activations, buffers, rest": ("purple", "."),
-}  # fmt: skip
+    "weights": ("blue", ""),
+    "gradients, optimizer": ("orange", "/"),
+    "KV cache": ("green", "x"),
+    "activations, buffers, rest": ("purple", "."),
+}
 """What memory holds -> colour, pattern."""
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "x", "star", "hexagon")
 KINDS = ("blue", "orange", "green", "purple", "sky", "red", "grey", "yellow")
@@ -53,7 +99,14 @@ def fill(pair: tuple[str, str], *, faint: bool = False) -> dict[str, Any]:
     name, shape = pair
     marker: dict[str, Any] = {"color": colour(name), "line": {"color": colour("bg"), "width": 1}}
     if shape:
-        marker["pattern"] = {"shape": shape, "bgcolor": colour(name), "fgcolor": colour("bg"), "fgopacity": 0.6, "size": 7, "solidity": 0.22}  # fmt: skip
+        marker["pattern"] = {
+            "shape": shape,
+            "bgcolor": colour(name),
+            "fgcolor": colour("bg"),
+            "fgopacity": 0.6,
+            "size": 7,
+            "solidity": 0.22,
+        }
     if faint:
         marker["opacity"] = 0.45
     return marker
@@ -74,18 +127,39 @@ def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any
         "fixedrange": True,
     }
     base: dict[str, Any] = {
-        "height": height, "autosize": True, "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
-        "font": {"color": colour("text"), "size": 13, "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"},
-        "margin": {"l": 8, "r": 16, "t": 8, "b": 8, "pad": 4}, "showlegend": legend, "dragmode": False, "hovermode": "closest",
-        "legend": {"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "xanchor": "left", "traceorder": "normal", "font": {"size": 12}},
-        "hoverlabel": {"bgcolor": colour("panel"), "bordercolor": colour("line"), "font": {"color": colour("text"), "size": 13}},
-        "xaxis": {**axis, "title": {"text": x, "font": {"size": 12}}}, "yaxis": {**axis, "title": {"text": y, "font": {"size": 12}}},
-    }  # fmt: skip
+        "height": height,
+        "autosize": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {
+            "color": colour("text"),
+            "size": 13,
+            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif",
+        },
+        "margin": {"l": 8, "r": 16, "t": 8, "b": 8, "pad": 4},
+        "showlegend": legend,
+        "dragmode": False,
+        "hovermode": "closest",
+        "legend": {
+            "orientation": "h",
+            "yanchor": "bottom",
+            "y": 1.02,
+            "x": 0,
+            "xanchor": "left",
+            "traceorder": "normal",
+            "font": {"size": 12},
+        },
+        "hoverlabel": {
+            "bgcolor": colour("panel"),
+            "bordercolor": colour("line"),
+            "font": {"color": colour("text"), "size": 13},
+        },
+        "xaxis": {**axis, "title": {"text": x, "font": {"size": 12}}},
+        "yaxis": {**axis, "title": {"text": y, "font": {"size": 12}}},
+    }
     for key, value in more.items():
         base[key] = (
-            {**base[key], **value}
-            if isinstance(value, dict) and isinstance(base.get(key), dict)
-            else value
+            {**base[key], **value} if isinstance(value, dict) and isinstance(base.get(key), dict) else value
         )
     return base
 
@@ -111,6 +185,11 @@ def by_rows(count: int, *, each: int = 30, frame: int = 110) -> int:
 def upright(x: float, name: str, dash: str) -> dict[str, Any]:
     """A line across the whole height of a figure at `x`, in the colour of that name."""
     return {
-        "type": "line", "x0": rounded(x), "x1": rounded(x), "y0": 0, "y1": 1, "yref": "paper",
+        "type": "line",
+        "x0": rounded(x),
+        "x1": rounded(x),
+        "y0": 0,
+        "y1": 1,
+        "yref": "paper",
         "line": {"dash": dash, "width": 2, "color": colour(name)},
-    }  # fmt: skip
+    }

@@ -22,12 +22,21 @@ RESOURCES = {
 }
 """Resource -> word, what it means."""
 CALLS = {
-    "actor.generate": "generation", "actor.train": "training of the policy", "critic.train": "training of the critic",
-    "reference.logprob": "reference log-probs", "actor.logprob": "policy log-probs", "critic.value": "critic values",
-    "reward.score": "reward model", "rules.score": "reward rules", "actor.sync": "weight sync", "moves": "loads and unloads",
-    "actor.generate.wait": "waiting for generation", "waiting": "waiting", "controller": "controller",
-}  # fmt: skip
-SEATS = {
+    "actor.generate": "generation",
+    "actor.train": "training of the policy",
+    "critic.train": "training of the critic",
+    "reference.logprob": "reference log-probs",
+    "actor.logprob": "policy log-probs",
+    "critic.value": "critic values",
+    "reward.score": "reward model",
+    "rules.score": "reward rules",
+    "actor.sync": "weight sync",
+    "moves": "loads and unloads",
+    "actor.generate.wait": "waiting for generation",
+    "waiting": "waiting",
+    "controller": "controller",
+}
+ROLES = {
     "rollout": "generates",
     "actor": "is trained",
     "critic": "is trained",
@@ -42,14 +51,24 @@ ARCHITECTURES = {
     "async": "generation and training have GPUs of their own and work at the same time",
 }
 GROUPS: dict[str, tuple[str, ...]] = {
-    "weights": ("weights",), "gradients, optimizer": ("gradients", "optimizer"), "KV cache": ("kv_cache",), "activations, buffers, rest": (),
-}  # fmt: skip
+    "weights": ("weights",),
+    "gradients, optimizer": ("gradients", "optimizer"),
+    "KV cache": ("kv_cache",),
+    "activations, buffers, rest": (),
+}
 """What a memory bar tells apart -> components; the last takes the rest."""
 COMPONENTS = {
-    "kv_cache": "the KV cache", "gathered": "gathered weights", "buffers": "gradient buffers", "profile_peak": "the engine's activations",
-    "non_torch": "the engine", "cuda_graphs": "CUDA graphs", "sync_buffers": "sync buffers", "framework": "the CUDA context", "nccl": "NCCL",
+    "kv_cache": "the KV cache",
+    "gathered": "gathered weights",
+    "buffers": "gradient buffers",
+    "profile_peak": "the engine's activations",
+    "non_torch": "the engine",
+    "cuda_graphs": "CUDA graphs",
+    "sync_buffers": "sync buffers",
+    "framework": "the CUDA context",
+    "nccl": "NCCL",
     "optimizer": "optimizer states",
-}  # fmt: skip
+}
 
 _UNIT = re.compile(
     r"(?<=\d) (?=(?:s|ms|us|min|h|days|kB|MB|GB|TB|GPUs?|USD|kWh|kg|tokens|steps|million|billion|trillion|quadrillion|quintillion)\b|%)"
@@ -85,13 +104,7 @@ def money(usd: float) -> str:
     """`$9.29`, `$9,290`, `$1.2 million`."""
     if usd >= MILLION:
         return f"${significant(usd / MILLION, 3)} million"
-    return (
-        f"${usd:,.0f}"
-        if usd >= 100
-        else f"${usd:,.2f}"
-        if usd >= 0.1
-        else f"${significant(usd, 2)}"
-    )
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:,.2f}" if usd >= 0.1 else f"${significant(usd, 2)}"
 
 
 def size(num_bytes: float) -> str:
@@ -136,9 +149,7 @@ def capital(text: str) -> str:
 
 def listed(items: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
-    return (
-        items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
-    )
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
 
 
 def gpus(plan: Plan) -> int:

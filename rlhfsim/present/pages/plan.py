@@ -25,24 +25,26 @@ RUN = 1000
 GIVEN = "This plan was given, not searched: nothing says that it is the best one. rlhfsim design searches and writes why."
 
 
-def plan_page(
-    plan: Plan, *, file: str = "plan.json", title: str | None = None, sizes: Sizes = NONE
-) -> Page:
+def plan_page(plan: Plan, *, file: str = "plan.json", title: str | None = None, sizes: Sizes = NONE) -> Page:
     """The page of one plan."""
     known = basis(plan)
     return Page(
-        title=title or heading(plan), subtitle=subtitle(plan), verdict=verdict(plan), mark=mark(plan), sure=tuple(_sure(plan)),
-        tiles=tuple(tiles(plan)), sections=tuple(sections(known, sizes, file)), version=plan.rlhfsim_version,
-    )  # fmt: skip
+        title=title or heading(plan),
+        subtitle=subtitle(plan),
+        verdict=verdict(plan),
+        mark=mark(plan),
+        sure=tuple(_sure(plan)),
+        tiles=tuple(tiles(plan)),
+        sections=tuple(sections(known, sizes, file)),
+        version=plan.rlhfsim_version,
+    )
 
 
 def heading(plan: Plan) -> str:
     """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB`."""
     actor = next(m for m in plan.models if m.role == "actor")
     titles = [found.title if (found := profile_of(h.profile)) else h.profile for h in plan.hardware]
-    where = " and ".join(
-        f"{h.gpus:,} x {title}" for h, title in zip(plan.hardware, titles, strict=True)
-    )
+    where = " and ".join(f"{h.gpus:,} x {title}" for h, title in zip(plan.hardware, titles, strict=True))
     return f"{plan.workload.algorithm.upper()} of {actor.name} on {where}"
 
 
@@ -81,7 +83,7 @@ def verdict(plan: Plan) -> str:
     return (
         f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. One {plan.workload.algorithm.upper()} step of {actor.name} "
         f"takes about {words.seconds(p.step_s)} on {words.gpus(plan):,} GPU{'s' * (words.gpus(plan) > 1)}{cost}: {findings.run_of(RUN, p.step_s, p.usd_per_step)}, and {memory}."
-    )  # fmt: skip
+    )
 
 
 def _sure(plan: Plan) -> Iterator[str]:
@@ -122,10 +124,7 @@ def tiles(plan: Plan) -> Iterator[Tile]:
     )
     if p.usd_per_step is None:
         yield Tile(
-            label="Money",
-            value="unknown",
-            detail="no price for this hardware; give --price",
-            mark="warn",
+            label="Money", value="unknown", detail="no price for this hardware; give --price", mark="warn"
         )
     else:
         yield Tile(
@@ -157,20 +156,14 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[Section]:
     yield Section(key="plan", heading="The plan", blocks=(picture(plan),))
     yield Section(key="time", heading="One iteration", blocks=(figures_time.timeline(plan),))
     yield Section(
-        key="binds",
-        heading="Where time goes and what binds",
-        blocks=(figures_time.resources(plan),),
+        key="binds", heading="Where time goes and what binds", blocks=(figures_time.resources(plan),)
     )
     yield Section(key="memory", heading="Memory", blocks=figures_memory.memory(known))
     yield Section(key="candidates", heading="Candidates", blocks=tuple(_candidates(plan, sizes)))
     yield Section(key="why", heading="Why this one", blocks=tuple(_why(plan)))
+    yield Section(key="doubts", heading="What the answer is sensitive to", blocks=tuple(_doubts(known)))
     yield Section(
-        key="doubts", heading="What the answer is sensitive to", blocks=tuple(_doubts(known))
-    )
-    yield Section(
-        key="calibration",
-        heading="How right such predictions were",
-        blocks=(figures_trust.scatter(),),
+        key="calibration", heading="How right such predictions were", blocks=(figures_trust.scatter(),)
     )
     yield Section(
         key="assumptions",
@@ -178,9 +171,7 @@ def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[Section]:
         blocks=(assumed.unknowns(known), *assumed.tables(known), assumed.filled()),
     )
     yield Section(
-        key="reproduce",
-        heading="Reproduce",
-        blocks=(reproduce.commands(plan, file), reproduce.hashes(plan)),
+        key="reproduce", heading="Reproduce", blocks=(reproduce.commands(plan, file), reproduce.hashes(plan))
     )
 
 
@@ -201,8 +192,7 @@ def _why(plan: Plan) -> Iterator[Block]:
     if figure is not None:
         yield figure
     yield Listing(
-        title="Why it won, and why not another",
-        items=tuple(words.capital(r) for r in plan.choice.reasons),
+        title="Why it won, and why not another", items=tuple(words.capital(r) for r in plan.choice.reasons)
     )
     yield certificate(plan.choice)
 
@@ -211,9 +201,13 @@ def certificate(choice: Choice) -> Table:
     """Where every complete plan went."""
     c = choice.certificate
     rows = [
-        ("complete plans", c.space), ("do not fit", c.infeasible), ("another is as good in everything", c.dominated),
-        ("cannot be better, by their lower bound", c.bounded), ("simulated", c.simulated), ("not looked at", c.unexplored),
-    ]  # fmt: skip
+        ("complete plans", c.space),
+        ("do not fit", c.infeasible),
+        ("another is as good in everything", c.dominated),
+        ("cannot be better, by their lower bound", c.bounded),
+        ("simulated", c.simulated),
+        ("not looked at", c.unexplored),
+    ]
     end = "proven" if not c.unexplored else f"not proven: {c.gap:.1%} could be left"
     return Table(
         caption=f"Certificate of the search: {end}",
@@ -235,12 +229,12 @@ def _doubts(known: Basis) -> Iterator[Block]:
         )
     if plan.choice is None:
         return
-    turned = figures_choice.flips(plan.choice)
+    turned = figures_choice.break_evens(plan.choice)
     if turned is not None:
         yield turned
     else:
         yield Listing(
-            title=findings.flips(None, 1.0, ""),
+            title=findings.break_evens(None, 1.0, ""),
             items=(
                 "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and number of GPUs, by factors of 2 to 8 either way.",
             ),

@@ -17,17 +17,7 @@ from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.html import words
-from rlhfsim.present.html.content import (
-    Block,
-    Code,
-    Listing,
-    Mark,
-    Page,
-    Section,
-    Table,
-    Tile,
-    number,
-)
+from rlhfsim.present.html.content import Block, Code, Listing, Mark, Page, Section, Table, Tile, number
 from rlhfsim.present.html.content import words as cell
 from rlhfsim.present.pages.plan import heading
 from rlhfsim.specs.loading import read_text
@@ -42,9 +32,13 @@ def run_page(answer: SideBySide, *, commands: str, title: str | None = None) -> 
     return Page(
         title=title or f"{heading(answer.plan)}: a run against its prediction",
         subtitle=f"Run {run.name} on {run.device}: {run.steps} step{'s' * (run.steps != 1)} counted{cores(answer.plan)}",
-        verdict=verdict(answer), mark=mark(answer), sure=tuple(_sure(answer)), tiles=tuple(_tiles(answer)),
-        sections=tuple(_sections(answer, commands)), version=answer.trace.rlhfsim_version,
-    )  # fmt: skip
+        verdict=verdict(answer),
+        mark=mark(answer),
+        sure=tuple(_sure(answer)),
+        tiles=tuple(_tiles(answer)),
+        sections=tuple(_sections(answer, commands)),
+        version=answer.trace.rlhfsim_version,
+    )
 
 
 def mark(answer: SideBySide) -> Mark:
@@ -91,9 +85,7 @@ def _tiles(answer: SideBySide) -> Iterator[Tile]:
     if len(reward) > 1:
         first, *_, last = reward.values()
         yield Tile(
-            label="Mean reward",
-            value=f"{last:.3g}",
-            detail=f"in the last step; {first:.3g} in the first",
+            label="Mean reward", value=f"{last:.3g}", detail=f"in the last step; {first:.3g} in the first"
         )
 
 
@@ -124,21 +116,15 @@ def _sections(answer: SideBySide, commands: str) -> Iterator[Section]:
     yield Section(key="by-phase", heading="Phase by phase", blocks=tuple(_phases(answer)))
     if answer.gap is not None:
         yield Section(
-            key="why",
-            heading="Where the difference comes from",
-            blocks=(figures_steps.gap(answer.gap),),
+            key="why", heading="Where the difference comes from", blocks=(figures_steps.gap(answer.gap),)
         )
     yield Section(key="bytes", heading="Memory and amounts", blocks=tuple(_memory(answer)))
     if timed:
         yield Section(
-            key="over-time",
-            heading="Step after step",
-            blocks=(figures_steps.steps(answer, rewards(answer)),),
+            key="over-time", heading="Step after step", blocks=(figures_steps.steps(answer, rewards(answer)),)
         )
     yield Section(
-        key="plan",
-        heading="The plan that ran",
-        blocks=(picture(answer.plan), *figures_memory.memory(known)),
+        key="plan", heading="The plan that ran", blocks=(picture(answer.plan), *figures_memory.memory(known))
     )
     yield Section(
         key="calibration",
@@ -153,11 +139,7 @@ def _sections(answer: SideBySide, commands: str) -> Iterator[Section]:
     yield Section(
         key="reproduce",
         heading="Reproduce",
-        blocks=(
-            Code(title="Commands", text=commands),
-            reproduce.hashes(answer.plan),
-            _versions(answer),
-        ),
+        blocks=(Code(title="Commands", text=commands), reproduce.hashes(answer.plan), _versions(answer)),
     )
 
 
@@ -179,20 +161,20 @@ def _phases(answer: SideBySide) -> Iterator[Block]:
 
 
 def _memory(answer: SideBySide) -> Iterator[Block]:
-    yield figures_steps.memory(answer.memory) or Listing(
-        title="The run recorded no memory", items=()
-    )
+    yield figures_steps.memory(answer.memory) or Listing(title="The run recorded no memory", items=())
     rows = tuple(
-        (cell(f"{a.name} ({a.unit})"), number(a.predicted, "-" if a.predicted is None else f"{a.predicted:,.6g}"), number(a.measured, "-" if a.measured is None else f"{a.measured:,.6g}"))
+        (
+            cell(f"{a.name} ({a.unit})"),
+            number(a.predicted, "-" if a.predicted is None else f"{a.predicted:,.6g}"),
+            number(a.measured, "-" if a.measured is None else f"{a.measured:,.6g}"),
+        )
         for a in answer.found.amounts
-    )  # fmt: skip
+    )
     yield Table(caption="Tokens and bytes", head=("amount", "predicted", "measured"), rows=rows)
 
 
 def _versions(answer: SideBySide) -> Table:
     rows = tuple((cell(name), cell(version)) for name, version in answer.run.versions.items())
     return Table(
-        caption=f"Libraries of the run, on {answer.run.device}",
-        head=("library", "version"),
-        rows=rows,
+        caption=f"Libraries of the run, on {answer.run.device}", head=("library", "version"), rows=rows
     )

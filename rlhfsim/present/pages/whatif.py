@@ -9,17 +9,7 @@ from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
 from rlhfsim.present.html import words
-from rlhfsim.present.html.content import (
-    Block,
-    Changed,
-    Code,
-    Listing,
-    Mark,
-    Page,
-    Section,
-    Table,
-    Tile,
-)
+from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark, Page, Section, Table, Tile
 from rlhfsim.present.html.content import words as cell
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.differences import Change, Leaf, Value
@@ -34,9 +24,15 @@ MAIN = ("architecture", "role_placement")
 def whatif_page(result: WhatIf, *, file: str, title: str | None = None) -> Page:
     """The page of one what-if."""
     return Page(
-        title=title or f"What if: {result.title}", subtitle=result.question, verdict=verdict(result), mark=mark(result), sure=tuple(_sure(result)),
-        tiles=tuple(_tiles(result)), sections=tuple(_sections(result, file)), version=result.provenance.rlhfsim_version,
-    )  # fmt: skip
+        title=title or f"What if: {result.title}",
+        subtitle=result.question,
+        verdict=verdict(result),
+        mark=mark(result),
+        sure=tuple(_sure(result)),
+        tiles=tuple(_tiles(result)),
+        sections=tuple(_sections(result, file)),
+        version=result.provenance.rlhfsim_version,
+    )
 
 
 def mark(result: WhatIf) -> Mark:
@@ -104,16 +100,13 @@ def _sections(result: WhatIf, file: str) -> Iterator[Section]:
         yield Section(
             key="tornado",
             heading="What moves the answer",
-            blocks=figures_whatif.tornado(result)
-            or (Listing(title="No input can be drawn", items=()),),
+            blocks=figures_whatif.tornado(result) or (Listing(title="No input can be drawn", items=()),),
         )
     if result.break_evens:
         yield Section(
             key="break-evens",
             heading="Break-evens",
-            blocks=tuple(
-                figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens)
-            ),
+            blocks=tuple(figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens)),
         )
     yield Section(
         key="changes",
@@ -121,13 +114,9 @@ def _sections(result: WhatIf, file: str) -> Iterator[Section]:
         lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign are what the scenario sets.",
         blocks=tuple(_changed(result.base, p) for p in result.points),
     )
+    yield Section(key="assumptions", heading="Assumptions and notes", blocks=tuple(_assumed(result)))
     yield Section(
-        key="assumptions", heading="Assumptions and notes", blocks=tuple(_assumed(result))
-    )
-    yield Section(
-        key="calibration",
-        heading="How right such predictions were",
-        blocks=(figures_trust.scatter(),),
+        key="calibration", heading="How right such predictions were", blocks=(figures_trust.scatter(),)
     )
     yield Section(key="reproduce", heading="Reproduce", blocks=tuple(_again(result, file)))
 
@@ -142,8 +131,7 @@ def _points(result: WhatIf) -> Iterator[Block]:
 def _assumed(result: WhatIf) -> Iterator[Block]:
     if result.assumptions:
         yield Listing(
-            title="The scenario takes for granted",
-            items=tuple(words.capital(a) for a in result.assumptions),
+            title="The scenario takes for granted", items=tuple(words.capital(a) for a in result.assumptions)
         )
     notes = [*result.notes, *(f"{p.name}: {n}" for p in result.everything for n in p.notes)]
     if notes:
@@ -174,9 +162,7 @@ def _again(result: WhatIf, file: str) -> Iterator[Block]:
 
 def _changed(base: PointResult, point: PointResult) -> Changed:
     """One point in the manner of a plan of changes."""
-    lines = [
-        ("", f"{c.path}: {_set(c.path, c.before)} -> {_set(c.path, c.after)}") for c in asked(point)
-    ]
+    lines = [("", f"{c.path}: {_set(c.path, c.before)} -> {_set(c.path, c.after)}") for c in asked(point)]
     if point.plan is None or base.plan is None:
         lines.append(
             (

@@ -72,10 +72,7 @@ class Bar:
             at += piece.amount
         if at > self.offset and all(glyph == " " for glyph, _ in cells):
             largest = max(self.pieces, key=lambda p: p.amount)
-            cells[min(width - 1, self._column(self.offset, width))] = (
-                largest.glyph,
-                largest.style,
-            )
+            cells[min(width - 1, self._column(self.offset, width))] = (largest.glyph, largest.style)
         return cells
 
 

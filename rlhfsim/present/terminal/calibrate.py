@@ -25,7 +25,7 @@ BOUND = 1.001
 def report(found: Calibration, width: int, out: Path | None) -> Iterator[RenderableType]:
     """Everything, top to bottom."""
     count = len(found.observations)
-    yield Text(f"{found.profile.title}, calibrated on {count} run{'s' * (count != 1)}", style="bold")  # fmt: skip
+    yield Text(f"{found.profile.title}, calibrated on {count} run{'s' * (count != 1)}", style="bold")
     yield labelled(summary(found))
     yield ""
     yield coefficients(found.coefficients, width)
@@ -51,12 +51,12 @@ def summary(found: Calibration) -> dict[str, str]:
         "runs": f"{', '.join(names[:8])}{more}; in brackets: steps counted",
         "device": f"{told.device}{'; ' * bool(versions)}{versions}",
         "fitted": f"{len(found.coefficients)} coefficients to {found.data} times; {len(found.unidentified)} cannot be told and keep their values",
-    }  # fmt: skip
+    }
     return rows | {"error": _error_line(found.errors)}
 
 
 def _error_line(rows: Sequence[PhaseError]) -> str:
-    pairs = [(word, error_pair(rows, step=step)) for word, step in (("step", True), ("phase", False))]  # fmt: skip
+    pairs = [(word, error_pair(rows, step=step)) for word, step in (("step", True), ("phase", False))]
     told = [f"{word} {percent(p[0])} -> {percent(p[1])}" for word, p in pairs if p is not None]
     if not told:
         return "unknown: there is no second distinct run to test on"
@@ -82,10 +82,16 @@ def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
     for name in ("before", "P10-P90", "after", "P10-P90", "times", "runs"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.name, _value(row.before), between(row.before), Text(_value(row.after), style="bold"), between(row.after), str(row.n), str(row.runs))  # fmt: skip
-    notes = [
-        "times: medians of phases, and of what they leave of the step (rest), that depend on it"
-    ]
+        table.add_row(
+            row.name,
+            _value(row.before),
+            between(row.before),
+            Text(_value(row.after), style="bold"),
+            between(row.after),
+            str(row.n),
+            str(row.runs),
+        )
+    notes = ["times: medians of phases, and of what they leave of the step (rest), that depend on it"]
     ends = [row.name for row in rows if _at_end(row.after)]
     if ends:
         notes.append(f"at the end of its range: {', '.join(ends)}")
@@ -148,8 +154,10 @@ def by_phase(rows: Sequence[PhaseError], width: int) -> Table:
         mine = [e for e in rows if e.phase == phase]
         before = [off(e.before_s, e.measured_s) or 0.0 for e in mine]
         after = [off(e.after_s, e.measured_s) or 0.0 for e in mine if e.after_s is not None]
-        cells = (median(before), median(after) if after else None, max(before), max(after, default=None))  # fmt: skip
-        table.add_row(phase, str(len(mine)), *(percent(x) for x in cells), style="bold" if phase == STEP else "")  # fmt: skip
+        cells = (median(before), median(after) if after else None, max(before), max(after, default=None))
+        table.add_row(
+            phase, str(len(mine)), *(percent(x) for x in cells), style="bold" if phase == STEP else ""
+        )
     return table
 
 
@@ -163,7 +171,14 @@ def by_run(rows: Sequence[PhaseError], width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for e in steps:
         after = "-" if e.after_s is None else fixed(e.after_s, digits)
-        table.add_row(e.run, fixed(e.measured_s, digits), fixed(e.before_s, digits), percent(off(e.before_s, e.measured_s)), after, percent(off(e.after_s, e.measured_s)))  # fmt: skip
+        table.add_row(
+            e.run,
+            fixed(e.measured_s, digits),
+            fixed(e.before_s, digits),
+            percent(off(e.before_s, e.measured_s)),
+            after,
+            percent(off(e.after_s, e.measured_s)),
+        )
     return table
 
 

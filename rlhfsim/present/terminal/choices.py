@@ -30,7 +30,7 @@ def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
         return
     plan, p = other.plan, other.plan.prediction
     rollout = plan.placement.rollout
-    engine = f"; rollout {rollout.layout.label}; weights by {plan.placement.weight_path}" if rollout else ""  # fmt: skip
+    engine = f"; rollout {rollout.layout.label}; weights by {plan.placement.weight_path}" if rollout else ""
     yield Text(f"its best plan: {kind(plan)}; actor {plan.placement.actor.layout.label}{engine}")
     if other.same:
         yield Text("that is the chosen plan")
@@ -38,7 +38,9 @@ def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
     yield Text(f"{_verdict(p.step_s, chosen.prediction.step_s)}; {_proof(other)}")
     yield _terms(other.terms, chosen.prediction.step_s)
     mine = chosen.prediction
-    yield Text(f"memory: {_peak(plan)}, {percent(p.probability_out_of_memory)} risk; the chosen plan {_peak(chosen)}, {percent(mine.probability_out_of_memory)}")  # fmt: skip
+    yield Text(
+        f"memory: {_peak(plan)}, {percent(p.probability_out_of_memory)} risk; the chosen plan {_peak(chosen)}, {percent(mine.probability_out_of_memory)}"
+    )
 
 
 def _verdict(seconds: float, chosen: float) -> str:
@@ -54,9 +56,7 @@ def _proof(other: WhyNot) -> str:
     if not other.certificate.proven:
         return "best that was found in time"
     stale = other.plan is not None and other.plan.architecture == "async"
-    return (
-        "best of this choice, up to dominance by bounds" if stale else "proven best of this choice"
-    )
+    return "best of this choice, up to dominance by bounds" if stale else "proven best of this choice"
 
 
 def _peak(plan: Plan) -> str:
@@ -70,7 +70,7 @@ def _missing(missing: Missing) -> str:
         f"the plan that comes nearest lacks {format(missing.bytes - missing.capacity, 'byte')} per GPU in pool {missing.pool}, "
         f"in {missing.phase}: {format(missing.bytes, 'byte')} of {format(missing.capacity, 'byte')}, "
         f"{format(missing.component_bytes, 'byte')} of them {component_text(missing.component)} of {missing.role}"
-    )  # fmt: skip
+    )
 
 
 def _terms(terms: Sequence[Term], step: float) -> Table:
@@ -95,16 +95,33 @@ def whynot_dict(other: WhyNot, chosen: Plan) -> dict[str, Any]:
     plan, missing = other.plan, other.missing
     gap = None if plan is None else plan.prediction.step_s - chosen.prediction.step_s
     return {
-        "choice": other.choice, "is_chosen": other.same, "slower_s": gap, "plan": None if plan is None else plan_dict(plan),
+        "choice": other.choice,
+        "is_chosen": other.same,
+        "slower_s": gap,
+        "plan": None if plan is None else plan_dict(plan),
         "terms": [{"name": t.name, "chosen_s": t.chosen_s, "other_s": t.other_s} for t in other.terms],
-        "certificate": {"space": c.space, "infeasible": c.infeasible, "dominated": c.dominated, "bounded": c.bounded,
-                        "simulated": c.simulated, "unexplored": c.unexplored, "gap": c.gap},
-        "reason": other.reason,
-        "missing": None if missing is None else {
-            "phase": missing.phase, "pool": missing.pool, "role": missing.role, "component": missing.component,
-            "bytes": missing.bytes, "component_bytes": missing.component_bytes, "capacity_bytes": missing.capacity,
+        "certificate": {
+            "space": c.space,
+            "infeasible": c.infeasible,
+            "dominated": c.dominated,
+            "bounded": c.bounded,
+            "simulated": c.simulated,
+            "unexplored": c.unexplored,
+            "gap": c.gap,
         },
-    }  # fmt: skip
+        "reason": other.reason,
+        "missing": None
+        if missing is None
+        else {
+            "phase": missing.phase,
+            "pool": missing.pool,
+            "role": missing.role,
+            "component": missing.component,
+            "bytes": missing.bytes,
+            "component_bytes": missing.component_bytes,
+            "capacity_bytes": missing.capacity,
+        },
+    }
 
 
 # --- the front --------------------------------------------------------------------------------------
@@ -121,9 +138,14 @@ def front_table(points: Sequence[Point]) -> Table:
         plan = point.plan
         rollout = plan.placement.rollout
         table.add_row(
-            kind(plan).replace(", roles", ","), plan.placement.actor.layout.label, rollout.layout.label if rollout else "-",
-            format(point.seconds, "s"), format(point.bytes, "byte"), significant(point.staleness), percent(point.risk),
-        )  # fmt: skip
+            kind(plan).replace(", roles", ","),
+            plan.placement.actor.layout.label,
+            rollout.layout.label if rollout else "-",
+            format(point.seconds, "s"),
+            format(point.bytes, "byte"),
+            significant(point.staleness),
+            percent(point.risk),
+        )
     return table
 
 
@@ -131,11 +153,14 @@ def front_dict(points: Sequence[Point]) -> list[dict[str, Any]]:
     """The same for machines."""
     return [
         {
-            "step_s": p.seconds, "memory_bytes": p.bytes, "staleness": p.staleness, "probability_out_of_memory": p.risk,
+            "step_s": p.seconds,
+            "memory_bytes": p.bytes,
+            "staleness": p.staleness,
+            "probability_out_of_memory": p.risk,
             "plan": plan_dict(p.plan),
         }
         for p in points
-    ]  # fmt: skip
+    ]
 
 
 # --- plans -----------------------------------------------------------------------------------------
@@ -146,11 +171,22 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
     p = plan.prediction
     whole = plan.to_dict()
     return {
-        "architecture": plan.architecture, "role_placement": plan.role_placement, "kind": kind(plan), "step_s": p.step_s,
-        "low_s": p.low_s, "high_s": p.high_s, "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
-        "peak_memory_bytes": p.peak_memory_bytes, "capacity_bytes": p.capacity_bytes,
+        "architecture": plan.architecture,
+        "role_placement": plan.role_placement,
+        "kind": kind(plan),
+        "step_s": p.step_s,
+        "low_s": p.low_s,
+        "high_s": p.high_s,
+        "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
+        "peak_memory_bytes": p.peak_memory_bytes,
+        "capacity_bytes": p.capacity_bytes,
         "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
-        "probability_out_of_memory": p.probability_out_of_memory, "host_peak_bytes": p.host_peak_bytes,
-        "usd_per_step": p.usd_per_step, "kwh_per_step": p.kwh_per_step, "kg_co2e_per_step": p.kg_co2e_per_step,
-        "phases": whole["prediction"]["phases"], "placement": whole["placement"], "workload": whole["workload"],
-    }  # fmt: skip
+        "probability_out_of_memory": p.probability_out_of_memory,
+        "host_peak_bytes": p.host_peak_bytes,
+        "usd_per_step": p.usd_per_step,
+        "kwh_per_step": p.kwh_per_step,
+        "kg_co2e_per_step": p.kg_co2e_per_step,
+        "phases": whole["prediction"]["phases"],
+        "placement": whole["placement"],
+        "workload": whole["workload"],
+    }

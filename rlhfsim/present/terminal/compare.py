@@ -60,11 +60,11 @@ def summary(answer: SideBySide) -> dict[str, str]:
     """The run, and its step against the plan's."""
     run, step = answer.run, answer.found.step
     day = f", {run.date}" if run.date else ""
-    rows = {
-        "run": f"{run.name}: {run.steps} step{'s' * (run.steps != 1)} counted, {run.device}{day}"
-    }
+    rows = {"run": f"{run.name}: {run.steps} step{'s' * (run.steps != 1)} counted, {run.device}{day}"}
     if step.measured_s is not None and step.predicted_s is not None:
-        rows["step"] = f"{_s(step.measured_s)} measured (median), {_s(step.predicted_s)} predicted: {verdict(step)}"  # fmt: skip
+        rows["step"] = (
+            f"{_s(step.measured_s)} measured (median), {_s(step.predicted_s)} predicted: {verdict(step)}"
+        )
     return rows
 
 
@@ -96,25 +96,18 @@ def phases(answer: SideBySide, width: int) -> RenderableType:
     digits = decimals(longest)
     table = new_table(width)
     table.add_column("phase", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in (
-        "predicted s",
-        "P10-P90",
-        "measured s",
-        "p90",
-        "ratio",
-        "P10-P90",
-        "steps",
-        "spans",
-    ):
+    for name in ("predicted s", "P10-P90", "measured s", "p90", "ratio", "P10-P90", "steps", "spans"):
         table.add_column(name, justify="right", no_wrap=True)
     both = [r for r in answer.found.rows if r.ratio is not None]
     small = [r for r in both if max(r.measured_s or 0.0, r.predicted_s or 0.0) < SMALL * longest]
     for row in (*(r for r in both if r not in small), step):
         table.add_row(*_cells(row, digits), style="bold" if row is step else "")
-    notes = ["measured: median and 90th percentile over the steps; ratio: measured over predicted"]  # fmt: skip
+    notes = ["measured: median and 90th percentile over the steps; ratio: measured over predicted"]
     if small:
-        notes.append(f"too short to show (--json has them): {', '.join(r.name for r in small)}")  # fmt: skip
-    joined = [f"{r.name} with {', '.join(c for c in r.covers if c != r.name)}" for r in both if len(r.covers) > 1]  # fmt: skip
+        notes.append(f"too short to show (--json has them): {', '.join(r.name for r in small)}")
+    joined = [
+        f"{r.name} with {', '.join(c for c in r.covers if c != r.name)}" for r in both if len(r.covers) > 1
+    ]
     if joined:
         notes.append(f"timed together: {'; '.join(joined)}")
     return Group(table, *(Text(note, style="dim") for note in notes))
@@ -175,22 +168,32 @@ def causes(gap: Gap, width: int) -> RenderableType:
     table.add_row("predicted", fixed(gap.predicted_s, digits), "", "", style="bold")
     for cause in shown:
         seconds = gap.parts[cause]
-        bar = Bar(pieces=[Piece(amount=abs(seconds), glyph=FULL, style="red" if seconds > 0 else "green")], scale=scale)  # fmt: skip
+        bar = Bar(
+            pieces=[Piece(amount=abs(seconds), glyph=FULL, style="red" if seconds > 0 else "green")],
+            scale=scale,
+        )
         table.add_row(f"  {WORDS[cause][0]}", f"{seconds:+,.{digits}f}", bar, WORDS[cause][1])
-    table.add_row("measured", fixed(gap.measured_s, digits), "", f"mean of the counted steps; the gap is {total:+,.{digits}f} s", style="bold")  # fmt: skip
+    table.add_row(
+        "measured",
+        fixed(gap.measured_s, digits),
+        "",
+        f"mean of the counted steps; the gap is {total:+,.{digits}f} s",
+        style="bold",
+    )
     return Group(table, *(Text(note, style="dim") for note in _gap_notes(gap)))
 
 
 def _gap_notes(gap: Gap) -> Iterator[str]:
     yield "a phase's difference is split as the prediction splits its time; no counter of the GPU was read"
-    worst = sorted((p for p in gap.phases if p.measured_s is not None), key=lambda p: -abs((p.measured_s or 0.0) - p.predicted_s))  # fmt: skip
+    worst = sorted(
+        (p for p in gap.phases if p.measured_s is not None),
+        key=lambda p: -abs((p.measured_s or 0.0) - p.predicted_s),
+    )
     if worst:
-        shown = ", ".join(
-            f"{p.name} {(p.measured_s or 0.0) - p.predicted_s:+.3g} s" for p in worst[:3]
-        )
+        shown = ", ".join(f"{p.name} {(p.measured_s or 0.0) - p.predicted_s:+.3g} s" for p in worst[:3])
         yield f"largest differences: {shown}"
     if gap.untimed_s > 0:
-        yield f"in no call: {_s(gap.idle_s)} of the step, where the plan has {_s(gap.untimed_s)} of work that the run does not time"  # fmt: skip
+        yield f"in no call: {_s(gap.idle_s)} of the step, where the plan has {_s(gap.untimed_s)} of work that the run does not time"
     elif gap.idle_s > TINY * gap.measured_s:
         yield f"in no call: {_s(gap.idle_s)} of the step"
 
@@ -213,16 +216,25 @@ def memory(answer: SideBySide, width: int) -> RenderableType:
     table.add_column("predicted by role", ratio=1, no_wrap=True, overflow="ellipsis")
     for held in known:
         table.add_row(held.phase, *([held.pool] if pools else []), *_held(held))
-    return Group(table, Text("bytes on the fullest GPU of the pool while the phase runs; without GPUs: of the process", style="dim"))  # fmt: skip
+    return Group(
+        table,
+        Text(
+            "bytes on the fullest GPU of the pool while the phase runs; without GPUs: of the process",
+            style="dim",
+        ),
+    )
 
 
 def _held(held: Held) -> tuple[str, ...]:
     between = "-" if held.low is None or held.high is None else _sizes(held.low, held.high)
     roles = ", ".join(f"{role} {size(amount)}" for role, amount in held.roles.items() if amount > 0)
     return (
-        "-" if held.predicted is None else size(held.predicted), between,
-        "-" if held.measured is None else size(held.measured), _times(held.ratio), roles,
-    )  # fmt: skip
+        "-" if held.predicted is None else size(held.predicted),
+        between,
+        "-" if held.measured is None else size(held.measured),
+        _times(held.ratio),
+        roles,
+    )
 
 
 def _sizes(low: float, high: float) -> str:
@@ -239,11 +251,15 @@ def amounts(found: tuple[Amount, ...]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for item in found:
         ratio = item.measured / item.predicted if item.measured and item.predicted else None
-        table.add_row(item.name, _amount(item.predicted, item.unit), _amount(item.measured, item.unit), _times(ratio))  # fmt: skip
+        table.add_row(
+            item.name, _amount(item.predicted, item.unit), _amount(item.measured, item.unit), _times(ratio)
+        )
     return table
 
 
 def _amount(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
-    return size(value) if unit == "byte" else f"{value:,.0f} tokens" if value >= 100 else f"{value:,.1f} tokens"  # fmt: skip
+    return (
+        size(value) if unit == "byte" else f"{value:,.0f} tokens" if value >= 100 else f"{value:,.1f} tokens"
+    )

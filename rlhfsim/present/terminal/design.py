@@ -12,16 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rlhfsim.plan import Plan
+from rlhfsim.plan import BreakEven, Plan
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
-from rlhfsim.present.terminal.choices import (
-    front_dict,
-    front_table,
-    plan_dict,
-    whynot_dict,
-    whynot_text,
-)
+from rlhfsim.present.terminal.choices import front_dict, front_table, plan_dict, whynot_dict, whynot_text
 from rlhfsim.present.terminal.words import percent
 from rlhfsim.search.explain import kind
 from rlhfsim.search.pareto import Point
@@ -29,7 +23,6 @@ from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.units import BILLION, MILLION, TERA, format, significant
 from rlhfsim.what_if.design import Design
-from rlhfsim.what_if.flips import Flip
 from rlhfsim.what_if.recalibrated import Recalibrated
 
 SCHEMA = "rlhfsim.design/2"
@@ -73,7 +66,7 @@ def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
         _rule(console, "what calibration changed")
         for part in recalibrated.parts(extras.recalibrated, answer.chosen, console.width):
             console.print(part)
-    _show_flips(console, answer)
+    _show_break_evens(console, answer)
     if answer.gains:
         _show_gains(console, answer)
     _rule(console, "how sure")
@@ -118,11 +111,15 @@ def _row(plan: Plan) -> list[str]:
     p = plan.prediction
     rollout = plan.placement.rollout
     return [
-        kind(plan).replace(", roles", ","), plan.placement.actor.layout.label, rollout.layout.label if rollout else "-", format(p.step_s, "s"),
-        f"{significant(p.low_s)}-{significant(p.high_s)}", significant(p.tokens_per_s_per_gpu),
+        kind(plan).replace(", roles", ","),
+        plan.placement.actor.layout.label,
+        rollout.layout.label if rollout else "-",
+        format(p.step_s, "s"),
+        f"{significant(p.low_s)}-{significant(p.high_s)}",
+        significant(p.tokens_per_s_per_gpu),
         f"{p.peak_memory_bytes / p.capacity_bytes:.0%}".replace("%", " %"),
         "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
-    ]  # fmt: skip
+    ]
 
 
 def _considered(answer: Design) -> Text:
@@ -135,7 +132,7 @@ def _considered(answer: Design) -> Text:
         f"certificate: {_rounded(c.space)} complete plans; {proof}",
         f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in everything by another,",
         f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
-    ]  # fmt: skip
+    ]
     if c.proven and "async" in answer.request.switches:
         lines.append(
             "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
@@ -179,16 +176,16 @@ def _show_verdicts(console: Console, found: tuple[Verdict, ...]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
     for verdict in found:
         word = Text("met", style="green") if verdict.met else Text("MISSED", style="bold red")
-        table.add_row(f"  {verdict.requirement.text}", word, shown(verdict.requirement, verdict.actual))  # fmt: skip
+        table.add_row(f"  {verdict.requirement.text}", word, shown(verdict.requirement, verdict.actual))
     console.print(table)
 
 
-def _show_flips(console: Console, answer: Design) -> None:
-    _rule(console, "what would flip the choice")
-    if not answer.flips:
+def _show_break_evens(console: Console, answer: Design) -> None:
+    _rule(console, "what would change the choice")
+    if not answer.break_evens:
         console.print(Padding(Text(_unflipped(answer)), (0, 0, 0, 2)))
-    for flip in answer.flips:
-        console.print(Padding(Text(_flip_text(flip)), (0, 0, 0, 2)))
+    for break_even in answer.break_evens:
+        console.print(Padding(Text(_break_even_text(break_even)), (0, 0, 0, 2)))
     console.print("  one change at a time, layouts kept", style="dim")
 
 
@@ -197,26 +194,26 @@ def _unflipped(answer: Design) -> str:
     cluster, work = answer.request.cluster, answer.request.workload
     tried = ["responses and prompts by 8 either way" if work.generates else "pairs by 8 either way"]
     tried += ["samples by 8"] if work.generates and work.samples > 1 else []
-    tried += ["network by 8 either way"] if cluster.gpus > cluster.pool.gpus_per_node else []
+    tried += ["network by 8 either way"] if cluster.gpus > cluster.node_group.gpus_per_node else []
     tried += ["GPU memory by 2 either way"]
-    tried += ["GPUs by 4 either way"] if len(cluster.pools) == 1 else []
+    tried += ["GPUs by 4 either way"] if len(cluster.node_groups) == 1 else []
     return f"nothing that was tried makes another plan the best: {', '.join(tried)}"
 
 
-def _flip_text(flip: Flip) -> str:
+def _break_even_text(break_even: BreakEven) -> str:
     """`network bandwidth per GPU of 19.5 GB/s or less (now 50 GB/s): hybrid, roles split takes 195 s, ...`."""
-    more = "or more" if flip.factor > 1 else "or less"
-    if flip.value is None or flip.now is None:
-        point = f"{flip.change} times {flip.factor:.2g} {more}"
+    more = "or more" if break_even.factor > 1 else "or less"
+    if break_even.value is None or break_even.now is None:
+        point = f"{break_even.change} times {break_even.factor:.2g} {more}"
     else:
-        value, now = (format(x, flip.unit) for x in (flip.value, flip.now))
-        point = f"{flip.change}: {value} {more} (now {now})"
+        value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
+        point = f"{break_even.change}: {value} {more} (now {now})"
     own = (
-        f"the chosen plan {format(flip.chosen_seconds, 's')}"
-        if flip.chosen_seconds
+        f"the chosen plan {format(break_even.chosen_step_s, 's')}"
+        if break_even.chosen_step_s
         else "the chosen plan no longer fits"
     )
-    return f"{point} -> {flip.winner} takes {format(flip.seconds, 's')} there, {own}"
+    return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {own}"
 
 
 def _show_gains(console: Console, answer: Design) -> None:
@@ -255,10 +252,7 @@ def _show_nothing(console: Console, answer: Design) -> None:
         console.print(_considered(answer))
     if answer.shortage:
         console.print(f"  {answer.shortage}", highlight=False)
-    remedy = (
-        answer.remedy
-        or "no single change that was tried helps; try a larger GPU or a smaller model"
-    )
+    remedy = answer.remedy or "no single change that was tried helps; try a larger GPU or a smaller model"
     lead = Text("the smallest change that fits: " if answer.remedy else "")
     console.print(lead + Text(remedy, style="bold"))
 
@@ -275,8 +269,13 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "chosen": plan_dict(answer.chosen) if answer.chosen else None,
         "runners_up": [plan_dict(plan) for plan in answer.runners_up],
         "certificate": {
-            "space": c.space, "infeasible": c.infeasible, "dominated": c.dominated, "bounded": c.bounded,
-            "simulated": c.simulated, "unexplored": c.unexplored, "gap": c.gap,
+            "space": c.space,
+            "infeasible": c.infeasible,
+            "dominated": c.dominated,
+            "bounded": c.bounded,
+            "simulated": c.simulated,
+            "unexplored": c.unexplored,
+            "gap": c.gap,
         },
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,
@@ -285,27 +284,49 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "run": _run_dict(answer.chosen, extras.steps),
         "why_not": [whynot_dict(w, answer.chosen) for w in answer.whynots] if answer.chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
-        "calibration": recalibrated.as_data(extras.recalibrated, answer.chosen) if extras.recalibrated and answer.chosen else None,
-        "flips": [_flip_dict(f) for f in answer.flips],
+        "calibration": recalibrated.as_data(extras.recalibrated, answer.chosen)
+        if extras.recalibrated and answer.chosen
+        else None,
+        "break_evens": [_break_even_dict(f) for f in answer.break_evens],
         "gains": [
-            {"name": g.name, "meaning": g.meaning, "step_s": g.seconds, "saved": g.saved, "launchable": g.launchable} for g in answer.gains
+            {
+                "name": g.name,
+                "meaning": g.meaning,
+                "step_s": g.seconds,
+                "saved": g.saved,
+                "launchable": g.launchable,
+            }
+            for g in answer.gains
         ],
         "shortage": answer.shortage,
         "remedy": answer.remedy,
-    }  # fmt: skip
+    }
 
 
 def verdict_dict(verdict: Verdict) -> dict[str, Any]:
     """A target and what the plan reaches, in base units."""
     r = verdict.requirement
-    return {"text": r.text, "quantity": r.quantity, "relation": r.relation, "value": r.value, "actual": verdict.actual, "met": verdict.met}  # fmt: skip
-
-
-def _flip_dict(flip: Flip) -> dict[str, Any]:
     return {
-        "change": flip.change, "factor": flip.factor, "now": flip.now, "value": flip.value, "unit": flip.unit, "winner": flip.winner,
-        "step_s": flip.seconds, "chosen_step_s": flip.chosen_seconds,
-    }  # fmt: skip
+        "text": r.text,
+        "quantity": r.quantity,
+        "relation": r.relation,
+        "value": r.value,
+        "actual": verdict.actual,
+        "met": verdict.met,
+    }
+
+
+def _break_even_dict(break_even: BreakEven) -> dict[str, Any]:
+    return {
+        "change": break_even.change,
+        "factor": break_even.factor,
+        "now": break_even.now,
+        "value": break_even.value,
+        "unit": break_even.unit,
+        "winner": break_even.winner,
+        "step_s": break_even.step_s,
+        "chosen_step_s": break_even.chosen_step_s,
+    }
 
 
 def _run_dict(plan: Plan | None, steps: int | None) -> dict[str, Any] | None:

@@ -45,7 +45,9 @@ def fields(title: str, rows: Sequence[Change], width: int) -> Table:
     table = _table(title, width)
     for row in rows:
         mark = "!" if row.path in MAIN else _mark(row.before, row.after)
-        table.add_row(mark, row.path, *(_leaf(x, row.path) for x in (row.before, row.after)), style=STYLES[mark])  # fmt: skip
+        table.add_row(
+            mark, row.path, *(_leaf(x, row.path) for x in (row.before, row.after)), style=STYLES[mark]
+        )
     return table
 
 

@@ -15,10 +15,15 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table, size
 
 COLUMNS = (
-    ("reward", "reward/mean", 3), ("loss", "policy/loss", 4), ("kl", "kl/mean", 4), ("|dlogp|", "mismatch/mean_abs_dlogp", 6),
-    ("length", "response/length_mean", 1), ("stale", "staleness/max", 0), ("tokens/s", "throughput/tokens_per_sec", 0),
+    ("reward", "reward/mean", 3),
+    ("loss", "policy/loss", 4),
+    ("kl", "kl/mean", 4),
+    ("|dlogp|", "mismatch/mean_abs_dlogp", 6),
+    ("length", "response/length_mean", 1),
+    ("stale", "staleness/max", 0),
+    ("tokens/s", "throughput/tokens_per_sec", 0),
     ("s", "time/step", 2),
-)  # fmt: skip
+)
 """Column of the progress lines: title, metric, decimals."""
 
 
@@ -126,10 +131,17 @@ def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
         "measured_step_s": measured_step([row["time/step"] for row in ended.rows if "time/step" in row]),
         "coordination_overhead": outcome.overhead,
         "phases": [
-            {"name": p.name, "predicted_s": p.predicted_s, "low_s": p.low_s, "high_s": p.high_s, "measured_s": p.measured_s, "measured": p.steps}
+            {
+                "name": p.name,
+                "predicted_s": p.predicted_s,
+                "low_s": p.low_s,
+                "high_s": p.high_s,
+                "measured_s": p.measured_s,
+                "measured": p.steps,
+            }
             for p in phases
         ],
-    }  # fmt: skip
+    }
 
 
 def measured_step(seconds: list[float]) -> float | None:
@@ -142,7 +154,9 @@ def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[RenderableType]:
     """Predicted against measured, and where everything lies."""
     yield ""
     if report["dry_run"]:
-        yield Text("dry run: processes, placement, order of calls and weight route came up with fake engines; no model ran")  # fmt: skip
+        yield Text(
+            "dry run: processes, placement, order of calls and weight route came up with fake engines; no model ran"
+        )
     else:
         yield comparison(report)
         yield ""
@@ -156,8 +170,16 @@ def comparison(report: Mapping[str, Any]) -> RenderableType:
     for name in ("predicted s", "P10-P90", "measured s", "ratio"):
         table.add_column(name, justify="right", no_wrap=True)
     digits = decimals(report["predicted_step_s"])
-    rows = [*report["phases"], {"name": "step", "predicted_s": report["predicted_step_s"], "low_s": report["predicted_low_s"],
-                                "high_s": report["predicted_high_s"], "measured_s": report["measured_step_s"]}]  # fmt: skip
+    rows = [
+        *report["phases"],
+        {
+            "name": "step",
+            "predicted_s": report["predicted_step_s"],
+            "low_s": report["predicted_low_s"],
+            "high_s": report["predicted_high_s"],
+            "measured_s": report["measured_step_s"],
+        },
+    ]
     for row in rows:
         table.add_row(row["name"], *_numbers(row, digits))
     return table
@@ -166,21 +188,31 @@ def comparison(report: Mapping[str, Any]) -> RenderableType:
 def _numbers(row: Mapping[str, Any], digits: int) -> tuple[str, ...]:
     predicted, measured = row["predicted_s"], row["measured_s"]
     ratio = f"{measured / predicted:.2f}" if predicted and measured else "-"
-    span = f"{fixed(row['low_s'], digits)}-{fixed(row['high_s'], digits)}" if predicted is not None else "-"  # fmt: skip
+    span = f"{fixed(row['low_s'], digits)}-{fixed(row['high_s'], digits)}" if predicted is not None else "-"
     return (
-        fixed(predicted, digits) if predicted is not None else "-", span,
-        fixed(measured, digits) if measured is not None else "-", ratio,
-    )  # fmt: skip
+        fixed(predicted, digits) if predicted is not None else "-",
+        span,
+        fixed(measured, digits) if measured is not None else "-",
+        ratio,
+    )
 
 
 def _figures(report: Mapping[str, Any]) -> dict[str, str]:
     last = report["last"]
     rows = {"iterations": f"{report['iterations']}, {len(report['restarts'])} restarts"}
     if report["coordination_overhead"] is not None and not report["dry_run"]:
-        rows["coordination"] = f"{report['coordination_overhead']:.1%} of the wall time in which no engine works"  # fmt: skip
+        rows["coordination"] = (
+            f"{report['coordination_overhead']:.1%} of the wall time in which no engine works"
+        )
     if "memory/allocated_gb" in last and not report["dry_run"]:
-        rows["memory"] = f"{units.format(last['memory/allocated_gb'] * units.GB, 'byte')} on the fullest device, {units.format(last['memory/host_gb'] * units.GB, 'byte')} in all processes"  # fmt: skip
+        rows["memory"] = (
+            f"{units.format(last['memory/allocated_gb'] * units.GB, 'byte')} on the fullest device, {units.format(last['memory/host_gb'] * units.GB, 'byte')} in all processes"
+        )
     if report["evaluations"]:
-        rows["accuracy"] = ", ".join(f"{value:.3f} after {step}" for step, value in report["evaluations"].items())  # fmt: skip
-    rows["files"] = f"{report['out']}: plan, settings, DeepSpeed and vLLM configuration, trace, metrics, checkpoints"  # fmt: skip
+        rows["accuracy"] = ", ".join(
+            f"{value:.3f} after {step}" for step, value in report["evaluations"].items()
+        )
+    rows["files"] = (
+        f"{report['out']}: plan, settings, DeepSpeed and vLLM configuration, trace, metrics, checkpoints"
+    )
     return rows

@@ -12,15 +12,7 @@ from rich.text import Text
 
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present.terminal.bars import Axis, Bar, Piece, plain
-from rlhfsim.present.terminal.words import (
-    GROUPS,
-    WIDTH,
-    is_move,
-    new_table,
-    percent,
-    profile_of,
-    size,
-)
+from rlhfsim.present.terminal.words import GROUPS, WIDTH, is_move, new_table, percent, profile_of, size
 
 
 def memory_chart(plan: Plan, width: int = WIDTH) -> RenderableType:
@@ -29,11 +21,16 @@ def memory_chart(plan: Plan, width: int = WIDTH) -> RenderableType:
     for pool in plan.placement.pools:
         rows = [e for e in plan.prediction.ledger if e.pool == pool.name]
         if rows:
-            title = f"pool {pool.name}, {pool.gpus} GPUs" if len(plan.placement.pools) > 1 else f"{pool.gpus} GPUs"  # fmt: skip
-            parts += [Text(f"{title}: bytes on the fullest GPU", style="bold"), _pool_chart(plan, pool.name, rows, width)]  # fmt: skip
-    return Group(
-        *parts, MemoryLegend(plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes)
-    )
+            title = (
+                f"pool {pool.name}, {pool.gpus} GPUs"
+                if len(plan.placement.pools) > 1
+                else f"{pool.gpus} GPUs"
+            )
+            parts += [
+                Text(f"{title}: bytes on the fullest GPU", style="bold"),
+                _pool_chart(plan, pool.name, rows, width),
+            ]
+    return Group(*parts, MemoryLegend(plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes))
 
 
 def capacity_of(plan: Plan, pool: str) -> float:
@@ -60,7 +57,9 @@ def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> T
             continue  # memory is as it was
         mark = "< peak" if i == peak else ""
         bar = Bar(pieces=_memory_pieces(entries), scale=scale, limit=capacity)
-        table.add_row(name, size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else "")  # fmt: skip
+        table.add_row(
+            name, size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else ""
+        )
     return table
 
 
@@ -68,12 +67,16 @@ def _memory_pieces(entries: list[LedgerEntry]) -> list[Piece]:
     named = {c for _, _, components in GROUPS.values() for c in components}
     return [
         Piece(
-            amount=sum(e.bytes for e in entries if e.component in components or not (components or e.component in named)),
+            amount=sum(
+                e.bytes
+                for e in entries
+                if e.component in components or not (components or e.component in named)
+            ),
             glyph=glyph,
             style=colour,
         )
         for glyph, colour, components in GROUPS.values()
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.placement.placement import RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 
 SMALL = 0.02
 """Moves shorter than this share of the step stand together in one line."""
@@ -63,7 +63,7 @@ __all__ = [
     "placement_table",
     "summary",
     "sureness",
-]  # fmt: skip
+]
 
 
 # --- header and summary -----------------------------------------------------------------------------
@@ -82,7 +82,9 @@ def _task(plan: Plan) -> str:
     beside = f" with {', '.join(others)}" if others else ""
     lora = f", LoRA rank {plan.workload.lora.rank}" if plan.workload.lora else ""
     backend = BACKENDS[plan.placement.backend].title
-    return f"{plan.workload.algorithm.upper()} of {actor.name}{beside}{lora} on {hardware_text(plan)}, {backend}"
+    return (
+        f"{plan.workload.algorithm.upper()} of {actor.name}{beside}{lora} on {hardware_text(plan)}, {backend}"
+    )
 
 
 def hardware_text(plan: Plan) -> str:
@@ -164,7 +166,7 @@ def peak_text(plan: Plan) -> str:
     return (
         f"{over}{size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU in {p.peak_phase}, mostly "
         f"{component_text(p.peak_component)} of {p.peak_role}; risk of running out {percent(p.probability_out_of_memory)}"
-    )  # fmt: skip
+    )
 
 
 # --- phases -----------------------------------------------------------------------------------------
@@ -192,7 +194,14 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
     if small:
         blank = [""] * (pools + (width >= NARROW))
         total = fixed(sum(f.seconds for f in small), decimals(end))
-        table.add_row(f"{len(small)} short moves", *blank, total, "", resource_text(_largest(small)), Text("in and out of GPU memory", style="dim"))  # fmt: skip
+        table.add_row(
+            f"{len(small)} short moves",
+            *blank,
+            total,
+            "",
+            resource_text(_largest(small)),
+            Text("in and out of GPU memory", style="dim"),
+        )
     return Group(table, *(Text(note, style="dim") for note in _phase_notes(plan)))
 
 
@@ -226,7 +235,7 @@ def _time_pieces(phase: PredictedPhase) -> list[Piece]:
     """The bar by resource, the largest first; light where the step would not be shorter without it."""
     glyph = FULL if phase.critical else LIGHT
     shares = sorted(phase.by_resource_s.items(), key=lambda kv: -kv[1])
-    return [Piece(amount=s, glyph=glyph, style=RESOURCES.get(r, ("", "", ""))[1]) for r, s in shares]  # fmt: skip
+    return [Piece(amount=s, glyph=glyph, style=RESOURCES.get(r, ("", "", ""))[1]) for r, s in shares]
 
 
 def _phase_notes(plan: Plan) -> Iterator[str]:
@@ -246,57 +255,62 @@ def placement_table(plan: Plan, width: int = WIDTH) -> Table:
     """Who sits where and how each model is cut."""
     pools = {p.name: p for p in plan.placement.pools}
     table = new_table(width)
-    table.add_column("seat", no_wrap=True)
+    table.add_column("role", no_wrap=True)
     for name in ("GPUs", "layout"):
         table.add_column(name, no_wrap=width >= NARROW)
     table.add_column("micro-batch" if width >= NARROW else "micro\nbatch", justify="right")
     table.add_column("recompute" if width >= NARROW else "re-\ncompute")
     table.add_column("between calls", ratio=1 if width >= NARROW else None)
     table.add_column("precision" if width >= NARROW else "", no_wrap=True)
-    for name, seat in plan.placement.seats.items():
-        pool = pools[seat.pool]
+    for name, role in plan.placement.roles.items():
+        pool = pools[role.pool]
         where = f"{pool.start}-{pool.start + pool.gpus - 1}"
         if len(plan.hardware) > 1:
             where += f" {plan.hardware[pool.hardware].profile}"
-        table.add_row(name, f"{where} {pool.name}" if len(pools) > 1 else where, _layout(seat), *_seat_cells(plan, name, seat))  # fmt: skip
+        table.add_row(
+            name,
+            f"{where} {pool.name}" if len(pools) > 1 else where,
+            _layout(role),
+            *_role_cells(plan, name, role),
+        )
     return table
 
 
-def _seat_cells(plan: Plan, name: str, seat: Seat | RolloutSeat) -> tuple[str, str, str, str]:
+def _role_cells(plan: Plan, name: str, role: RolePlacement | RolloutPlacement) -> tuple[str, str, str, str]:
     """Micro-batch, recompute, what happens between calls, precision."""
-    if isinstance(seat, RolloutSeat):
-        return "", "", _rollout_rest(seat), _rollout_precision(seat.layout)
+    if isinstance(role, RolloutPlacement):
+        return "", "", _rollout_rest(role), _rollout_precision(role.layout)
     trained = name in ("actor", "critic")
-    recompute = seat.layout.recompute if trained else ""
-    return str(seat.layout.micro_batch), recompute, _rest(seat, trained), "bf16"
+    recompute = role.layout.recompute if trained else ""
+    return str(role.layout.micro_batch), recompute, _rest(role, trained), "bf16"
 
 
-def _rest(seat: Seat, trained: bool) -> str:
+def _rest(role: RolePlacement, trained: bool) -> str:
     parts = []
-    if seat.residency == "offloaded":
+    if role.residency == "offloaded":
         parts.append("weights to host")
-    if seat.residency == "recreated":
+    if role.residency == "recreated":
         parts.append("recreated")
-    if seat.offload_between:
+    if role.offload_between:
         parts.append("optimizer to host")
-    if trained and seat.layout.offload_optimizer != "none":
-        parts.append(f"Adam on {seat.layout.offload_optimizer.replace('cpu', 'CPU')}")
-    if seat.layout.offload_params != "none":
+    if trained and role.layout.offload_optimizer != "none":
+        parts.append(f"Adam on {role.layout.offload_optimizer.replace('cpu', 'CPU')}")
+    if role.layout.offload_params != "none":
         parts.append("weights on host")
     return ", ".join(parts) or "stays"
 
 
-def _rollout_rest(seat: RolloutSeat) -> str:
-    if seat.residency != "resident":
-        return seat.residency
-    return {0: "stays", 1: "sleeps, weights to host", 2: "sleeps, memory freed"}[seat.sleep]
+def _rollout_rest(role: RolloutPlacement) -> str:
+    if role.residency != "resident":
+        return role.residency
+    return {0: "stays", 1: "sleeps, weights to host", 2: "sleeps, memory freed"}[role.sleep]
 
 
-def _layout(seat: Seat | RolloutSeat) -> str:
-    if isinstance(seat, RolloutSeat):
-        return f"{seat.layout.label}, {percent(seat.layout.memory_utilization)} of memory"
-    vp = f" VP{seat.layout.vp}" if seat.layout.vp > 1 else ""
-    return f"{seat.layout.label}{vp}"
+def _layout(role: RolePlacement | RolloutPlacement) -> str:
+    if isinstance(role, RolloutPlacement):
+        return f"{role.layout.label}, {percent(role.layout.memory_utilization)} of memory"
+    vp = f" VP{role.layout.vp}" if role.layout.vp > 1 else ""
+    return f"{role.layout.label}{vp}"
 
 
 def _rollout_precision(layout: RolloutLayout) -> str:

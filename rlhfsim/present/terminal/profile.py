@@ -16,9 +16,14 @@ from rlhfsim.present.terminal.words import new_table
 from rlhfsim.specs.hardware.measured import Measured, Missing, Session
 
 WORDS = {
-    "node.host_memory": "host memory", "node.host_bandwidth": "host memory, all cores", "node.local_storage": "local storage",
-    "node.shared_storage": "shared storage", "peak.bf16": "peak, bf16", "peak.fp32": "peak, fp32", "scale_up.bandwidth": "scale-up fabric",
-}  # fmt: skip
+    "node.host_memory": "host memory",
+    "node.host_bandwidth": "host memory, all cores",
+    "node.local_storage": "local storage",
+    "node.shared_storage": "shared storage",
+    "peak.bf16": "peak, bf16",
+    "peak.fp32": "peak, fp32",
+    "scale_up.bandwidth": "scale-up fabric",
+}
 """Keys of a profile in words; coefficients keep their names, which docs/hardware.md explains."""
 
 
@@ -32,13 +37,13 @@ class Progress:
         """Which probe runs."""
         self.screen.print(f"[{number}/{total}] {probe.name}: {probe.title} ...", end="")
 
-    def ended(self, probe: Any, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:  # fmt: skip
+    def ended(self, probe: Any, found: Sequence[Measured], missing: Missing | None, seconds: float) -> None:
         """What became of it; the reason of a failure stands below the table."""
         said = f" {seconds:.1f} s" + ("" if missing is None else ", not measured")
         self.screen.print(Text(said, style="dim" if missing is None else "yellow"))
 
 
-def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Iterator[RenderableType]:  # fmt: skip
+def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool) -> Iterator[RenderableType]:
     """The table and what follows."""
     yield ""
     yield f"{session.machine.words}; the profile extends {made.base}"
@@ -66,9 +71,14 @@ def table(changes: Sequence[Change]) -> RenderableType:
     for name in ("value", "interval", "prior", "n"):
         shown.add_column(name, justify="right", no_wrap=True)
     for c in _distinct(changes):
-        interval = "" if c.low is None or c.high is None else f"{_text(c.low, c)} - {_text(c.high, c)}"  # fmt: skip
-        shown.add_row(WORDS.get(c.key, c.key.removeprefix("coefficients.")), _text(c.value, c), interval,
-                      "" if c.prior is None else _text(c.prior, c), str(c.n) if c.n else "")  # fmt: skip
+        interval = "" if c.low is None or c.high is None else f"{_text(c.low, c)} - {_text(c.high, c)}"
+        shown.add_row(
+            WORDS.get(c.key, c.key.removeprefix("coefficients.")),
+            _text(c.value, c),
+            interval,
+            "" if c.prior is None else _text(c.prior, c),
+            str(c.n) if c.n else "",
+        )
     return shown
 
 

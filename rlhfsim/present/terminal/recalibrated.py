@@ -32,7 +32,7 @@ def parts(found: Recalibrated, chosen: Plan, width: int) -> Iterator[RenderableT
         yield Padding(Text(_origin(name, told)), (0, 0, 0, 2))
     yield _coefficients(found, width)
     if len(found.moved) > SHOWN:
-        yield Text(f"  and {len(found.moved) - SHOWN} more that moved less (--json has them)", style="dim")  # fmt: skip
+        yield Text(f"  and {len(found.moved) - SHOWN} more that moved less (--json has them)", style="dim")
     yield ""
     yield _rank_table(found, width)
     yield Padding(Text(verdict(found, chosen), style="bold"), (0, 0, 0, 2))
@@ -79,7 +79,7 @@ def _step(plan: Plan | None) -> tuple[str, str]:
     if plan is None:
         return "-", "-"
     p = plan.prediction
-    return units.format(p.step_s, "s"), f"{units.significant(p.low_s)}-{units.significant(p.high_s)}"  # fmt: skip
+    return units.format(p.step_s, "s"), f"{units.significant(p.low_s)}-{units.significant(p.high_s)}"
 
 
 def verdict(found: Recalibrated, chosen: Plan) -> str:
@@ -110,15 +110,34 @@ def as_data(found: Recalibrated, chosen: Plan) -> dict[str, Any]:
     """The same content; docs/calibration.md."""
     return {
         "profiles": {
-            name: {"base": t.base, "runs": list(t.runs), "date": t.date, "device": t.device, "step_error": t.step_error, "phase_error": t.phase_error}
+            name: {
+                "base": t.base,
+                "runs": list(t.runs),
+                "date": t.date,
+                "device": t.device,
+                "step_error": t.step_error,
+                "phase_error": t.phase_error,
+            }
             for name, t in found.profiles.items()
         },
         "moved": [
-            {"profile": m.profile, "name": m.name, "dimension": m.now.dimension, "before": _numbers(m.before), "now": _numbers(m.now)}
+            {
+                "profile": m.profile,
+                "name": m.name,
+                "dimension": m.now.dimension,
+                "before": _numbers(m.before),
+                "now": _numbers(m.now),
+            }
             for m in found.moved
         ],
         "ranks": [
-            {"kind": r.kind, "place_before": r.place_before, "place": r.place, "before": _seconds(r.before), "now": _seconds(r.now)}
+            {
+                "kind": r.kind,
+                "place_before": r.place_before,
+                "place": r.place,
+                "before": _seconds(r.before),
+                "now": _seconds(r.now),
+            }
             for r in found.ranks
         ],
         "verdict": verdict(found, chosen),
@@ -126,7 +145,7 @@ def as_data(found: Recalibrated, chosen: Plan) -> dict[str, Any]:
         "chosen_before": _seconds(found.chosen_before),
         "chosen_before_now": _seconds(found.its_step_now),
         "warnings": list(found.warnings),
-    }  # fmt: skip
+    }
 
 
 def _numbers(c: Coefficient) -> dict[str, float]:

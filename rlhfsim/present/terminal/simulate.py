@@ -21,9 +21,14 @@ LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 ASCII_LEVELS = "_.-=+*%#"
 """Heights of a sparkline where the output has no blocks."""
 LINKS = {
-    "nic": "network cards of {}", "nvlink": "NVLink of {}", "pcie": "PCIe of {}", "host": "host memory of {}",
-    "disk": "disks of {}", "storage": "the shared file system", "spine": "the fabric between nodes",
-}  # fmt: skip
+    "nic": "network cards of {}",
+    "nvlink": "NVLink of {}",
+    "pcie": "PCIe of {}",
+    "host": "host memory of {}",
+    "disk": "disks of {}",
+    "storage": "the shared file system",
+    "spine": "the fabric between nodes",
+}
 """First word of a link's name -> words."""
 STOCK = (
     "mean s is the pace that the rollout can keep up; the steps shown were faster, for they also used samples"
@@ -82,7 +87,11 @@ def run_text(answer: Simulation) -> str:
     """`20 steps after 2 of warm-up, 5 replications with seeds 0 to 4; response lengths drawn`."""
     warm = f" after {answer.warmup} of warm-up" if answer.warmup else ""
     many = len(answer.runs)
-    seeds = f"{many} replications with seeds {answer.seed} to {answer.seed + many - 1}" if many > 1 else f"seed {answer.seed}"  # fmt: skip
+    seeds = (
+        f"{many} replications with seeds {answer.seed} to {answer.seed + many - 1}"
+        if many > 1
+        else f"seed {answer.seed}"
+    )
     return f"{_count(len(answer.runs[0]), 'step')}{warm}, {seeds}; {answer.randomness}"
 
 
@@ -90,10 +99,10 @@ def step_text(answer: Simulation) -> str:
     """Mean and spread, and how far that is from the closed form."""
     spread = "every step alike"
     if not answer.alike:
-        spread = ", ".join(f"P{p} {_s(answer.percentile(p))}" for p in (10, 50, 90))  # fmt: skip
+        spread = ", ".join(f"P{p} {_s(answer.percentile(p))}" for p in (10, 50, 90))
     before = answer.estimate.prediction.step_s
     change = answer.mean / before - 1
-    told = "as estimated" if abs(change) < 5e-4 else f"{_signed(change)} against the estimate of {_s(before)}"  # fmt: skip
+    told = "as estimated" if abs(change) < 5e-4 else f"{_signed(change)} against the estimate of {_s(before)}"
     return f"{_s(answer.mean)} mean; {spread}; {told}"
 
 
@@ -119,7 +128,7 @@ def samples_text(answer: Simulation) -> str:
     """`0.8 versions old on average, 2 at most; 310 more in the queue when the trainer takes a batch, ...`."""
     assert answer.staleness is not None
     mean, worst = answer.staleness
-    old = f"{units.significant(mean, 2)} versions old on average, {units.significant(worst, 2)} at most"  # fmt: skip
+    old = f"{units.significant(mean, 2)} versions old on average, {units.significant(worst, 2)} at most"
     if answer.queue is None:
         return old
     return f"{old}; {answer.queue.mean:,.0f} more in the queue when the trainer takes a batch, {answer.queue.maximum:,.0f} at most"
@@ -129,11 +138,13 @@ def goodput_text(answer: Simulation) -> str:
     """Share of time that makes progress, what the formula says, and the interval that is best."""
     g = answer.goodput
     assert g is not None
-    best = "the best interval" if g.interval_s == g.best_interval_s else f"best is every {_s(g.best_interval_s)}"  # fmt: skip
+    best = (
+        "the best interval" if g.interval_s == g.best_interval_s else f"best is every {_s(g.best_interval_s)}"
+    )
     return (
         f"{_percent(g.simulated)} of the time is progress, with a checkpoint every {_s(g.interval_s)} ({best}) and a failure"
         f" every {_s(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then takes {_s(answer.mean / g.simulated)}"
-    )  # fmt: skip
+    )
 
 
 def _percent(share: float) -> str:
@@ -165,9 +176,7 @@ class Sparkline:
         """As many characters as values, fewer where there is no room."""
         return Measurement(1, min(len(self.values), options.max_width))
 
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[Segment | Text]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment | Text]:
         """One line."""
         levels = LEVELS if options.encoding.lower().startswith("utf") else ASCII_LEVELS
         yield Text(spark(merged(self.values, options.max_width), levels), no_wrap=True)
@@ -233,14 +242,9 @@ def pool_table(answer: Simulation, width: int) -> RenderableType:
     for pool in answer.pools:
         held = ("", "", "", "")
         if pool.peak_bytes is not None and pool.peak_s is not None:
-            held = (
-                size(pool.peak_bytes),
-                percent(pool.peak_share),
-                _s(pool.peak_s),
-                pool.peak_in or "",
-            )
+            held = (size(pool.peak_bytes), percent(pool.peak_share), _s(pool.peak_s), pool.peak_in or "")
         busy = Bar(pieces=[Piece(amount=pool.busy, glyph=FULL, style="green")], scale=1.0)
-        table.add_row(pool.name, f"{pool.gpus:,}" if pool.gpus else "-", percent(pool.busy), busy, *held)  # fmt: skip
+        table.add_row(pool.name, f"{pool.gpus:,}" if pool.gpus else "-", percent(pool.busy), busy, *held)
     words = "busy: share of the measured time in which the pool's GPUs work"
     if any(pool.peak_bytes is not None for pool in answer.pools):
         words += "; peak: bytes on its fullest GPU, when and in what"
@@ -257,7 +261,13 @@ def contention_table(answer: Simulation, width: int) -> RenderableType:
     for link, seconds in answer.contention.items():
         bar = Bar(pieces=[Piece(amount=seconds, glyph=FULL, style="red")], scale=answer.mean)
         table.add_row(link_text(link), fixed(seconds, digits), bar)
-    return Group(table, Text("time that calls lost because another used the link too; the step waits for part of it", style="dim"))  # fmt: skip
+    return Group(
+        table,
+        Text(
+            "time that calls lost because another used the link too; the step waits for part of it",
+            style="dim",
+        ),
+    )
 
 
 def link_text(link: str) -> str:

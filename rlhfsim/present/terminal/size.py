@@ -21,27 +21,34 @@ from rlhfsim.what_if.sizing import Sizing, Trial
 
 SCHEMA = "rlhfsim.size/1"
 MEANINGS = {
-    "meets": "meets the targets", "misses": "found, but misses a target", "too slow": "too slow: no plan of it meets the targets",
-    "does not fit": "no plan fits", "skipped": "skipped: its arithmetic alone takes too long", "no better": "no cheaper than a size before",
-}  # fmt: skip
+    "meets": "meets the targets",
+    "misses": "found, but misses a target",
+    "too slow": "too slow: no plan of it meets the targets",
+    "does not fit": "no plan fits",
+    "skipped": "skipped: its arithmetic alone takes too long",
+    "no better": "no cheaper than a size before",
+}
 
 
 # --- for people -------------------------------------------------------------------------------------
 
 
-def show(
-    console: Console, answer: Sizing, targets: Sequence[Requirement], steps: int | None
-) -> None:
+def show(console: Console, answer: Sizing, targets: Sequence[Requirement], steps: int | None) -> None:
     """Print the answer, what was tried, and the plan."""
     wanted = ", ".join(t.text for t in targets)
     if answer.best is None or answer.best.plan is None:
         most = max((t.gpus for t in answer.trials), default=0)
-        console.print(Text("no size meets the targets: ", style="bold red") + Text(f"{wanted}, with up to {most:,} GPUs"))  # fmt: skip
+        console.print(
+            Text("no size meets the targets: ", style="bold red")
+            + Text(f"{wanted}, with up to {most:,} GPUs")
+        )
         console.print(_trials(answer))
         console.print("give more with --max-gpus, other GPUs with --gpu, or a weaker target")
         return
     plan = answer.best.plan
-    console.print(Text(f"{answer.best.gpus:,} x {answer.best.gpu}", style="bold green") + Text(f" for {wanted}"))  # fmt: skip
+    console.print(
+        Text(f"{answer.best.gpus:,} x {answer.best.gpu}", style="bold green") + Text(f" for {wanted}")
+    )
     for v in verdicts(targets, plan, steps):
         console.print(f"  {v.requirement.text}: {shown(v.requirement, v.actual)}", highlight=False)
     console.rule("what was tried", align="left", style="dim")
@@ -71,7 +78,9 @@ def _cells(trial: Trial) -> list[str]:
     """GPU, GPUs, step, USD per step, plan."""
     if trial.plan is None:
         beyond = trial.floor_s if trial.outcome == "skipped" else trial.limit_s
-        step = f"> {format(beyond, 's')}" if math.isfinite(beyond) and trial.outcome != "does not fit" else "-"  # fmt: skip
+        step = (
+            f"> {format(beyond, 's')}" if math.isfinite(beyond) and trial.outcome != "does not fit" else "-"
+        )
         return [trial.gpu, f"{trial.gpus:,}", step, "-", "-"]
     p = trial.plan.prediction
     money = "unknown" if p.usd_per_step is None else significant(p.usd_per_step)
@@ -99,8 +108,10 @@ def show_front(console: Console, trials: Sequence[Trial]) -> None:
     table.add_column("rollout", no_wrap=True)
     for trial in trials:
         assert trial.plan is not None
-        seats = trial.plan.placement
-        table.add_row(*_cells(trial), seats.actor.layout.label, seats.rollout.layout.label if seats.rollout else "-")  # fmt: skip
+        roles = trial.plan.placement
+        table.add_row(
+            *_cells(trial), roles.actor.layout.label, roles.rollout.layout.label if roles.rollout else "-"
+        )
     console.print(table)
 
 
@@ -114,15 +125,15 @@ def size_dict(answer: Sizing, targets: Sequence[Requirement], steps: int | None)
     return {
         "schema": SCHEMA,
         "best": _trial_dict(best) if best is not None else None,
-        "requirements": [
-            {"text": v.requirement.text, "actual": v.actual, "met": v.met} for v in met
-        ] or [{"text": t.text, "actual": None, "met": False} for t in targets],
+        "requirements": [{"text": v.requirement.text, "actual": v.actual, "met": v.met} for v in met]
+        or [{"text": t.text, "actual": None, "met": False} for t in targets],
         "per_gpu": [_trial_dict(t) for t in answer.per_gpu],
         "tried": [_trial_dict(t, plan=False) for t in answer.trials],
         "break_even": [
-            {"gpu": e.gpu, "gpus": e.gpus, "usd_per_gpu_hour": e.usd_per_hour, "now": e.now} for e in answer.break_even
+            {"gpu": e.gpu, "gpus": e.gpus, "usd_per_gpu_hour": e.usd_per_hour, "now": e.now}
+            for e in answer.break_even
         ],
-    }  # fmt: skip
+    }
 
 
 def front_dict(trials: Sequence[Trial]) -> dict[str, Any]:
@@ -133,8 +144,12 @@ def front_dict(trials: Sequence[Trial]) -> dict[str, Any]:
 def _trial_dict(trial: Trial, *, plan: bool = True) -> dict[str, Any]:
     made = trial.plan
     found: dict[str, Any] = {
-        "gpu": trial.gpu, "gpus": trial.gpus, "outcome": trial.outcome, "floor_s": trial.floor_s,
+        "gpu": trial.gpu,
+        "gpus": trial.gpus,
+        "outcome": trial.outcome,
+        "floor_s": trial.floor_s,
         "limit_s": trial.limit_s if math.isfinite(trial.limit_s) else None,
-        "step_s": made.prediction.step_s if made else None, "usd_per_step": made.prediction.usd_per_step if made else None,
-    }  # fmt: skip
+        "step_s": made.prediction.step_s if made else None,
+        "usd_per_step": made.prediction.usd_per_step if made else None,
+    }
     return {**found, "plan": plan_dict(made)} if plan and made else found

@@ -49,7 +49,7 @@ def _parts(answer: WhatIf, width: int) -> Iterator[RenderableType]:
         for point in shown:
             yield changes_of(answer.base, point, width)
         if len(shown) < len(answer.points):
-            yield Text(f"{len(answer.points) - len(shown)} more: --only NAME shows one of them", style="dim")  # fmt: skip
+            yield Text(f"{len(answer.points) - len(shown)} more: --only NAME shows one of them", style="dim")
     if answer.break_evens:
         yield _titled("break-evens")
         yield from (_break_even(even) for even in answer.break_evens)

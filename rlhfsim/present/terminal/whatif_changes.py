@@ -33,13 +33,7 @@ def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableT
     table.add_column("", justify="right", no_wrap=True, width=11)
     for mark, what, before, after, by in rows:
         table.add_row(
-            mark,
-            what,
-            before,
-            "->" if before or after else "",
-            after,
-            by,
-            style=STYLES.get(mark, ""),
+            mark, what, before, "->" if before or after else "", after, by, style=STYLES.get(mark, "")
         )
     main = any(mark == "!" for mark, *_ in rows)
     title = Text(f"{'!' if main else '~'} {point.name}", style=STYLES["!"] if main else "bold")
@@ -48,13 +42,7 @@ def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableT
 
 def _asked(change: Change) -> Row:
     """What the user set stands without a mark."""
-    return (
-        "",
-        change.path,
-        worded(change.path, change.before),
-        worded(change.path, change.after),
-        "",
-    )
+    return ("", change.path, worded(change.path, change.before), worded(change.path, change.after), "")
 
 
 def _answers(base: PointResult, point: PointResult) -> Iterator[Row]:
@@ -69,13 +57,7 @@ def _answers(base: PointResult, point: PointResult) -> Iterator[Row]:
         yield mark, change.path.replace("_", " "), _plain(change.before), _plain(change.after), ""
     moved = comes_out(base, point)
     for row in moved:
-        yield (
-            _mark(row.before, row.after),
-            row.name,
-            _value(row.before),
-            _value(row.after),
-            _by(row),
-        )
+        yield (_mark(row.before, row.after), row.name, _value(row.before), _value(row.after), _by(row))
     if not moved:
         yield "", "it comes out the same", "", "", ""
 
@@ -98,8 +80,4 @@ def _plain(leaf: Leaf) -> str:
 def _value(value: Value | None) -> str:
     if value is None:
         return "-"
-    return (
-        units.significant(value.value, 4)
-        if value.unit == "1"
-        else units.format(value.value, value.unit)
-    )
+    return units.significant(value.value, 4) if value.unit == "1" else units.format(value.value, value.unit)

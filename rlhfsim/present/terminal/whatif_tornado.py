@@ -34,12 +34,7 @@ def tornado_table(answer: WhatIf, width: int) -> Table:
     if width >= NARROW:
         table.add_column("USD", justify="right", no_wrap=True)
     for bar, ends, t, m in zip(answer.tornado, drawn, times, money, strict=True):
-        cells = [
-            short[bar.path],
-            f"{bar.low_label} - {bar.high_label}",
-            _bar(ends, low, high),
-            _pair(t, "s"),
-        ]
+        cells = [short[bar.path], f"{bar.low_label} - {bar.high_label}", _bar(ends, low, high), _pair(t, "s")]
         table.add_row(*cells, *([_pair(m, "usd")] if width >= NARROW else []))
     return table
 
@@ -47,8 +42,7 @@ def tornado_table(answer: WhatIf, width: int) -> Table:
 def _spread(rows: Sequence[Ends]) -> float:
     """The largest relative swing."""
     return max(
-        (abs(e / b - 1) for low, b, high in rows if b for e in (low, high) if e is not None),
-        default=0.0,
+        (abs(e / b - 1) for low, b, high in rows if b for e in (low, high) if e is not None), default=0.0
     )
 
 

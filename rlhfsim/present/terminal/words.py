@@ -52,10 +52,15 @@ ROLES = {
     "standalone": "every role in its own pool",
 }
 PATHS = {
-    "none": "not copied", "ipc": "CUDA IPC", "reshard": "resharding in place",
-    "broadcast": "NCCL broadcast", "p2p": "RDMA", "disk": "disk", "lora": "LoRA adapters only",
+    "none": "not copied",
+    "ipc": "CUDA IPC",
+    "reshard": "resharding in place",
+    "broadcast": "NCCL broadcast",
+    "p2p": "RDMA",
+    "disk": "disk",
+    "lora": "LoRA adapters only",
     "host": "host memory",
-}  # fmt: skip
+}
 GROUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "weights": (FULL, "green", ("weights",)),
     "gradients, optimizer": (DARK, "blue", ("gradients", "optimizer")),
@@ -66,10 +71,16 @@ GROUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 COMPONENTS = {
-    "kv_cache": "KV cache", "gathered": "gathered weights", "buffers": "gradient buffers", "profile_peak": "engine activations",
-    "non_torch": "engine, other", "cuda_graphs": "CUDA graphs", "sync_buffers": "sync buffers", "framework": "CUDA context",
+    "kv_cache": "KV cache",
+    "gathered": "gathered weights",
+    "buffers": "gradient buffers",
+    "profile_peak": "engine activations",
+    "non_torch": "engine, other",
+    "cuda_graphs": "CUDA graphs",
+    "sync_buffers": "sync buffers",
+    "framework": "CUDA context",
     "nccl": "NCCL",
-}  # fmt: skip
+}
 """Component of the ledger -> words, where its name alone does not say it."""
 DERIVED = {
     "length_balance": "how evenly drawn lengths spread over the ranks",
@@ -81,9 +92,7 @@ DERIVED = {
 def console(*, stderr: bool = False) -> Console:
     """The console of every command: at most `WIDTH` columns, `WIDTH` into pipes."""
     stream = sys.stderr if stderr else sys.stdout
-    if not (stream.encoding or "ascii").lower().startswith("utf") and hasattr(
-        stream, "reconfigure"
-    ):
+    if not (stream.encoding or "ascii").lower().startswith("utf") and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="replace")
     width = shutil.get_terminal_size((WIDTH, 24)).columns
     return Console(
@@ -94,9 +103,8 @@ def console(*, stderr: bool = False) -> Console:
 def new_table(width: int | None = WIDTH) -> Table:
     """A table without edges, as every command shows it; without a width as wide as its content."""
     return Table(
-        box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False,
-        header_style="bold",
-    )  # fmt: skip
+        box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
 
 
 @lru_cache(maxsize=32)

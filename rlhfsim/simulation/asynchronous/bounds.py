@@ -77,9 +77,14 @@ def floor_of(engine: Engine, lengths: Floats, groups: int) -> Floor:
     alpha, beta = _line(engine, at, longest)
     prefill = groups * engine.prefill
     return Floor(
-        alpha=alpha, beta=beta, prefill=prefill, tokens=total,
-        work=prefill + total * (alpha + beta * at), engine=engine, longest=longest,
-    )  # fmt: skip
+        alpha=alpha,
+        beta=beta,
+        prefill=prefill,
+        tokens=total,
+        work=prefill + total * (alpha + beta * at),
+        engine=engine,
+        longest=longest,
+    )
 
 
 def _contexts(engine: Engine, longest: float) -> Floats:
@@ -100,7 +105,7 @@ def _line(engine: Engine, at: float, longest: float) -> tuple[float, float]:
     most = _most(engine, edges[:-1])
     rows = table.sequences[table.sequences <= engine.slots]
     n = np.minimum(np.append(rows, engine.slots)[None, :], most[:, None])
-    ends = [(table.tau(n, c[:, None] + np.zeros_like(n)) / n).min(axis=1) for c in (edges[:-1], edges[1:])]  # fmt: skip
+    ends = [(table.tau(n, c[:, None] + np.zeros_like(n)) / n).min(axis=1) for c in (edges[:-1], edges[1:])]
     x, y = np.concatenate([edges[:-1], edges[1:]]), np.concatenate(ends)
     hull = lower_hull(x, y)
     i = min(max(int(np.searchsorted(hull[:, 0], at, side="right")) - 1, 0), len(hull) - 2)

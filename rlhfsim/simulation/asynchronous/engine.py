@@ -107,7 +107,7 @@ def engine_of(
     *,
     worker: bool = True,
 ) -> Engine:
-    """The replica of a rollout seat, priced as `rollout.steady_state` prices it.
+    """The replica of a rollout role, priced as `rollout.steady_state` prices it.
 
     slots = min(max_num_seqs, C / (p / G + E[l^2] / 2 E[l] + half a block))
 
@@ -125,22 +125,23 @@ def engine_of(
     first = group_prefill(device, model, layout, share, requests.samples, prompt).cost(device)
     return Engine(
         clock=StepClock(step_table(device, model, layout, float(slots), prompt + longest, worker=worker)),
-        slots=slots, capacity=capacity, prompt=prompt, own=own,
+        slots=slots,
+        capacity=capacity,
+        prompt=prompt,
+        own=own,
         prefill=first.seconds / max(1.0, requests.prompts / layout.dp),
         again=_Reprefill(device, model, layout, prompt + longest),
-    )  # fmt: skip
+    )
 
 
 class _Reprefill:
     """`rollout.prefill.prefill` between powers of two in n and a geometric grid of contexts, bilinear."""
 
-    def __init__(
-        self, device: Device, model: ModelSpec, layout: RolloutLayout, longest: float
-    ) -> None:
+    def __init__(self, device: Device, model: ModelSpec, layout: RolloutLayout, longest: float) -> None:
         self._of = (device, model, layout)
         low = min(64.0, longest / 2)
         self._seconds: dict[tuple[float, int], float] = {}
-        self._contexts = [float(c) for c in np.geomspace(low, max(longest, 2 * low), REPREFILL_CONTEXTS)]  # fmt: skip
+        self._contexts = [float(c) for c in np.geomspace(low, max(longest, 2 * low), REPREFILL_CONTEXTS)]
 
     def __call__(self, sequences: float, context: float) -> float:
         if sequences <= 0:

@@ -9,7 +9,7 @@ import numpy as np
 import simpy
 
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
-from rlhfsim.simulation.simulator import Running, World
+from rlhfsim.simulation.simulator import Running, Simulator
 from rlhfsim.step.iteration import Program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, Step
 
@@ -21,7 +21,7 @@ Programs = Callable[[int], Program]
 class Run:
     """The trainer's side of a run and what is measured."""
 
-    world: World
+    simulator: Simulator
     programs: Programs
     steps: int
     warmup: int
@@ -64,30 +64,30 @@ class Run:
 
     def batch(self, k: int, ages: list[int]) -> Running:
         """The trainer's calls for batch k, in program order on their pools."""
-        begin = self.world.env.now
+        begin = self.simulator.env.now
         self.ages.append(ages)
         ended: dict[str, simpy.Event] = {}
         for step in learner_steps(self.programs(k)):
             needs = [ended[n] for n in step.needs if n in ended]
-            ended[step.name] = self.world.env.process(self._call(step, k, needs))
-        yield self.world.all_of(list(ended.values()))
-        self.learned.append(self.world.env.now - begin)
+            ended[step.name] = self.simulator.env.process(self._call(step, k, needs))
+        yield self.simulator.all_of(list(ended.values()))
+        self.learned.append(self.simulator.env.now - begin)
 
     def _call(self, step: Step, k: int, needs: list[simpy.Event]) -> Running:
-        turn = self.world.queue(step.pools)
-        yield self.world.all_of([turn.ready, *needs])
-        yield from self.world.work(step, k, version=k)
+        turn = self.simulator.queue(step.pools)
+        yield self.simulator.all_of([turn.ready, *needs])
+        yield from self.simulator.work(step, k, version=k)
         turn.leave()
 
     def sync(self, k: int) -> Running:
         """The weights of update k + 1 move."""
         for step in self.programs(k).steps:
             if step.name == SYNC:
-                yield from self.world.work(step, k, version=k + 1)
+                yield from self.simulator.work(step, k, version=k + 1)
 
     def end(self) -> None:
         """The step has ended."""
-        self.ends.append(self.world.env.now)
+        self.ends.append(self.simulator.env.now)
 
 
 def learner_steps(made: Program) -> list[Step]:

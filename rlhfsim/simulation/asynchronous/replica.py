@@ -56,7 +56,7 @@ class Replica:
         "tokens",
         "version",
         "waiting",
-    )  # fmt: skip
+    )
 
     def __init__(self, engine: Engine, pace: float = 1.0) -> None:
         self.engine = engine

@@ -246,9 +246,7 @@ class RolloutPool:
             self._count(self._untaken, group.version, -1)
             self._count(self._waiting, group.version, -1)
         found = Taken(
-            numbers,
-            [self.taken - g.version for g in groups],
-            max(self.taken - g.start for g in groups),
+            numbers, [self.taken - g.version for g in groups], max(self.taken - g.start for g in groups)
         )
         self.taken += 1
         if self._blocked_since is not None and not self._full:

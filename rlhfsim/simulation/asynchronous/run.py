@@ -41,10 +41,10 @@ from rlhfsim.simulation.asynchronous.learner import Programs, Run, learner_steps
 from rlhfsim.simulation.asynchronous.replica import Replica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
-from rlhfsim.simulation.memory_timeline import Book
+from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
 from rlhfsim.simulation.result import Simulated, Staleness
-from rlhfsim.simulation.simulator import World
+from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.step.iteration import Iteration, Program, Setting, program, requests_of
 from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
@@ -75,17 +75,21 @@ def simulate(
     draws = Draws(setting, noise, seed)
     usual = priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
-    book = Book.of(setting, strict=memory == "strict") if memory or record else None
-    world = World(setting, record=record, book=book)
+    memory_timeline = MemoryTimeline.of(setting, strict=memory == "strict") if memory or record else None
+    simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
     schedule = setting.placement.schedule
     run = Run(
-        world=world, programs=programs, steps=steps, warmup=max(warmup, least_warmup(schedule)), cutoff=cutoff,
+        simulator=simulator,
+        programs=programs,
+        steps=steps,
+        warmup=max(warmup, least_warmup(schedule)),
+        cutoff=cutoff,
         paired=one_step_off(schedule) and schedule.overlapped_sync,
-    )  # fmt: skip
-    ways = OneStepOff(run, schedule) if one_step_off(schedule) else Async(run, _pool(draws, kv_tokens))  # fmt: skip
-    if book is not None:
-        book.begin(ROLLOUT, 0.0)
-    world.env.run(until=world.env.process(ways.train()))
+    )
+    ways = OneStepOff(run, schedule) if one_step_off(schedule) else Async(run, _pool(draws, kv_tokens))
+    if memory_timeline is not None:
+        memory_timeline.begin(ROLLOUT, 0.0)
+    simulator.env.run(until=simulator.env.process(ways.train()))
     return _simulated(run, usual, seed, plan_hash)
 
 
@@ -107,19 +111,19 @@ def _programs(draws: Draws, usual: Program, kv_tokens: float | None) -> Programs
 
 def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) -> Engine:
     """One priced replica of the plan."""
-    seat, schedule = setting.placement.rollout, setting.placement.schedule
-    assert seat is not None
+    role, schedule = setting.placement.rollout, setting.placement.schedule
+    assert role is not None
     requests = requests_of(setting.workload)
-    layout = replace(seat.layout, memory_utilization=1.0) if kv_tokens else seat.layout
+    layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
     admitted = requests.sequences * (schedule.staleness + 1.0)
-    return engine_of(setting.device(seat), setting.models.actor, layout, requests, kv_tokens, longest, admitted)  # fmt: skip
+    return engine_of(
+        setting.device(role), setting.models.actor, layout, requests, kv_tokens, longest, admitted
+    )
 
 
 def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
     setting, workload = draws.base, draws.base.workload
-    longest = (
-        workload.response_len.maximum if draws.noise.lengths else float(draws.lengths(0).max())
-    )
+    longest = workload.response_len.maximum if draws.noise.lengths else float(draws.lengths(0).max())
     engine = rollout_engine(setting, kv_tokens, longest)
     schedule = setting.placement.schedule
 
@@ -128,19 +132,22 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
         return found
 
     return RolloutPool(
-        replicas=[Replica(engine, pace) for pace in draws.replica_paces()], lengths=lengths,
-        batch=workload.prompts, staleness=schedule.staleness, partial=schedule.partial_rollout,
+        replicas=[Replica(engine, pace) for pace in draws.replica_paces()],
+        lengths=lengths,
+        batch=workload.prompts,
+        staleness=schedule.staleness,
+        partial=schedule.partial_rollout,
         queue=schedule.queue,
-    )  # fmt: skip
+    )
 
 
 # --- results ----------------------------------------------------------------------------------------
 
 
 def _simulated(run: Run, usual: Program, seed: int | None, plan_hash: str) -> Simulated:
-    world, seconds = run.world, run.seconds
+    simulator, seconds = run.simulator, run.seconds
     ages = [age for step in run.ages[run.warmup : len(run.ends)] for age in step]
-    recorder, book = world.recorder, world.book
+    recorder, memory_timeline = simulator.recorder, simulator.memory_timeline
     spread = interval_of(seconds)
     return Simulated(
         iteration=_iteration(run, usual),
@@ -148,10 +155,10 @@ def _simulated(run: Run, usual: Program, seed: int | None, plan_hash: str) -> Si
         trace=recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(run.ends)) if recorder.on else None,
         staleness=Staleness(mean=float(np.mean(ages)), max=float(max(map(max, run.ages)))),
         interval=None if spread is None else (spread[0] * run.shortfall, spread[1] * run.shortfall),
-        lost=dict(sorted(world.fabric.lost.items())),
-        peaks=book.peaks() if book is not None else (),
+        lost=dict(sorted(simulator.shared_links.lost.items())),
+        peaks=memory_timeline.peaks() if memory_timeline is not None else (),
         stopped=run.stopped,
-    )  # fmt: skip
+    )
 
 
 def _iteration(run: Run, usual: Program) -> Iteration:
@@ -162,7 +169,11 @@ def _iteration(run: Run, usual: Program) -> Iteration:
     measured = slice(run.warmup, run.warmup + len(run.seconds))
     mean = run.mean
     learned = float(np.mean(run.learned[measured]))
-    sync = 0.0 if run.world.setting.placement.schedule.overlapped_sync else math.fsum(s.cost.seconds for s in usual.steps if s.name == SYNC)  # fmt: skip
+    sync = (
+        0.0
+        if run.simulator.setting.placement.schedule.overlapped_sync
+        else math.fsum(s.cost.seconds for s in usual.steps if s.name == SYNC)
+    )
     wait = max(0.0, mean - learned - sync)
     calls, chain = timetable(learner_steps(usual), PLAIN)
     stretch = learned / max((p.end for p in calls), default=1.0)
@@ -176,15 +187,30 @@ def _iteration(run: Run, usual: Program) -> Iteration:
     hidden = not sync and bool(moves)
     critical = (0, *(i + 1 for i in chain))
     for step in moves:
-        start, left = (0.0, step.cost) if hidden else (wait + learned, _as_long(step.cost, mean - wait - learned))  # fmt: skip
+        start, left = (
+            (0.0, step.cost) if hidden else (wait + learned, _as_long(step.cost, mean - wait - learned))
+        )
         critical += () if hidden else (len(phases),)
-        phases.append(Phase(name=SYNC, pools=(SYNC_POOL,) if hidden else step.pools, start=start, cost=left,
-                            after=None if hidden else critical[-2]))  # fmt: skip
-    phases.append(Phase(name=ROLLOUT, pools=rollout, start=wait, cost=_as_long(made, mean - wait - sync), after=0))  # fmt: skip
+        phases.append(
+            Phase(
+                name=SYNC,
+                pools=(SYNC_POOL,) if hidden else step.pools,
+                start=start,
+                cost=left,
+                after=None if hidden else critical[-2],
+            )
+        )
+    phases.append(
+        Phase(name=ROLLOUT, pools=rollout, start=wait, cost=_as_long(made, mean - wait - sync), after=0)
+    )
     return Iteration(
-        phases=tuple(phases), critical=critical, cost=total(phases[i].cost for i in critical),
-        generation=usual.generation, tokens=usual.tokens, gpus=usual.gpus,
-    )  # fmt: skip
+        phases=tuple(phases),
+        critical=critical,
+        cost=total(phases[i].cost for i in critical),
+        generation=usual.generation,
+        tokens=usual.tokens,
+        gpus=usual.gpus,
+    )
 
 
 def _as_long(cost: Cost, seconds: float) -> Cost:
@@ -193,9 +219,11 @@ def _as_long(cost: Cost, seconds: float) -> Cost:
 
 def _moved(phase: Phase, by: float, stretch: float) -> Phase:
     return replace(
-        phase, start=by + phase.start * stretch, cost=phase.cost.scaled(stretch),
+        phase,
+        start=by + phase.start * stretch,
+        cost=phase.cost.scaled(stretch),
         after=0 if phase.after is None else phase.after + 1,
-    )  # fmt: skip
+    )
 
 
 # --- a bound without simulation ---------------------------------------------------------------------

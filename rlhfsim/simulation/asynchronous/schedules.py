@@ -22,7 +22,7 @@ class OneStepOff:
 
     def __init__(self, run: Run, schedule: Schedule) -> None:
         self.run = run
-        self.env = run.world.env
+        self.env = run.simulator.env
         self.overlapped = schedule.overlapped_sync
         self.versions: list[int] = []
         """Weights that each batch was generated with."""
@@ -54,12 +54,12 @@ class OneStepOff:
         if after is not None:
             yield after
         self.versions.append(self.version)
-        made, world = self.run.programs(k), self.run.world
-        world.kv_cache(made.generation.kv_tokens if made.generation else 0.0)
+        made, simulator = self.run.programs(k), self.run.simulator
+        simulator.kv_cache(made.generation.kv_tokens if made.generation else 0.0)
         for step in made.steps:
             if step.name.startswith(ROLLOUT):
-                yield from world.work(step, k, version=self.version)
-        world.kv_cache(0.0)
+                yield from simulator.work(step, k, version=self.version)
+        simulator.kv_cache(0.0)
 
     def _sync(self, k: int) -> Running:
         yield from self.run.sync(k)
@@ -74,9 +74,9 @@ class Async:
 
     def __init__(self, run: Run, pool: RolloutPool) -> None:
         self.run = run
-        self.env = run.world.env
+        self.env = run.simulator.env
         self.pool = pool
-        schedule = run.world.setting.placement.schedule
+        schedule = run.simulator.setting.placement.schedule
         self.partial, self.overlapped = schedule.partial_rollout, schedule.overlapped_sync
         self.answered = 0.0
         """When the environment has answered all that was taken."""
@@ -112,7 +112,7 @@ class Async:
 
     def _answered(self) -> Running:
         """The environment's workers answer one batch after the other: n T s / w seconds each."""
-        workload = self.run.world.setting.workload
+        workload = self.run.simulator.setting.workload
         environment = workload.environment
         if environment is None:
             return
@@ -125,7 +125,7 @@ class Async:
         env, pool = self.env, self.pool
         while True:
             outside = env.peek()
-            time = pool.run(outside, batch=self.batch_there is not None, idle=self.drained is not None)  # fmt: skip
+            time = pool.run(outside, batch=self.batch_there is not None, idle=self.drained is not None)
             if time is not None:
                 yield env.timeout(max(0.0, time - env.now))
                 self._wake()
@@ -175,36 +175,33 @@ class Async:
         if done < 0:
             return
         pool.settle(self.env.now)
-        work = math.fsum(self.floor.done(r.prefilled / r.pace, r.tokens, r.attended) for r in pool.replicas)  # fmt: skip
+        work = math.fsum(self.floor.done(r.prefilled / r.pace, r.tokens, r.attended) for r in pool.replicas)
         tokens = math.fsum(r.tokens for r in pool.replicas)
         if self.opened is None:
             self.opened = work, tokens
             return
-        made = (
-            (work - self.opened[0]) / self.floor.work,
-            (tokens - self.opened[1]) / self.floor.tokens,
-        )
+        made = ((work - self.opened[0]) / self.floor.work, (tokens - self.opened[1]) / self.floor.tokens)
         run.shortfall = max(1.0, done / max(min(made), 1e-9))
 
     def _count(self) -> None:
-        recorder, pool = self.run.world.recorder, self.pool
+        recorder, pool = self.run.simulator.recorder, self.pool
         if recorder.on:
-            samples = self.run.world.setting.workload.samples
+            samples = self.run.simulator.setting.workload.samples
             recorder.counter("queue_samples", self._place, self.env.now, pool.queued * samples)
 
     def _swapped(self, version: int) -> None:
-        recorder = self.run.world.recorder
+        recorder = self.run.simulator.recorder
         if not recorder.on:
             return
         recorder.counter("weight_version", self._place, self.env.now, version)
         for r, replica in enumerate(self.pool.replicas):
-            recorder.counter("running", self._place, self.env.now, len(replica.running), f"replica {r}")  # fmt: skip
-            self.run.world.kv_cache(replica.kv_tokens, f"replica {r}")
+            recorder.counter("running", self._place, self.env.now, len(replica.running), f"replica {r}")
+            self.run.simulator.kv_cache(replica.kv_tokens, f"replica {r}")
             self._since[r] = self.env.now, replica.busy, replica.tokens
 
     def _spans(self, k: int) -> None:
         """One span a replica since it took its weights, as long as it was busy."""
-        recorder = self.run.world.recorder
+        recorder = self.run.simulator.recorder
         if not recorder.on:
             return
         self.pool.settle(self.env.now)
@@ -213,11 +210,20 @@ class Async:
             end = min(self.env.now, start + replica.busy - busy)
             if end <= start:
                 continue
-            recorder.span(ROLLOUT, self._place, k, start, end, "hbm", group=f"replica {r}",
-                          version=replica.version, tokens=replica.tokens - tokens)  # fmt: skip
+            recorder.span(
+                ROLLOUT,
+                self._place,
+                k,
+                start,
+                end,
+                "hbm",
+                group=f"replica {r}",
+                version=replica.version,
+                tokens=replica.tokens - tokens,
+            )
 
     @property
     def _place(self) -> str:
-        seat = self.run.world.setting.placement.rollout
-        assert seat is not None
-        return seat.pool
+        role = self.run.simulator.setting.placement.rollout
+        assert role is not None
+        return role.pool

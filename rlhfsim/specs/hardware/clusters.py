@@ -1,6 +1,6 @@
 """A cluster from a file: pools of nodes, mixed or not, and overrides of fabric, storage and price.
 
-    pools:
+    node_groups:
       - {gpu: h100, gpus: 64}
       - {gpu: h20, gpus: 32, nic: 200 Gbit/s, price: 2.10 USD/h, storage: 5 GB/s}
     oversubscription: 2
@@ -18,15 +18,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, Pool
-from rlhfsim.specs.hardware.profiles import make_pool
+from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, NodeGroup
+from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
 
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolText:
+class NodeGroupText:
     """One pool as it stands in a file; its size is `gpus`, or `nodes` times GPUs per node."""
 
     gpu: Text
@@ -46,7 +46,7 @@ class PoolText:
 class ClusterText:
     """A cluster as it stands in a file."""
 
-    pools: Annotated[tuple[PoolText, ...], Field(min_length=1, max_length=100)]
+    node_groups: Annotated[tuple[NodeGroupText, ...], Field(min_length=1, max_length=100)]
     oversubscription: Annotated[float, Field(ge=1, le=MAX_OVERSUBSCRIPTION)] = 1.0
 
 
@@ -65,18 +65,20 @@ def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] =
     if not isinstance(given, Mapping):
         raise RlhfsimError(
             "not-a-mapping",
-            "a cluster is a mapping with the key pools",
+            "a cluster is a mapping with the key node_groups",
             place=source.place(path),
-            help="as in pools: [{gpu: h100, gpus: 64}]",
+            help="as in node_groups: [{gpu: h100, gpus: 64}]",
         )
     text = convert(ClusterText, source, given, path)
-    pools = tuple(_pool(pool, source, (*path, "pools", i)) for i, pool in enumerate(text.pools))
-    return Cluster(pools=pools, oversubscription=text.oversubscription)
+    groups = tuple(
+        _node_group(group, source, (*path, "node_groups", i)) for i, group in enumerate(text.node_groups)
+    )
+    return Cluster(node_groups=groups, oversubscription=text.oversubscription)
 
 
-def _pool(text: PoolText, source: Source, path: tuple[int | str, ...]) -> Pool:
+def _node_group(text: NodeGroupText, source: Source, path: tuple[int | str, ...]) -> NodeGroup:
     try:
-        pool = make_pool(
+        pool = node_group(
             text.gpu,
             text.gpus,
             nodes=text.nodes,
@@ -90,7 +92,7 @@ def _pool(text: PoolText, source: Source, path: tuple[int | str, ...]) -> Pool:
     return pool if text.storage is None else _with_storage(pool, text.storage)
 
 
-def _with_storage(pool: Pool, storage: float) -> Pool:
+def _with_storage(pool: NodeGroup, storage: float) -> NodeGroup:
     """The pool on another shared file system."""
     rate = Bandwidth(value=storage, source="given by the user")
     node = replace(pool.profile.node, shared_storage=rate)

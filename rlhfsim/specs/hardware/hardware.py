@@ -165,9 +165,7 @@ class Profile:
             )
         if not {"bf16", "fp16", "fp32"} & set(self.peak):
             raise RlhfsimError(
-                "missing-key",
-                "peak holds none of bf16, fp16, fp32",
-                help="give at least one dense rate",
+                "missing-key", "peak holds none of bf16, fp16, fp32", help="give at least one dense rate"
             )
         for name, coefficient in self.coefficients.items():
             _check_range(name, coefficient)
@@ -184,7 +182,7 @@ class Profile:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class NodeGroup:
     """Nodes of one profile inside a cluster."""
 
     profile: Profile
@@ -202,16 +200,14 @@ class Pool:
 class Cluster:
     """N nodes, of one kind or mixed, behind one fabric."""
 
-    pools: tuple[Pool, ...]
+    node_groups: tuple[NodeGroup, ...]
     oversubscription: float = 1.0
     """Factor by which the fabric between nodes is thinner than the sum of the NICs (>= 1)."""
 
     def __post_init__(self) -> None:
         """Check what the types cannot."""
-        if not self.pools:
-            raise RlhfsimError(
-                "missing-key", "the cluster has no pools", help="give one pool or more"
-            )
+        if not self.node_groups:
+            raise RlhfsimError("missing-key", "the cluster has no node_groups", help="give one pool or more")
         if not 1 <= self.oversubscription <= MAX_OVERSUBSCRIPTION:
             raise RlhfsimError(
                 "bad-value",
@@ -222,9 +218,9 @@ class Cluster:
     @property
     def gpus(self) -> int:
         """All GPUs."""
-        return sum(pool.gpus for pool in self.pools)
+        return sum(pool.gpus for pool in self.node_groups)
 
     @property
-    def pool(self) -> Pool:
+    def node_group(self) -> NodeGroup:
         """The pool that trains: the first one."""
-        return self.pools[0]
+        return self.node_groups[0]

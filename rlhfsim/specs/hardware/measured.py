@@ -75,8 +75,8 @@ class Machine:
     @property
     def words(self) -> str:
         """`AMD EPYC 9654, 2 cores, torch 2.13.0, vllm 0.32.0`."""
-        count = f"{self.gpus} GPUs" if self.gpus > 1 else f"{self.cores} cores" if not self.gpus else "1 GPU"  # fmt: skip
-        return ", ".join([self.title, count, *(f"{name} {version}" for name, version in self.versions)])  # fmt: skip
+        count = f"{self.gpus} GPUs" if self.gpus > 1 else f"{self.cores} cores" if not self.gpus else "1 GPU"
+        return ", ".join([self.title, count, *(f"{name} {version}" for name, version in self.versions)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +89,19 @@ class Session:
 
 
 def summarise(
-    name: str,
-    samples: Sequence[float],
-    unit: units.Dimension,
-    how: str,
-    at: tuple[float, ...] = (),
+    name: str, samples: Sequence[float], unit: units.Dimension, how: str, at: tuple[float, ...] = ()
 ) -> Measured:
     """Median of the repeats, and P10 / w to P90 w, w = 1.15 (1.5 below three repeats)."""
     assert samples, f"{name} has no samples"
     wide = WIDENING if len(samples) >= FEW else FEW_WIDENING
     low, high = np.percentile(np.asarray(samples, dtype=np.float64), [10, 90])
     return Measured(
-        name=name, value=float(median(samples)), low=float(low) / wide, high=float(high) * wide,
-        n=len(samples), unit=unit, how=how, at=at,
-    )  # fmt: skip
+        name=name,
+        value=float(median(samples)),
+        low=float(low) / wide,
+        high=float(high) * wide,
+        n=len(samples),
+        unit=unit,
+        how=how,
+        at=at,
+    )

@@ -18,21 +18,23 @@ import yaml
 
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Pool, Price, Profile
-from rlhfsim.specs.hardware.profile_files import (
-    COMMON,
-    aliases,
-    find_profile,
-    folders,
-    profile_names,
-)
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, NodeGroup, Price, Profile
+from rlhfsim.specs.hardware.profile_files import COMMON, aliases, find_profile, folders, profile_names
 from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
 
 __all__ = [
-    "aliases", "common_coefficients", "find_profile", "load_profile", "make_pool", "parse_cluster",
-    "profile_from_text", "profile_hash", "profile_names", "profile_yaml",
-]  # fmt: skip
+    "aliases",
+    "common_coefficients",
+    "find_profile",
+    "load_profile",
+    "node_group",
+    "parse_cluster",
+    "profile_from_text",
+    "profile_hash",
+    "profile_names",
+    "profile_yaml",
+]
 MAX_DEPTH = 5
 """Profiles in one `extends` chain."""
 
@@ -119,15 +121,12 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
         shared = parent.coefficients
     profile = convert(Profile, source, {**beneath, **data})
     own = {
-        name: _like(shared, name, coefficient, source)
-        for name, coefficient in profile.coefficients.items()
+        name: _like(shared, name, coefficient, source) for name, coefficient in profile.coefficients.items()
     }
     return replace(profile, coefficients={**shared, **own})
 
 
-def _like(
-    shared: Mapping[str, Coefficient], name: str, own: Coefficient, source: Source
-) -> Coefficient:
+def _like(shared: Mapping[str, Coefficient], name: str, own: Coefficient, source: Source) -> Coefficient:
     """A profile's own coefficient: its name must be known, and its unit that of the shared one."""
     where = ("coefficients", name)
     if name not in shared:
@@ -147,10 +146,7 @@ def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
     if not isinstance(base, str):
         place = source.place(("extends",))
         raise RlhfsimError(
-            "bad-value",
-            "extends must name one profile",
-            place=place,
-            help="as in extends: h100_sxm",
+            "bad-value", "extends must name one profile", place=place, help="as in extends: h100_sxm"
         )
     path = Path(base)
     try:
@@ -233,7 +229,7 @@ def parse_cluster(
     `gpus` are those of the first pool, or `nodes` times `gpus_per_node` (default: the profile's).
     `nic` (byte/s per GPU) and `price` (USD per GPU-hour) replace those of every profile.
     """
-    first = make_pool(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, nic=nic, price=price)
+    first = node_group(gpu, gpus, nodes=nodes, gpus_per_node=gpus_per_node, nic=nic, price=price)
     if rollout_gpus is None and rollout_gpu is not None:
         raise RlhfsimError(
             "missing-value",
@@ -244,11 +240,11 @@ def parse_cluster(
     if rollout_gpus is not None:
         second = gpu if rollout_gpu is None else rollout_gpu
         shared = gpus_per_node if rollout_gpu is None else None
-        pools.append(make_pool(second, rollout_gpus, gpus_per_node=shared, nic=nic, price=price))
-    return Cluster(pools=tuple(pools), oversubscription=oversubscription)
+        pools.append(node_group(second, rollout_gpus, gpus_per_node=shared, nic=nic, price=price))
+    return Cluster(node_groups=tuple(pools), oversubscription=oversubscription)
 
 
-def make_pool(
+def node_group(
     gpu: str | Path | Profile,
     gpus: int | None = None,
     *,
@@ -256,7 +252,7 @@ def make_pool(
     gpus_per_node: int | None = None,
     nic: float | None = None,
     price: float | None = None,
-) -> Pool:
+) -> NodeGroup:
     """Nodes of one profile; `nic` and `price` replace the profile's."""
     profile = gpu if isinstance(gpu, Profile) else load_profile(gpu)
     per_node = profile.node.gpus if gpus_per_node is None else gpus_per_node
@@ -274,7 +270,7 @@ def make_pool(
             f"{count} GPUs do not make {nodes} nodes of {per_node}",
             help=f"give gpus: {nodes * per_node}, or leave one of the two out",
         )
-    return Pool(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
+    return NodeGroup(profile=_priced(profile, nic, price), gpus=count, gpus_per_node=per_node)
 
 
 def _priced(profile: Profile, nic: float | None, price: float | None) -> Profile:
@@ -294,8 +290,6 @@ def _priced(profile: Profile, nic: float | None, price: float | None) -> Profile
 def _positive(name: str, count: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_GPUS:
         raise RlhfsimError(
-            "bad-value",
-            f"{name} is {count}",
-            help=f"give a whole number from 1 to {MAX_GPUS}",
+            "bad-value", f"{name} is {count}", help=f"give a whole number from 1 to {MAX_GPUS}"
         )
     return count

@@ -37,9 +37,14 @@ _HEAD_DIM = ("head_dim", "kv_channels")
 _VOCAB = ("vocab_size", "padded_vocab_size")
 _FFN = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
 _POSITIONS = (
-    "max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "seq_length",
-    "max_sequence_length", "n_ctx",
-)  # fmt: skip
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "model_max_length",
+    "seq_length",
+    "max_sequence_length",
+    "n_ctx",
+)
 _EXPERTS = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
@@ -293,9 +298,11 @@ def _window(config: _Config, layers: int, positions: int | None) -> tuple[int | 
     explicit = config.data.get("layer_types") is not None
     if windowed and explicit and width is None:
         raise config.error(
-            "missing-key", "layer_types names windowed layers but sliding_window is missing",
-            "layer_types", "add sliding_window",
-        )  # fmt: skip
+            "missing-key",
+            "layer_types names windowed layers but sliding_window is missing",
+            "layer_types",
+            "add sliding_window",
+        )
     if not windowed or width is None or (positions is not None and width >= positions):
         return None, 0
     return width, windowed
@@ -335,7 +342,7 @@ def _moe(config: _Config, layers: int) -> Moe | None:
     if not experts or not moe_layers:
         return None
     width = config.number(_FFN if family.experts_from_ffn else ("moe_intermediate_size",))
-    shared_width = config.optional(("shared_expert_intermediate_size", "share_expert_dim"), 0, MAX_WIDTH)  # fmt: skip
+    shared_width = config.optional(("shared_expert_intermediate_size", "share_expert_dim"), 0, MAX_WIDTH)
     shared = config.optional(_SHARED, 0, MAX_EXPERTS)
     shared = family.shared_experts if shared is None else shared
     return Moe(

@@ -56,13 +56,9 @@ class Family:
 
 
 _LLAMA = Family(
-    qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False),
-    mlp_bias=("mlp_bias", False),
+    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mlp_bias=("mlp_bias", False)
 )
-_QWEN2 = Family(
-    qkv_bias=("qkv_bias", True), window="from_layer", window_if=("use_sliding_window", False)
-)
+_QWEN2 = Family(qkv_bias=("qkv_bias", True), window="from_layer", window_if=("use_sliding_window", False))
 _QWEN3 = Family(
     qkv_bias=("attention_bias", False),
     out_bias=("attention_bias", False),
@@ -75,29 +71,52 @@ _DEEPSEEK_V3 = Family(
     qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), router_bias=True
 )
 _GEMMA = Family(
-    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True,
+    qkv_bias=("attention_bias", False),
+    out_bias=("attention_bias", False),
+    tied=True,
     defaults={"head_dim": 256},
-)  # fmt: skip
+)
 _GEMMA2 = Family(
-    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True,
-    norms_per_layer=4, window=2, defaults={"head_dim": 256, "sliding_window": 4096},
-)  # fmt: skip
+    qkv_bias=("attention_bias", False),
+    out_bias=("attention_bias", False),
+    tied=True,
+    norms_per_layer=4,
+    window=2,
+    defaults={"head_dim": 256, "sliding_window": 4096},
+)
 _GEMMA3 = Family(
-    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True,
-    norms_per_layer=4, qk_norm="head", window=6,
+    qkv_bias=("attention_bias", False),
+    out_bias=("attention_bias", False),
+    tied=True,
+    norms_per_layer=4,
+    qk_norm="head",
+    window=6,
     defaults={
-        "head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208,
-        "max_position_embeddings": 131072, "sliding_window": 4096,
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
     },
-)  # fmt: skip
+)
 _GPT = Family(
-    gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, norm="layernorm",
-    positions=0, ffn_multiple=4,
-)  # fmt: skip
+    gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    tied=True,
+    norm="layernorm",
+    positions=0,
+    ffn_multiple=4,
+)
 _LLAMA4 = Family(
-    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), window=4,
-    shared_experts=1, defaults={"attention_chunk_size": 8192, "interleave_moe_layer_step": 1},
-)  # fmt: skip
+    qkv_bias=("attention_bias", False),
+    out_bias=("attention_bias", False),
+    window=4,
+    shared_experts=1,
+    defaults={"attention_chunk_size": 8192, "interleave_moe_layer_step": 1},
+)
 _PLAIN = Family()
 
 FAMILIES: Mapping[str, Family] = {
@@ -127,15 +146,22 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe_lite": _DEEPSEEK_V3,
     "dots1": Family(qkv_bias=("attention_bias", False), qk_norm="head", router_bias=True),
     "glm4_moe": Family(
-        qkv_bias=("attention_bias", False), qk_norm="head", qk_norm_if=("use_qk_norm", False),
+        qkv_bias=("attention_bias", False),
+        qk_norm="head",
+        qk_norm_if=("use_qk_norm", False),
         router_bias=True,
     ),
     "glm": Family(qkv_bias=("attention_bias", True)),
     "glm4": Family(qkv_bias=("attention_bias", True), norms_per_layer=4),
     "chatglm": Family(qkv_bias=("add_qkv_bias", False)),
     "gpt_oss": Family(
-        qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=True,
-        sinks=True, router_bias=True, experts_from_ffn=True, window=2,
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_bias", True),
+        mlp_bias=True,
+        sinks=True,
+        router_bias=True,
+        experts_from_ffn=True,
+        window=2,
     ),
     "minimax_m2": Family(
         qk_norm="full", qk_norm_if=("use_qk_norm", True), experts_from_ffn=True, router_bias=True
@@ -146,105 +172,159 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": _GEMMA3,
     "phi3": Family(window="all"),
     "phi": Family(
-        gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, lm_head_bias=True,
-        norm="layernorm", norms_per_layer=1, qk_norm="none", ffn_multiple=4,
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        lm_head_bias=True,
+        norm="layernorm",
+        norms_per_layer=1,
+        qk_norm="none",
+        ffn_multiple=4,
     ),
     "phimoe": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), window="all",
-        lm_head_bias=("lm_head_bias", False), norm="layernorm", experts_from_ffn=True,
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        window="all",
+        lm_head_bias=("lm_head_bias", False),
+        norm="layernorm",
+        experts_from_ffn=True,
     ),
     "opt": Family(
-        gated=False, qkv_bias=("enable_bias", True), out_bias=("enable_bias", True),
-        mlp_bias=("enable_bias", True), tied=True, norm="layernorm", positions=2,
+        gated=False,
+        qkv_bias=("enable_bias", True),
+        out_bias=("enable_bias", True),
+        mlp_bias=("enable_bias", True),
+        tied=True,
+        norm="layernorm",
+        positions=2,
     ),
     "gpt2": _GPT,
     "gpt_bigcode": _GPT,
     "gpt_neo": Family(
-        gated=False, out_bias=True, mlp_bias=True, tied=True, norm="layernorm", positions=0,
-        ffn_multiple=4, defaults={"vocab_size": 50257},
+        gated=False,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        norm="layernorm",
+        positions=0,
+        ffn_multiple=4,
+        defaults={"vocab_size": 50257},
     ),
     "gptj": Family(
-        gated=False, mlp_bias=True, lm_head_bias=True, norm="layernorm", norms_per_layer=1,
-        ffn_multiple=4,
+        gated=False, mlp_bias=True, lm_head_bias=True, norm="layernorm", norms_per_layer=1, ffn_multiple=4
     ),
     "gpt_neox": Family(
-        gated=False, qkv_bias=("attention_bias", True), out_bias=("attention_bias", True),
-        mlp_bias=True, norm="layernorm",
+        gated=False,
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_bias", True),
+        mlp_bias=True,
+        norm="layernorm",
     ),
     "bloom": Family(
-        gated=False, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, norm="layernorm",
-        extra_norms=2, ffn_multiple=4,
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+        tied=True,
+        norm="layernorm",
+        extra_norms=2,
+        ffn_multiple=4,
     ),
     "falcon": Family(
-        gated=False, qkv_bias=("bias", False), out_bias=("bias", False), mlp_bias=("bias", False),
-        tied=True, norm="layernorm", ffn_multiple=4,
+        gated=False,
+        qkv_bias=("bias", False),
+        out_bias=("bias", False),
+        mlp_bias=("bias", False),
+        tied=True,
+        norm="layernorm",
+        ffn_multiple=4,
     ),
     "mpt": Family(
-        gated=False, qkv_bias=("bias", True), out_bias=("bias", True), mlp_bias=("bias", True),
-        tied=True, norm="layernorm", ffn_multiple=4,
+        gated=False,
+        qkv_bias=("bias", True),
+        out_bias=("bias", True),
+        mlp_bias=("bias", True),
+        tied=True,
+        norm="layernorm",
+        ffn_multiple=4,
     ),
     "llama4": _LLAMA4,
     "llama4_text": _LLAMA4,
     "internlm": Family(qkv_bias=("bias", True), out_bias=("bias", True)),
     "internlm2": Family(qkv_bias=("bias", False), out_bias=("bias", False)),
-    "internlm3": Family(
-        qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False)
-    ),
+    "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False)),
     "baichuan": _PLAIN,
     "olmo": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False),
-        norm="without_weights",
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), norm="without_weights"
     ),
-    "olmo2": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"
-    ),
+    "olmo2": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
     "olmo3": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full",
-        window=4,
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full", window=4
     ),
     "olmoe": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full",
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        qk_norm="full",
         experts_from_ffn=True,
     ),
     "nemotron": Family(
-        gated=False, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False),
-        mlp_bias=("mlp_bias", False), norm="layernorm",
+        gated=False,
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        mlp_bias=("mlp_bias", False),
+        norm="layernorm",
     ),
     "cohere": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True,
-        norm="layernorm_without_bias", norms_per_layer=1, qk_norm="full",
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        tied=True,
+        norm="layernorm_without_bias",
+        norms_per_layer=1,
+        qk_norm="full",
         qk_norm_if=("use_qk_norm", False),
     ),
     "cohere2": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True,
-        norm="layernorm_without_bias", norms_per_layer=1, window=4,
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        tied=True,
+        norm="layernorm_without_bias",
+        norms_per_layer=1,
+        window=4,
     ),
     "starcoder2": Family(
-        gated=False, qkv_bias=("use_bias", True), out_bias=("use_bias", True),
-        mlp_bias=("use_bias", True), tied=True, norm="layernorm", window="all",
+        gated=False,
+        qkv_bias=("use_bias", True),
+        out_bias=("use_bias", True),
+        mlp_bias=("use_bias", True),
+        tied=True,
+        norm="layernorm",
+        window="all",
     ),
     "granite": _LLAMA,
     "granitemoe": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False),
-        experts_from_ffn=True,
+        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), experts_from_ffn=True
     ),
     "smollm3": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False),
-        mlp_bias=("mlp_bias", False), tied=True, window_if=("use_sliding_window", False),
+        qkv_bias=("attention_bias", False),
+        out_bias=("attention_bias", False),
+        mlp_bias=("mlp_bias", False),
+        tied=True,
+        window_if=("use_sliding_window", False),
     ),
     "exaone": _PLAIN,
     "exaone4": Family(qk_norm="head", window=4),
     "stablelm": Family(qkv_bias=("use_qkv_bias", False), norm="layernorm"),
     "ernie4_5": Family(
-        qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False),
-        tied=True,
+        qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True
     ),
     "seed_oss": Family(
-        qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False),
+        qkv_bias=("attention_bias", True),
+        out_bias=("attention_out_bias", False),
         mlp_bias=("mlp_bias", False),
     ),
     "grok-1": Family(norms_per_layer=4, experts_from_ffn=True),
-}  # fmt: skip
+}
 
 _LINEAR = "mixes attention with linear attention or state-space layers"
 _ENCODER = "is an encoder, not a decoder-only language model"
@@ -255,30 +335,119 @@ _SSM = "is a state-space or recurrent model without attention"
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
-        ("nemotron_h", "jamba", "zamba", "zamba2", "bamba", "falcon_h1", "granitemoehybrid",
-         "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "kimi_linear",
-         "kimi_k3", "minimax", "minimax_text_01", "minimax_m1", "lfm2", "lfm2_moe",
-         "recurrent_gemma", "olmo_hybrid", "bailing_moe_linear"), _LINEAR),
+        (
+            "nemotron_h",
+            "jamba",
+            "zamba",
+            "zamba2",
+            "bamba",
+            "falcon_h1",
+            "granitemoehybrid",
+            "qwen3_next",
+            "qwen3_5",
+            "qwen3_5_text",
+            "qwen3_5_moe",
+            "qwen3_5_moe_text",
+            "kimi_linear",
+            "kimi_k3",
+            "minimax",
+            "minimax_text_01",
+            "minimax_m1",
+            "lfm2",
+            "lfm2_moe",
+            "recurrent_gemma",
+            "olmo_hybrid",
+            "bailing_moe_linear",
+        ),
+        _LINEAR,
+    ),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm"), _SSM),
     **dict.fromkeys(
-        ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta",
-         "deberta-v2", "modernbert", "nomic_bert", "mpnet", "camembert", "xlnet", "esm", "ernie",
-         "big_bird", "longformer", "layoutlm", "layoutlmv3", "new"), _ENCODER),
+        (
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "distilbert",
+            "albert",
+            "electra",
+            "deberta",
+            "deberta-v2",
+            "modernbert",
+            "nomic_bert",
+            "mpnet",
+            "camembert",
+            "xlnet",
+            "esm",
+            "ernie",
+            "big_bird",
+            "longformer",
+            "layoutlm",
+            "layoutlmv3",
+            "new",
+        ),
+        _ENCODER,
+    ),
     **dict.fromkeys(
-        ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "whisper", "m2m_100", "led",
-         "blenderbot", "t5gemma", "encoder-decoder"), _SEQ2SEQ),
+        (
+            "t5",
+            "mt5",
+            "umt5",
+            "bart",
+            "mbart",
+            "pegasus",
+            "marian",
+            "whisper",
+            "m2m_100",
+            "led",
+            "blenderbot",
+            "t5gemma",
+            "encoder-decoder",
+        ),
+        _SEQ2SEQ,
+    ),
     **dict.fromkeys(
-        ("vit", "clip", "clip_vision_model", "siglip", "siglip_vision_model", "dinov2", "swin",
-         "convnext", "resnet", "detr", "sam", "deit", "beit", "wav2vec2", "hubert", "wavlm"),
-        _VISION),
+        (
+            "vit",
+            "clip",
+            "clip_vision_model",
+            "siglip",
+            "siglip_vision_model",
+            "dinov2",
+            "swin",
+            "convnext",
+            "resnet",
+            "detr",
+            "sam",
+            "deit",
+            "beit",
+            "wav2vec2",
+            "hubert",
+            "wavlm",
+        ),
+        _VISION,
+    ),
     **dict.fromkeys(
-        ("nemotron-nas", "deci", "gemma3n", "gemma3n_text", "gemma4", "gemma4_text", "openelm",
-         "mimo_v2_flash", "mimo_v2", "step3p5", "step3p7"), _UNEVEN),
+        (
+            "nemotron-nas",
+            "deci",
+            "gemma3n",
+            "gemma3n_text",
+            "gemma4",
+            "gemma4_text",
+            "openelm",
+            "mimo_v2_flash",
+            "mimo_v2",
+            "step3p5",
+            "step3p7",
+        ),
+        _UNEVEN,
+    ),
     **dict.fromkeys(
         ("deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl"),
-        "has a compressed or sparse attention whose shapes are not described here"),
+        "has a compressed or sparse attention whose shapes are not described here",
+    ),
     "dbrx": "keeps its shapes in nested groups that are not read here",
-}  # fmt: skip
+}
 """Model types that this spec cannot express, with the reason."""
 REFUSED_KEYS: Mapping[str, str] = {
     "hybrid_override_pattern": _LINEAR,

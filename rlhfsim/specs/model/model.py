@@ -250,9 +250,7 @@ class ModelSpec(Hashed):
         if not self.moe:
             return replace(self, name=name, num_layers=num_layers, attention=attention)
         moe_layers = (
-            num_layers - self.num_dense_layers
-            if self.moe.period == 1
-            else num_layers // self.moe.period
+            num_layers - self.num_dense_layers if self.moe.period == 1 else num_layers // self.moe.period
         )
         moe = replace(self.moe, num_moe_layers=moe_layers) if moe_layers > 0 else None
         return replace(self, name=name, num_layers=num_layers, attention=attention, moe=moe)
@@ -268,9 +266,8 @@ class ModelSpec(Hashed):
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         if tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
             good = [
-                t for t in range(1, heads + 1)
-                if not heads % t and (not kv_heads % t or not t % kv_heads)
-            ]  # fmt: skip
+                t for t in range(1, heads + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)
+            ]
             raise RlhfsimError(
                 "tp-does-not-divide-heads",
                 f"tensor parallelism {tp} does not divide the {heads} heads "

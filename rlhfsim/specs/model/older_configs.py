@@ -57,9 +57,7 @@ def _mpt(family: Family, keys: Keys) -> tuple[Family, Keys]:
     rotary = attention.get("alibi") is True or attention.get("rope") is True
     learned = not rotary and keys.get("learned_pos_emb") is not False
     family = replace(
-        family,
-        norm="layernorm_without_bias" if plain else "layernorm",
-        positions=0 if learned else None,
+        family, norm="layernorm_without_bias" if plain else "layernorm", positions=0 if learned else None
     )
     hidden = keys.get("d_model")
     integers = isinstance(hidden, int) and isinstance(ratio, int)

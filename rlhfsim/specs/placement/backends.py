@@ -44,30 +44,66 @@ class BackendRules:
 
 BACKENDS: dict[Backend, BackendRules] = {
     "deepspeed": BackendRules(
-        title="DeepSpeed", launchable=True, tensor_parallel=True, pipeline_parallel=True,
-        context_parallel=False, expert_parallel=False, zero_stages=(0, 1, 2, 3), zero_stages_tp=(0, 1, 2),
-        zero_stages_pp=(0, 1), tp_with_pp="yes", sequence_parallel=False, virtual_stages=False,
-        interleaves_recompute=False, trains_pieces=False, gradient_bytes=2, reduce_bytes=2,
+        title="DeepSpeed",
+        launchable=True,
+        tensor_parallel=True,
+        pipeline_parallel=True,
+        context_parallel=False,
+        expert_parallel=False,
+        zero_stages=(0, 1, 2, 3),
+        zero_stages_tp=(0, 1, 2),
+        zero_stages_pp=(0, 1),
+        tp_with_pp="yes",
+        sequence_parallel=False,
+        virtual_stages=False,
+        interleaves_recompute=False,
+        trains_pieces=False,
+        gradient_bytes=2,
+        reduce_bytes=2,
         source="DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 for 2-byte gradients; "
-               "tp x pp: shards of executor/engines/pipeline/shards.py inside DeepSpeed's stages, weights after two steps within "
-               "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP itself does not); "
-               "the executor scores pieces of a streamed batch and trains on the whole",
+        "tp x pp: shards of executor/engines/pipeline/shards.py inside DeepSpeed's stages, weights after two steps within "
+        "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP itself does not); "
+        "the executor scores pieces of a streamed batch and trains on the whole",
     ),
     "fsdp2": BackendRules(
-        title="PyTorch FSDP2", launchable=False, tensor_parallel=True, pipeline_parallel=False,
-        context_parallel=True, expert_parallel=False, zero_stages=(0, 2, 3), zero_stages_tp=(3,),
-        zero_stages_pp=(), tp_with_pp="no", sequence_parallel=True, virtual_stages=False,
-        interleaves_recompute=True, trains_pieces=True, gradient_bytes=4, reduce_bytes=4,
+        title="PyTorch FSDP2",
+        launchable=False,
+        tensor_parallel=True,
+        pipeline_parallel=False,
+        context_parallel=True,
+        expert_parallel=False,
+        zero_stages=(0, 2, 3),
+        zero_stages_tp=(3,),
+        zero_stages_pp=(),
+        tp_with_pp="no",
+        sequence_parallel=True,
+        virtual_stages=False,
+        interleaves_recompute=True,
+        trains_pieces=True,
+        gradient_bytes=4,
+        reduce_bytes=4,
         source="PyTorch fully_shard with FP32 reduce, the setting of verl and torchtitan",
     ),
     "megatron": BackendRules(
-        title="Megatron-Core", launchable=False, tensor_parallel=True, pipeline_parallel=True,
-        context_parallel=True, expert_parallel=True, zero_stages=(0, 1), zero_stages_tp=(0, 1),
-        zero_stages_pp=(0, 1), tp_with_pp="yes", sequence_parallel=True, virtual_stages=True,
-        interleaves_recompute=True, trains_pieces=True, gradient_bytes=4, reduce_bytes=4,
+        title="Megatron-Core",
+        launchable=False,
+        tensor_parallel=True,
+        pipeline_parallel=True,
+        context_parallel=True,
+        expert_parallel=True,
+        zero_stages=(0, 1),
+        zero_stages_tp=(0, 1),
+        zero_stages_pp=(0, 1),
+        tp_with_pp="yes",
+        sequence_parallel=True,
+        virtual_stages=True,
+        interleaves_recompute=True,
+        trains_pieces=True,
+        gradient_bytes=4,
+        reduce_bytes=4,
         source="Megatron-Core: distributed optimizer, FP32 main gradients, sequence parallelism with TP",
     ),
-}  # fmt: skip
+}
 
 
 def violation(backend: Backend, layout: Layout) -> str | None:
@@ -79,10 +115,16 @@ def violation(backend: Backend, layout: Layout) -> str | None:
         (layout.cp > 1 and not rules.context_parallel, "has no context parallelism here"),
         (layout.ep > 1 and not rules.expert_parallel, "has no expert parallelism here"),
         (layout.vp > 1 and not rules.virtual_stages, "has no interleaved pipeline"),
-        (layout.tp > 1 and layout.pp > 1 and rules.tp_with_pp != "yes", f"with tp x pp together is {rules.tp_with_pp}"),
+        (
+            layout.tp > 1 and layout.pp > 1 and rules.tp_with_pp != "yes",
+            f"with tp x pp together is {rules.tp_with_pp}",
+        ),
         (layout.recompute == "selective" and not rules.interleaves_recompute, "has no selective recompute"),
-        (layout.zero not in _stages(rules, layout), f"runs ZeRO {_listed(_stages(rules, layout))} with this tp and pp, not ZeRO-{layout.zero}"),
-    )  # fmt: skip
+        (
+            layout.zero not in _stages(rules, layout),
+            f"runs ZeRO {_listed(_stages(rules, layout))} with this tp and pp, not ZeRO-{layout.zero}",
+        ),
+    )
     return next((f"{rules.title} {reason}" for broken, reason in wanted if broken), None)
 
 

@@ -46,8 +46,11 @@ class Layout(Hashed):
     def __post_init__(self) -> None:
         """Check the rules that hold on every cluster."""
         if self.ep > self.dp * self.cp * self.tp:
-            raise RlhfsimError("ep-exceeds-ranks", f"expert parallelism {self.ep} exceeds dp x cp x tp = {self.dp * self.cp * self.tp}",
-                               help="use ep <= dp x cp x tp")  # fmt: skip
+            raise RlhfsimError(
+                "ep-exceeds-ranks",
+                f"expert parallelism {self.ep} exceeds dp x cp x tp = {self.dp * self.cp * self.tp}",
+                help="use ep <= dp x cp x tp",
+            )
         if self.vp > 1 and self.pp == 1:
             raise RlhfsimError(
                 "vp-without-pp",
@@ -63,11 +66,7 @@ class Layout(Hashed):
     @property
     def label(self) -> str:
         """Short form for tables: `TP8 PP2 DP4 ZeRO-1`."""
-        parts = [
-            f"TP{self.tp}",
-            f"PP{self.pp}" if self.pp > 1 else "",
-            f"CP{self.cp}" if self.cp > 1 else "",
-        ]
+        parts = [f"TP{self.tp}", f"PP{self.pp}" if self.pp > 1 else "", f"CP{self.cp}" if self.cp > 1 else ""]
         parts += [
             f"EP{self.ep}" if self.ep > 1 else "",
             f"DP{self.dp}",

@@ -25,7 +25,7 @@ Residency = Literal["resident", "offloaded", "recreated"]
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSet:
+class ResourcePool:
     """A contiguous set of the cluster's GPUs, node by node."""
 
     name: str
@@ -33,12 +33,12 @@ class GpuSet:
     """First GPU, counted over the cluster."""
     gpus: Annotated[int, Field(ge=1)]
     hardware: Annotated[int, Field(ge=0)] = 0
-    """Index into `cluster.pools`."""
+    """Index into `cluster.node_groups`."""
 
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RolePlacement:
     """A trained or scoring role: its pool, layout and what happens to it between its calls."""
 
     pool: str
@@ -50,7 +50,7 @@ class Seat:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutSeat:
+class RolloutPlacement:
     """The inference engine of the actor."""
 
     pool: str
@@ -84,40 +84,43 @@ class Schedule:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Pools, a seat for every role, the weight path and the schedule."""
+    """Resource pools, a placement for every role, the weight path and the schedule."""
 
-    pools: tuple[GpuSet, ...]
-    actor: Seat
-    rollout: RolloutSeat | None = None
-    critic: Seat | None = None
-    reference: Seat | None = None
-    reward: Seat | None = None
+    pools: tuple[ResourcePool, ...]
+    actor: RolePlacement
+    rollout: RolloutPlacement | None = None
+    critic: RolePlacement | None = None
+    reference: RolePlacement | None = None
+    reward: RolePlacement | None = None
     weight_path: WeightPath = "none"
     schedule: Schedule = Schedule()
     backend: Backend = "deepspeed"
 
     def __post_init__(self) -> None:
-        """Check that pools have names of their own and that every seat names one and fits in it."""
+        """Check that pools have names of their own and that every role names one and fits in it."""
         names = [pool.name for pool in self.pools]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise RlhfsimError(
                 "duplicate-pool", f"pool {twice!r} is declared twice", help="give it another name"
             )
-        for role, seat in self.seats.items():
-            if seat.pool not in {pool.name for pool in self.pools}:
+        for role, placed in self.roles.items():
+            if placed.pool not in {pool.name for pool in self.pools}:
                 raise RlhfsimError(
                     "unknown-pool",
-                    f"{role} sits in pool {seat.pool!r}, which is not declared",
+                    f"{role} sits in pool {placed.pool!r}, which is not declared",
                     help="declare it under pools",
                 )
-            if seat.layout.gpus > self.pool(seat.pool).gpus:
-                raise RlhfsimError("layout-exceeds-pool", f"the layout of {role} needs {seat.layout.gpus} GPUs, its pool has {self.pool(seat.pool).gpus}",
-                                   help="lower dp, pp or tp")  # fmt: skip
+            if placed.layout.gpus > self.pool(placed.pool).gpus:
+                raise RlhfsimError(
+                    "layout-exceeds-pool",
+                    f"the layout of {role} needs {placed.layout.gpus} GPUs, its pool has {self.pool(placed.pool).gpus}",
+                    help="lower dp, pp or tp",
+                )
 
     @property
-    def seats(self) -> dict[str, Seat | RolloutSeat]:
-        """Every occupied seat by name (`rollout` is actor.generate)."""
+    def roles(self) -> dict[str, RolePlacement | RolloutPlacement]:
+        """Every occupied role by name (`rollout` is actor.generate)."""
         named = {
             "rollout": self.rollout,
             "actor": self.actor,
@@ -125,9 +128,9 @@ class Placement:
             "reference": self.reference,
             "reward": self.reward,
         }
-        return {name: seat for name, seat in named.items() if seat is not None}
+        return {name: role for name, role in named.items() if role is not None}
 
-    def pool(self, name: str) -> GpuSet:
+    def pool(self, name: str) -> ResourcePool:
         """A pool by name."""
         return next(pool for pool in self.pools if pool.name == name)
 
@@ -145,18 +148,17 @@ class Placement:
     @property
     def _frees_memory(self) -> bool:
         between = any(
-            isinstance(s, Seat) and (s.offload_between or s.residency != "resident")
-            for s in self.seats.values()
+            isinstance(s, RolePlacement) and (s.offload_between or s.residency != "resident")
+            for s in self.roles.values()
         )
         return between or (
-            self.rollout is not None
-            and (self.rollout.sleep > 0 or self.rollout.residency != "resident")
+            self.rollout is not None and (self.rollout.sleep > 0 or self.rollout.residency != "resident")
         )
 
     @property
     def role_placement(self) -> RolePlacementLabel:
         """How the four roles share pools: one pool, groups, or each its own."""
-        return role_placement([seat.pool for name, seat in self.seats.items() if name != "rollout"])
+        return role_placement([role.pool for name, role in self.roles.items() if name != "rollout"])
 
 
 def role_placement(pools: Sequence[str]) -> RolePlacementLabel:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Workload
 
@@ -26,30 +26,38 @@ def scaled_placement(placement: Placement, slots: int) -> Placement:
     for pool in sorted(placement.pools, key=lambda p: p.start):
         size = max(_least(placement, pool), round(pool.gpus * slots / total))
         size = min(size, pool.gpus)
-        pools.append(GpuSet(name=pool.name, start=start, gpus=size))
+        pools.append(ResourcePool(name=pool.name, start=start, gpus=size))
         start += size
     sizes = {pool.name: pool.gpus for pool in pools}
-    seats: dict[str, Any] = {
-        name: _seat(seat, sizes[seat.pool]) for name, seat in placement.seats.items()
-    }
-    return replace(placement, pools=tuple(pools), backend="deepspeed", **seats)
+    roles: dict[str, Any] = {name: _role(role, sizes[role.pool]) for name, role in placement.roles.items()}
+    return replace(placement, pools=tuple(pools), backend="deepspeed", **roles)
 
 
-def _least(placement: Placement, pool: GpuSet) -> int:
+def _least(placement: Placement, pool: ResourcePool) -> int:
     """A pool that one tensor-parallel replica fills keeps two devices, so that it stays one."""
     filled = any(
-        s.pool == pool.name and 1 < s.layout.tp == pool.gpus <= MAX_TP for s in placement.seats.values()
-    )  # fmt: skip
+        s.pool == pool.name and 1 < s.layout.tp == pool.gpus <= MAX_TP for s in placement.roles.values()
+    )
     return MAX_TP if filled else 1
 
 
-def _seat(seat: Seat | RolloutSeat, gpus: int) -> Seat | RolloutSeat:
-    if isinstance(seat, RolloutSeat):
-        tp = min(seat.layout.tp, MAX_TP, gpus)
-        return replace(seat, layout=RolloutLayout(tp=tp, dp=gpus // tp, memory_utilization=min(0.3, seat.layout.memory_utilization)))  # fmt: skip
-    zero = seat.layout.zero if seat.layout.dp > 1 else 0
-    layout = Layout(dp=gpus, zero=zero, micro_batch=min(seat.layout.micro_batch, SAMPLES), recompute=_recompute(seat.layout))  # fmt: skip
-    return replace(seat, layout=layout)
+def _role(role: RolePlacement | RolloutPlacement, gpus: int) -> RolePlacement | RolloutPlacement:
+    if isinstance(role, RolloutPlacement):
+        tp = min(role.layout.tp, MAX_TP, gpus)
+        return replace(
+            role,
+            layout=RolloutLayout(
+                tp=tp, dp=gpus // tp, memory_utilization=min(0.3, role.layout.memory_utilization)
+            ),
+        )
+    zero = role.layout.zero if role.layout.dp > 1 else 0
+    layout = Layout(
+        dp=gpus,
+        zero=zero,
+        micro_batch=min(role.layout.micro_batch, SAMPLES),
+        recompute=_recompute(role.layout),
+    )
+    return replace(role, layout=layout)
 
 
 def _recompute(layout: Layout) -> Recompute:  # DeepSpeed has no selective recompute
@@ -59,11 +67,19 @@ def _recompute(layout: Layout) -> Recompute:  # DeepSpeed has no selective recom
 def scaled_workload(workload: Workload, model: str) -> Workload:
     """The workload with a small batch, short lengths and `model` in every role."""
     changes: dict[str, Any] = {
-        "model": model, "critic": "same", "reference": "none" if workload.reference == "none" else "same",
+        "model": model,
+        "critic": "same",
+        "reference": "none" if workload.reference == "none" else "same",
         "reward": replace(workload.reward, model="same" if workload.has_reward_model else None),
-        "prompts": min(PROMPTS, workload.prompts), "samples": min(SAMPLES, workload.samples),
-        "prompt_len": Fixed(value=PROMPT_TOKENS), "response_len": Fixed(value=RESPONSE_TOKENS),
-        "mini_batches": min(2, workload.mini_batches), "epochs": min(2, workload.epochs), "environment": None,
-        "lora": Lora(rank=LORA_RANK) if workload.lora else None, "optimizer": "adam", "rollout_precision": "bf16",
-    }  # fmt: skip
+        "prompts": min(PROMPTS, workload.prompts),
+        "samples": min(SAMPLES, workload.samples),
+        "prompt_len": Fixed(value=PROMPT_TOKENS),
+        "response_len": Fixed(value=RESPONSE_TOKENS),
+        "mini_batches": min(2, workload.mini_batches),
+        "epochs": min(2, workload.epochs),
+        "environment": None,
+        "lora": Lora(rank=LORA_RANK) if workload.lora else None,
+        "optimizer": "adam",
+        "rollout_precision": "bf16",
+    }
     return replace(workload, **changes)

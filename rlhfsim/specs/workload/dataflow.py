@@ -36,9 +36,7 @@ def dataflow(workload: Workload) -> tuple[Call, ...]:
     KTO drop the rollout, the reward and the sync.
     """
     scoring = _scoring_calls(workload)
-    ready = tuple(call.name for call in scoring) or (
-        ("actor.generate",) if workload.generates else ()
-    )
+    ready = tuple(call.name for call in scoring) or (("actor.generate",) if workload.generates else ())
     calls = [Call(role="actor", kind="generate")] if workload.generates else []
     calls += scoring
     if workload.has_critic:

@@ -174,10 +174,7 @@ def _observed(file: str) -> Floats:
     ]
     if not values:
         raise RlhfsimError(
-            "empty-file",
-            "no lengths in the file",
-            place=Place(file=file),
-            help="one length in tokens a line",
+            "empty-file", "no lengths in the file", place=Place(file=file), help="one length in tokens a line"
         )
     return np.sort(np.array(values))
 

@@ -12,7 +12,7 @@ from rlhfsim.kernels.devices import device_of
 from rlhfsim.memory import kv_cache
 from rlhfsim.rollout.generation import kv_capacity
 from rlhfsim.rollout.prefill import Terms, serving_terms, time_per_output_token
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
@@ -39,12 +39,14 @@ def conflicts(points: Iterable[Serving]) -> dict[str, str]:
     for p in points:
         if skip_reason(p) is None:
             name = "deepseek-v3" if "DeepSeek" in p.model else p.model
-            groups[name, p.engine, p.version, p.system, p.weights(), p.tp, p.attention_dp, p.isl, p.osl, p.batch].append(p)  # fmt: skip
+            groups[
+                name, p.engine, p.version, p.system, p.weights(), p.tp, p.attention_dp, p.isl, p.osl, p.batch
+            ].append(p)
     found = {}
     for group in groups.values():
         times = [p.tpot for p in group]
         if max(times) > TWIN_RATIO * min(times):
-            why = f"contradicted by a row with the same columns: {min(times) / MILLISECOND:.1f} and {max(times) / MILLISECOND:.1f} ms"  # fmt: skip
+            why = f"contradicted by a row with the same columns: {min(times) / MILLISECOND:.1f} and {max(times) / MILLISECOND:.1f} ms"
             found.update({p.id: why for p in group})
     return found
 
@@ -99,7 +101,7 @@ def predicted(point: Serving) -> float:
     """Predicted TPOT of a point, seconds."""
     isl, osl, running = load(point)
     device, model = _device(point.system), _model(point.model)
-    return time_per_output_token(device, model, _layout(point), running, isl, osl, engine=point.engine)  # fmt: skip
+    return time_per_output_token(device, model, _layout(point), running, isl, osl, engine=point.engine)
 
 
 def terms(point: Serving) -> Terms:
@@ -134,7 +136,7 @@ def _layout(point: Serving) -> RolloutLayout:
 def _device(system: str) -> Device:
     profile = load_profile(PROFILES[system])
     gpus = max(profile.node.gpus, profile.scale_up.domain)
-    return device_of(Pool(profile=profile, gpus=gpus, gpus_per_node=profile.node.gpus))
+    return device_of(NodeGroup(profile=profile, gpus=gpus, gpus_per_node=profile.node.gpus))
 
 
 @cache

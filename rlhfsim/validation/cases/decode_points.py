@@ -156,14 +156,27 @@ def _serving(row: dict[str, str], line: int) -> Serving:
         batch = max(1.0, float(found[1]) / dp)
     sweep = "gap-analysis" in row["silicon_data_source"]
     return Serving(
-        id=row["id"], line=line, engine=engine, version=row["backend_version"],
-        model=row["model_path"], system=row["system"], isl=int(row["isl"]), osl=int(row["osl"]),
-        batch=batch, tp=tp, attention_dp=dp, moe_tp=moe_tp, ep=ep,
-        gemm=row["gemm_quant_mode"], experts=row["moe_quant_mode"], precision=row["precision"],
+        id=row["id"],
+        line=line,
+        engine=engine,
+        version=row["backend_version"],
+        model=row["model_path"],
+        system=row["system"],
+        isl=int(row["isl"]),
+        osl=int(row["osl"]),
+        batch=batch,
+        tp=tp,
+        attention_dp=dp,
+        moe_tp=moe_tp,
+        ep=ep,
+        gemm=row["gemm_quant_mode"],
+        experts=row["moe_quant_mode"],
+        precision=row["precision"],
         family="sweep" if sweep else "inferencemax",
         tpot=float(row["silicon_tpot_ms"]) * MILLISECOND,
-        ttft=float(row["silicon_ttft_ms"]) * MILLISECOND, notes=notes,
-    )  # fmt: skip
+        ttft=float(row["silicon_ttft_ms"]) * MILLISECOND,
+        notes=notes,
+    )
 
 
 def corrected(tp: int, dp: int, moe_tp: int, ep: int) -> tuple[int, int, int, int, tuple[str, ...]]:
@@ -176,7 +189,11 @@ def corrected(tp: int, dp: int, moe_tp: int, ep: int) -> tuple[int, int, int, in
     """
     if moe_tp == ep and tp * dp == moe_tp * ep > NODE_GPUS:
         n = ep
-        return (n, 1, 1, n, (f"tp {tp} read as {n}",)) if dp == 1 else (1, n, 1, n, (f"attention_dp {dp} read as {n}",))  # fmt: skip
+        return (
+            (n, 1, 1, n, (f"tp {tp} read as {n}",))
+            if dp == 1
+            else (1, n, 1, n, (f"attention_dp {dp} read as {n}",))
+        )
     if tp == dp and tp > 1 and ep == tp * dp:
         return tp, 1, 1, tp, (f"tp {tp} x attention_dp {dp} read as tp {tp}, ep {tp}",)
     return tp, dp, moe_tp, ep, ()
@@ -189,7 +206,7 @@ def skip_reason(row: Serving) -> str | None:
     if row.experts and row.experts not in _WEIGHTS:
         return f"{row.experts} experts: no kernel curves for this format"
     name = row.model.lower()
-    kind = next((why for start, why in _NOT_DENSE_ATTENTION.items() if name.startswith(start)), None)  # fmt: skip
+    kind = next((why for start, why in _NOT_DENSE_ATTENTION.items() if name.startswith(start)), None)
     if kind:
         return f"attention not modelled: {kind}"
     if name.startswith("openai/gpt-oss"):

@@ -51,7 +51,9 @@ def training_peak(row: Row, model: ModelSpec) -> Peak:
     if framework.startswith("verl"):
         raise ValueError("the peak of a whole RLHF step, with GPU type or batch not stated")
     if framework.startswith("DeepSpeed-Chat"):
-        raise ValueError("a V100 step of hybrid engine with two trained models: micro-batch and offload not stated")  # fmt: skip
+        raise ValueError(
+            "a V100 step of hybrid engine with two trained models: micro-batch and offload not stated"
+        )
     for column in ("seq_len", "micro_batch"):
         if row.text(column) is None:
             raise ValueError(f"{column} is not stated")
@@ -61,7 +63,7 @@ def training_peak(row: Row, model: ModelSpec) -> Peak:
         return _megatron(row, model)
     if "deepspeed" in framework.lower():
         return _sharded(row, model, "deepspeed", _zero(row))
-    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):  # fmt: skip
+    if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):
         return _sharded(row, model, "fsdp2", 3)
     raise ValueError("framework and settings are not stated")
 
@@ -98,9 +100,17 @@ def _megatron(row: Row, model: ModelSpec) -> Peak:
     core = (row.text("framework") or "").startswith("Megatron-Core")
     dp = row.integer("dp") or max(1, gpus // (tp * pp * cp))
     layout = Layout(
-        tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, etp=tp if core else 1, zero=1, recompute=_recompute(row),
-        micro_batch=row.integer("micro_batch") or 1, vp=5 if "VPP 5" in (row.text("notes") or "") else 1,
-    )  # fmt: skip
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        dp=dp,
+        etp=tp if core else 1,
+        zero=1,
+        recompute=_recompute(row),
+        micro_batch=row.integer("micro_batch") or 1,
+        vp=5 if "VPP 5" in (row.text("notes") or "") else 1,
+    )
     stages = [_megatron_stage(row, model, layout, stage, core) for stage in memory.stages(layout)]
     return max(stages, key=lambda p: p.bytes)
 
@@ -110,9 +120,7 @@ def _megatron_stage(row: Row, model: ModelSpec, layout: Layout, stage: Stage, co
     gradients = None if core else MEGATRON_BRIDGE_GRADIENTS
     moments = MOONLIGHT_MOMENTS if "Moonlight" in (row.text("model") or "") else None
     if row.text("lora"):
-        base, extra = memory.lora_states(
-            model, part, layout, "megatron", Lora(rank=BRIDGE_LORA_RANK)
-        )
+        base, extra = memory.lora_states(model, part, layout, "megatron", Lora(rank=BRIDGE_LORA_RANK))
         states = base.total + extra.total
     else:
         states = memory.trained_states(
@@ -120,10 +128,14 @@ def _megatron_stage(row: Row, model: ModelSpec, layout: Layout, stage: Stage, co
         ).total
     sequences = row.integer("global_batch_seqs") or layout.dp * layout.micro_batch
     held = activations.training_activations(
-        model, layout, "megatron", tokens=layout.micro_batch * (row.number("seq_len") or 0.0),
-        micro_batches=max(1, sequences // (layout.dp * layout.micro_batch)), stage=stage,
+        model,
+        layout,
+        "megatron",
+        tokens=layout.micro_batch * (row.number("seq_len") or 0.0),
+        micro_batches=max(1, sequences // (layout.dp * layout.micro_batch)),
+        stage=stage,
         fp8="fp8" in (row.text("precision") or ""),
-    )  # fmt: skip
+    )
     dropped = _dropped(row, model, layout, stage, held.saved)
     return _total(
         (
@@ -139,9 +151,13 @@ def _dropped(row: Row, model: ModelSpec, layout: Layout, stage: Stage, saved: fl
     """Bytes that module-wise recomputation drops, from the share of those tensors in a layer."""
     modules = row.text("recompute") or ""
     tensors = activations.layer_tensors(
-        model, layout.tp, layout.etp, sequence_parallel=layout.tp > 1,
-        experts=model.moe is not None, fp8="fp8" in (row.text("precision") or ""),
-    )  # fmt: skip
+        model,
+        layout.tp,
+        layout.etp,
+        sequence_parallel=layout.tp > 1,
+        experts=model.moe is not None,
+        fp8="fp8" in (row.text("precision") or ""),
+    )
     names = {
         "mlp": ("mlp_activation_input", "mlp_activation"),
         "mla_up_proj": ("query_key_value",),
@@ -168,17 +184,26 @@ def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Peak:
     if gpus is None:
         raise ValueError("number of GPUs is not stated")
     layout = Layout(
-        tp=tp, cp=cp, ep=ep, dp=row.integer("dp") or max(1, gpus // (tp * cp)), zero=zero,
-        recompute=_recompute(row), micro_batch=row.integer("micro_batch") or 1,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        dp=row.integer("dp") or max(1, gpus // (tp * cp)),
+        zero=zero,
+        recompute=_recompute(row),
+        micro_batch=row.integer("micro_batch") or 1,
         offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
-    )  # fmt: skip
+    )
     part = memory.shard(model, layout, backend)
     states, trainable = _sharded_states(row, model, part, layout, backend)
     length = row.number("seq_len") or 0.0
     held = activations.training_activations(
-        model, layout, backend, tokens=layout.micro_batch * length, micro_batches=1,
+        model,
+        layout,
+        backend,
+        tokens=layout.micro_batch * length,
+        micro_batches=1,
         score_length=length if (row.text("gpu_type") or "").startswith("V100") else 0.0,
-    )  # fmt: skip
+    )
     extra = [
         ("gathered", memory.gathered_bytes(part, layout, backend), "buffer_spread"),
         ("buffers", memory.gradient_buffer_bytes(trainable, layout, backend), "buffer_spread"),
@@ -207,9 +232,7 @@ def _sharded_states(
     chosen = Lora(rank=int(rank[1]) if rank else BRIDGE_LORA_RANK)
     base, adapters = memory.lora_states(model, part, layout, backend, chosen)
     share = memory.lora_params(model, chosen.rank) / model.num_params
-    trainable = replace(
-        part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0
-    )
+    trainable = replace(part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0)
     return base.total + adapters.total, trainable
 
 

@@ -13,13 +13,19 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.hardware.profiles import load_profile, make_pool
+from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, Residency, RolloutSeat, Seat, WeightPath
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    Residency,
+    RolePlacement,
+    RolloutPlacement,
+    WeightPath,
+)
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
@@ -37,15 +43,31 @@ gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)."""
 VERL_DYNAMIC_TOKENS = 16384.0
 """verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
 GPUS = (
-    ("H100", "h100"), ("H200", "h200"), ("H20-96G", "h20"), ("A100-80G", "a100"), ("A800-80G", "a100"),
-    ("A100-40G", "a100-40"), ("A100", "a100"), ("V100-32G", "v100"), ("RTX4090", "rtx-4090"), ("RTX3090", "rtx-4090"),
-)  # fmt: skip
+    ("H100", "h100"),
+    ("H200", "h200"),
+    ("H20-96G", "h20"),
+    ("A100-80G", "a100"),
+    ("A800-80G", "a100"),
+    ("A100-40G", "a100-40"),
+    ("A100", "a100"),
+    ("V100-32G", "v100"),
+    ("RTX4090", "rtx-4090"),
+    ("RTX3090", "rtx-4090"),
+)
 """GPU names and profiles with the same memory; an RTX 3090 has the 24 GB of an RTX 4090."""
 NICKNAMES = {
-    "llama-2-7b-chat": "llama-2-7b", "deepseek 16b actor": "deepseek-moe-16b", "7b rm": "", "8b rm": "",
-    "72b critic": "", "qwen2.5-72b actor": "qwen2.5-72b", "350m rm": "opt-350m", "opt-350m rm": "opt-350m",
-    "llama-3-8b rm": "llama-3-8b", "qwen-14b": "qwen2.5-14b", "1.5b": "qwen2.5-1.5b",
-}  # fmt: skip
+    "llama-2-7b-chat": "llama-2-7b",
+    "deepseek 16b actor": "deepseek-moe-16b",
+    "7b rm": "",
+    "8b rm": "",
+    "72b critic": "",
+    "qwen2.5-72b actor": "qwen2.5-72b",
+    "350m rm": "opt-350m",
+    "opt-350m rm": "opt-350m",
+    "llama-3-8b rm": "llama-3-8b",
+    "qwen-14b": "qwen2.5-14b",
+    "1.5b": "qwen2.5-1.5b",
+}
 """Names in the table that are no model ids; an empty one is the shape of the actor."""
 
 
@@ -77,17 +99,13 @@ def case(row: Row) -> Case:
     gpus = int(counted)
     workload = _workload(row)
     per_node = max(1, min(8, gpus // int(_tokens(row.text("nodes")) or 1)))
-    cluster = Cluster(pools=(make_pool(_gpu(row), 4096, gpus_per_node=per_node),))
+    cluster = Cluster(node_groups=(node_group(_gpu(row), 4096, gpus_per_node=per_node),))
     try:
         placement = _placement(row, workload, models, gpus)
     except RlhfsimError as error:
         raise Unreadable(f"not a layout this tool expresses: {error.message}") from error
     return Case(
-        models=models,
-        placement=placement,
-        workload=workload,
-        cluster=cluster,
-        stack=_stack(row, placement),
+        models=models, placement=placement, workload=workload, cluster=cluster, stack=_stack(row, placement)
     )
 
 
@@ -199,10 +217,17 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     if checkpoints is None:
         raise Unreadable("gradient checkpointing is not stated")
     return Layout(
-        tp=tp, pp=pp, cp=cp, ep=ep, dp=max(1, gpus // (tp * pp * cp)), zero=zero, micro_batch=micro,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        dp=max(1, gpus // (tp * pp * cp)),
+        zero=zero,
+        micro_batch=micro,
         recompute="none" if checkpoints == "no" else "full",
-        offload_optimizer=_train_offload(row), offload_params="none",
-    )  # fmt: skip
+        offload_optimizer=_train_offload(row),
+        offload_params="none",
+    )
 
 
 def _train_offload(row: Row) -> Offload:
@@ -247,30 +272,37 @@ def _micro(row: Row, column: str) -> int:
 
 def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Placement:
     backend = _backend(row)
-    sizes, seats = pools(row, gpus)
-    if seats.get("actor") not in sizes:
+    sizes, placed_roles = pools(row, gpus)
+    if placed_roles.get("actor") not in sizes:
         raise Unreadable("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
     offload = row.text("offload") or ""
 
-    def seat(role: str) -> Seat | None:
-        if getattr(models, role) is None or seats.get(role) not in sizes:
+    def placed(role: str) -> RolePlacement | None:
+        if getattr(models, role) is None or placed_roles.get(role) not in sizes:
             return None
         trained = role in ("actor", "critic")
         micro = _micro(row, "micro_train" if trained else "micro_logprob")
         away: Residency = residency if trained else _frozen_residency(row, offload)
-        return Seat(
-            pool=seats[role], layout=_layout(row, backend, sizes[seats[role]], micro),
-            residency=away, offload_between=trained and optimizer_away,
-        )  # fmt: skip
+        return RolePlacement(
+            pool=placed_roles[role],
+            layout=_layout(row, backend, sizes[placed_roles[role]], micro),
+            residency=away,
+            offload_between=trained and optimizer_away,
+        )
 
-    actor = seat("actor")
+    actor = placed("actor")
     assert actor is not None
     return Placement(
-        pools=gpu_sets(sizes), actor=actor, critic=seat("critic"),
-        reference=seat("reference") if workload.has_reference else None, reward=seat("reward"),
-        rollout=_rollout(row, sizes, seats, models), weight_path=_path(row, sizes), backend=backend,
-    )  # fmt: skip
+        pools=gpu_sets(sizes),
+        actor=actor,
+        critic=placed("critic"),
+        reference=placed("reference") if workload.has_reference else None,
+        reward=placed("reward"),
+        rollout=_rollout(row, sizes, placed_roles, models),
+        weight_path=_path(row, sizes),
+        backend=backend,
+    )
 
 
 def _frozen_residency(row: Row, offload: str) -> Residency:
@@ -286,19 +318,19 @@ def _path(row: Row, sizes: dict[str, int]) -> WeightPath:
 
 
 def _rollout(
-    row: Row, sizes: dict[str, int], seats: dict[str, str], models: Models
-) -> RolloutSeat | None:
+    row: Row, sizes: dict[str, int], roles: dict[str, str], models: Models
+) -> RolloutPlacement | None:
     """The engine with its framework's settings; none where the policy generates with its own modules."""
     engine = row.text("rollout_engine")
     if (row.text("arch") or "").startswith("hybrid engine"):
-        return _hybrid_engine(row, sizes, seats, models)
+        return _hybrid_engine(row, sizes, roles, models)
     if engine is None and not (row.text("framework") or "").startswith("prime-rl"):
         return None
     if row.text("rollout_tp") is None:
-        if seats["rollout"] != seats["actor"]:
+        if roles["rollout"] != roles["actor"]:
             return None  # the engine of another pool is not described: the trainer is judged alone
         raise Unreadable("tensor parallelism of the engine is not stated")
-    pool = seats["rollout"]
+    pool = roles["rollout"]
     framework = row.text("framework") or ""
     tp = row.integer("rollout_tp") or 1
     share = row.number("gpu_mem_util")
@@ -306,29 +338,32 @@ def _rollout(
         raise Unreadable("gpu_memory_utilization is not stated")
     wide = framework.startswith("NeMo-RL") and models.actor.moe is not None and tp > 8
     layout = RolloutLayout(
-        tp=8 if wide else tp, pp=tp // 8 if wide else 1, dp=max(1, sizes[pool] // tp),
-        memory_utilization=share, cuda_graphs=not framework.startswith(("verl", "rLLM")),
+        tp=8 if wide else tp,
+        pp=tp // 8 if wide else 1,
+        dp=max(1, sizes[pool] // tp),
+        memory_utilization=share,
+        cuda_graphs=not framework.startswith(("verl", "rLLM")),
         max_num_seqs=256 if framework.startswith("OpenRLHF") else 1024,
-    )  # fmt: skip
-    shared = pool == seats["actor"]
+    )
+    shared = pool == roles["actor"]
     level = 0 if framework.startswith("ms-swift") or not shared else 2
-    return RolloutSeat(pool=pool, layout=layout, sleep=level)
+    return RolloutPlacement(pool=pool, layout=layout, sleep=level)
 
 
 def _hybrid_engine(
-    row: Row, sizes: dict[str, int], seats: dict[str, str], models: Models
-) -> RolloutSeat:
+    row: Row, sizes: dict[str, int], roles: dict[str, str], models: Models
+) -> RolloutPlacement:
     """DeepSpeed's hybrid engine: it gathers all layers (pin_parameters, on by default) to generate.
 
     Its cache holds one micro-batch; the share is set so that little more than the weights fits.
     """
-    layout = RolloutLayout(dp=sizes[seats["rollout"]], max_num_seqs=1, max_batched_tokens=512)
+    layout = RolloutLayout(dp=sizes[roles["rollout"]], max_num_seqs=1, max_batched_tokens=512)
     total = load_profile(_gpu(row)).usable_memory.value
     share = (rollout_weights(models.actor, layout) + GIB) / total
     if share > 1:
         raise Unreadable("the gathered model alone exceeds the GPU")
-    return RolloutSeat(
-        pool=seats["rollout"], layout=replace(layout, memory_utilization=share, cuda_graphs=False)
+    return RolloutPlacement(
+        pool=roles["rollout"], layout=replace(layout, memory_utilization=share, cuda_graphs=False)
     )
 
 

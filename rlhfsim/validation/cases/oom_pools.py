@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 
-from rlhfsim.specs.placement.placement import GpuSet
+from rlhfsim.specs.placement.placement import ResourcePool
 from rlhfsim.validation.rows import Row
 
 
-def gpu_sets(sizes: dict[str, int]) -> tuple[GpuSet, ...]:
+def gpu_sets(sizes: dict[str, int]) -> tuple[ResourcePool, ...]:
     """The pools one after the other."""
     start, sets = 0, []
     for name, size in sizes.items():
         if size > 0:
-            sets.append(GpuSet(name=name, start=start, gpus=size))
+            sets.append(ResourcePool(name=name, start=start, gpus=size))
             start += size
     return tuple(sets)
 
 
 def pools(row: Row, gpus: int) -> tuple[dict[str, int], dict[str, str]]:
-    """Pool sizes and the pool of each seat.
+    """Pool sizes and the pool of each role.
 
     Disaggregated rows name their groups as in `actor 4x8; ref 4x8; vllm 1xTP8`; NeMo-RL rows name
     the generation nodes.
@@ -46,16 +46,14 @@ def _on(pool: str, roles: tuple[str, ...]) -> dict[str, str]:
     return {**dict.fromkeys(roles, pool), "rollout": "rollout"}
 
 
-def _role_pools(
-    text: str, engine: int, roles: tuple[str, ...]
-) -> tuple[dict[str, int], dict[str, str]]:
+def _role_pools(text: str, engine: int, roles: tuple[str, ...]) -> tuple[dict[str, int], dict[str, str]]:
     sizes: dict[str, int] = {}
-    seats: dict[str, str] = {"rollout": "rollout"}
+    placed_roles: dict[str, str] = {"rollout": "rollout"}
     for role, word in zip(roles, ("actor", "critic", "ref", "reward"), strict=True):
         found = re.search(rf"\b{word}\w*\)?\s*(\d+)(?:x(\d+))?", text)
         group = re.search(r"\(critic\+reward colocated\)(\d+)", text)
         if group and word in ("critic", "reward"):
-            sizes["critic"], seats[role] = int(group[1]), "critic"
+            sizes["critic"], placed_roles[role] = int(group[1]), "critic"
         elif found:
-            sizes[role], seats[role] = int(found[1]) * int(found[2] or 1), role
-    return {**sizes, "rollout": engine}, seats
+            sizes[role], placed_roles[role] = int(found[1]) * int(found[2] or 1), role
+    return {**sizes, "rollout": engine}, placed_roles

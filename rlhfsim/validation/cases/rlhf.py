@@ -19,11 +19,11 @@ from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
 from rlhfsim.specs.placement.placement import (
-    GpuSet,
     Placement,
-    RolloutSeat,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
     Schedule,
-    Seat,
     WeightPath,
 )
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
@@ -87,9 +87,7 @@ def reason_incomplete(row: Row) -> str | None:
     named = " ".join((row.text("actor_model") or "").split()[:2])
     if not row.text("actor_model") or named == "see issue":
         return "model not published"
-    if row.text("mean_total_seq_len") is None and missing(
-        row, ("mean_response_len", "mean_prompt_len")
-    ):
+    if row.text("mean_total_seq_len") is None and missing(row, ("mean_response_len", "mean_prompt_len")):
         return "mean lengths not published"
     if not 0 < num_sequences(row) <= MAX_SEQUENCES:
         return "batch not published" if not num_sequences(row) else "batch above ten million"
@@ -202,7 +200,7 @@ def separate(row: Row) -> bool:
 
 
 def placement_of(row: Row, workload: Workload) -> Placement:
-    """Pools, seats and schedule of a row.
+    """Pools, roles and schedule of a row.
 
     verl and NeMo-RL keep reference weights on the host between its calls and put the engine of a
     shared pool to sleep; DeepSpeed-Chat's hybrid engine does neither.
@@ -216,18 +214,15 @@ def placement_of(row: Row, workload: Workload) -> Placement:
     offload = row.text("optimizer_offload") == "yes"
     pool = TRAIN if apart else SHARED
     pools = (
-        (GpuSet(name=TRAIN, gpus=training), GpuSet(name=ROLLOUT, start=training, gpus=generating))
+        (ResourcePool(name=TRAIN, gpus=training), ResourcePool(name=ROLLOUT, start=training, gpus=generating))
         if apart
-        else (GpuSet(name=SHARED, gpus=gpus),)
+        else (ResourcePool(name=SHARED, gpus=gpus),)
     )
     swapped = backend_of(row) != "deepspeed"
-    scoring = Seat(pool=pool, layout=layout, residency="offloaded" if swapped else "resident")
+    scoring = RolePlacement(pool=pool, layout=layout, residency="offloaded" if swapped else "resident")
     away = not apart and row.text("actor_offload") == "yes"
-    actor = Seat(
-        pool=pool,
-        layout=layout,
-        offload_between=offload,
-        residency="offloaded" if away else "resident",
+    actor = RolePlacement(
+        pool=pool, layout=layout, offload_between=offload, residency="offloaded" if away else "resident"
     )
     return Placement(
         pools=pools,
@@ -237,14 +232,12 @@ def placement_of(row: Row, workload: Workload) -> Placement:
         reference=scoring if workload.has_reference else None,
         reward=scoring if workload.has_reward_model else None,
         weight_path=_path(row, apart),
-        schedule=Schedule(
-            staleness=staleness_of(row), partial_rollout=row.text("partial_rollout") == "yes"
-        ),
+        schedule=Schedule(staleness=staleness_of(row), partial_rollout=row.text("partial_rollout") == "yes"),
         backend=backend_of(row),
     )
 
 
-def _rollout(row: Row, gpus: int, pool: str) -> RolloutSeat:
+def _rollout(row: Row, gpus: int, pool: str) -> RolloutPlacement:
     tp, pp = row.integer("gen_tp") or 1, row.integer("gen_pp") or 1
     if gpus % (tp * pp):
         raise Skip(f"rollout layout TP{tp} PP{pp} does not fill {gpus} GPUs")
@@ -259,7 +252,7 @@ def _rollout(row: Row, gpus: int, pool: str) -> RolloutSeat:
         precision="fp8" if row.text("precision_gen") == "fp8" else "bf16",
     )
     sleeps = pool == SHARED and backend_of(row) != "deepspeed"
-    return RolloutSeat(pool=pool, layout=layout, sleep=2 if sleeps else 0)
+    return RolloutPlacement(pool=pool, layout=layout, sleep=2 if sleeps else 0)
 
 
 def _layout(row: Row, gpus: int) -> Layout:
@@ -271,11 +264,15 @@ def _layout(row: Row, gpus: int) -> Layout:
     zero = row.integer("zero_stage")
     default = 1 if backend == "megatron" else 3
     return Layout(
-        tp=tp, pp=pp, cp=cp, ep=ep, dp=gpus // (tp * pp * cp),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        dp=gpus // (tp * pp * cp),
         zero=default if zero is None else zero,
         micro_batch=row.integer("micro_batch") or 1,
         recompute=_recompute(row),
-    )  # fmt: skip
+    )
 
 
 def _packs(row: Row) -> Packs | None:

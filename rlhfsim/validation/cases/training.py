@@ -16,7 +16,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.flop import attention_flop, matmul_flop
 from rlhfsim.kernels.sequences import Sequences, uniform
-from rlhfsim.specs.hardware.hardware import Pool, Profile
+from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import Attention, ModelSpec
 from rlhfsim.specs.model.presets import preset, preset_name
@@ -51,32 +51,62 @@ class Job:
     """What the software of the row is taken to do, with its source."""
 
 
-_FULL: dict[str, Any] = {
-    "graphs": "full",
-    "scheduled_ep": True,
-    "fused_experts": True,
-    "fp8_attention": True,
-}
+_FULL: dict[str, Any] = {"graphs": "full", "scheduled_ep": True, "fused_experts": True, "fp8_attention": True}
 _PARTIAL: dict[str, Any] = {"graphs": "partial"}
 _GB, _B, _ALL = ("GB200", "GB300"), ("B200", "B300"), ("GB200", "GB300", "B200", "B300")
 _NOTE = "graphs and dispatcher of Megatron-Bridge perf_recipes (commit 067f987df0): "
 RECIPES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str, dict[str, Any], str], ...] = (
-    (("DeepSeekV3", "Qwen3"), (*_GB, "B300"), "26.06", "MXFP8", _FULL, _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts"),
-    (("GPT OSS",), _GB, "26.06", "MXFP8", _FULL, _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts"),
+    (
+        ("DeepSeekV3", "Qwen3"),
+        (*_GB, "B300"),
+        "26.06",
+        "MXFP8",
+        _FULL,
+        _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts",
+    ),
+    (
+        ("GPT OSS",),
+        _GB,
+        "26.06",
+        "MXFP8",
+        _FULL,
+        _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts",
+    ),
     (("Qwen3",), _GB, "25.11", "", _PARTIAL, _NOTE + "attention and router"),
     (("Qwen3_30B",), _ALL, "26.02.01", "", _PARTIAL, _NOTE + "attention and router"),
     (("Qwen3_30B",), ("H100",), "26.04", "", _PARTIAL, _NOTE + "attention and router"),
     (("DeepSeekV3",), ("GB200",), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
     (("DeepSeekV3",), ("GB300",), "25.11", "BF16", _PARTIAL, _NOTE + "attention and router"),
-    (("DeepSeekV3",), ("B200",), "25.11", "", {"scheduled_ep": True}, _NOTE + "DeepEP, overlapped all-to-all"),
+    (
+        ("DeepSeekV3",),
+        ("B200",),
+        "25.11",
+        "",
+        {"scheduled_ep": True},
+        _NOTE + "DeepEP, overlapped all-to-all",
+    ),
     (("GPT OSS",), ("B300", "GB300"), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
     (("GPT OSS",), ("GB200",), "25.11", "BF16", {"scheduled_ep": True}, _NOTE + "overlapped all-to-all"),
-    (("GPT OSS",), ("H100", "B200"), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
-    (("Qwen3_235B",), ("H100",), "25.09", "", {"token_once": False, "scheduled_ep": True}, _NOTE + "plain all-to-all dispatcher, overlapped"),
+    (
+        ("GPT OSS",),
+        ("H100", "B200"),
+        "25.09",
+        "",
+        {"token_once": False},
+        _NOTE + "plain all-to-all dispatcher",
+    ),
+    (
+        ("Qwen3_235B",),
+        ("H100",),
+        "25.09",
+        "",
+        {"token_once": False, "scheduled_ep": True},
+        _NOTE + "plain all-to-all dispatcher, overlapped",
+    ),
     (("Qwen3_235B",), ("B200",), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
     (("Kimi",), _ALL, "25.09", "", {}, _NOTE + "none"),
     (("LLAMA3_8B",), _ALL, "25.09", "", {"graphs": "full"}, _NOTE + "whole iteration"),
-)  # fmt: skip
+)
 """Model prefixes, GPUs, first release, precision, changes, note; the first that fits counts."""
 Lookup = Callable[[str], Profile]
 """Finds a hardware profile by name or alias; always the same object for the same name."""
@@ -89,18 +119,50 @@ def shipped_profile(name: str) -> Profile:
 
 
 FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
-    ("Megatron-Bridge", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True),
-     "fused kernels, BF16 gradient reduction, forced balance: perf_recipes/_common.py of NVIDIA-NeMo/Megatron-Bridge (commit 067f987df0)"),
-    ("NeMo AutoModel", "fsdp2", Software(reduce_bytes=4, balanced=True),
-     "Transformer Engine kernels, FSDP2 with FP32 reduction, balanced gate: its performance summary"),
-    ("NeMo", "megatron", Software(reduce_bytes=2, balanced=True, user_buffers=True), "Megatron-Core kernels; NeMo performance guide"),
-    ("Megatron-LM (2021)", "megatron", Software(flash=False), "arXiv 2104.04473: before FlashAttention; fused softmax, FP32 gradient reduction"),
-    ("Megatron-Core", "megatron", Software(user_buffers=True), "its README: TP, DP and PP communication overlap on, FP32 gradient reduction"),
+    (
+        "Megatron-Bridge",
+        "megatron",
+        Software(reduce_bytes=2, balanced=True, user_buffers=True),
+        "fused kernels, BF16 gradient reduction, forced balance: perf_recipes/_common.py of NVIDIA-NeMo/Megatron-Bridge (commit 067f987df0)",
+    ),
+    (
+        "NeMo AutoModel",
+        "fsdp2",
+        Software(reduce_bytes=4, balanced=True),
+        "Transformer Engine kernels, FSDP2 with FP32 reduction, balanced gate: its performance summary",
+    ),
+    (
+        "NeMo",
+        "megatron",
+        Software(reduce_bytes=2, balanced=True, user_buffers=True),
+        "Megatron-Core kernels; NeMo performance guide",
+    ),
+    (
+        "Megatron-LM (2021)",
+        "megatron",
+        Software(flash=False),
+        "arXiv 2104.04473: before FlashAttention; fused softmax, FP32 gradient reduction",
+    ),
+    (
+        "Megatron-Core",
+        "megatron",
+        Software(user_buffers=True),
+        "its README: TP, DP and PP communication overlap on, FP32 gradient reduction",
+    ),
     ("Megatron", "megatron", Software(), "Megatron-Core: fused kernels, FP32 gradient reduction"),
-    ("Meta in-house", "megatron", Software(), "arXiv 2407.21783 section 3.3: FP32 gradient reduction, own kernels"),
-    ("llm-foundry", "fsdp2", Software(fused=False, reduce_bytes=2),
-     "eager PyTorch modules, PURE mixed precision (reduction in BF16): its benchmark README"),
-)  # fmt: skip
+    (
+        "Meta in-house",
+        "megatron",
+        Software(),
+        "arXiv 2407.21783 section 3.3: FP32 gradient reduction, own kernels",
+    ),
+    (
+        "llm-foundry",
+        "fsdp2",
+        Software(fused=False, reduce_bytes=2),
+        "eager PyTorch modules, PURE mixed precision (reduction in BF16): its benchmark README",
+    ),
+)
 """Prefix of the framework cell, backend, software, source; the first that fits counts."""
 
 
@@ -114,11 +176,17 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> Job:
     device = device_for(row, layout, lookup)
     backend, software, stated = software_of(row, device)
     return Job(
-        device=device, model=model, layout=layout, sequences=batch(row, layout), backend=backend,
-        precision=precision_of(row, device), software=software,
+        device=device,
+        model=model,
+        layout=layout,
+        sequences=batch(row, layout),
+        backend=backend,
+        precision=precision_of(row, device),
+        software=software,
         lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
-        flushes=flushes_of(row, layout), stated=stated,
-    )  # fmt: skip
+        flushes=flushes_of(row, layout),
+        stated=stated,
+    )
 
 
 def model_of(row: Row) -> ModelSpec:
@@ -172,11 +240,19 @@ def _gpt(row: Row) -> ModelSpec:
     heads = row.integer("heads") or max(1, hidden // 128)
     vocab = re.search(r"vocab (\d+)", row.text("notes") or "")
     return ModelSpec(
-        name=row.text("model") or "gpt", num_layers=layers, hidden=hidden,
-        vocab=int(vocab[1]) if vocab else 51200, ffn=4 * hidden, gated=False, mlp_bias=True,
-        norm="layernorm", tied_embeddings=True,
-        attention=Attention(num_heads=heads, num_kv_heads=row.integer("kv_heads") or heads, head_dim=hidden // heads),
-    )  # fmt: skip
+        name=row.text("model") or "gpt",
+        num_layers=layers,
+        hidden=hidden,
+        vocab=int(vocab[1]) if vocab else 51200,
+        ffn=4 * hidden,
+        gated=False,
+        mlp_bias=True,
+        norm="layernorm",
+        tied_embeddings=True,
+        attention=Attention(
+            num_heads=heads, num_kv_heads=row.integer("kv_heads") or heads, head_dim=hidden // heads
+        ),
+    )
 
 
 def layout_of(row: Row) -> Layout:
@@ -190,12 +266,18 @@ def layout_of(row: Row) -> Layout:
     dp = gpus // (tp * pp * cp)
     ep = min(row.integer("ep") or 1, dp * cp * tp)
     return Layout(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=ep, vp=vp if pp > 1 else 1, micro_batch=micro,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
+        ep=ep,
+        vp=vp if pp > 1 else 1,
+        micro_batch=micro,
         zero=_stage(_zero(row.text("fsdp_or_zero") or "", row.text("framework") or ""), pp),
         sequence_parallel=(row.text("sequence_parallel") or "yes") != "no",
         recompute=_recompute(row.text("recompute")),
         offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
-    )  # fmt: skip
+    )
 
 
 def _stage(zero: int, pp: int) -> int:
@@ -243,7 +325,7 @@ def device_for(row: Row, layout: Layout, lookup: Lookup) -> Device:
     if profile is None:
         raise Skip(f"no hardware profile for {name}")
     node = min(profile.node.gpus, layout.gpus)
-    return device_of(Pool(profile=profile, gpus=layout.gpus, gpus_per_node=node))
+    return device_of(NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node))
 
 
 def batch(row: Row, layout: Layout) -> Sequences:
@@ -266,9 +348,7 @@ def precision_of(row: Row, device: Device) -> str:
     text = (row.text("precision") or "").lower()
     if not text:
         raise Skip("precision is not published")
-    found = (
-        "fp4" if "fp4" in text else "fp8" if "fp8" in text else "fp16" if "fp16" in text else "bf16"
-    )
+    found = "fp4" if "fp4" in text else "fp8" if "fp8" in text else "fp16" if "fp16" in text else "bf16"
     if found not in device.profile.peak:
         raise Skip(f"{device.profile.title} has no {found}")
     return found
@@ -295,11 +375,7 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
     slow = 1.0
     if prefix == "llm-foundry" and framework.startswith(prefix) and "h100" in device.profile.name:
         slow = device["flash2_on_hopper"]
-    software = replace(
-        software,
-        attention_slowdown=slow,
-        recomputed=recomputed(row.text("recompute")),
-    )
+    software = replace(software, attention_slowdown=slow, recomputed=recomputed(row.text("recompute")))
     return backend, software, (stated, recipe) if recipe else (stated,)
 
 
@@ -351,10 +427,7 @@ def published_flop(row: Row, it: Job) -> tuple[float, str]:
     Sources: arXiv 2104.04473 section 3.4 (equation 3); NVIDIA/NeMo nemo/utils/flops_formulas.py
     (commit 034b17b362); tokens/s against TFLOP/s printed together in the Megatron-Bridge tables.
     """
-    framework, full = (
-        row.text("framework") or "",
-        ("Megatron-LM (2021)", "Megatron-Core", "NeMo 25"),
-    )
+    framework, full = (row.text("framework") or "", ("Megatron-LM (2021)", "Megatron-Core", "NeMo 25"))
     square = framework.startswith(full)
     dense = matmul_flop(it.model, it.sequences.tokens)
     cores = attention_flop(it.model, it.sequences, causal=not square)

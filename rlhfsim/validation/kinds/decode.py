@@ -57,16 +57,13 @@ def _outcome(point: Serving, conflict: str | None) -> Outcome:
 
 def _detail(point: Serving) -> dict[str, float | str]:
     peer = peers().get(point.id)
-    known: dict[str, float | str] = {"engine": point.engine, "model": point.model, "system": point.system}  # fmt: skip
+    known: dict[str, float | str] = {"engine": point.engine, "model": point.model, "system": point.system}
     return known if peer is None else {**known, "peer_s": peer, "peer_error": peer / point.tpot - 1}
 
 
 def _assumptions(point: Serving) -> tuple[str, ...]:
     lengths = "input and output lengths 0.8-1.0 of the stated (InferenceMAX random_range_ratio)"
-    known = (
-        f"KV cache {kv_precision_of(point)} (launch scripts)",
-        "8192 tokens a step (launch scripts)",
-    )
+    known = (f"KV cache {kv_precision_of(point)} (launch scripts)", "8192 tokens a step (launch scripts)")
     return (*point.notes, *known, *((lengths,) if point.family == "inferencemax" else ()))
 
 

@@ -18,7 +18,7 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.rollout.decode import Engine, gpu_work
 from rlhfsim.rollout.generation import Requests, generate, kv_capacity
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
@@ -29,7 +29,7 @@ from rlhfsim.validation.rows import Row, missing
 
 NEEDED = ("model_config_key", "gpu_type", "tp", "precision", "output_tok_s_total")
 LENGTHS = ("input_len", "output_len")
-ENGINES: tuple[tuple[str, Engine], ...] = (("TensorRT-LLM", "trtllm"), ("gpt-fast", "vllm"), ("vLLM", "vllm"))  # fmt: skip
+ENGINES: tuple[tuple[str, Engine], ...] = (("TensorRT-LLM", "trtllm"), ("gpt-fast", "vllm"), ("vLLM", "vllm"))
 """Start of the engine column to the engine that prices it."""
 GPUS = {"GB200": "gb200_nvl72", "A100-80GB (330W cap)": "a100_sxm", "A100": "a100_sxm"}
 """GPU names of the table that are no alias of a profile."""
@@ -70,13 +70,20 @@ def _outcome(row: Row) -> Outcome:
     if value == 0:
         value, reason = None, "the weights leave no room for a KV cache in this model of memory"
     return Outcome(
-        kind="inference", file=row.file, line=row.line, source=row.source, unit="tok/s",
+        kind="inference",
+        file=row.file,
+        line=row.line,
+        source=row.source,
+        unit="tok/s",
         label=f"{row.text('model')} on {row.text('gpus') or '?'} {row.text('gpu_type')}, tp "
         f"{row.text('tp') or '?'}, {row.text('input_len') or '?'}/{row.text('output_len') or '?'}",
-        measured=row.number("output_tok_s_total"), predicted=value,
-        low=None if value is None else value * 0.75, high=None if value is None else value * 1.35,
-        skipped=reason, assumptions=() if reason else _assumptions(row),
-    )  # fmt: skip
+        measured=row.number("output_tok_s_total"),
+        predicted=value,
+        low=None if value is None else value * 0.75,
+        high=None if value is None else value * 1.35,
+        skipped=reason,
+        assumptions=() if reason else _assumptions(row),
+    )
 
 
 def skip_reason(row: Row) -> str | None:
@@ -106,7 +113,12 @@ def throughput(row: Row) -> float:
         return 1.0 / float(gpu_work(job.device, job.model, job.layout, one, context).seconds)
     if kv_capacity(job.device, job.model, job.layout) <= job.isl + job.osl:
         return 0.0
-    known = Requests(prompts=job.sequences, samples=1, prompt_lengths=Fixed(value=job.isl), response_lengths=Fixed(value=job.osl))  # fmt: skip
+    known = Requests(
+        prompts=job.sequences,
+        samples=1,
+        prompt_lengths=Fixed(value=job.isl),
+        response_lengths=Fixed(value=job.osl),
+    )
     return generate(job.device, job.model, job.layout, known, engine=job.engine).tokens_per_s
 
 
@@ -127,10 +139,14 @@ def job_of(row: Row) -> Job:
     name = _profile_name(row)
     assert name is not None
     return Job(
-        device=_device(name, max(gpus, tp)), model=model, layout=layout, engine=engine,
+        device=_device(name, max(gpus, tp)),
+        model=model,
+        layout=layout,
+        engine=engine,
         sequences=row.integer("num_requests") or batch or 1,
-        isl=row.number("input_len") or 1.0, osl=row.number("output_len") or 1.0,
-    )  # fmt: skip
+        isl=row.number("input_len") or 1.0,
+        osl=row.number("output_len") or 1.0,
+    )
 
 
 def _assumptions(row: Row) -> tuple[str, ...]:
@@ -157,4 +173,4 @@ def _profile_name(row: Row) -> str | None:
 @cache
 def _device(name: str, gpus: int) -> Device:
     profile = load_profile(name)
-    return device_of(Pool(profile=profile, gpus=max(gpus, 1), gpus_per_node=profile.node.gpus))
+    return device_of(NodeGroup(profile=profile, gpus=max(gpus, 1), gpus_per_node=profile.node.gpus))

@@ -31,9 +31,7 @@ INT4 = 0.5 + 2.5 / 128
 """Bytes per 4-bit weight with 16-bit scale and 4-bit zero point per group of 128 (GPTQ, AWQ)."""
 MXFP4 = 0.5 + 1 / 32
 """Bytes per weight of MXFP4: one 8-bit scale per 32."""
-LINEAR_BYTES = {
-    "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8 w8a8": 1.0, "int4": INT4, "nf4": 0.5 + 4 / 64 / 4,
-}  # fmt: skip
+LINEAR_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8 w8a8": 1.0, "int4": INT4, "nf4": 0.5 + 4 / 64 / 4}
 
 
 class Unpredictable(Exception):
@@ -64,9 +62,7 @@ def _row(row: Row) -> list[Outcome]:
     return [_attempt(filled, name, predict, notes) for name, predict in kinds]
 
 
-def _attempt(
-    row: Row, kind: str, predict: Callable[[Row], Outcome], notes: tuple[str, ...]
-) -> Outcome:
+def _attempt(row: Row, kind: str, predict: Callable[[Row], Outcome], notes: tuple[str, ...]) -> Outcome:
     try:
         return replace(predict(row), assumptions=notes)
     except Unpredictable as reason:
@@ -90,10 +86,20 @@ def _outcome(
 ) -> Outcome:
     label = f"{row.text('model') or '?'} {row.text('gpus') or '?'}x {row.text('gpu_type') or '?'}"
     return Outcome(
-        kind=kind, file=row.file, line=row.line, source=row.source,
-        label=f"{label} tp{row.text('tp') or 1}", unit=unit, measured=measured, predicted=predicted,
-        low=low, high=high, skipped=skipped, part="fit" if fit else "report", detail=detail or {},
-    )  # fmt: skip
+        kind=kind,
+        file=row.file,
+        line=row.line,
+        source=row.source,
+        label=f"{label} tp{row.text('tp') or 1}",
+        unit=unit,
+        measured=measured,
+        predicted=predicted,
+        low=low,
+        high=high,
+        skipped=skipped,
+        part="fit" if fit else "report",
+        detail=detail or {},
+    )
 
 
 # --- inference ------------------------------------------------------------------------------------
@@ -158,9 +164,13 @@ def _batch_limits(row: Row) -> dict[str, int]:
 
 
 _TYPES = (
-    ("H100-80GB", "h100"), ("H200-141GB", "h200"), ("L40S-48GB", "l40s"), ("V100-32GB", "v100"),
-    ("80GB", "a100"), ("24GB-class", "rtx-4090"),
-)  # fmt: skip
+    ("H100-80GB", "h100"),
+    ("H200-141GB", "h200"),
+    ("L40S-48GB", "l40s"),
+    ("V100-32GB", "v100"),
+    ("80GB", "a100"),
+    ("24GB-class", "rtx-4090"),
+)
 
 
 def _profile(row: Row) -> Profile:
@@ -185,9 +195,13 @@ def _weights(row: Row) -> Outcome:
     size = kv_cache.rollout_weights(model_of(row), layout, linear_bytes=linear, expert_bytes=expert)
     spread = _profile(row).coefficient("state_spread")
     return _outcome(
-        row, "memory.weights", measured=row.number("weights_gib_per_gpu"), predicted=size / GIB,
-        low=size * spread.low / GIB, high=size * spread.high / GIB,
-    )  # fmt: skip
+        row,
+        "memory.weights",
+        measured=row.number("weights_gib_per_gpu"),
+        predicted=size / GIB,
+        low=size * spread.low / GIB,
+        high=size * spread.high / GIB,
+    )
 
 
 def _kv_tokens(row: Row) -> Outcome:
@@ -202,18 +216,20 @@ def _kv_tokens(row: Row) -> Outcome:
 
     def tokens(sampler: float, base: float, share: float, graphs: float) -> float:
         got = kv_cache.kv_capacity(
-            model, layout, total_memory=total, weights=weights * share,
+            model,
+            layout,
+            total_memory=total,
+            weights=weights * share,
             activation_peak=kv_cache.profile_peak(model, layout, sampler_bytes_per_logit=sampler),
-            non_torch=base + (profile["nccl_bytes"] if layout.tp > 1 else 0.0), graphs=graphs,
-        )  # fmt: skip
+            non_torch=base + (profile["nccl_bytes"] if layout.tp > 1 else 0.0),
+            graphs=graphs,
+        )
         return got.tokens
 
     sampler, base, state, graphs = (
         profile.coefficient(name)
-        for name in (
-            "sampler_bytes_per_logit", "vllm_non_torch_bytes", "state_spread", "cuda_graph_bytes"
-        )
-    )  # fmt: skip
+        for name in ("sampler_bytes_per_logit", "vllm_non_torch_bytes", "state_spread", "cuda_graph_bytes")
+    )
     measured = row.number("kv_cache_tokens")
     printed = measured is not None
     if measured is None:
@@ -240,11 +256,15 @@ def _models() -> dict[str, ModelSpec]:
     from rlhfsim.specs.model.model import Attention, Moe
 
     small = ModelSpec(
-        name="mixtral-8x2b-4l", num_layers=4, hidden=2048, vocab=32000, ffn=5440,
+        name="mixtral-8x2b-4l",
+        num_layers=4,
+        hidden=2048,
+        vocab=32000,
+        ffn=5440,
         attention=Attention(num_heads=16, num_kv_heads=8, head_dim=128),
         moe=Moe(num_experts=8, top_k=2, expert_ffn=5440, num_moe_layers=4),
         source="ISEEKYAN/mbridge@memory_estimator/README.md: parameters per module of test_small.yaml",
-    )  # fmt: skip
+    )
     return {"Mixtral-8x2B, 4 layers": small}
 
 

@@ -51,8 +51,14 @@ def excluded(row: Row) -> str | None:
 def _outcome(row: Row) -> Outcome:
     filled, notes = apply("oom", row)
     label = f"{row.text('case_id')} {row.text('model')} {row.text('gpus')}x {row.text('gpu_type') or '?'}"
-    basic = {"kind": "oom", "file": row.file, "line": row.line, "source": row.text("framework") or row.source,
-             "label": label, "unit": "probability"}  # fmt: skip
+    basic = {
+        "kind": "oom",
+        "file": row.file,
+        "line": row.line,
+        "source": row.text("framework") or row.source,
+        "label": label,
+        "unit": "probability",
+    }
     reason = excluded(row)
     if reason is not None:
         return Outcome(**basic, skipped=reason)  # type: ignore[arg-type]

@@ -38,12 +38,7 @@ WITH_SYNC = ("actor.generate.load", "actor.generate", "actor.generate.unload", "
 
 NEMO = {
     "generation": ("actor.generate", "rules.score", "actor.generate.unload"),
-    "logprob": (
-        "actor.logprob",
-        "reference.logprob",
-        "reference.logprob.load",
-        "actor.logprob.load",
-    ),
+    "logprob": ("actor.logprob", "reference.logprob", "reference.logprob.load", "actor.logprob.load"),
     "weight_sync": ("actor.train.unload", "actor.generate.load", "actor.sync"),
 }
 """NeMo-RL's timer of the rollout covers rewards and putting the engine to sleep, of log-probs policy
@@ -98,9 +93,12 @@ def _published(row: Row, outcome: Outcome, it: Case, step: Iteration) -> Publish
     """A row's step with what of it can calibrate."""
     assert outcome.measured is not None
     return Published(
-        outcome=outcome, framework=row.text("framework") or "", model=it.workload.model, step=step.cost,
+        outcome=outcome,
+        framework=row.text("framework") or "",
+        model=it.workload.model,
+        step=step.cost,
         times=tuple(_times(row, step, outcome.measured)),
-    )  # fmt: skip
+    )
 
 
 def _times(row: Row, step: Iteration, measured_s: float) -> Iterator[Timed]:
@@ -129,9 +127,13 @@ def priced(it: Case) -> Iteration:
     `STEPS` steps after `WARMUP`, which is the steady state. One seed: the same figures every time.
     """
     setting = Setting(
-        models=it.models, placement=it.placement, workload=it.workload, cluster=it.cluster,
-        packs=it.packs, train_precision=it.train_precision,
-    )  # fmt: skip
+        models=it.models,
+        placement=it.placement,
+        workload=it.workload,
+        cluster=it.cluster,
+        packs=it.packs,
+        train_precision=it.train_precision,
+    )
     if it.placement.schedule.staleness == 0:
         return simulate(setting).iteration
     return simulate(setting, steps=STEPS, warmup=WARMUP, seed=SEED).iteration
@@ -189,18 +191,35 @@ def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _outcome(
-    row: Row, kind: str, shown: tuple[str, ...], *, label: str, measured: float | None = None,
-    cost: Cost | None = None, skipped: str | None = None, detail: dict[str, float] | None = None,
+    row: Row,
+    kind: str,
+    shown: tuple[str, ...],
+    *,
+    label: str,
+    measured: float | None = None,
+    cost: Cost | None = None,
+    skipped: str | None = None,
+    detail: dict[str, float] | None = None,
     job: tuple[str, str] = ("", ""),
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     low, high = cost.interval if cost else (None, None)
     return Outcome(
-        kind=f"rlhf.{kind}", file=row.file, line=row.line, source=row.source, label=label,
-        measured=measured, predicted=cost.seconds if cost else None, low=low, high=high,
-        skipped=skipped, assumptions=shown, part="fit" if row.file == FIT_FILE else "report",
-        job=job[0], release=job[1],
+        kind=f"rlhf.{kind}",
+        file=row.file,
+        line=row.line,
+        source=row.source,
+        label=label,
+        measured=measured,
+        predicted=cost.seconds if cost else None,
+        low=low,
+        high=high,
+        skipped=skipped,
+        assumptions=shown,
+        part="fit" if row.file == FIT_FILE else "report",
+        job=job[0],
+        release=job[1],
         detail={**(detail or {}), **({"bound_by": cost.bound_by} if cost else {})},
-    )  # fmt: skip
+    )
 
 
 def job_of(row: Row, it: Case) -> tuple[str, str]:
@@ -211,9 +230,14 @@ def job_of(row: Row, it: Case) -> tuple[str, str]:
     name, _, release = (row.text("framework") or "").partition(" v")
     work = it.workload
     settings = (
-        work.algorithm, work.model, work.critic if work.has_critic else "-", work.prompts, work.samples,
-        row.text("max_response_len") or row.text("mean_response_len"), work.mini_batches,
-    )  # fmt: skip
+        work.algorithm,
+        work.model,
+        work.critic if work.has_critic else "-",
+        work.prompts,
+        work.samples,
+        row.text("max_response_len") or row.text("mean_response_len"),
+        work.mini_batches,
+    )
     return " ".join(str(x) for x in (*settings, name)), release
 
 

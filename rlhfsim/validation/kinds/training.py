@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.training.training import train
@@ -24,9 +25,16 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
 def price(it: Job) -> Cost:
     """The predicted optimizer step of a job."""
     return train(
-        it.device, it.model, it.layout, it.sequences, backend=it.backend,
-        optimizer_steps=it.flushes, precision=it.precision, lora=it.lora, software=it.software,
-    )  # fmt: skip
+        it.device,
+        it.model,
+        it.layout,
+        it.sequences,
+        backend=it.backend,
+        optimizer_steps=it.flushes,
+        precision=it.precision,
+        lora=it.lora,
+        software=it.software,
+    )
 
 
 def part_of(row: Row) -> str:
@@ -41,18 +49,38 @@ def part_of(row: Row) -> str:
 
 def _outcome(row: Row) -> Outcome:
     filled, shown = assumptions.apply("training", row)
-    label = " ".join(str(x) for x in (row.text("model"), row.text("gpus"), row.text("gpu_type"),
-                                      "seq", row.text("seq_len"), row.text("precision")) if x)  # fmt: skip
-    base = {"kind": "training", "file": row.file, "line": row.line, "source": row.source}
+    label = " ".join(
+        str(x)
+        for x in (
+            row.text("model"),
+            row.text("gpus"),
+            row.text("gpu_type"),
+            "seq",
+            row.text("seq_len"),
+            row.text("precision"),
+        )
+        if x
+    )
+    base: dict[str, Any] = {"kind": "training", "file": row.file, "line": row.line, "source": row.source}
     try:
         it = job(filled)
         seconds, how = measured(filled, it)
     except Skip as reason:
-        return Outcome(**base, label=label, skipped=str(reason))  # type: ignore[arg-type]
+        return Outcome(**base, label=label, skipped=str(reason))
     cost = price(it)
     low, high = cost.interval
     return Outcome(
-        **base, label=f"{label} {it.layout.label}", measured=seconds, predicted=cost.seconds,  # type: ignore[arg-type]
-        low=low, high=high, assumptions=(*shown, *it.stated), part=part_of(row),  # type: ignore[arg-type]
-        detail={"measured_from": how, "bound_by": cost.bound_by, **{k: round(v, 6) for k, v in cost.by_resource().items()}},
-    )  # fmt: skip
+        **base,
+        label=f"{label} {it.layout.label}",
+        measured=seconds,
+        predicted=cost.seconds,
+        low=low,
+        high=high,
+        assumptions=(*shown, *it.stated),
+        part=part_of(row),  # type: ignore[arg-type]
+        detail={
+            "measured_from": how,
+            "bound_by": cost.bound_by,
+            **{k: round(v, 6) for k, v in cost.by_resource().items()},
+        },
+    )

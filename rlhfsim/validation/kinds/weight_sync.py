@@ -16,7 +16,7 @@ from typing import Literal
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import network, slower
-from rlhfsim.specs.hardware.hardware import Pool
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import Backend
@@ -29,9 +29,7 @@ from rlhfsim.weight_sync.endpoints import Route, route
 from rlhfsim.weight_sync.stages import Priced
 
 KIND, OTHER = "weight_sync", "weight_sync.other_scope"
-TRANSFER_SCOPES = (
-    "update only", "transfer only", "transfer + update", "weight transfer", "refit",
-)  # fmt: skip
+TRANSFER_SCOPES = ("update only", "transfer only", "transfer + update", "weight transfer", "refit")
 """Beginnings of the scopes that time the transfer (with its resharding and quantisation) alone."""
 FITTED: Mapping[str, str] = {
     "update_weights_from_distributed per tensor": "sync_load_latency",
@@ -68,9 +66,16 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def _outcome(row: Row) -> Outcome:
     filled, assumptions = apply(KIND, row)
-    base = Outcome(kind=_kind(row), file=row.file, line=row.line, source=row.source, label=_label(filled),
-                   assumptions=assumptions, part=_part(row),
-                   detail={"scope": row.text("scope") or "not stated", "mechanism": row.text("mechanism") or ""})  # fmt: skip
+    base = Outcome(
+        kind=_kind(row),
+        file=row.file,
+        line=row.line,
+        source=row.source,
+        label=_label(filled),
+        assumptions=assumptions,
+        part=_part(row),
+        detail={"scope": row.text("scope") or "not stated", "mechanism": row.text("mechanism") or ""},
+    )
     try:
         case = _case(filled)
     except (Skipped, RlhfsimError) as reason:
@@ -79,9 +84,14 @@ def _outcome(row: Row) -> Outcome:
     low, high = priced.cost.interval
     parts = {f"seconds.{r}": s for r, s in priced.cost.by_resource().items()}
     return replace(
-        base, measured=case.measured, predicted=priced.cost.seconds, low=low, high=high,
-        assumptions=(*assumptions, *case.notes), detail={**base.detail, **parts},
-    )  # fmt: skip
+        base,
+        measured=case.measured,
+        predicted=priced.cost.seconds,
+        low=low,
+        high=high,
+        assumptions=(*assumptions, *case.notes),
+        detail={**base.detail, **parts},
+    )
 
 
 def _kind(row: Row) -> str:
@@ -121,13 +131,8 @@ def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
 
 
 def _refuse_outliers(row: Row) -> None:
-    if (
-        row.text("scope") == "single parameter sync"
-        and row.text("model_config_key") == "qwen2.5-7b"
-    ):
-        raise Skipped(
-            "15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch"
-        )
+    if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
+        raise Skipped("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
 
 
 def _mechanism(row: Row) -> Callable[[Route], Priced]:
@@ -178,7 +183,7 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
     ("no metadata preparation", paths.ipc_per_parameter),
     ("IPC", paths.ipc),
     ("hybrid engine reshard", paths.ipc),
-)  # fmt: skip
+)
 """First match wins."""
 
 
@@ -197,20 +202,16 @@ def _ends(row: Row) -> Route:
     rollout = _rollout(row)
     train = _train(row, rollout)
     source, target = (
-        device_of(Pool(profile=profile, gpus=_filled(n), gpus_per_node=_NODE_GPUS))
+        device_of(NodeGroup(profile=profile, gpus=_filled(n), gpus_per_node=_NODE_GPUS))
         for n in (train.gpus, rollout.gpus)
     )
     one_node = "1 node, intra-node" in (row.text("train_parallel") or "")
-    ends = route(
-        model, train, rollout, source=source, target=target, backend=_backend(row), same_pool=same
-    )
+    ends = route(model, train, rollout, source=source, target=target, backend=_backend(row), same_pool=same)
     if same or one_node or not ends.one_domain:
         return ends
     # a pool of its own starts at a node of its own
     apart = replace(target, domain=min(target.domain, rollout.gpus))
-    return replace(
-        ends, source=replace(source, domain=min(source.domain, train.gpus)), target=apart
-    )
+    return replace(ends, source=replace(source, domain=min(source.domain, train.gpus)), target=apart)
 
 
 def _filled(gpus: int) -> int:
@@ -250,9 +251,12 @@ def _rollout(row: Row) -> RolloutLayout:
     gpus = _pool_gpus(row, text, "dst_gpus") or replica * d.get("dp", 1)
     low = "fp8" in f"{row.text('weight_dtype') or ''} {row.text('model') or ''}".lower()
     return RolloutLayout(
-        tp=d.get("tp", 1), pp=d.get("pp", 1), dp=max(1, gpus // replica), ep=d.get("ep", 1),
+        tp=d.get("tp", 1),
+        pp=d.get("pp", 1),
+        dp=max(1, gpus // replica),
+        ep=d.get("ep", 1),
         precision="fp8" if low else "bf16",
-    )  # fmt: skip
+    )
 
 
 def _train(row: Row, rollout: RolloutLayout) -> Layout:
@@ -267,6 +271,11 @@ def _train(row: Row, rollout: RolloutLayout) -> Layout:
     tp, pp, cp = (d.get(name, 1) for name in ("tp", "pp", "cp"))
     dp = max(1, (gpus or tp * pp * cp * max(d.get("dp", 1), d.get("ep", 1))) // (tp * pp * cp))
     return Layout(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=min(d.get("ep", 1), dp * cp * tp), etp=d.get("etp", 1),
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp=dp,
+        ep=min(d.get("ep", 1), dp * cp * tp),
+        etp=d.get("etp", 1),
         zero=3 if _is_sharded(row) else 1,
-    )  # fmt: skip
+    )

@@ -40,10 +40,7 @@ def chosen(base: Plan, plan: Plan) -> tuple[Change, ...]:
 def in_short(plan: Plan) -> dict[str, Leaf]:
     """A plan in a line for each decision."""
     p, w = plan.placement, plan.workload
-    found: dict[str, Leaf] = {
-        "architecture": plan.architecture,
-        "role_placement": plan.role_placement,
-    }
+    found: dict[str, Leaf] = {"architecture": plan.architecture, "role_placement": plan.role_placement}
     found["pools"] = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
     found["actor"] = p.actor.layout.label
     if p.rollout is not None:
@@ -68,11 +65,7 @@ def comes_out(base: PointResult, point: PointResult) -> tuple[Moved, ...]:
 def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[Moved]:
     for name in dict.fromkeys([*one, *other]):
         a, b = one.get(name), other.get(name)
-        if (
-            a is None
-            or b is None
-            or abs(b.value - a.value) > LEAST * max(abs(a.value), abs(b.value))
-        ):
+        if a is None or b is None or abs(b.value - a.value) > LEAST * max(abs(a.value), abs(b.value)):
             yield Moved(name=name, before=a, after=b)
 
 

@@ -44,9 +44,7 @@ class Asked:
 
 
 def asked(
-    given: str | Path | Mapping[str, Any],
-    settings: Mapping[str, Any] | None = None,
-    only: Sequence[str] = (),
+    given: str | Path | Mapping[str, Any], settings: Mapping[str, Any] | None = None, only: Sequence[str] = ()
 ) -> Asked:
     """A scenario as questions; `only` keeps points by name (`*` matches), and drops what is not about them.
 
@@ -61,19 +59,24 @@ def asked(
     duels = [Duel(one, i, cases, by_name) for i, one in enumerate(document.break_even)]
     inputs = ends(cases)
     if not (points or duels or inputs):
-        raise RlhfsimError("nothing-varied", "the scenario changes nothing", place=source.place(), help="give points, a grid, break_even or tornado")  # fmt: skip
+        raise RlhfsimError(
+            "nothing-varied",
+            "the scenario changes nothing",
+            place=source.place(),
+            help="give points, a grid, break_even or tornado",
+        )
     if only:
         points = _kept(points, only)
         names = {BASE, *(case.name for case in points)}
         duels = [d for d in duels if {d.text.point, d.text.against or BASE} <= names]
         inputs = ()
-    return Asked(cases=cases, points=points, inputs=inputs, duels=tuple(duels), name=source.name, text=text)  # fmt: skip
+    return Asked(cases=cases, points=points, inputs=inputs, duels=tuple(duels), name=source.name, text=text)
 
 
 def _kept(points: Sequence[Case], only: Sequence[str]) -> tuple[Case, ...]:
     for wanted in only:
         if not any(fnmatchcase(case.name, wanted) for case in points):
-            raise unknown_name("point", wanted[:60], [case.name for case in points], place=COMMAND_LINE)  # fmt: skip
+            raise unknown_name("point", wanted[:60], [case.name for case in points], place=COMMAND_LINE)
     return tuple(c for c in points if any(fnmatchcase(c.name, wanted) for wanted in only))
 
 
@@ -104,15 +107,28 @@ def whatif(
     evens = tuple(duel.answer(designs) for duel in asks.duels)
     document = asks.cases.document
     return WhatIf(
-        title=document.title, question=document.question, per="run" if any(p.run_s is not None for p in found) else "step",
-        base=base, points=tuple(points), tornado=bars, break_evens=evens, assumptions=document.assumptions,
+        title=document.title,
+        question=document.question,
+        per="run" if any(p.run_s is not None for p in found) else "step",
+        base=base,
+        points=tuple(points),
+        tornado=bars,
+        break_evens=evens,
+        assumptions=document.assumptions,
         notes=tuple(_notes(asks, found)),
         provenance=Provenance(
-            rlhfsim_version=_version(), model_hash=model_hash(), scenario=asks.name, scenario_hash=content_hash(asks.text), text=asks.text,
-            command=command, started=started, seconds=time.perf_counter() - begin, searched=designs.searched,
+            rlhfsim_version=_version(),
+            model_hash=model_hash(),
+            scenario=asks.name,
+            scenario_hash=content_hash(asks.text),
+            text=asks.text,
+            command=command,
+            started=started,
+            seconds=time.perf_counter() - begin,
+            searched=designs.searched,
             from_cache=designs.from_cache,
         ),
-    )  # fmt: skip
+    )
 
 
 def _requests(asks: Asked) -> Iterator[Any]:
@@ -126,7 +142,7 @@ def _notes(asks: Asked, found: Sequence[PointResult]) -> Iterator[str]:
     """Where prices come from, and what the intervals hold."""
     profiles: dict[str, list[Profile]] = {}
     for case in asks.everything:
-        for pool in case.request.cluster.pools:
+        for pool in case.request.cluster.node_groups:
             profiles.setdefault(pool.profile.name, []).append(pool.profile)
     for name, several in profiles.items():
         yield from dict.fromkeys(_price(name, profile) for profile in several)

@@ -16,11 +16,32 @@ from rlhfsim.what_if.scenarios.points import BASE, Case, Cases, standing, worded
 from rlhfsim.what_if.scenarios.result import BreakEven, PointResult, Tried
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 
-UNITS: dict[Of, units.Dimension] = {"step_time": "s", "time_of_run": "s", "cost_per_step": "usd", "cost_of_run": "usd"}  # fmt: skip
+UNITS: dict[Of, units.Dimension] = {
+    "step_time": "s",
+    "time_of_run": "s",
+    "cost_per_step": "usd",
+    "cost_of_run": "usd",
+}
 WORDS: dict[units.Dimension, tuple[str, dict[State, str]]] = {
-    "s": ("takes", {"less": "less time than", "same": "as long as", "more": "longer than", "nothing": "no time beside (neither fits)"}),
-    "usd": ("costs", {"less": "less than", "same": "as much as", "more": "more than", "nothing": "nothing beside (neither fits)"}),
-}  # fmt: skip
+    "s": (
+        "takes",
+        {
+            "less": "less time than",
+            "same": "as long as",
+            "more": "longer than",
+            "nothing": "no time beside (neither fits)",
+        },
+    ),
+    "usd": (
+        "costs",
+        {
+            "less": "less than",
+            "same": "as much as",
+            "more": "more than",
+            "nothing": "nothing beside (neither fits)",
+        },
+    ),
+}
 DIGITS = 4
 """Of a crossing in words."""
 MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
@@ -29,9 +50,7 @@ MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothin
 class Duel:
     """One break-even: two sides that can be asked at any value of an input."""
 
-    def __init__(
-        self, text: BreakEvenText, index: int, cases: Cases, points: Mapping[str, Case]
-    ) -> None:
+    def __init__(self, text: BreakEvenText, index: int, cases: Cases, points: Mapping[str, Case]) -> None:
         """Every value of the range is turned into questions, so that a bad one is found before any search.
 
         Raises:
@@ -48,7 +67,12 @@ class Duel:
         self.whole = isinstance(standing(self.a, text.vary), int)
         if text.between is not None:
             if not values[0] < values[1]:
-                raise RlhfsimError("empty-range", "the ends of between are not in order", place=self._place("between"), help="the low end first")  # fmt: skip
+                raise RlhfsimError(
+                    "empty-range",
+                    "the ends of between are not in order",
+                    place=self._place("between"),
+                    help="the low end first",
+                )
             self.xs = samples(*values, whole=self.whole)
         else:
             self.xs = sorted(set(values))
@@ -73,11 +97,14 @@ class Duel:
         """A value of the range in base units, as the base reads it."""
         path = self.text.vary
         place = self._place("between" if self.text.between else "among")
-        found = standing(
-            self.cases.patched(self.a.name, {path: value}, {path: place}, on=self.a), path
-        )
+        found = standing(self.cases.patched(self.a.name, {path: value}, {path: place}, on=self.a), path)
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise RlhfsimError("no-number", f"{path} is no number: {str(value)[:40]}", place=place, help="vary a number, or give such values as points")  # fmt: skip
+            raise RlhfsimError(
+                "no-number",
+                f"{path} is no number: {str(value)[:40]}",
+                place=place,
+                help="vary a number, or give such values as points",
+            )
         return float(found)
 
     def _check_known(self) -> None:
@@ -90,11 +117,19 @@ class Duel:
             if case is None:
                 continue
             if self.text.of.endswith("_run") and steps_of(case) is None:
-                raise RlhfsimError("missing-steps", f"{self.text.of} needs the length of the run", place=self._place("of"), help="give base.run.steps, or a curve and a target")  # fmt: skip
-            if self.unit == "usd" and any(
-                p.profile.price is None for p in case.request.cluster.pools
-            ):
-                raise RlhfsimError("missing-price", f"{self.text.of} needs a price of every GPU", place=self._place("of"), help="give price in base.cluster.pools")  # fmt: skip
+                raise RlhfsimError(
+                    "missing-steps",
+                    f"{self.text.of} needs the length of the run",
+                    place=self._place("of"),
+                    help="give base.run.steps, or a curve and a target",
+                )
+            if self.unit == "usd" and any(p.profile.price is None for p in case.request.cluster.node_groups):
+                raise RlhfsimError(
+                    "missing-price",
+                    f"{self.text.of} needs a price of every GPU",
+                    place=self._place("of"),
+                    help="give price in base.cluster.node_groups",
+                )
 
     # --- both sides at a value ----------------------------------------------------------------------
 
@@ -104,7 +139,9 @@ class Duel:
 
     def _varied(self, case: Case, x: float) -> Case:
         path = self.text.vary
-        return self.cases.patched(case.name, {path: int(x) if self.whole else x}, {path: self._place("vary")}, on=case)  # fmt: skip
+        return self.cases.patched(
+            case.name, {path: int(x) if self.whole else x}, {path: self._place("vary")}, on=case
+        )
 
     def _requests(self, x: float) -> list[Request]:
         return [case.request for case in self._sides(x) if case is not None]
@@ -115,8 +152,7 @@ class Duel:
         found = []
         for x in xs:
             a, b = (
-                None if c is None else self._value(result(c, designs.of(c.request)))
-                for c in self._sides(x)
+                None if c is None else self._value(result(c, designs.of(c.request))) for c in self._sides(x)
             )
             found.append(Tried(x=x, a=a, b=b if self.b is not None else self.target))
         return found
@@ -125,7 +161,12 @@ class Duel:
         if point.plan is None:
             return None
         p = point.plan.prediction
-        return {"step_time": p.step_s, "cost_per_step": p.usd_per_step, "time_of_run": point.run_s, "cost_of_run": point.run_usd}[self.text.of]  # fmt: skip
+        return {
+            "step_time": p.step_s,
+            "cost_per_step": p.usd_per_step,
+            "time_of_run": point.run_s,
+            "cost_of_run": point.run_usd,
+        }[self.text.of]
 
     # --- the answer ---------------------------------------------------------------------------------
 
@@ -134,20 +175,28 @@ class Duel:
         curve = Curve(lambda xs: self.tried(xs, designs))
         curve.add(self.xs)
         listed = self.text.among is not None
-        found: list[Crossing] = (
-            [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
-        )
+        found: list[Crossing] = [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
         xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in found)
         return BreakEven(
-            question=self.text.question or self._question(), path=self.text.vary, unit=dimension(self.text.vary), of=self.text.of,
-            of_unit=self.unit, value=xs[0] if xs else None, crossings=xs, low=self.xs[0], high=self.xs[-1],
-            outcome=self._listed(curve.ordered) if listed else self._worded(curve.ordered, found), curve=curve.ordered,
-        )  # fmt: skip
+            question=self.text.question or self._question(),
+            path=self.text.vary,
+            unit=dimension(self.text.vary),
+            of=self.text.of,
+            of_unit=self.unit,
+            value=xs[0] if xs else None,
+            crossings=xs,
+            low=self.xs[0],
+            high=self.xs[-1],
+            outcome=self._listed(curve.ordered) if listed else self._worded(curve.ordered, found),
+            curve=curve.ordered,
+        )
 
     def _first_met(self, tried: Sequence[Tried]) -> tuple[float, ...]:
         """Of listed values each one from which on a is no more than b."""
         good = [state(t) in ("less", "same") for t in tried]
-        starts = [t.x for t, now, before in zip(tried, good, [False, *good], strict=False) if now and not before]  # fmt: skip
+        starts = [
+            t.x for t, now, before in zip(tried, good, [False, *good], strict=False) if now and not before
+        ]
         return tuple(starts)
 
     def _question(self) -> str:
@@ -175,20 +224,14 @@ class Duel:
     def _worded(self, tried: Sequence[Tried], found: Sequence[Crossing]) -> str:
         """`spot costs less than base below 2.1 USD/h, more above 2.1 USD/h`."""
         parts = [(s, group) for s, group in stretches(tried)]
-        subject = (
-            self.text.point if self.b else f"target {units.format(self.target or 0.0, self.unit)}"
-        )
+        subject = self.text.point if self.b else f"target {units.format(self.target or 0.0, self.unit)}"
         if not found:
             how, group = parts[0]
-            return (
-                f"no crossing: {subject} {self._phrase(how)} over the whole range{_margin(group)}"
-            )
+            return f"no crossing: {subject} {self._phrase(how)} over the whole range{_margin(group)}"
         bounds = [None, *(c.x for c in found), None]
         said: list[str] = []
         for (low, high), (how, _) in zip(pairwise(bounds), parts, strict=False):
-            said.append(
-                f"{self._briefly(how) if said else self._phrase(how)} {self._range(low, high)}"
-            )
+            said.append(f"{self._briefly(how) if said else self._phrase(how)} {self._range(low, high)}")
         many = f"{len(found)} crossings: " if len(found) > 1 else ""
         jump = "; at a jump, where another plan wins" if any(c.jump for c in found) else ""
         return f"{many}{subject} {', '.join(said)}{jump}"
@@ -196,11 +239,7 @@ class Duel:
     def _range(self, low: float | None, high: float | None) -> str:
         if low is None:
             return f"below {self._said(high or 0.0)}"
-        return (
-            f"above {self._said(low)}"
-            if high is None
-            else f"from {self._said(low)} to {self._said(high)}"
-        )
+        return f"above {self._said(low)}" if high is None else f"from {self._said(low)} to {self._said(high)}"
 
     def _listed(self, tried: Sequence[Tried]) -> str:
         """`met at 96, 128; missed at 32, 64`."""
@@ -208,9 +247,7 @@ class Duel:
         for t in tried:
             by.setdefault(self._phrase(state(t)), []).append(self._said(t.x))
         subject = (
-            f"{self.text.point} "
-            if self.b
-            else f"target {units.format(self.target or 0.0, self.unit)} "
+            f"{self.text.point} " if self.b else f"target {units.format(self.target or 0.0, self.unit)} "
         )
         return subject + "; ".join(f"{phrase} at {', '.join(at)}" for phrase, at in by.items())
 

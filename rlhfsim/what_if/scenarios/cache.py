@@ -51,8 +51,12 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RlhfsimError("unwritable-file", f"cannot keep designs: {(error.strerror or 'error').lower()}",
-                               place=Place(file=str(folder)), help="give --cache FOLDER, or --no-cache") from error  # fmt: skip
+            raise RlhfsimError(
+                "unwritable-file",
+                f"cannot keep designs: {(error.strerror or 'error').lower()}",
+                place=Place(file=str(folder)),
+                help="give --cache FOLDER, or --no-cache",
+            ) from error
 
     def recall(self, key: str) -> Found | None:
         """The design of this key; None where there is none that can be read."""

@@ -120,7 +120,11 @@ class Curve:
 
     def _brent(self, low: float, high: float, tolerance: float) -> Crossing:
         smallest = min(abs(low), abs(high)) or abs(high - low)
-        x = float(brentq(lambda x: difference(self.at(float(x))), low, high, xtol=tolerance * smallest, rtol=tolerance))  # fmt: skip
+        x = float(
+            brentq(
+                lambda x: difference(self.at(float(x))), low, high, xtol=tolerance * smallest, rtol=tolerance
+            )
+        )
         below = max(t for t in self.tried if t < x or t == low)
         above = min(t for t in self.tried if t > x or t == high)
         apart = above - below > 4 * tolerance * max(abs(below), abs(above))

@@ -67,24 +67,37 @@ def model_hash() -> str:
 def search_key(request: Request) -> str:
     """Hash of everything that a search depends on; prices are not among it."""
     cluster, workload = request.cluster, request.workload
-    pools = [(profile_hash(p.profile), p.gpus, p.gpus_per_node) for p in cluster.pools]
+    pools = [(profile_hash(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups]
     models = models_of(workload)
     return content_hash(
-        model_hash(), pools, cluster.oversubscription, workload, models, [_observed(workload.prompt_len), _observed(workload.response_len)],
+        model_hash(),
+        pools,
+        cluster.oversubscription,
+        workload,
+        models,
+        [_observed(workload.prompt_len), _observed(workload.response_len)],
         _competing(request),
-    )  # fmt: skip
+    )
 
 
 def _competing(request: Request) -> dict[str, Any]:
     """What may compete, in one order."""
-    limits = sorted((x.seat, x.field, x.relation, x.value) for x in request.limits)
+    limits = sorted((x.role, x.field, x.relation, x.value) for x in request.limits)
     return {
-        "backend": request.backend, "objective": request.objective, "allow": sorted(request.allow), "forbid": sorted(request.forbid),
-        "fix": {seat: dict(sorted(fields.items())) for seat, fields in sorted(request.fix.items())}, "limits": limits,
-        "architecture": request.architecture, "weight_path": request.weight_path, "max_gpus_per_role": request.max_gpus_per_role,
-        "time_limit": request.time_limit, "max_staleness": request.max_staleness, "max_oom": request.max_oom,
+        "backend": request.backend,
+        "objective": request.objective,
+        "allow": sorted(request.allow),
+        "forbid": sorted(request.forbid),
+        "fix": {role: dict(sorted(fields.items())) for role, fields in sorted(request.fix.items())},
+        "limits": limits,
+        "architecture": request.architecture,
+        "weight_path": request.weight_path,
+        "max_gpus_per_role": request.max_gpus_per_role,
+        "time_limit": request.time_limit,
+        "max_staleness": request.max_staleness,
+        "max_oom": request.max_oom,
         "max_memory": request.max_memory,
-    }  # fmt: skip
+    }
 
 
 def _observed(lengths: AnyLengths) -> str:
@@ -100,9 +113,11 @@ def search(request: Request) -> Found:
     # plans that wait for the same learner tie: the dive decides between them, so it is that of `rlhfsim design`
     answer = design(request, explain=False, rivals="async" in request.switches)
     return Found(
-        plan=answer.chosen, shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
-        gap=answer.certificate.gap, seconds=time.perf_counter() - begin,
-    )  # fmt: skip
+        plan=answer.chosen,
+        shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
+        gap=answer.certificate.gap,
+        seconds=time.perf_counter() - begin,
+    )
 
 
 def priced(found: Found, cluster: Cluster) -> Found:
@@ -131,9 +146,7 @@ Progress = Callable[[int, int], object]
 class Designs:
     """Every design that was asked for; those in the store are not searched again."""
 
-    def __init__(
-        self, runner: Runner, store: Store | None, progress: Progress | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, store: Store | None, progress: Progress | None = None) -> None:
         """`store`: None keeps nothing."""
         self.runner, self.store, self.progress = runner, store, progress
         self.known: dict[str, Found] = {}

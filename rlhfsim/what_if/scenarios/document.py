@@ -19,11 +19,23 @@ from rlhfsim.specs.placement.placement import Architecture, WeightPath
 from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.workload.workload import Workload
 
-SeatName = Literal["rollout", "actor", "critic", "reference", "reward"]
+RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
 FieldName = Literal[
-    "tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "recompute", "residency", "offload_optimizer", "offload_between",
-    "sleep", "gpus",
-]  # fmt: skip
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "vp",
+    "zero",
+    "micro_batch",
+    "recompute",
+    "residency",
+    "offload_optimizer",
+    "offload_between",
+    "sleep",
+    "gpus",
+]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
 Above = Annotated[Seconds, Field(gt=0)]
 MAX_SCENARIO = 100
@@ -39,8 +51,8 @@ class RequestText:
     objective: Objective = "time"
     allow: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
-    fix: dict[SeatName, dict[FieldName, int | str]] = field(default_factory=dict)
-    """Seat -> field -> value; a text `<=4`, `>=4` or `!=4` bounds it."""
+    fix: dict[RoleName, dict[FieldName, int | str]] = field(default_factory=dict)
+    """RolePlacement -> field -> value; a text `<=4`, `>=4` or `!=4` bounds it."""
     architecture: Architecture | None = None
     weight_path: WeightPath | None = None
     max_gpus_per_role: Annotated[int, Field(ge=1)] | None = None
@@ -50,7 +62,7 @@ class RequestText:
     time_limit: Annotated[Seconds, Field(ge=0.1)] | None = None
     """Longest search of one point; its gap is shown."""
     second_pool: Literal["rollout", "any"] = "rollout"
-    """Of two pools the second serves the rollout alone, or every seat may sit on either."""
+    """Of two pools the second serves the rollout alone, or every role may sit on either."""
 
 
 @checked
@@ -95,9 +107,17 @@ class RunText:
     def __post_init__(self) -> None:
         """Steps or a curve, not both; a curve has its target."""
         if self.steps is not None and self.curve is not None:
-            raise RlhfsimError("two-lengths", "the run has both steps and a curve", help="give one of them; a patch removes the other with null")  # fmt: skip
+            raise RlhfsimError(
+                "two-lengths",
+                "the run has both steps and a curve",
+                help="give one of them; a patch removes the other with null",
+            )
         if (self.curve is None) != (self.target is None):
-            raise RlhfsimError("curve-and-target", "a curve needs a target, and a target a curve", help="as in run: {curve: reward.csv, target: 0.7}")  # fmt: skip
+            raise RlhfsimError(
+                "curve-and-target",
+                "a curve needs a target, and a target a curve",
+                help="as in run: {curve: reward.csv, target: 0.7}",
+            )
 
 
 @checked
@@ -146,9 +166,17 @@ class BreakEvenText:
     def __post_init__(self) -> None:
         """One kind of range, one thing to be held against."""
         if (self.between is None) == (self.among is None):
-            raise RlhfsimError("between-or-among", "a break-even has one of between and among", help="as in between: [1 USD/h, 8 USD/h]")  # fmt: skip
+            raise RlhfsimError(
+                "between-or-among",
+                "a break-even has one of between and among",
+                help="as in between: [1 USD/h, 8 USD/h]",
+            )
         if (self.against is None) == (self.target is None):
-            raise RlhfsimError("against-or-target", "a break-even has one of against and target", help="as in against: base, or target: 7 d")  # fmt: skip
+            raise RlhfsimError(
+                "against-or-target",
+                "a break-even has one of against and target",
+                help="as in against: base, or target: 7 d",
+            )
 
 
 @checked
@@ -197,7 +225,9 @@ def read_scenario(given: str | Path | Mapping[str, Any]) -> tuple[Source, str]:
     if path.suffix not in (".yaml", ".yml", ".json"):
         shipped = resources.shipped("scenarios") / f"{path.name}.yaml"
         if not shipped.is_file():
-            raise unknown_name("scenario", str(given)[:60], scenario_names(), place=Place(file="command line"))  # fmt: skip
+            raise unknown_name(
+                "scenario", str(given)[:60], scenario_names(), place=Place(file="command line")
+            )
         path = shipped
     text = read_text(path)
     return parse_yaml(text, str(path)), text
@@ -210,5 +240,10 @@ def document_of(source: Source) -> Document:
         RlhfsimError: the first thing wrong, with its place.
     """
     if not isinstance(source.data, Mapping):
-        raise RlhfsimError("not-a-mapping", "a scenario is a mapping", place=source.place(), help="keys: title, question, assumptions, base, points, grid, break_even, tornado")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-mapping",
+            "a scenario is a mapping",
+            place=source.place(),
+            help="keys: title, question, assumptions, base, points, grid, break_even, tornado",
+        )
     return convert(Document, source)

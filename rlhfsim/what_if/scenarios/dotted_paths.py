@@ -1,6 +1,6 @@
 """Dotted paths into a scenario's base: which exist, what stands there, and documents with a value replaced.
 
-`cluster.pools.0.gpus` counts list items from 0; one past the end adds an item. A text `4x` stands for
+`cluster.node_groups.0.gpus` counts list items from 0; one past the end adds an item. A text `4x` stands for
 four times what the base has there.
 """
 
@@ -22,15 +22,27 @@ ITEM = "0"
 MAX_DEPTH = 8
 _TIMES = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s*$")
 DIMENSIONS: dict[str, Dimension] = {
-    "price": "usd/h", "nic": "byte/s", "storage": "byte/s", "mtbf": "s", "restart": "s", "checkpoint": "s",
-    "checkpoint_interval": "s", "time_limit": "s", "seconds_per_sample": "s", "seconds_per_turn": "s", "mean": "token",
-    "max": "token", "min": "token", "std": "token", "per_version": "1",
-}  # fmt: skip
+    "price": "usd/h",
+    "nic": "byte/s",
+    "storage": "byte/s",
+    "mtbf": "s",
+    "restart": "s",
+    "checkpoint": "s",
+    "checkpoint_interval": "s",
+    "time_limit": "s",
+    "seconds_per_sample": "s",
+    "seconds_per_turn": "s",
+    "mean": "token",
+    "max": "token",
+    "min": "token",
+    "std": "token",
+    "per_version": "1",
+}
 """Last part of a path -> what is measured; all others are plain numbers."""
 
 
 def keys(path: str) -> Keys:
-    """`cluster.pools.0.gpus` as keys."""
+    """`cluster.node_groups.0.gpus` as keys."""
     return tuple(int(part) if part.isdecimal() else part for part in path.split("."))
 
 
@@ -90,7 +102,9 @@ def check_known(path: str, kind: Any, place: Place | None) -> None:
     if pattern in known(kind):
         return
     near = get_close_matches(pattern, sorted(known(kind)), n=3, cutoff=0.5)
-    remedy = f"did you mean {', '.join(near)}" if near else "paths begin with cluster, workload, request or run"  # fmt: skip
+    remedy = (
+        f"did you mean {', '.join(near)}" if near else "paths begin with cluster, workload, request or run"
+    )
     raise RlhfsimError("unknown-path", f"unknown path {path[:80]!r}", place=place, help=remedy)
 
 
@@ -122,8 +136,12 @@ def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
     key, rest = path[0], path[1:]
     if isinstance(data, list):
         if not isinstance(key, int) or key > len(data):
-            raise RlhfsimError("no-such-item", f"there is no item {key!r} in a list of {len(data)}", place=place,
-                               help=f"items count from 0; {len(data)} adds one")  # fmt: skip
+            raise RlhfsimError(
+                "no-such-item",
+                f"there is no item {key!r} in a list of {len(data)}",
+                place=place,
+                help=f"items count from 0; {len(data)} adds one",
+            )
         if value is None and not rest:
             return [*data[:key], *data[key + 1 :]]
         old = data[key] if key < len(data) else None
@@ -131,8 +149,12 @@ def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
     if isinstance(key, int) and not data:
         return put([], path, value, place)
     if data is not None and not isinstance(data, Mapping):
-        raise RlhfsimError("unknown-path", f"{key!r} lies below {str(data)[:40]!r}, which is no mapping", place=place,
-                           help="replace the whole value, as in set: {workload.response_len: {kind: fixed, value: 2000}}")  # fmt: skip
+        raise RlhfsimError(
+            "unknown-path",
+            f"{key!r} lies below {str(data)[:40]!r}, which is no mapping",
+            place=place,
+            help="replace the whole value, as in set: {workload.response_len: {kind: fixed, value: 2000}}",
+        )
     below = dict(data or {})
     if value is None and not rest:
         below.pop(key, None)

@@ -17,15 +17,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source, convert
 from rlhfsim.units import GB, format, significant
 from rlhfsim.what_if.scenarios.document import Base, Document
-from rlhfsim.what_if.scenarios.dotted_paths import (
-    Keys,
-    check_known,
-    dimension,
-    factor,
-    keys,
-    put,
-    value_at,
-)
+from rlhfsim.what_if.scenarios.dotted_paths import Keys, check_known, dimension, factor, keys, put, value_at
 from rlhfsim.what_if.scenarios.question import request_of
 
 BASE = "base"
@@ -55,9 +47,7 @@ class Case:
 class Located(Source):
     """A patched base that knows which part of the file, or of the command line, each value comes from."""
 
-    def __init__(
-        self, source: Source, data: Any, patches: Sequence[tuple[Keys, Place]] = ()
-    ) -> None:
+    def __init__(self, source: Source, data: Any, patches: Sequence[tuple[Keys, Place]] = ()) -> None:
         """`patches`: path below the base, and where it was said; later ones win."""
         super().__init__(source.name, "", {BASE: data})
         self.source, self.patches = source, tuple(patches)
@@ -104,9 +94,7 @@ def _trodden(data: Any, path: Keys) -> Keys:
 class Cases:
     """The points of one document."""
 
-    def __init__(
-        self, document: Document, source: Source, settings: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, document: Document, source: Source, settings: Mapping[str, Any] | None = None) -> None:
         """`settings`: patches of the base, from the command line.
 
         Raises:
@@ -118,9 +106,7 @@ class Cases:
             check_known(path, Base, COMMAND_LINE)
             said = _resolved(path, value, self.base, COMMAND_LINE)
             self.base = self._case(
-                BASE,
-                {},
-                self.base.located.with_patch(keys(path), said, COMMAND_LINE, self.base.base),
+                BASE, {}, self.base.located.with_patch(keys(path), said, COMMAND_LINE, self.base.base)
             )
 
     def _case(self, name: str, given: Mapping[str, Any], located: Located) -> Case:
@@ -129,16 +115,10 @@ class Cases:
         request = request_of(base, cluster, located)
         before = {} if name == BASE else {path: standing(self.base, path) for path in given}
         said = {path: _said(base, path, value) for path, value in given.items()}
-        return Case(
-            name=name, changes=said, before=before, request=request, base=base, located=located
-        )
+        return Case(name=name, changes=said, before=before, request=request, base=base, located=located)
 
     def patched(
-        self,
-        name: str,
-        given: Mapping[str, Any],
-        where: Mapping[str, Place],
-        on: Case | None = None,
+        self, name: str, given: Mapping[str, Any], where: Mapping[str, Place], on: Case | None = None
     ) -> Case:
         """A case (default: the base) with values replaced.
 
@@ -171,7 +151,12 @@ class Cases:
                     ),
                     None,
                 )
-                raise RlhfsimError("name-twice", f"two points are named {case.name!r}", place=place or self.source.place(("grid",)), help="give each its own name; the base is named base")  # fmt: skip
+                raise RlhfsimError(
+                    "name-twice",
+                    f"two points are named {case.name!r}",
+                    place=place or self.source.place(("grid",)),
+                    help="give each its own name; the base is named base",
+                )
             seen.add(case.name)
         return tuple(found)
 
@@ -186,7 +171,12 @@ class Cases:
             return
         count = prod(len(values) for values in grid.values())
         if count > MAX_POINTS:
-            raise RlhfsimError("grid-too-large", f"the grid has {count:,} points", place=self.source.place(("grid",)), help=f"at most {MAX_POINTS:,}; give fewer values, or split the scenario")  # fmt: skip
+            raise RlhfsimError(
+                "grid-too-large",
+                f"the grid has {count:,} points",
+                place=self.source.place(("grid",)),
+                help=f"at most {MAX_POINTS:,}; give fewer values, or split the scenario",
+            )
         short = short_names(tuple(grid))
         where = {path: self.source.place(("grid", path)) for path in grid}
         for values in product(*grid.values()):
@@ -233,7 +223,7 @@ def standing(case: Case, path: str) -> Any:
     """The value of a case at a path; of a pool also what its profile says."""
     where = keys(path)
     found = _scalar(value_at(case.base, where))
-    if found is None and where[:2] == ("cluster", "pools") and len(where) == 4:
+    if found is None and where[:2] == ("cluster", "node_groups") and len(where) == 4:
         gpu = value_at(case.base, (*where[:3], "gpu"))
         return _listed(_profile(gpu), str(where[3])) if gpu else None
     raw = value_at(case.located.data[BASE], where)
@@ -279,6 +269,8 @@ def _resolved(path: str, value: Any, under: Case, place: Place) -> Any:
         return value
     number = standing(under, path)
     if isinstance(number, bool) or not isinstance(number, int | float):
-        raise RlhfsimError("no-number", f"{value} of {path}: there is no number", place=place, help="give the value itself")  # fmt: skip
+        raise RlhfsimError(
+            "no-number", f"{value} of {path}: there is no number", place=place, help="give the value itself"
+        )
     found = number * times
     return int(found) if isinstance(number, int) and float(found).is_integer() else found

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
-from rlhfsim.search.space import seats_of
+from rlhfsim.search.space import roles_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.roles import models_of
@@ -19,9 +19,11 @@ from rlhfsim.what_if.why_not import DEGREES, ROLE_DEGREES
 
 MAX_POOLS = 2
 NAMES: dict[str, tuple[str, ...]] = {
-    "recompute": get_args(Recompute), "residency": get_args(Residency), "offload_optimizer": get_args(Offload),
-}  # fmt: skip
-"""Fields of seats that are named; all others are whole numbers."""
+    "recompute": get_args(Recompute),
+    "residency": get_args(Residency),
+    "offload_optimizer": get_args(Offload),
+}
+"""Fields of roles that are named; all others are whole numbers."""
 _BOUND = re.compile(r"^\s*(<=|>=|!=|=)?\s*(\S+)\s*$")
 At = tuple[int | str, ...]
 REQUEST: At = ("base", "request")
@@ -33,9 +35,13 @@ def request_of(base: Base, cluster: Cluster, source: Source) -> Request:
     Raises:
         RlhfsimError: choices that contradict each other or the workload, with their place.
     """
-    if len(cluster.pools) > MAX_POOLS:
-        raise RlhfsimError("too-many-pools", f"the cluster has {len(cluster.pools)} pools", place=source.place(("base", "cluster", "pools", MAX_POOLS)),
-                           help="one pool, or one that trains and one for the rollout")  # fmt: skip
+    if len(cluster.node_groups) > MAX_POOLS:
+        raise RlhfsimError(
+            "too-many-pools",
+            f"the cluster has {len(cluster.node_groups)} pools",
+            place=source.place(("base", "cluster", "node_groups", MAX_POOLS)),
+            help="one pool, or one that trains and one for the rollout",
+        )
     text = base.request
     fix, limits = _fixed(text, source)
     try:
@@ -44,60 +50,83 @@ def request_of(base: Base, cluster: Cluster, source: Source) -> Request:
         raise error.at(source.place(("base", "workload", "model"))) from error
     try:
         request = Request(
-            cluster=cluster, workload=base.workload, backend=text.backend, objective=text.objective,
-            allow=text.allow | (frozenset({"async"}) if text.architecture == "async" else frozenset()), forbid=text.forbid,
-            fix=fix, limits=limits, architecture=text.architecture, weight_path=text.weight_path,
-            max_gpus_per_role=text.max_gpus_per_role, time_limit=text.time_limit, max_staleness=text.max_staleness,
-            max_oom=text.max_oom, max_memory=text.max_memory,
-        )  # fmt: skip
+            cluster=cluster,
+            workload=base.workload,
+            backend=text.backend,
+            objective=text.objective,
+            allow=text.allow | (frozenset({"async"}) if text.architecture == "async" else frozenset()),
+            forbid=text.forbid,
+            fix=fix,
+            limits=limits,
+            architecture=text.architecture,
+            weight_path=text.weight_path,
+            max_gpus_per_role=text.max_gpus_per_role,
+            time_limit=text.time_limit,
+            max_staleness=text.max_staleness,
+            max_oom=text.max_oom,
+            max_memory=text.max_memory,
+        )
     except RlhfsimError as error:
         raise error.at(source.place(REQUEST)) from error
-    seats = seats_of(request, models)
-    for seat in text.fix:
-        if seat not in seats:
-            raise RlhfsimError("seat-without-role", f"{seat} is fixed, but {base.workload.algorithm} has no {seat} here",
-                               place=source.place((*REQUEST, "fix", seat)), help="leave it out")  # fmt: skip
+    roles = roles_of(request, models)
+    for role in text.fix:
+        if role not in roles:
+            raise RlhfsimError(
+                "role-without-role",
+                f"{role} is fixed, but {base.workload.algorithm} has no {role} here",
+                place=source.place((*REQUEST, "fix", role)),
+                help="leave it out",
+            )
     return second_pool_for_rollout(request) if text.second_pool == "rollout" else request
 
 
-def _fixed(
-    text: RequestText, source: Source
-) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:
+def _fixed(text: RequestText, source: Source) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:
     """Degrees that are fixed, and limits on everything else."""
     fix: dict[str, dict[str, int | str]] = {}
     limits = []
     for limit in _limits(text, source):
-        if limit.relation == "=" and limit.field in DEGREES.get(limit.seat, ROLE_DEGREES):
-            fix.setdefault(limit.seat, {})[limit.field] = limit.value
+        if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
+            fix.setdefault(limit.role, {})[limit.field] = limit.value
         else:
             limits.append(limit)
     return fix, tuple(limits)
 
 
 def _limits(text: RequestText, source: Source) -> Iterator[Limit]:
-    for seat, fields in text.fix.items():
+    for role, fields in text.fix.items():
         for field, value in fields.items():
             try:
-                yield _limit(seat, field, value)
+                yield _limit(role, field, value)
             except RlhfsimError as error:
-                raise error.at(source.place((*REQUEST, "fix", seat, field))) from error
+                raise error.at(source.place((*REQUEST, "fix", role, field))) from error
 
 
-def _limit(seat: str, field: str, value: int | str) -> Limit:
+def _limit(role: str, field: str, value: int | str) -> Limit:
     found = _BOUND.match(str(value))
     relation, said = (found[1] or "=", found[2]) if found else ("=", str(value))
     if field in NAMES:
         if said not in NAMES[field]:
             raise unknown_name(field, said[:40], NAMES[field])
-        return Limit(seat=seat, field=field, relation=_relation(relation, field), value=said)
+        return Limit(role=role, field=field, relation=_relation(relation, field), value=said)
     if field == "offload_between":
-        return Limit(seat=seat, field=field, relation=_relation(relation, field), value=said.lower() in ("1", "true", "yes"))  # fmt: skip
+        return Limit(
+            role=role,
+            field=field,
+            relation=_relation(relation, field),
+            value=said.lower() in ("1", "true", "yes"),
+        )
     if not said.isdecimal():
-        raise RlhfsimError("bad-value", f"{seat}.{field}: {str(value)[:40]!r} is no whole number", help=f"as in {field}: 8, or {field}: '<=8'")  # fmt: skip
-    return Limit(seat=seat, field=field, relation=relation, value=int(said))  # type: ignore[arg-type]  # the pattern knows only these
+        raise RlhfsimError(
+            "bad-value",
+            f"{role}.{field}: {str(value)[:40]!r} is no whole number",
+            help=f"as in {field}: 8, or {field}: '<=8'",
+        )
+    return Limit(role=role, field=field, relation=relation, value=int(said))  # type: ignore[arg-type]  # the pattern knows only these
 
 
 def _relation(relation: str, field: str) -> Any:
     if relation not in ("=", "!="):
-        raise RlhfsimError("bad-value", f"{field} {relation} needs a number", help="write = or != before a name")  # fmt: skip
+        raise RlhfsimError(
+            "bad-value", f"{field} {relation} needs a number", help="write = or != before a name"
+        )
     return relation

@@ -103,8 +103,7 @@ class Bar:
     def swing(self) -> float:
         """The largest relative change of time or money that it makes: what bars are ordered by."""
         return max(
-            _swing(self.base_s, self.low_s, self.high_s),
-            _swing(self.base_usd, self.low_usd, self.high_usd),
+            _swing(self.base_s, self.low_s, self.high_s), _swing(self.base_usd, self.low_usd, self.high_usd)
         )
 
 
@@ -229,8 +228,12 @@ def read_whatif(path: str | Path) -> WhatIf:
     """
     source = parse_json(read_text(Path(path), MAX_BYTES), str(path))
     if not isinstance(source.data, dict) or source.data.get("schema") != SCHEMA:
-        raise RlhfsimError("not-a-whatif", f"this is not a result of schema {SCHEMA}", place=Place(file=str(path)),
-                           help="write one with: rlhfsim whatif SCENARIO --out whatif.json")  # fmt: skip
+        raise RlhfsimError(
+            "not-a-whatif",
+            f"this is not a result of schema {SCHEMA}",
+            place=Place(file=str(path)),
+            help="write one with: rlhfsim whatif SCENARIO --out whatif.json",
+        )
     return convert(WhatIf, source)
 
 
@@ -252,20 +255,34 @@ def _plan(plan: Plan | None) -> dict[str, Any]:
     p = plan.prediction if plan else None
     rollout = plan.placement.rollout if plan else None
     return {
-        "gpus": sum(h.gpus for h in plan.hardware) if plan else None, "architecture": plan.architecture if plan else None,
-        "role_placement": plan.role_placement if plan else None, "actor": plan.placement.actor.layout.label if plan else None,
-        "rollout": rollout.layout.label if rollout else None, "staleness": plan.placement.schedule.staleness if plan else None,
-        "step_s": p.step_s if p else None, "step_low_s": p.low_s if p else None, "step_high_s": p.high_s if p else None,
-        "usd_per_step": p.usd_per_step if p else None, "kwh_per_step": p.kwh_per_step if p else None,
+        "gpus": sum(h.gpus for h in plan.hardware) if plan else None,
+        "architecture": plan.architecture if plan else None,
+        "role_placement": plan.role_placement if plan else None,
+        "actor": plan.placement.actor.layout.label if plan else None,
+        "rollout": rollout.layout.label if rollout else None,
+        "staleness": plan.placement.schedule.staleness if plan else None,
+        "step_s": p.step_s if p else None,
+        "step_low_s": p.low_s if p else None,
+        "step_high_s": p.high_s if p else None,
+        "usd_per_step": p.usd_per_step if p else None,
+        "kwh_per_step": p.kwh_per_step if p else None,
         "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu if p else None,
         "peak_memory_bytes": p.peak_memory_bytes if p else None,
         "probability_out_of_memory": p.probability_out_of_memory if p else None,
-    }  # fmt: skip
+    }
 
 
 def _run(point: PointResult) -> dict[str, Any]:
     return {
-        "steps": point.steps, "goodput": point.goodput, "run_s": point.run_s, "run_low_s": point.run_low_s,
-        "run_high_s": point.run_high_s, "run_usd": point.run_usd, "gap": point.gap, "on_front": point.on_front,
-        "shortage": point.shortage, "notes": "; ".join(point.notes), "input_hash": point.input_hash,
-    }  # fmt: skip
+        "steps": point.steps,
+        "goodput": point.goodput,
+        "run_s": point.run_s,
+        "run_low_s": point.run_low_s,
+        "run_high_s": point.run_high_s,
+        "run_usd": point.run_usd,
+        "gap": point.gap,
+        "on_front": point.on_front,
+        "shortage": point.shortage,
+        "notes": "; ".join(point.notes),
+        "input_hash": point.input_hash,
+    }

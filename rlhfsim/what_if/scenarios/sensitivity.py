@@ -36,9 +36,7 @@ def ends(cases: Cases) -> tuple[Ends, ...]:
     return tuple(found)
 
 
-def tornado(
-    cases: Cases, inputs: Sequence[Ends], base: PointResult, designs: Designs
-) -> tuple[Bar, ...]:
+def tornado(cases: Cases, inputs: Sequence[Ends], base: PointResult, designs: Designs) -> tuple[Bar, ...]:
     """Every input at its low and its high value, the largest swing first."""
     bars = [_bar(cases, one, base, designs) for one in inputs]
     return tuple(sorted(bars, key=lambda bar: -bar.swing))
@@ -46,13 +44,19 @@ def tornado(
 
 def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> Bar:
     low, high = (result(case, designs.of(case.request)) for case in (one.low, one.high))
-    labels = [
-        worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)
-    ]
+    labels = [worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)]
     return Bar(
-        path=one.path, low_label=labels[0], high_label=labels[1], base_label=labels[2], low_s=low.seconds, base_s=base.seconds,
-        high_s=high.seconds, low_usd=low.usd, base_usd=base.usd, high_usd=high.usd,
-    )  # fmt: skip
+        path=one.path,
+        low_label=labels[0],
+        high_label=labels[1],
+        base_label=labels[2],
+        low_s=low.seconds,
+        base_s=base.seconds,
+        high_s=high.seconds,
+        low_usd=low.usd,
+        base_usd=base.usd,
+        high_usd=high.usd,
+    )
 
 
 def marked(points: Sequence[PointResult], cases: Sequence[Case]) -> tuple[PointResult, ...]:

@@ -31,7 +31,9 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
     try:
         import pyarrow  # noqa: F401  # what pandas writes Parquet with
     except ImportError as error:
-        raise RlhfsimError("missing-library", "Parquet needs pyarrow", help="pip install 'rlhfsim[parquet]', or write .csv") from error  # fmt: skip
+        raise RlhfsimError(
+            "missing-library", "Parquet needs pyarrow", help="pip install 'rlhfsim[parquet]', or write .csv"
+        ) from error
     _write_parquet(_even(table), path)
 
 
@@ -56,5 +58,9 @@ def _write_parquet(table: pd.DataFrame, path: Path) -> None:
         finally:
             Path(part).unlink(missing_ok=True)
     except OSError as error:
-        raise RlhfsimError("unwritable-file", f"cannot write: {(error.strerror or 'error').lower()}", place=Place(file=str(path)),
-                           help="check that the folder exists and is writable") from error  # fmt: skip
+        raise RlhfsimError(
+            "unwritable-file",
+            f"cannot write: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(path)),
+            help="check that the folder exists and is writable",
+        ) from error

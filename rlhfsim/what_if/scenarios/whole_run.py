@@ -40,9 +40,19 @@ def result(case: Case, found: Found) -> PointResult:
     plan = found.plan
     length = steps_of(case)
     point = PointResult(
-        name=case.name, changes=dict(case.changes), before=dict(case.before), plan=plan, shortage=found.shortage, gap=found.gap,
-        input_hash=content_hash(search_key(case.request), [_price(case, i) for i in range(len(case.request.cluster.pools))], case.base.run, length),
-    )  # fmt: skip
+        name=case.name,
+        changes=dict(case.changes),
+        before=dict(case.before),
+        plan=plan,
+        shortage=found.shortage,
+        gap=found.gap,
+        input_hash=content_hash(
+            search_key(case.request),
+            [_price(case, i) for i in range(len(case.request.cluster.node_groups))],
+            case.base.run,
+            length,
+        ),
+    )
     if plan is None:
         return point
     notes = [*_gap_note(found), *_switch_notes(case, plan)]
@@ -63,13 +73,18 @@ def _over_run(point: PointResult, steps: float, share: float, *, counted: bool) 
     assert point.plan is not None
     p, often = point.plan.prediction, steps / share
     return replace(
-        point, steps=steps, run_s=p.step_s * often, run_low_s=p.low_s * often, run_high_s=p.high_s * often,
-        run_usd=None if p.usd_per_step is None else p.usd_per_step * often, goodput=share if counted else None,
-    )  # fmt: skip
+        point,
+        steps=steps,
+        run_s=p.step_s * often,
+        run_low_s=p.low_s * often,
+        run_high_s=p.high_s * often,
+        run_usd=None if p.usd_per_step is None else p.usd_per_step * often,
+        goodput=share if counted else None,
+    )
 
 
 def _price(case: Case, pool: int) -> float | None:
-    price = case.request.cluster.pools[pool].profile.price
+    price = case.request.cluster.node_groups[pool].profile.price
     return price.value if price else None
 
 
@@ -82,9 +97,11 @@ def _switch_notes(case: Case, plan: Plan) -> Iterator[str]:
     """Choices of the plan that change what is learnt, beyond those that the workload asks for."""
     asked, made = case.request.workload, plan.workload
     words = {
-        "LoRA": (asked.lora, made.lora), "an FP8 rollout": (asked.rollout_precision, made.rollout_precision),
-        "8-bit Adam": (asked.optimizer, made.optimizer), "log-probs of the rollout": (asked.old_logprobs, made.old_logprobs),
-    }  # fmt: skip
+        "LoRA": (asked.lora, made.lora),
+        "an FP8 rollout": (asked.rollout_precision, made.rollout_precision),
+        "8-bit Adam": (asked.optimizer, made.optimizer),
+        "log-probs of the rollout": (asked.old_logprobs, made.old_logprobs),
+    }
     chosen = [name for name, (before, after) in words.items() if before != after]
     if chosen:
         yield f"{' and '.join(chosen)} may change what is learnt; nothing is assumed about that"
@@ -119,7 +136,9 @@ def reached(path: Path, target: float) -> float:
     """
     rows = tuple(_rows(path))
     if not rows:
-        raise RlhfsimError("empty-file", "the curve has no rows", place=Place(file=str(path)), help="two columns: step,value")  # fmt: skip
+        raise RlhfsimError(
+            "empty-file", "the curve has no rows", place=Place(file=str(path)), help="two columns: step,value"
+        )
     sign = 1.0 if target >= rows[0].value else -1.0
     before = None
     for row in rows:
@@ -130,8 +149,11 @@ def reached(path: Path, target: float) -> float:
             return max(1.0, before.step + part * (row.step - before.step))
         before = row
     best = max(rows, key=lambda r: sign * r.value)
-    raise RlhfsimError("target-not-reached", f"the curve {path.name} ends at step {significant(rows[-1].step, 6)} and comes to {significant(best.value)}, not to {significant(target)}",
-                       help="give a target that was measured, or a longer curve: it is not extrapolated")  # fmt: skip
+    raise RlhfsimError(
+        "target-not-reached",
+        f"the curve {path.name} ends at step {significant(rows[-1].step, 6)} and comes to {significant(best.value)}, not to {significant(target)}",
+        help="give a target that was measured, or a longer curve: it is not extrapolated",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +174,19 @@ def _rows(path: Path) -> Iterator[_Row]:
         except (ValueError, IndexError) as error:
             if i == 0:
                 continue
-            raise RlhfsimError("bad-row", "a row of the curve is not step,value", place=place, help="two numbers, separated by a comma") from error  # fmt: skip
+            raise RlhfsimError(
+                "bad-row",
+                "a row of the curve is not step,value",
+                place=place,
+                help="two numbers, separated by a comma",
+            ) from error
         if not (math.isfinite(row.step) and math.isfinite(row.value)) or row.step <= last:
-            raise RlhfsimError("bad-row", "steps of the curve do not ascend, or a number is not finite", place=place, help="one row a step, in order")  # fmt: skip
+            raise RlhfsimError(
+                "bad-row",
+                "steps of the curve do not ascend, or a number is not finite",
+                place=place,
+                help="one row a step, in order",
+            )
         last = row.step
         yield row
 
@@ -166,10 +198,14 @@ def _with_penalty(length: float, lag: float, run: RunText) -> tuple[float, list[
     penalty = run.staleness_penalty
     said = f"samples are up to {significant(lag)} version{'s' if lag != 1 else ''} old"
     if penalty is None:
-        return length, [f"{said}; no penalty for that is assumed: {significant(length, 6)} steps may not suffice"]  # fmt: skip
+        return length, [
+            f"{said}; no penalty for that is assumed: {significant(length, 6)} steps may not suffice"
+        ]
     steps = length * (1 + penalty.per_version * lag)
     more = f"{significant(100 * penalty.per_version, 2)} % more steps a version"
-    return steps, [f"{said}: {more} assumed, {significant(steps, 6)} in place of {significant(length, 6)} ({penalty.source})"]  # fmt: skip
+    return steps, [
+        f"{said}: {more} assumed, {significant(steps, 6)} in place of {significant(length, 6)} ({penalty.source})"
+    ]
 
 
 # --- failures ---------------------------------------------------------------------------------------
@@ -185,7 +221,9 @@ def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
     except RlhfsimError as error:
         return None, [error.message]
     assert good is not None
-    often = f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
+    often = (
+        f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
+    )
     told = f"{format(faults.mtbf, 's')}, {format(faults.restart, 's')} to restart, {format(faults.checkpoint, 's')} a checkpoint"
     return good.simulated, [
         f"goodput {significant(100 * good.simulated)} %: {often}",
@@ -196,6 +234,16 @@ def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
 def _faulty(case: Case, found: Found, faults: FaultsText) -> Goodput | None:
     assert found.plan is not None
     workload = case.request.workload
-    setting = Setting(models=models_of(workload), placement=found.plan.placement, workload=workload, cluster=case.request.cluster)  # fmt: skip
-    options = FaultOptions(mtbf_s=faults.mtbf, restart_s=faults.restart, checkpoint_s=faults.checkpoint, interval_s=faults.checkpoint_interval)  # fmt: skip
+    setting = Setting(
+        models=models_of(workload),
+        placement=found.plan.placement,
+        workload=workload,
+        cluster=case.request.cluster,
+    )
+    options = FaultOptions(
+        mtbf_s=faults.mtbf,
+        restart_s=faults.restart,
+        checkpoint_s=faults.checkpoint,
+        interval_s=faults.checkpoint_interval,
+    )
     return goodput_of(setting, SimulationOptions(faults=options))

@@ -63,7 +63,11 @@ def on_ray(address: str | None = None) -> Runner:
         try:
             import ray
         except ImportError as error:
-            raise RlhfsimError("missing-library", "--ray needs Ray", help="pip install ray, or leave --ray out to use the cores of this machine") from error  # fmt: skip
+            raise RlhfsimError(
+                "missing-library",
+                "--ray needs Ray",
+                help="pip install ray, or leave --ray out to use the cores of this machine",
+            ) from error
         ours = not ray.is_initialized()
         if ours:
             _join(ray, address)
@@ -92,8 +96,11 @@ def _join(ray: Any, address: str | None) -> None:
     try:
         ray.init(address=address or "local", **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise RlhfsimError("no-ray-cluster", f"no Ray cluster at {address or 'this machine'}: {str(error).splitlines()[0][:120]}",
-                           help="check the address, as in --ray 10.0.0.1:6379, or leave it out to start one here") from error  # fmt: skip
+        raise RlhfsimError(
+            "no-ray-cluster",
+            f"no Ray cluster at {address or 'this machine'}: {str(error).splitlines()[0][:120]}",
+            help="check the address, as in --ray 10.0.0.1:6379, or leave it out to start one here",
+        ) from error
 
 
 def _on_node(request: Request) -> tuple[str, Found | RlhfsimError]:
@@ -109,5 +116,9 @@ def _checked(made_by: str, found: Found | RlhfsimError) -> Found:
     if isinstance(found, RlhfsimError):
         raise found
     if made_by != model_hash():
-        raise RlhfsimError("other-version", "the nodes of the Ray cluster have another version of rlhfsim", help="install this version on every node")  # fmt: skip
+        raise RlhfsimError(
+            "other-version",
+            "the nodes of the Ray cluster have another version of rlhfsim",
+            help="install this version on every node",
+        )
     return found

@@ -92,9 +92,7 @@ def case(source: str, inputs: dict[str, Any], settings: dict[str, Any], **output
     return {"source": source, "inputs": inputs, "settings": settings, "outputs": outputs}
 
 
-def grpo(
-    loss_type: str, aggregation: str, *, beta: float, delta: float | None, cap: float | None
-) -> Any:
+def grpo(loss_type: str, aggregation: str, *, beta: float, delta: float | None, cap: float | None) -> Any:
     """TRL's GRPO loss; `delta` is its dual clip, `cap` truncates the importance ratio to the sampler."""
     x = policy_inputs()
     logprobs = x["logprobs"].clone().requires_grad_()
@@ -150,12 +148,7 @@ def grpo(
     if beta:
         metrics["kl/mean"] = measured["kl"]
     return case(
-        "trl GRPOTrainer._compute_loss",
-        x,
-        settings,
-        loss=loss,
-        gradient=logprobs.grad,
-        metrics=metrics,
+        "trl GRPOTrainer._compute_loss", x, settings, loss=loss, gradient=logprobs.grad, metrics=metrics
     )
 
 
@@ -200,11 +193,7 @@ def preference_inputs() -> tuple[dict[str, Tensor], dict[str, Any]]:
         "reference_logprobs": (-normal(B, T).abs() * mask),
     }
     full = torch.cat([torch.zeros(B, 1), mask], dim=1).long()
-    batch = {
-        "input_ids": torch.zeros(B, T + 1).long(),
-        "completion_mask": full,
-        "attention_mask": full,
-    }
+    batch = {"input_ids": torch.zeros(B, T + 1).long(), "completion_mask": full, "attention_mask": full}
     return x, batch
 
 
@@ -228,10 +217,7 @@ def dpo() -> Any:
     loss = DPOTrainer._compute_loss(me, model(logprobs * x["mask"]), batch, False)
     loss.backward()
     measured = {name: values[-1] for name, values in me._metrics["train"].items()}
-    x |= {
-        "group": torch.arange(B) % (B // 2),
-        "labels": torch.where(torch.arange(B) < B // 2, 1.0, -1.0),
-    }
+    x |= {"group": torch.arange(B) % (B // 2), "labels": torch.where(torch.arange(B) < B // 2, 1.0, -1.0)}
     metrics = {
         "dpo/accuracy": measured["rewards/accuracies"],
         "dpo/margin": measured["rewards/margins"],
@@ -239,12 +225,7 @@ def dpo() -> Any:
         "dpo/rejected_reward": measured["rewards/rejected"],
     }
     return case(
-        "trl DPOTrainer._compute_loss",
-        x,
-        {"beta": 0.3},
-        loss=loss,
-        gradient=logprobs.grad,
-        metrics=metrics,
+        "trl DPOTrainer._compute_loss", x, {"beta": 0.3}, loss=loss, gradient=logprobs.grad, metrics=metrics
     )
 
 
@@ -263,11 +244,7 @@ def kto() -> Any:
         desirable_weight=1.5,
         undesirable_weight=0.75,
     )
-    batch |= {
-        "label": labels,
-        "ref_logps": x["reference_logprobs"].sum(1),
-        "ref_KL_logps": moved_reference,
-    }
+    batch |= {"label": labels, "ref_logps": x["reference_logprobs"].sum(1), "ref_KL_logps": moved_reference}
     loss = KTOTrainer._compute_loss(me, model(logprobs * x["mask"]), batch, False)
     loss.backward()
     measured = {name: values[-1] for name, values in me._metrics["train"].items()}
@@ -278,9 +255,14 @@ def kto() -> Any:
         "kto/undesirable_reward": measured["rewards/rejected"],
     }
     return case(
-        "trl KTOTrainer._compute_loss", x, settings, loss=loss, gradient=logprobs.grad,
-        metrics=metrics, baseline=measured["kl"],
-    )  # fmt: skip
+        "trl KTOTrainer._compute_loss",
+        x,
+        settings,
+        loss=loss,
+        gradient=logprobs.grad,
+        metrics=metrics,
+        baseline=measured["kl"],
+    )
 
 
 def verl_policy(mode: str, aggregation: str, kind: str, cap: float) -> Any:
@@ -289,15 +271,13 @@ def verl_policy(mode: str, aggregation: str, kind: str, cap: float) -> Any:
     logprobs = x["logprobs"].clone().requires_grad_()
     ratio = x["old_logprobs"] - x["rollout_logprobs"]
     weights, _ = compute_rollout_correction_weights(
-        ratio, x["mask"], rollout_is="token",
+        ratio,
+        x["mask"],
+        rollout_is="token",
         rollout_is_threshold=cap if kind == "truncated" else f"{1 / cap}_{cap}",
-    )  # fmt: skip
+    )
     config = Config(
-        clip_ratio=0.2,
-        clip_ratio_low=0.15,
-        clip_ratio_high=0.3,
-        clip_ratio_c=1.5,
-        global_batch_info={},
+        clip_ratio=0.2, clip_ratio_low=0.15, clip_ratio_high=0.3, clip_ratio_c=1.5, global_batch_info={}
     )
     loss, measured = core_algos.compute_policy_loss_vanilla(
         x["old_logprobs"], logprobs, x["advantages"], x["mask"], mode, config, weights
@@ -317,12 +297,7 @@ def verl_policy(mode: str, aggregation: str, kind: str, cap: float) -> Any:
         "policy/dual_clip_fraction": measured["actor/pg_clipfrac_lower"],
     }
     return case(
-        "verl compute_policy_loss_vanilla",
-        x,
-        settings,
-        loss=loss,
-        gradient=logprobs.grad,
-        metrics=metrics,
+        "verl compute_policy_loss_vanilla", x, settings, loss=loss, gradient=logprobs.grad, metrics=metrics
     )
 
 
@@ -331,14 +306,16 @@ def verl_value() -> Any:
     x = {"mask": ragged(), "old_values": normal(B, T), "returns": normal(B, T)}
     x["values"] = (x["old_values"] + normal(B, T, scale=0.4)).float().double()
     values = x["values"].clone().requires_grad_()
-    loss, clipped = core_algos.compute_value_loss(
-        values, x["returns"], x["old_values"], x["mask"], 0.2
-    )
+    loss, clipped = core_algos.compute_value_loss(values, x["returns"], x["old_values"], x["mask"], 0.2)
     loss.backward()
     return case(
-        "verl compute_value_loss", x, {"value_clip": 0.2}, loss=loss, gradient=values.grad,
+        "verl compute_value_loss",
+        x,
+        {"value_clip": 0.2},
+        loss=loss,
+        gradient=values.grad,
         metrics={"value/clip_fraction": float(clipped)},
-    )  # fmt: skip
+    )
 
 
 def verl_kl(estimator: str) -> Any:
@@ -352,9 +329,7 @@ def verl_gae_with_tools() -> Any:
     """verl's GAE before whitening where tokens of a tool stand inside the response."""
     mask = torch.from_numpy(RNG.integers(0, 2, (B, T))).double()
     x = {"mask": mask, "rewards": normal(B, T), "values": normal(B, T)}
-    whitened, returns = core_algos.compute_gae_advantage_return(
-        x["rewards"], x["values"], mask, 0.97, 0.9
-    )
+    whitened, returns = core_algos.compute_gae_advantage_return(x["rewards"], x["values"], mask, 0.97, 0.9)
     return case(
         "verl compute_gae_advantage_return",
         x,
@@ -385,18 +360,10 @@ def verl_advantages(algorithm: str) -> Any:
     """verl's advantages, with KL k1 in the reward."""
     x, rewards = sample_inputs()
     mask, index = x["mask"], x["group"].numpy()
-    settings = {
-        "kl_coefficient": 0.05,
-        "kl_estimator": "k1",
-        "kl_in": "reward",
-        "gamma": 0.97,
-        "lam": 0.9,
-    }
+    settings = {"kl_coefficient": 0.05, "kl_estimator": "k1", "kl_in": "reward", "gamma": 0.97, "lam": 0.9}
     match algorithm:
         case "ppo":
-            found = core_algos.compute_gae_advantage_return(
-                rewards, x["values"] * mask, mask, 0.97, 0.9
-            )
+            found = core_algos.compute_gae_advantage_return(rewards, x["values"] * mask, mask, 0.97, 0.9)
         case "reinforce++":
             config = Config(gamma=0.97)
             found = core_algos.compute_reinforce_plus_plus_outcome_advantage(rewards, mask, config)
@@ -408,11 +375,7 @@ def verl_advantages(algorithm: str) -> Any:
                 rewards, mask, index, norm_adv_by_std_in_grpo=by_std
             )
     return case(
-        f"verl advantage of {algorithm}",
-        x,
-        settings,
-        advantages=found[0] * mask,
-        returns=found[1] * mask,
+        f"verl advantage of {algorithm}", x, settings, advantages=found[0] * mask, returns=found[1] * mask
     )
 
 
@@ -439,9 +402,7 @@ def main() -> None:
         "kto-trl": kto(),
         "policy-verl-token": verl_policy("token-mean", "token", "truncated", 1.2),
         "policy-verl-sequence": verl_policy("seq-mean-token-mean", "sequence", "masked", 1.4),
-        "policy-verl-constant": verl_policy(
-            "seq-mean-token-sum-norm", "constant", "truncated", 2.0
-        ),
+        "policy-verl-constant": verl_policy("seq-mean-token-sum-norm", "constant", "truncated", 2.0),
         "value-verl": verl_value(),
         "gae-verl-tools": verl_gae_with_tools(),
         **{f"kl-verl-{name}": verl_kl(name) for name in ("k1", "k2", "k3")},

@@ -18,7 +18,7 @@ from rlhfsim.plan import Plan, write_plan
 from rlhfsim.simulation.summary import SimulationOptions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import GpuSet, Placement, RolloutSeat, Seat
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.trace import write_trace
@@ -27,14 +27,23 @@ from rlhfsim.what_if.differences import Side, changes, diff, leaves, predicted, 
 
 def made(zero: int = 3, prompts: int = 64) -> Plan:
     workload = Workload(
-        algorithm="grpo", model="qwen2.5-7b", prompts=prompts, samples=8, prompt_len=Fixed(value=200), response_len=Fixed(value=1000),
+        algorithm="grpo",
+        model="qwen2.5-7b",
+        prompts=prompts,
+        samples=8,
+        prompt_len=Fixed(value=200),
+        response_len=Fixed(value=1000),
         reward=Reward(model=None, rules=Rules()),
-    )  # fmt: skip
-    seat = Seat(pool="all", layout=Layout(dp=8, zero=zero))  # type: ignore[arg-type]
+    )
+    role = RolePlacement(pool="all", layout=Layout(dp=8, zero=zero))  # type: ignore[arg-type]
     placement = Placement(
-        backend="fsdp2", pools=(GpuSet(name="all", gpus=8),), actor=seat, reference=seat,
-        rollout=RolloutSeat(pool="all", layout=RolloutLayout(tp=2, dp=4, memory_utilization=0.5)), weight_path="ipc",
-    )  # fmt: skip
+        backend="fsdp2",
+        pools=(ResourcePool(name="all", gpus=8),),
+        actor=role,
+        reference=role,
+        rollout=RolloutPlacement(pool="all", layout=RolloutLayout(tp=2, dp=4, memory_utilization=0.5)),
+        weight_path="ipc",
+    )
     return estimate(placement, workload, parse_cluster(8, "h100-sxm"))
 
 
@@ -81,16 +90,19 @@ def test_phases_that_only_one_side_has_are_new_or_gone(plan: Plan) -> None:
 
 JSON = st.recursive(
     st.integers() | st.text(max_size=3) | st.booleans(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab", min_size=1, max_size=2), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text("ab", min_size=1, max_size=2), inner, max_size=3)
+    ),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(JSON, JSON)
 def test_changes_are_found_in_both_directions(one: Any, other: Any) -> None:
     a, b = dict(leaves(one)), dict(leaves(other))
     there, back = list(changes(a, b)), list(changes(b, a))
-    assert {(c.path, c.before, c.after) for c in there} == {(c.path, c.after, c.before) for c in back}  # fmt: skip
+    assert {(c.path, c.before, c.after) for c in there} == {(c.path, c.after, c.before) for c in back}
     assert not list(changes(a, a))
     assert {c.path for c in there} == {k for k in {*a, *b} if a.get(k) != b.get(k)}
 
@@ -99,11 +111,9 @@ def run_folder(plan: Plan, folder: Path, factor: float) -> Path:
     """A run of the plan on a clock that runs slower by a factor."""
     folder.mkdir()
     write_plan(folder / "plan.json", plan)
-    trace = simulate_file(
-        str(folder / "plan.json"), SimulationOptions(steps=4, drawn_lengths=False)
-    ).trace
+    trace = simulate_file(str(folder / "plan.json"), SimulationOptions(steps=4, drawn_lengths=False)).trace
     assert trace is not None
-    spans = tuple(replace(s, start_s=s.start_s * factor, end_s=s.end_s * factor) for s in trace.spans)  # fmt: skip
+    spans = tuple(replace(s, start_s=s.start_s * factor, end_s=s.end_s * factor) for s in trace.spans)
     write_trace(
         folder / "trace.json",
         replace(trace, spans=spans, counters=(), source="measured", plan_hash=plan.input_hash),

@@ -82,13 +82,21 @@ def test_a_loss_falls_to_its_target(tmp_path: Path) -> None:
 
 def test_a_target_beyond_the_curve_is_an_error_with_its_place(plan: Plan, tmp_path: Path) -> None:
     csv(tmp_path, "0,0.1\n800,0.63\n")
-    with pytest.raises(RlhfsimError, match=r"ends at step 800 and comes to 0.63, not to 0.7") as caught:  # fmt: skip
+    with pytest.raises(RlhfsimError, match=r"ends at step 800 and comes to 0.63, not to 0.7") as caught:
         point(plan, {"curve": "curve.csv", "target": 0.7}, tmp_path)
     assert caught.value.place is not None
     assert caught.value.place.file.endswith("s.yaml")
 
 
-@pytest.mark.parametrize(("text", "message"), [("a,b\n1,x\n", "not step,value"), ("1,2\n1,3\n", "ascend"), ("1,nan\n2,3", "not finite"), ("step,value\n", "no rows")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,x\n", "not step,value"),
+        ("1,2\n1,3\n", "ascend"),
+        ("1,nan\n2,3", "not finite"),
+        ("step,value\n", "no rows"),
+    ],
+)
 def test_a_bad_curve_is_an_error(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(RlhfsimError, match=message):
         reached(csv(tmp_path, text), 5)
@@ -125,10 +133,15 @@ def test_the_hash_of_a_point_changes_with_price_and_run_and_with_nothing_else(
 ) -> None:
     from rlhfsim.what_if.scenarios.answer import whatif
 
-    scenario = {"title": "t", "base": based(steps=10), "points": [
-        {"name": "same", "set": {"run.steps": 10}}, {"name": "price", "set": {"cluster.pools.0.price": 1}},
-        {"name": "longer", "set": {"run.steps": 11}},
-    ]}  # fmt: skip
+    scenario = {
+        "title": "t",
+        "base": based(steps=10),
+        "points": [
+            {"name": "same", "set": {"run.steps": 10}},
+            {"name": "price", "set": {"cluster.node_groups.0.price": 1}},
+            {"name": "longer", "set": {"run.steps": 11}},
+        ],
+    }
     base, same, *others = whatif(scenario, runner=planted(lambda _: 1.0)).everything
     assert base.input_hash == same.input_hash
     assert len({base.input_hash, *(p.input_hash for p in others)}) == 3

@@ -34,7 +34,7 @@ def by_gpus(request: Request) -> float | None:
 
 
 def test_points_are_designed_and_measured_over_the_run(planted: Planted) -> None:
-    found = whatif(small(grid={"cluster.pools.0.gpus": [1, 2, 4, 8]}), runner=planted(by_gpus))
+    found = whatif(small(grid={"cluster.node_groups.0.gpus": [1, 2, 4, 8]}), runner=planted(by_gpus))
     assert [p.seconds for p in found.everything] == [600, None, 600, 350, 225]
     assert found.points[0].shortage == "too large"
     assert found.per == "run"
@@ -43,10 +43,12 @@ def test_points_are_designed_and_measured_over_the_run(planted: Planted) -> None
 def test_the_front_holds_what_nothing_beats_in_time_and_money(planted: Planted) -> None:
     """Money of 2, 4, 8 GPUs: 12, 14, 18; a dear pair of GPUs is as slow as a cheap one."""
     points = [
-        {"name": "four", "set": {"cluster.pools.0.gpus": 4}}, {"name": "eight", "set": {"cluster.pools.0.gpus": 8}},
-        {"name": "dear", "set": {"cluster.pools.0.price": "2x"}}, {"name": "other work", "set": {"workload.prompts": 2}},
-        {"name": "none", "set": {"cluster.pools.0.gpus": 1}},
-    ]  # fmt: skip
+        {"name": "four", "set": {"cluster.node_groups.0.gpus": 4}},
+        {"name": "eight", "set": {"cluster.node_groups.0.gpus": 8}},
+        {"name": "dear", "set": {"cluster.node_groups.0.price": "2x"}},
+        {"name": "other work", "set": {"workload.prompts": 2}},
+        {"name": "none", "set": {"cluster.node_groups.0.gpus": 1}},
+    ]
     found = whatif(small(points=points), runner=planted(by_gpus))
     assert [p.name for p in found.everything if p.on_front] == ["base", "four", "eight"]
 
@@ -61,7 +63,10 @@ def test_a_plan_that_learns_otherwise_does_not_compete(planted: Planted) -> None
             workload = replace(found.plan.workload, lora=Lora() if lora else None)
             yield i, replace(found, plan=replace(found.plan, workload=workload))
 
-    points = [{"name": "lora", "set": {"request.allow": ["lora"], "cluster.pools.0.price": "0.5x"}}, {"name": "four", "set": {"cluster.pools.0.gpus": 4}}]  # fmt: skip
+    points = [
+        {"name": "lora", "set": {"request.allow": ["lora"], "cluster.node_groups.0.price": "0.5x"}},
+        {"name": "four", "set": {"cluster.node_groups.0.gpus": 4}},
+    ]
     found = whatif(small(points=points), runner=with_lora)
     assert [p.name for p in found.everything if p.on_front] == ["base", "four"]
 
@@ -70,15 +75,27 @@ def test_runs_to_one_target_compete_whatever_their_work(planted: Planted, tmp_pa
     curve = tmp_path / "c.csv"
     curve.write_text("0,0\n10,1\n")
     base = {**SMALL["base"], "run": {"curve": str(curve), "target": 1}}
-    found = whatif({"title": "t", "base": base, "points": [{"name": "less", "set": {"workload.prompts": 2}}]},
-                   runner=planted(lambda r: float(r.workload.prompts)))  # fmt: skip
+    found = whatif(
+        {"title": "t", "base": base, "points": [{"name": "less", "set": {"workload.prompts": 2}}]},
+        runner=planted(lambda r: float(r.workload.prompts)),
+    )
     assert [p.on_front for p in found.everything] == [False, True]
 
 
 def test_the_tornado_is_ordered_by_the_larger_swing_of_time_or_money(planted: Planted) -> None:
-    vary = {"workload.seed": [1, 2], "run.steps": ["0.5x", "3x"], "cluster.pools.0.price": ["0.5x", "2x"], "cluster.pools.0.gpus": [1, 4]}  # fmt: skip
+    vary = {
+        "workload.seed": [1, 2],
+        "run.steps": ["0.5x", "3x"],
+        "cluster.node_groups.0.price": ["0.5x", "2x"],
+        "cluster.node_groups.0.gpus": [1, 4],
+    }
     bars = whatif(small(tornado={"vary": vary}), runner=planted(by_gpus)).tornado
-    assert [b.path for b in bars] == ["run.steps", "cluster.pools.0.price", "cluster.pools.0.gpus", "workload.seed"]  # fmt: skip
+    assert [b.path for b in bars] == [
+        "run.steps",
+        "cluster.node_groups.0.price",
+        "cluster.node_groups.0.gpus",
+        "workload.seed",
+    ]
     steps, price, gpus, seed = bars
     assert (steps.low_label, steps.high_label, steps.base_label) == ("50", "300", "100")
     assert (steps.low_s, steps.base_s, steps.high_s) == (300, 600, 1800)
@@ -89,8 +106,15 @@ def test_the_tornado_is_ordered_by_the_larger_swing_of_time_or_money(planted: Pl
 
 def test_a_break_even_recovers_a_planted_price(planted: Planted) -> None:
     """Four GPUs take 3.5 s where two take 6 s: they cost as much at 3 x 6 x 2 / (3.5 x 4) USD/h."""
-    even = {"vary": "cluster.pools.0.price", "between": ["1 USD/h", "8 USD/h"], "of": "cost_per_step", "point": "four", "against": "base", "vary_in": "point"}  # fmt: skip
-    scenario = small(points=[{"name": "four", "set": {"cluster.pools.0.gpus": 4}}], break_even=[even])  # fmt: skip
+    even = {
+        "vary": "cluster.node_groups.0.price",
+        "between": ["1 USD/h", "8 USD/h"],
+        "of": "cost_per_step",
+        "point": "four",
+        "against": "base",
+        "vary_in": "point",
+    }
+    scenario = small(points=[{"name": "four", "set": {"cluster.node_groups.0.gpus": 4}}], break_even=[even])
     [found] = whatif(scenario, runner=planted(by_gpus)).break_evens
     assert found.value == pytest.approx(3 * 6 * 2 / (3.5 * 4), rel=0.01)
     assert found.crossings == (found.value,)
@@ -103,44 +127,53 @@ def test_a_break_even_says_that_there_is_no_crossing_or_more_than_one(planted: P
         x = request.workload.response_len.mean  # type: ignore[union-attr]
         return 5.0 if request.cluster.gpus == 2 else 5 + (x - 100) * (x - 300) / 1e5
 
-    even = {
-        "vary": "workload.response_len.mean",
-        "of": "step_time",
-        "point": "four",
-        "against": "base",
-    }
+    even = {"vary": "workload.response_len.mean", "of": "step_time", "point": "four", "against": "base"}
     scenario = small(
-        points=[{"name": "four", "set": {"cluster.pools.0.gpus": 4}}],
+        points=[{"name": "four", "set": {"cluster.node_groups.0.gpus": 4}}],
         break_even=[{**even, "between": [50, 1000]}, {**even, "between": [400, 1000]}],
-    )  # fmt: skip
+    )
     two, none = whatif(scenario, runner=planted(bowl)).break_evens
     assert two.crossings == (pytest.approx(100, rel=0.02), pytest.approx(300, rel=0.02))
     assert two.outcome.startswith("2 crossings: four takes longer than base below")
     assert none.value is None
-    assert none.outcome.startswith("no crossing: four takes longer than base over the whole range, by")  # fmt: skip
+    assert none.outcome.startswith("no crossing: four takes longer than base over the whole range, by")
 
 
 def test_listed_values_give_the_first_that_meets_a_target(planted: Planted) -> None:
-    even = {"vary": "cluster.pools.0.gpus", "among": [1, 2, 4, 8], "of": "time_of_run", "target": "400 s"}  # fmt: skip
+    even = {
+        "vary": "cluster.node_groups.0.gpus",
+        "among": [1, 2, 4, 8],
+        "of": "time_of_run",
+        "target": "400 s",
+    }
     [found] = whatif(small(break_even=[even]), runner=planted(by_gpus)).break_evens
     assert found.value == 4
     assert found.outcome == "target 400 s missed at 1, 2; met at 4, 8"
 
 
 def test_one_question_is_searched_once_whatever_the_prices(planted: Planted) -> None:
-    points = [{"name": f"{p} USD", "set": {"cluster.pools.0.price": p}} for p in (1, 2, 3)]
-    found = whatif(small(points=[*points, {"name": "longer", "set": {"run.steps": 500}}]), runner=planted(by_gpus))  # fmt: skip
+    points = [{"name": f"{p} USD", "set": {"cluster.node_groups.0.price": p}} for p in (1, 2, 3)]
+    found = whatif(
+        small(points=[*points, {"name": "longer", "set": {"run.steps": 500}}]), runner=planted(by_gpus)
+    )
     assert found.provenance.searched == 1
     assert found.points[1].run_usd == pytest.approx(2 * (found.points[0].run_usd or 0))
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "memory"])
-def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(objective: str, tmp_path: Path) -> None:  # fmt: skip
+def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(
+    objective: str, tmp_path: Path
+) -> None:
     store = Store(tmp_path)
-    points = [{"name": "cheap", "set": {"cluster.pools.0.price": "0.7 USD/h"}}]
+    points = [{"name": "cheap", "set": {"cluster.node_groups.0.price": "0.7 USD/h"}}]
     scenario = small(points=points)
     settings = {"request.objective": objective}
-    whatif(small(points=[{"name": "x", "set": {"run.steps": 1}}]), settings=settings, store=store, runner=local(1))  # fmt: skip
+    whatif(
+        small(points=[{"name": "x", "set": {"run.steps": 1}}]),
+        settings=settings,
+        store=store,
+        runner=local(1),
+    )
     again = whatif(scenario, settings=settings, store=store, runner=local(1))
     assert (again.provenance.searched, again.provenance.from_cache) == (0, 1)
     fresh = design(asked(scenario, settings).points[0].request, explain=False)
@@ -148,22 +181,24 @@ def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(object
 
 
 def test_a_kept_design_equals_a_fresh_one(tmp_path: Path, planted: Planted) -> None:
-    scenario = small(grid={"cluster.pools.0.gpus": [1, 2, 4]})
+    scenario = small(grid={"cluster.node_groups.0.gpus": [1, 2, 4]})
     fresh = whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
     kept = whatif(scenario, runner=planted(lambda _: 99.0), store=Store(tmp_path))
     assert kept.everything == fresh.everything
     assert (kept.provenance.searched, kept.provenance.from_cache) == (0, 3)
 
 
-def test_a_changed_model_serves_no_stale_answer(tmp_path: Path, planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    scenario = small(grid={"cluster.pools.0.gpus": [2]})
+def test_a_changed_model_serves_no_stale_answer(
+    tmp_path: Path, planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario = small(grid={"cluster.node_groups.0.gpus": [2]})
     whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
     monkeypatch.setattr(designs, "model_hash", lambda: "another")
     assert whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path)).provenance.searched == 1
 
 
 def test_a_damaged_file_of_the_store_is_searched_again(tmp_path: Path, planted: Planted) -> None:
-    scenario = small(grid={"cluster.pools.0.gpus": [2]})
+    scenario = small(grid={"cluster.node_groups.0.gpus": [2]})
     whatif(scenario, runner=planted(by_gpus), store=Store(tmp_path))
     for path in tmp_path.iterdir():
         path.write_text(path.read_text()[:100])
@@ -172,19 +207,25 @@ def test_a_damaged_file_of_the_store_is_searched_again(tmp_path: Path, planted: 
 
 def test_the_key_of_a_search_holds_all_but_prices() -> None:
     request = asked(small(grid={"run.steps": [1]})).cases.base.request
-    pool = request.cluster.pool
+    pool = request.cluster.node_group
     dear = replace(pool, profile=replace(pool.profile, price=None))
-    assert designs.search_key(replace(request, cluster=replace(request.cluster, pools=(dear,)))) == designs.search_key(request)  # fmt: skip
+    assert designs.search_key(
+        replace(request, cluster=replace(request.cluster, node_groups=(dear,)))
+    ) == designs.search_key(request)
     others = [
-        replace(request, max_oom=0.2), replace(request, allow=frozenset({"fp8"})), replace(request, backend="megatron"),
-        replace(request, time_limit=5.0), replace(request, workload=replace(request.workload, seed=1)),
-        replace(request, fix={"actor": {"tp": 1}}), replace(request, cluster=replace(request.cluster, oversubscription=2.0)),
-    ]  # fmt: skip
+        replace(request, max_oom=0.2),
+        replace(request, allow=frozenset({"fp8"})),
+        replace(request, backend="megatron"),
+        replace(request, time_limit=5.0),
+        replace(request, workload=replace(request.workload, seed=1)),
+        replace(request, fix={"actor": {"tp": 1}}),
+        replace(request, cluster=replace(request.cluster, oversubscription=2.0)),
+    ]
     assert len({designs.search_key(r) for r in [request, *others]}) == len(others) + 1
 
 
 def test_an_interruption_keeps_what_is_done(tmp_path: Path, planted: Planted) -> None:
-    scenario = small(grid={"cluster.pools.0.gpus": [2, 4, 8, 16]})
+    scenario = small(grid={"cluster.node_groups.0.gpus": [2, 4, 8, 16]})
 
     def until_eight(request: Request) -> float | None:
         if request.cluster.gpus == 8:
@@ -198,10 +239,10 @@ def test_an_interruption_keeps_what_is_done(tmp_path: Path, planted: Planted) ->
 
 
 def test_what_changed_is_told_against_the_base(planted: Planted) -> None:
-    points = [{"name": "four", "set": {"cluster.pools.0.gpus": 4, "workload.samples": 2}}]
+    points = [{"name": "four", "set": {"cluster.node_groups.0.gpus": 4, "workload.samples": 2}}]
     found = whatif(small(points=points), runner=planted(by_gpus))
     [change] = changed(found.points[0])
-    assert (change.path, change.before, change.after) == ("cluster.pools.0.gpus", 2, 4)
+    assert (change.path, change.before, change.after) == ("cluster.node_groups.0.gpus", 2, 4)
     figures = {m.name: m for m in comes_out(found.base, found.points[0])}
     assert figures["step"].relative == pytest.approx(3.5 / 6 - 1)
     assert figures["price of the run"].after is not None
@@ -214,11 +255,17 @@ def test_what_changed_is_told_against_the_base(planted: Planted) -> None:
 
 def complete(planted: Planted) -> WhatIf:
     scenario = small(
-        question="q", assumptions=["a"],
-        points=[{"name": "long", "set": {"workload.response_len": {"kind": "fixed", "value": 900}}}, {"name": "none", "set": {"cluster.pools.0.gpus": 1}}],
-        break_even=[{"vary": "cluster.pools.0.price", "between": [1, 2], "of": "cost_of_run", "target": 1}],
+        question="q",
+        assumptions=["a"],
+        points=[
+            {"name": "long", "set": {"workload.response_len": {"kind": "fixed", "value": 900}}},
+            {"name": "none", "set": {"cluster.node_groups.0.gpus": 1}},
+        ],
+        break_even=[
+            {"vary": "cluster.node_groups.0.price", "between": [1, 2], "of": "cost_of_run", "target": 1}
+        ],
         tornado={"vary": {"run.steps": [1, 2]}},
-    )  # fmt: skip
+    )
     return whatif(scenario, runner=planted(by_gpus), command="rlhfsim whatif x")
 
 
@@ -230,7 +277,7 @@ def test_a_result_survives_its_file(planted: Planted, tmp_path: Path) -> None:
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "w.json").write_text('{"schema": "rlhfsim.plan/1"}')
+    (tmp_path / "w.json").write_text('{"schema": "rlhfsim.plan/2"}')
     with pytest.raises(RlhfsimError, match="not a result of schema"):
         read_whatif(tmp_path / "w.json")
 
@@ -256,10 +303,7 @@ def test_a_mapping_a_file_and_python_give_the_same(planted: Planted, tmp_path: P
     path = tmp_path / "s.json"
     scenario = small(grid={"workload.samples": [2]})
     path.write_text(json.dumps(scenario))
-    one, other = (
-        rlhfsim.whatif(path, jobs=1),
-        rlhfsim.whatif(scenario, jobs=1, cache=tmp_path / "kept"),
-    )
+    one, other = (rlhfsim.whatif(path, jobs=1), rlhfsim.whatif(scenario, jobs=1, cache=tmp_path / "kept"))
     assert one.points == other.points
 
 

@@ -17,7 +17,7 @@ from rlhfsim.what_if.scenarios.designs import Runner, search
 
 @pytest.fixture(scope="session")
 def plan() -> Plan:
-    workload = Workload(algorithm="grpo", model="0.5b", prompts=16, samples=2, reward=Reward(rules=Rules()))  # fmt: skip
+    workload = Workload(algorithm="grpo", model="0.5b", prompts=16, samples=2, reward=Reward(rules=Rules()))
     found = search(Request(cluster=parse_cluster(2, "h100"), workload=workload)).plan
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""What would flip the choice: one change at a time, layouts kept, the break-even computed."""
+"""What would change the choice: one change at a time, layouts kept, the break-even computed."""
 
 from __future__ import annotations
 
@@ -12,50 +12,18 @@ from rlhfsim.plan import BreakEven
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
-from rlhfsim.specs.hardware.hardware import Cluster, Pool
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import Placement, Seat
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
 from rlhfsim.units import Dimension
 
-FLIP_RIVALS = 2
+RIVALS = 2
 """Plans of other kinds that are priced again under each change."""
 CLEAR = 0.01
 """A rival must be this much faster to count."""
 HALVINGS = 6
 """Bisections of a break-even on a logarithmic scale."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flip:
-    """One change that makes another plan the best."""
-
-    change: str
-    """What is changed, in words."""
-    factor: float
-    """Break-even: from this factor on the winner is faster."""
-    now: float | None
-    """The quantity as it is, in base units; None where it has no single value."""
-    unit: Dimension
-    winner: str
-    """Kind of plan that is the best from there on."""
-    seconds: float
-    """Its step at the break-even."""
-    chosen_seconds: float | None
-    """The chosen plan's step there; None when it does not fit any more."""
-
-    @property
-    def planned(self) -> BreakEven:
-        """As `plan.json` keeps it."""
-        return BreakEven(
-            change=self.change, factor=self.factor, now=self.now, unit=self.unit, winner=self.winner,
-            step_s=self.seconds, chosen_step_s=self.chosen_seconds,
-        )  # fmt: skip
-
-    @property
-    def value(self) -> float | None:
-        """The quantity at the break-even."""
-        return None if self.now is None else self.now * self.factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +41,7 @@ class Change:
     """How a placement follows; None: it stays."""
 
 
-def flips(request: Request, models: Models, ranked: Sequence[Candidate]) -> list[Flip]:
+def break_evens(request: Request, models: Models, ranked: Sequence[Candidate]) -> list[BreakEven]:
     """Changes, one at a time, under which a rival of another kind overtakes the chosen plan.
 
     The plans keep their layouts (more GPUs: more replicas and ranks of the same cut); a plan that no
@@ -82,13 +50,13 @@ def flips(request: Request, models: Models, ranked: Sequence[Candidate]) -> list
     rivals = _other_kinds(ranked)
     if len(rivals) < 2 or request.objective == "memory":
         return []
-    found = mapped(lambda change: _flip(change, request, models, rivals), list(_changes(request)))
-    return [flip for flip in found if flip is not None]
+    found = mapped(lambda change: _break_even(change, request, models, rivals), list(_changes(request)))
+    return [at for at in found if at is not None]
 
 
-def _flip(
+def _break_even(
     change: Change, request: Request, models: Models, rivals: Sequence[Candidate]
-) -> Flip | None:
+) -> BreakEven | None:
     """The smallest change under which some rival wins, found by halving on a logarithmic scale.
 
     The winner at the break-even counts, which need not be the winner at the far end. That the order
@@ -120,13 +88,18 @@ def _flip(
 
 def _told(
     change: Change, placements: Sequence[Placement], factor: float, times: Sequence[float]
-) -> Flip:
+) -> BreakEven:
     best = min(range(len(times)), key=lambda i: times[i])
     own = times[0] if math.isfinite(times[0]) else None
-    return Flip(
-        change=change.text, factor=factor, now=change.now, unit=change.unit, winner=label(placements[best]), seconds=times[best],
-        chosen_seconds=own,
-    )  # fmt: skip
+    return BreakEven(
+        change=change.text,
+        factor=factor,
+        now=change.now,
+        unit=change.unit,
+        winner=label(placements[best]),
+        step_s=times[best],
+        chosen_step_s=own,
+    )
 
 
 def _overtaken(times: Sequence[float]) -> bool:
@@ -134,9 +107,7 @@ def _overtaken(times: Sequence[float]) -> bool:
     return _beats(min(times[1:]), times[0])
 
 
-def _after(
-    change: Change, request: Request, models: Models, placement: Placement, factor: float
-) -> float:
+def _after(change: Change, request: Request, models: Models, placement: Placement, factor: float) -> float:
     moved = change.place(placement, factor) if change.place else placement
     if moved is None or not _has_work(request, moved):
         return math.inf
@@ -146,7 +117,7 @@ def _after(
 def _has_work(request: Request, placement: Placement) -> bool:
     """Whether every rank has a micro-batch, as `search.layouts` asks."""
     sequences = request.workload.num_sequences // request.workload.mini_batches
-    roles = [s for s in placement.seats.values() if isinstance(s, Seat)]
+    roles = [s for s in placement.roles.values() if isinstance(s, RolePlacement)]
     return all(s.layout.dp * s.layout.micro_batch <= sequences for s in roles)
 
 
@@ -169,35 +140,39 @@ def _other_kinds(ranked: Sequence[Candidate]) -> list[Candidate]:
     first: dict[str, Candidate] = {}
     for candidate in ranked:
         first.setdefault(label(candidate.placement), candidate)
-    return list(first.values())[: FLIP_RIVALS + 1]
+    return list(first.values())[: RIVALS + 1]
 
 
 def _changes(request: Request) -> Iterator[Change]:
     work, cluster = request.workload, request.cluster
     if work.generates:
-        now = work.response_len.value if isinstance(work.response_len, Fixed) else stats(work.response_len).mean  # fmt: skip
+        now = (
+            work.response_len.value if isinstance(work.response_len, Fixed) else stats(work.response_len).mean
+        )
         for far in (1 / 8, 8.0):
             yield Change(text="response length", far=far, apply=_longer, now=now, unit="token")
         if work.samples > 1:  # else it is the same as more prompts
             yield Change(text="samples per prompt", far=8.0, apply=_more_samples, now=work.samples)
     for far in (1 / 8, 8.0):
         yield Change(text="prompts per step", far=far, apply=_more_prompts, now=work.prompts)
-    if cluster.gpus > cluster.pool.gpus_per_node:
-        now = cluster.pool.profile.nic.value / cluster.oversubscription
+    if cluster.gpus > cluster.node_group.gpus_per_node:
+        now = cluster.node_group.profile.nic.value / cluster.oversubscription
         for far in (1 / 8, 8.0):
-            yield Change(text="network bandwidth per GPU", far=far, apply=_network, now=now, unit="byte/s")  # fmt: skip
-    now = cluster.pool.profile.usable_memory.value
+            yield Change(text="network bandwidth per GPU", far=far, apply=_network, now=now, unit="byte/s")
+    now = cluster.node_group.profile.usable_memory.value
     for far in (0.5, 2.0):
         yield Change(text="GPU memory", far=far, apply=_memory, now=now, unit="byte")
-    if len(cluster.pools) == 1:
+    if len(cluster.node_groups) == 1:
         for steps in ((1 / 2, 1 / 4), (2.0, 4.0)):
-            yield Change(text="GPUs", far=steps[-1], apply=_more_gpus, now=cluster.gpus, steps=steps, place=spread)  # fmt: skip
+            yield Change(
+                text="GPUs", far=steps[-1], apply=_more_gpus, now=cluster.gpus, steps=steps, place=spread
+            )
 
 
 def _more_gpus(request: Request, factor: float) -> Request:
-    pool = request.cluster.pool
+    pool = request.cluster.node_group
     gpus = max(1, round(pool.gpus * factor))
-    return replace(request, cluster=replace(request.cluster, pools=(replace(pool, gpus=gpus),)))
+    return replace(request, cluster=replace(request.cluster, node_groups=(replace(pool, gpus=gpus),)))
 
 
 def spread(placement: Placement, factor: float) -> Placement | None:
@@ -207,18 +182,24 @@ def spread(placement: Placement, factor: float) -> Placement | None:
         scaled_ = count * factor
         return round(scaled_) if scaled_ >= 1 and scaled_ == round(scaled_) else None
 
-    def moved(seat: Any) -> Any:
-        dp = times(seat.layout.dp)
-        return None if dp is None else replace(seat, layout=replace(seat.layout, dp=dp))
+    def moved(role: Any) -> Any:
+        dp = times(role.layout.dp)
+        return None if dp is None else replace(role, layout=replace(role.layout, dp=dp))
 
     starts = [p.start * factor for p in placement.pools]
     sizes = [times(p.gpus) for p in placement.pools]
-    if None in sizes or any(s != round(s) for s in starts):
+    if any(s != round(s) for s in starts):
         return None
-    pools = tuple(replace(p, start=round(s), gpus=n) for p, s, n in zip(placement.pools, starts, sizes, strict=True))  # type: ignore[arg-type]  # fmt: skip
+    pools = tuple(
+        replace(p, start=round(s), gpus=n)
+        for p, s, n in zip(placement.pools, starts, sizes, strict=True)
+        if n is not None
+    )
+    if len(pools) < len(sizes):
+        return None
     try:
-        seats = {name: moved(seat) for name, seat in placement.seats.items()}
-        return None if None in seats.values() else replace(placement, pools=pools, **seats)
+        roles = {name: moved(role) for name, role in placement.roles.items()}
+        return None if None in roles.values() else replace(placement, pools=pools, **roles)
     except RlhfsimError:  # expert parallelism over more ranks than are left
         return None
 
@@ -238,12 +219,12 @@ def _more_prompts(request: Request, factor: float) -> Request:
 
 
 def _network(request: Request, factor: float) -> Request:
-    def scaled_nic(pool: Pool) -> Pool:
+    def scaled_nic(pool: NodeGroup) -> NodeGroup:
         nic = replace(pool.profile.nic, value=pool.profile.nic.value * factor)
         return replace(pool, profile=replace(pool.profile, nic=nic))
 
     cluster = request.cluster
-    return replace(request, cluster=replace(cluster, pools=tuple(map(scaled_nic, cluster.pools))))
+    return replace(request, cluster=replace(cluster, node_groups=tuple(map(scaled_nic, cluster.node_groups))))
 
 
 def _memory(request: Request, factor: float) -> Request:
@@ -260,9 +241,7 @@ def scaled(lengths: AnyLengths, factor: float) -> AnyLengths:
         case Fixed():
             return replace(lengths, value=max(1.0, lengths.value * factor))
         case LogNormal():
-            return replace(
-                lengths, mean=max(1.0, lengths.mean * factor), max=max(1.0, lengths.max * factor)
-            )
+            return replace(lengths, mean=max(1.0, lengths.mean * factor), max=max(1.0, lengths.max * factor))
         case Truncated():
             return replace(
                 lengths,
@@ -277,11 +256,15 @@ def scaled(lengths: AnyLengths, factor: float) -> AnyLengths:
 def with_memory(cluster: Cluster, factor: float, *, hosts: bool = False) -> Cluster:
     """The same cluster with another size of GPU memory, and of host memory too where `hosts`."""
 
-    def grown(pool: Pool) -> Pool:
+    def grown(pool: NodeGroup) -> NodeGroup:
         profile, host = pool.profile, pool.profile.node.host_memory
         usable = replace(profile.usable_memory, value=profile.usable_memory.value * factor)
         memory = replace(profile.memory, value=profile.memory.value * factor)
-        node = replace(profile.node, host_memory=replace(host, value=host.value * factor)) if hosts else profile.node  # fmt: skip
-        return replace(pool, profile=replace(profile, memory=memory, usable_memory=usable, node=node))  # fmt: skip
+        node = (
+            replace(profile.node, host_memory=replace(host, value=host.value * factor))
+            if hosts
+            else profile.node
+        )
+        return replace(pool, profile=replace(profile, memory=memory, usable_memory=usable, node=node))
 
-    return replace(cluster, pools=tuple(map(grown, cluster.pools)))
+    return replace(cluster, node_groups=tuple(map(grown, cluster.node_groups)))

@@ -17,7 +17,7 @@ from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.sizing import Sizing, between, floor_seconds, fronts, resized, size, sizes
 
-GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
+GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=32, samples=4, reward=Reward(rules=Rules()))
 SMALL = Request(cluster=rlhfsim.parse_cluster(1, "h100"), workload=GRPO)
 KINDS = (load_profile("h100"), load_profile("a100-80"))
 MOST = 2
@@ -83,7 +83,7 @@ def test_at_the_break_even_price_a_step_costs_the_same() -> None:
     found = answer("step_time<1000s", "cost")
     (even,) = found.break_even
     other = next(t for t in found.per_gpu if t.gpu == even.gpu)
-    assert other.values[2] * even.usd_per_hour / even.now == pytest.approx(found.per_gpu[0].values[2])  # fmt: skip
+    assert other.values[2] * even.usd_per_hour / even.now == pytest.approx(found.per_gpu[0].values[2])
 
 
 def test_a_target_out_of_reach_is_told_by_every_size() -> None:
@@ -103,21 +103,24 @@ def test_a_target_on_memory_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lora": True}, {"rollout_precision": "fp8"}, {"response_len": LogNormal(mean=300, max=2000)}, {"algorithm": "dpo"},
-     {"epochs": 2, "old_logprobs": "rollout"}],
+    [
+        {"lora": True},
+        {"rollout_precision": "fp8"},
+        {"response_len": LogNormal(mean=300, max=2000)},
+        {"algorithm": "dpo"},
+        {"epochs": 2, "old_logprobs": "rollout"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 @pytest.mark.parametrize("allow", [(), ("async",)])
-def test_no_plan_is_faster_than_the_floor(
-    changes: dict[str, object], allow: tuple[str, ...]
-) -> None:
+def test_no_plan_is_faster_than_the_floor(changes: dict[str, object], allow: tuple[str, ...]) -> None:
     if changes.get("algorithm") == "dpo" and allow:
         return
     from rlhfsim.specs.workload.workload import Lora
 
     given = {k: Lora(rank=32) if k == "lora" else v for k, v in changes.items()}
     work = replace(GRPO, **given)  # type: ignore[arg-type]
-    request = replace(SMALL, cluster=rlhfsim.parse_cluster(2, "h100"), workload=work, allow=frozenset(allow))  # fmt: skip
+    request = replace(SMALL, cluster=rlhfsim.parse_cluster(2, "h100"), workload=work, allow=frozenset(allow))
     found = design(request, explain=False)
     floor = floor_seconds(request, models_of(work))
     assert found.chosen is not None

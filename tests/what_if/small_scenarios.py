@@ -7,14 +7,18 @@ from typing import Any
 SMALL: dict[str, Any] = {
     "title": "small",
     "base": {
-        "cluster": {"pools": [{"gpu": "h100", "gpus": 2}]},
+        "cluster": {"node_groups": [{"gpu": "h100", "gpus": 2}]},
         "workload": {
-            "algorithm": "grpo", "model": "0.5b", "prompts": 16, "samples": 2, "reward": {"rules": {}},
+            "algorithm": "grpo",
+            "model": "0.5b",
+            "prompts": 16,
+            "samples": 2,
+            "reward": {"rules": {}},
             "response_len": {"kind": "lognormal", "mean": 500, "max": 2048},
         },
         "run": {"steps": 100},
     },
-}  # fmt: skip
+}
 
 
 def small(**more: Any) -> dict[str, Any]:

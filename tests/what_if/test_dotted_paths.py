@@ -13,17 +13,28 @@ from rlhfsim.what_if.scenarios.dotted_paths import check_known, factor, keys, kn
 
 @pytest.mark.parametrize(
     "path",
-    ["cluster.pools.0.price", "cluster.pools.1", "workload.response_len.mean", "workload.lora.rank", "run.faults.mtbf",
-     "request.fix.actor.tp", "request.max_staleness"],
-)  # fmt: skip
+    [
+        "cluster.node_groups.0.price",
+        "cluster.node_groups.1",
+        "workload.response_len.mean",
+        "workload.lora.rank",
+        "run.faults.mtbf",
+        "request.fix.actor.tp",
+        "request.max_staleness",
+    ],
+)
 def test_paths_through_lists_unions_and_optional_parts_exist(path: str) -> None:
     check_known(path, Base, None)
 
 
 @pytest.mark.parametrize(
     ("path", "near"),
-    [("workload.respons_len.mean", "workload.response_len.mean"), ("cluster.pools.3.prize", "cluster.pools.0.price"), ("run.step", "run.steps")],
-)  # fmt: skip
+    [
+        ("workload.respons_len.mean", "workload.response_len.mean"),
+        ("cluster.node_groups.3.prize", "cluster.node_groups.0.price"),
+        ("run.step", "run.steps"),
+    ],
+)
 def test_an_unknown_path_names_the_nearest(path: str, near: str) -> None:
     with pytest.raises(RlhfsimError, match="unknown path") as caught:
         check_known(path, Base, None)
@@ -61,6 +72,9 @@ def test_what_is_absent_has_no_value() -> None:
     assert value_at({"a": [{"b": 1}]}, keys("a.1.b")) is None
 
 
-@pytest.mark.parametrize(("text", "expected"), [("4x", 4.0), (" .5x ", 0.5), ("4", None), ("x", None), (4, None), ("mixtral-8x7b", None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4x", 4.0), (" .5x ", 0.5), ("4", None), ("x", None), (4, None), ("mixtral-8x7b", None)],
+)
 def test_so_many_times_is_a_number_and_an_x(text: Any, expected: float | None) -> None:
     assert factor(text) == expected

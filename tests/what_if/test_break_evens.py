@@ -14,10 +14,21 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.what_if import flips as module
-from rlhfsim.what_if.flips import CLEAR, Change, Flip, flips, label, scaled, spread, with_memory
+from rlhfsim.what_if import break_evens as module
+from rlhfsim.what_if.break_evens import (
+    CLEAR,
+    BreakEven,
+    Change,
+    break_evens,
+    label,
+    scaled,
+    spread,
+    with_memory,
+)
 
-REQUEST = Request(cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=256))  # fmt: skip
+REQUEST = Request(
+    cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=256)
+)
 MODELS = models_of(REQUEST.workload)
 
 
@@ -29,8 +40,8 @@ def ranked() -> tuple[Candidate, ...]:
 
 
 @cache
-def found() -> tuple[Flip, ...]:
-    return tuple(flips(REQUEST, MODELS, ranked()))
+def found() -> tuple[BreakEven, ...]:
+    return tuple(break_evens(REQUEST, MODELS, ranked()))
 
 
 def times(change: Change, factor: float) -> dict[str, float]:
@@ -42,28 +53,28 @@ def times(change: Change, factor: float) -> dict[str, float]:
     }
 
 
-def test_some_change_flips_the_choice() -> None:
+def test_some_change_break_evens_the_choice() -> None:
     assert found()
 
 
-def test_a_flip_lies_between_a_point_where_the_choice_holds_and_one_where_it_does_not() -> None:
+def test_a_break_even_lies_between_a_point_where_the_choice_holds_and_one_where_it_does_not() -> None:
     changes = {(c.text, c.far > 1): c for c in module._changes(REQUEST)}
     own = label(ranked()[0].placement)
-    for flip in found():
-        change = changes[flip.change, flip.factor > 1]
-        at = times(change, flip.factor)
-        assert at[flip.winner] == pytest.approx(flip.seconds) == pytest.approx(min(at.values()))
-        assert at[flip.winner] * (1 + CLEAR) < at[own]
+    for break_even in found():
+        change = changes[break_even.change, break_even.factor > 1]
+        at = times(change, break_even.factor)
+        assert at[break_even.winner] == pytest.approx(break_even.step_s) == pytest.approx(min(at.values()))
+        assert at[break_even.winner] * (1 + CLEAR) < at[own]
         if not change.steps:
             width = change.far ** (1 / 2**module.HALVINGS)
-            before = times(change, flip.factor / width)
+            before = times(change, break_even.factor / width)
             assert not min(before.values()) * (1 + CLEAR) < before[own]
 
 
 def test_the_break_even_is_told_in_the_unit_of_the_quantity() -> None:
-    for flip in found():
-        assert flip.now is not None
-        assert flip.value == pytest.approx(flip.now * flip.factor)
+    for break_even in found():
+        assert break_even.now is not None
+        assert break_even.value == pytest.approx(break_even.now * break_even.factor)
 
 
 def test_a_known_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,12 +82,12 @@ def test_a_known_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = {best.placement: lambda f: 10.0 * f, other.placement: lambda f: 30.0}
     change = Change(text="x", far=8.0, apply=lambda request, factor: request, now=2.0)
     monkeypatch.setattr(module, "_after", lambda c, r, m, p, f: fake[p](f))
-    flip = module._flip(change, REQUEST, MODELS, [best, other])
-    assert flip is not None
-    assert flip.factor == pytest.approx(3 * (1 + CLEAR), rel=8 ** (1 / 2**module.HALVINGS) - 1)
-    assert flip.winner == label(other.placement)
+    break_even = module._break_even(change, REQUEST, MODELS, [best, other])
+    assert break_even is not None
+    assert break_even.factor == pytest.approx(3 * (1 + CLEAR), rel=8 ** (1 / 2**module.HALVINGS) - 1)
+    assert break_even.winner == label(other.placement)
     fake[other.placement] = lambda f: inf
-    assert module._flip(change, REQUEST, MODELS, [best, other]) is None
+    assert module._break_even(change, REQUEST, MODELS, [best, other]) is None
 
 
 def test_more_gpus_are_more_ranks_of_the_same_cut() -> None:
@@ -84,16 +95,19 @@ def test_more_gpus_are_more_ranks_of_the_same_cut() -> None:
     wide = spread(placement, 2)
     assert wide is not None
     assert sum(p.gpus for p in wide.pools) == 32
-    assert all(wide.seats[n].layout.tp == s.layout.tp for n, s in placement.seats.items())
-    assert all(wide.seats[n].layout.dp == 2 * s.layout.dp for n, s in placement.seats.items())
+    assert all(wide.roles[n].layout.tp == s.layout.tp for n, s in placement.roles.items())
+    assert all(wide.roles[n].layout.dp == 2 * s.layout.dp for n, s in placement.roles.items())
     assert spread(placement, 1 / 64) is None
 
 
 def test_memory_grows_and_shrinks() -> None:
     cluster = REQUEST.cluster
-    assert with_memory(cluster, 2).pool.profile.usable_memory.value == 2 * cluster.pool.profile.usable_memory.value  # fmt: skip
-    hosts = with_memory(cluster, 0.5, hosts=True).pool.profile.node.host_memory.value
-    assert hosts == cluster.pool.profile.node.host_memory.value / 2
+    assert (
+        with_memory(cluster, 2).node_group.profile.usable_memory.value
+        == 2 * cluster.node_group.profile.usable_memory.value
+    )
+    hosts = with_memory(cluster, 0.5, hosts=True).node_group.profile.node.host_memory.value
+    assert hosts == cluster.node_group.profile.node.host_memory.value / 2
 
 
 def test_scaling_lengths_scales_their_mean() -> None:

@@ -18,7 +18,9 @@ def curve(a: Function, b: Function, xs: Sequence[float]) -> Curve:
     return found
 
 
-def crossings(a: Function, b: Function, low: float, high: float, *, whole: bool = False, tolerance: float = 1e-4) -> list[float]:  # fmt: skip
+def crossings(
+    a: Function, b: Function, low: float, high: float, *, whole: bool = False, tolerance: float = 1e-4
+) -> list[float]:
     made = curve(a, b, samples(low, high, whole=whole))
     return [c.x for c in made.crossings(tolerance, whole=whole)]
 

@@ -11,19 +11,21 @@ import rlhfsim
 from rlhfsim.plan import Plan
 from rlhfsim.search.explain import shares, terms
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.placement.placement import RolloutSeat
+from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import Design, design
 from rlhfsim.what_if.why_not import Alternative, WhyNot, alternative
 
-GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))  # fmt: skip
+GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)
 PAIR = replace(SMALL, cluster=rlhfsim.parse_cluster(2, "h100"))
-FULL = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=replace(GRPO, model="llama-3.1-8b", prompts=16))  # fmt: skip
+FULL = Request(
+    cluster=rlhfsim.parse_cluster(2, "h100"), workload=replace(GRPO, model="llama-3.1-8b", prompts=16)
+)
 
 
-def limit(seat: str, field: str, value: int | str, relation: str = "=") -> Limit:
-    return Limit(seat=seat, field=field, relation=relation, value=value)  # type: ignore[arg-type]
+def limit(role: str, field: str, value: int | str, relation: str = "=") -> Limit:
+    return Limit(role=role, field=field, relation=relation, value=value)  # type: ignore[arg-type]
 
 
 @cache
@@ -78,13 +80,19 @@ def test_the_terms_add_up_to_the_difference_and_shares_to_the_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seat", "field", "value"),
-    [("actor", "tp", 2), ("rollout", "tp", 4), ("actor", "zero", 2), ("rollout", "sleep", 2), ("actor", "micro_batch", 4)],
-)  # fmt: skip
-def test_a_field_of_a_seat_is_kept(seat: str, field: str, value: int) -> None:
-    found = only(SMALL, alternative(SMALL, f"{seat}.{field}={value}", limit(seat, field, value)))
+    ("role", "field", "value"),
+    [
+        ("actor", "tp", 2),
+        ("rollout", "tp", 4),
+        ("actor", "zero", 2),
+        ("rollout", "sleep", 2),
+        ("actor", "micro_batch", 4),
+    ],
+)
+def test_a_field_of_a_role_is_kept(role: str, field: str, value: int) -> None:
+    found = only(SMALL, alternative(SMALL, f"{role}.{field}={value}", limit(role, field, value)))
     assert found.plan is not None
-    where = found.plan.placement.seats[seat]
+    where = found.plan.placement.roles[role]
     holder = where if hasattr(where, field) else where.layout
     assert getattr(holder, field) == value
 
@@ -93,7 +101,7 @@ def test_a_field_that_is_fixed_is_freed_where_another_value_is_asked_about() -> 
     request = replace(SMALL, fix={"rollout": {"tp": 2}})
     found = only(request, alternative(request, "rollout.tp=4", limit("rollout", "tp", 4)))
     assert found.plan is not None
-    assert isinstance(found.plan.placement.rollout, RolloutSeat)
+    assert isinstance(found.plan.placement.rollout, RolloutPlacement)
     assert found.plan.placement.rollout.layout.tp == 4
 
 
