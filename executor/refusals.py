@@ -10,6 +10,7 @@ from executor.resolve import Job, has_weights, model_config
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.backends import BACKENDS, violation
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 TOKENIZER = "tokenizer.json"
 
@@ -94,20 +95,21 @@ def _path_reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     path = placement.weight_path
     if not workload.generates:
         return
-    if path in ("none", "p2p"):
+    rules = WEIGHT_PATHS[path]
+    if rules.transport is None:
         yield (
             "weight-path-not-run",
             f"weight path {path!r} is not run",
             "use broadcast, ipc, reshard, host, disk or lora",
         )
-    if path == "lora" and workload.lora is None:
+    if rules.adapters_only and workload.lora is None:
         yield (
             "lora-path-without-lora",
             "weight path lora moves adapters, but the policy trains all weights",
             "set workload.lora or another weight path",
         )
     nodes = {n for s in job.plan.gpu_map if s.role in ("actor", "rollout") for n in s.nodes}
-    if path in ("ipc", "reshard", "host") and len(nodes) > 1:
+    if rules.one_host and len(nodes) > 1:
         yield (
             "shared-memory-across-nodes",
             f"weight path {path!r} hands weights over in the memory of one host; actor and rollout span {len(nodes)} nodes",

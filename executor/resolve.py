@@ -8,24 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.engines.protocols import EngineSpec, Head, RolloutSpec, Transport
+from executor.engines.protocols import EngineSpec, Head, RolloutSpec
 from executor.settings import Precision, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.specs.placement.placement import RolePlacement, WeightPath
+from rlhfsim.specs.placement.placement import RolePlacement
 
 TRAINED = ("actor", "critic")
 HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}
-TRANSPORTS: Mapping[WeightPath, Transport] = {
-    "broadcast": "broadcast",
-    "disk": "disk",
-    "host": "host",
-    "ipc": "ipc",
-    "reshard": "ipc",
-    "lora": "broadcast",
-}
-"""How each weight path travels; `lora` goes through shared memory where both ends are on one host."""
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
 BYTES = {"fp32": 4, "bf16": 2}
 CONFIG = "config.json"

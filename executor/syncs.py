@@ -20,9 +20,9 @@ from executor.selfcheck import agreement
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.placement import WeightPath
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
-PATHS: tuple[WeightPath, ...] = ("broadcast", "ipc", "host", "disk", "lora")
+PATHS = tuple(path for path, rules in WEIGHT_PATHS.items() if rules.transport and not rules.needs_backend)
 PROBES = 8
 """Responses whose log-probs are compared after each path's last sync."""
 Say = Callable[[str], None]

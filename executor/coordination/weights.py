@@ -20,7 +20,8 @@ from executor.coordination.rollout import RolloutPool
 from executor.coordination.worker import Reply, Tags
 from executor.coordination.worker_group import WorkerGroup
 from executor.engines.protocols import ChannelSpec, Transfer
-from executor.resolve import TRANSPORTS, Job
+from executor.resolve import Job
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 Record = Callable[[WorkerGroup, Sequence[Reply]], None]
 LORA_ALPHA_OVER_RANK = 2.0
@@ -55,16 +56,18 @@ class Route:
         settings, placement = self._job.settings, self._job.plan.placement
         host, port = ray.get(self._trainer.actors[0].address.remote(), timeout=settings.limits.call_s)
         self._folder.mkdir(parents=True, exist_ok=True)
+        rules = WEIGHT_PATHS[placement.weight_path]
+        assert rules.transport is not None, "refused before anything starts"
         return ChannelSpec(
             name=f"weights-{uuid4().hex[:8]}",
-            transport=TRANSPORTS[placement.weight_path],
+            transport=rules.transport,
             host=host,
             port=port,
             receivers=receivers,
             folder=str(self._folder),
             bucket_bytes=settings.bucket_bytes,
-            adapters_only=placement.weight_path == "lora",
-            base_model=self._job.model if placement.weight_path == "lora" else "",
+            adapters_only=rules.adapters_only,
+            base_model=self._job.model if rules.adapters_only else "",
             lora_scale=LORA_ALPHA_OVER_RANK,
             timeout_s=settings.limits.sync_s,
             device="cuda" if self._job.gpu else "cpu",

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from executor.samples import Completion, Floats, Request, Sample
 from executor.settings import Optimizer, Precision
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.weight_paths import Transport
 
 if TYPE_CHECKING:
     import torch
 
 Head = Literal["causal", "value", "score"]
 """causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
-Transport = Literal["broadcast", "ipc", "host", "disk"]
 """broadcast: process group (NCCL, gloo); ipc: shared memory in buckets (CUDA IPC, /dev/shm); host: one flat
 copy of the whole model in host shared memory; disk: safetensors files."""
 

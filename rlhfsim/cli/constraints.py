@@ -27,7 +27,8 @@ from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.layout import Offload, Recompute
-from rlhfsim.specs.placement.placement import Architecture, Residency, WeightPath
+from rlhfsim.specs.placement.placement import Architecture, Residency
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.units import DAY
 from rlhfsim.what_if.why_not import DEGREES, FORBID_PREFIX, ROLE_DEGREES, ROLES, Alternative, alternative
 
@@ -261,14 +262,17 @@ def _said(request: Request) -> str:
 
 def _why_empty(request: Request) -> str:
     path = request.weight_path
-    if path == "lora" and request.workload.lora is None:
-        return "weight path lora moves adapters only: add --allow lora"
-    if path in ("p2p", "reshard") and BACKENDS[request.backend].launchable:
+    if path is None:
+        return "drop one of them"
+    rules = WEIGHT_PATHS[path]
+    if rules.adapters_only and request.workload.lora is None:
+        return "weight path {path} moves adapters only: add --allow lora"
+    if rules.needs_backend and BACKENDS[request.backend].launchable:
         others = [name for name, rules in BACKENDS.items() if not rules.launchable]
         return f"weight path {path} needs --backend {' or '.join(others)}"
-    if path in ("ipc", "reshard"):
+    if rules.pools == "one":
         return f"weight path {path} needs actor and rollout on the same GPUs"
-    if path in ("broadcast", "p2p"):
+    if rules.pools == "two":
         return f"weight path {path} needs actor and rollout on GPUs of their own"
     return "drop one of them"
 

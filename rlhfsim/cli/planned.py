@@ -38,8 +38,8 @@ from rlhfsim.specs.placement.placement import (
     RolePlacement,
     RolloutPlacement,
     Schedule,
-    WeightPath,
 )
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.nothing_fits import nearest_change

@@ -26,6 +26,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.weight_sync.endpoints import route
 from rlhfsim.weight_sync.weight_sync import SyncCost, every_path
 
 SCHEMA = "rlhfsim.sync/1"
@@ -167,7 +168,7 @@ def answer(question: Question) -> tuple[SyncCost, ...]:
             help="choose dp so that both fill the pool",
         )
     source, target = (device_of(_pool(question, gpus)) for gpus in (train.gpus, rollout.gpus))
-    return every_path(
+    ends = route(
         question.model,
         train,
         rollout,
@@ -178,6 +179,7 @@ def answer(question: Question) -> tuple[SyncCost, ...]:
         lora=question.lora,
         rdma=question.rdma,
     )
+    return every_path(ends)
 
 
 def _pool(question: Question, gpus: int) -> NodeGroup:

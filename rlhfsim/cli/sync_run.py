@@ -20,19 +20,25 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 
 SCHEMA = "rlhfsim.sync_run/1"
-TITLES = {
+TRANSPORTS = {
     "broadcast": "process group",
     "ipc": "shared memory, in buckets",
     "host": "shared memory, whole",
     "disk": "disk",
-    "lora": "adapters only, process group",
 }
 RANK = 4
 """Of the adapters that the trainer has, so that the path that moves only them can be run."""
+
+
+def _title(path: WeightPath) -> str:
+    rules = WEIGHT_PATHS[path]
+    assert rules.transport is not None
+    return "adapters only, " * rules.adapters_only + TRANSPORTS[rules.transport]
 
 
 def run(model: str | None, repeats: int, *, as_json: bool) -> None:
@@ -76,7 +82,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for p in found:
         table.add_row(
-            TITLES[p.path],
+            _title(p.path),
             units.format(p.bytes, "byte"),
             f"{p.first_s:.3f}",
             f"{p.median_s:.3f}",

@@ -28,7 +28,8 @@ from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, WeightPath
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Lora, Workload
 
@@ -160,9 +161,10 @@ def sync_buffers(
     model: ModelSpec, path: WeightPath, backend: Backend, lora: Lora | None, profile: Profile
 ) -> float:
     """Buffers of a weight path on one GPU: a bucket, or the largest tensor where that is larger."""
-    if path == "none":
+    rules = WEIGHT_PATHS[path]
+    if not rules.copies:
         return 0.0
-    if path == "lora" and lora:
+    if rules.adapters_only and lora:
         return 2.0 * lora_params(model, lora.rank)
     width = 2.0 if backend != "fsdp2" else 4.0
     return max(profile["sync_bucket_bytes"], width * max(model.params_embedding, model.params_expert))
@@ -170,7 +172,7 @@ def sync_buffers(
 
 def sync_group(path: WeightPath, profile: Profile) -> float:
     """NCCL buffers of a group that spans training and rollout; 0 without one."""
-    return profile["nccl_bytes"] if path in ("broadcast", "p2p") else 0.0
+    return profile["nccl_bytes"] if WEIGHT_PATHS[path].communicator else 0.0
 
 
 def pool_bytes(

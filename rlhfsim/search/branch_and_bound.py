@@ -164,7 +164,7 @@ class Search:
 
     def _branch(self, partition: Partition, sizes: Ints) -> Branch:
         """Bounds from the fastest options of every role, for all sizes at once; a path adds nothing to them yet."""
-        name = partition.groups, partition.hardware, partition.schedule, partition.path == "lora"
+        name = partition.groups, partition.hardware, partition.schedule, partition.adapters_only
         if name not in self._bounds:
             self._bounds[name] = self._bounded(partition, sizes)
         bound, legal, fitting = self._bounds[name]

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import WeightPath
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Lora, Workload
 
 Objective = Literal["time", "tokens", "cost", "energy", "memory"]

@@ -23,7 +23,8 @@ from rlhfsim.search.request import Request
 from rlhfsim.simulation.asynchronous.run import one_step_off
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.specs.placement.placement import ResourcePool, Schedule, WeightPath, role_placement
+from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath, paths_between
 
 Ints = NDArray[np.int64]
 Group = tuple[str, ...]
@@ -46,6 +47,11 @@ class Partition:
     """Index into `cluster.node_groups` of each group."""
     path: WeightPath
     schedule: Schedule
+
+    @property
+    def adapters_only(self) -> bool:
+        """Whether the weight sync moves adapters alone."""
+        return WEIGHT_PATHS[self.path].adapters_only
 
     @property
     def joined(self) -> bool:
@@ -72,7 +78,7 @@ class Partition:
         alone = self.pool_of("rollout") is None
         if not self.joined and not alone:
             return frozenset({"disaggregated"})
-        return frozenset({"hybrid"}) if self.path in ("ipc", "reshard") else frozenset({"naive", "smart"})
+        return frozenset({"hybrid"}) if WEIGHT_PATHS[self.path].gpu_memory else frozenset({"naive", "smart"})
 
     @property
     def role_placement(self) -> str:
@@ -217,14 +223,9 @@ def _paths(request: Request, shape: Partition, roles: Group) -> tuple[WeightPath
     """Paths that the backend and the executor know for these two roles."""
     if "rollout" not in roles:
         return ("none",)
-    own = not BACKENDS[request.backend].launchable
-    paths: tuple[WeightPath, ...] = ("broadcast", "host", "disk")
-    if shape.joined:
-        paths = ("ipc", "host", "disk", *(("reshard",) if own else ()))
-    elif own:
-        paths = (*paths, "p2p")
+    paths = paths_between(one_pool=shape.joined, own_backend=not BACKENDS[request.backend].launchable)
     if request.workload.lora is not None:
-        paths = ("lora", *paths)
+        paths = (*(p for p, rules in WEIGHT_PATHS.items() if rules.adapters_only), *paths)
     wanted = request.weight_path
     return tuple(p for p in paths if wanted in (None, p) and p not in request.forbid)
 

@@ -67,7 +67,7 @@ class Subproblems:
                         group,
                         partition.hardware[i],
                         gpus,
-                        partition.path == "lora",
+                        partition.adapters_only,
                         partition.schedule.double_buffered,
                     )
                     if subproblem not in seen:
@@ -82,7 +82,7 @@ class Subproblems:
                 hardware=partition.hardware[index],
                 gpus=gpus,
                 beside_actor=role == "reference" and "actor" in group,
-                adapters=role == "rollout" and partition.path == "lora",
+                adapters=role == "rollout" and partition.adapters_only,
                 double_buffered=role == "rollout" and partition.schedule.double_buffered,
             )
             for role in group
@@ -97,7 +97,7 @@ class Subproblems:
             partition.groups[index],
             partition.hardware[index],
             gpus,
-            partition.path == "lora",
+            partition.adapters_only,
             refilled,
             partition.schedule.double_buffered,
         )

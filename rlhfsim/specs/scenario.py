@@ -17,6 +17,7 @@ from rlhfsim.specs.loading import Source, convert, parse_yaml, read_text
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Workload
 
@@ -171,6 +172,7 @@ def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Clus
 
 def _check_schedule(placement: Placement, workload: Workload) -> None:
     rollout, schedule, path = placement.rollout, placement.schedule, placement.weight_path
+    rules = WEIGHT_PATHS[path]
     if schedule.staleness == 0 and (schedule.overlapped_sync or schedule.partial_rollout):
         what = "overlapped_sync" if schedule.overlapped_sync else "partial_rollout"
         raise RlhfsimError(
@@ -178,7 +180,7 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             f"{what} trains on samples of older weights, but staleness is 0",
             help="set schedule.staleness to 1 or more",
         )
-    if path == "lora" and workload.lora is None:
+    if rules.adapters_only and workload.lora is None:
         raise RlhfsimError(
             "path-needs-lora",
             "weight path 'lora' moves adapters, and the policy has none",
@@ -193,13 +195,13 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
             "staleness above 0 needs a rollout pool of its own",
             help="give rollout and actor different pools",
         )
-    if path in ("ipc", "reshard", "none") and not together:
+    if rules.pools == "one" and not together:
         raise RlhfsimError(
             "path-needs-one-pool",
             f"weight path {path!r} works only inside one pool",
             help="use broadcast, p2p, host, disk or lora",
         )
-    if path in ("broadcast", "p2p") and together:
+    if rules.pools == "two" and together:
         raise RlhfsimError(
             "path-needs-two-pools",
             f"weight path {path!r}: one GPU cannot be two ranks of one communicator",

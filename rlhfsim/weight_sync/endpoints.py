@@ -115,7 +115,9 @@ class Route:
     rdma: bool = True
     """The network lets a GPU write into another node's GPU memory."""
     adapters: float = 0.0
-    """Elements of the LoRA adapters; 0 when all weights are trained."""
+    """Elements of LoRA adapters: of the policy's, or of default ones for comparison."""
+    has_adapters: bool = False
+    """The policy trains adapters."""
 
     @property
     def stored(self) -> float:
@@ -223,4 +225,5 @@ def route(
         same_pool=same_pool,
         rdma=rdma,
         adapters=lora_params(model, (lora or _DEFAULT_ADAPTER).rank),
+        has_adapters=lora is not None,
     )

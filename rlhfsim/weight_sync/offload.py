@@ -22,6 +22,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.workload import Lora, Workload
@@ -195,7 +196,8 @@ def _around_rollout(
 ) -> tuple[Cost, Cost]:
     size = rollout_shard(model, role.layout)
     if role.residency == "recreated":
-        arrives = placement.weight_path not in ("none", "lora")
+        rules = WEIGHT_PATHS[placement.weight_path]
+        arrives = rules.copies and not rules.adapters_only
         return recreate(device, 0.0 if arrives else size), destroy(device)
     level = max(role.sleep, 1) if role.residency == "offloaded" else role.sleep
     return wake(device, size, level=level), sleep(device, size, level=level)

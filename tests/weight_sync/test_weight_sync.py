@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,10 @@ from rlhfsim.weight_sync.weight_sync import SyncCost, every_path, sync
 
 H100 = load_profile("h100_sxm")
 DENSE, MOE = resolve_model("llama-3.1-70b"), resolve_model("qwen3-30b-a3b")
+
+
+def every(*layouts: Any, **between: Any) -> tuple[SyncCost, ...]:
+    return every_path(route(*layouts, **between))
 
 
 def device(gpus: int = 16, profile=H100) -> Device:  # type: ignore[no-untyped-def]
@@ -197,7 +202,7 @@ def test_more_bandwidth_never_makes_a_path_slower(field: str) -> None:
     faster = replace(H100, **{field: Bandwidth(value=rate.value * 2, source="test")})
     for same in (False, True):
         slow, fast = (
-            every_path(
+            every(
                 DENSE,
                 TRAIN,
                 RolloutLayout(tp=8, dp=2),
@@ -216,7 +221,7 @@ def test_a_bigger_model_is_never_faster() -> None:
     models = [resolve_model(n) for n in ("llama-3.2-1b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")]
     layouts = (Layout(tp=8, dp=2), RolloutLayout(tp=8, dp=2))
     rows = [
-        every_path(m, *layouts, source=device(), target=device(), backend="megatron", same_pool=True)
+        every(m, *layouts, source=device(), target=device(), backend="megatron", same_pool=True)
         for m in models
     ]
     for small, big in pairwise(rows):
@@ -225,7 +230,7 @@ def test_a_bigger_model_is_never_faster() -> None:
 
 
 def test_every_interval_holds_its_value() -> None:
-    for cost in every_path(
+    for cost in every(
         MOE,
         Layout(tp=4, pp=2, dp=2, ep=4),
         RolloutLayout(tp=8, dp=2),
@@ -263,7 +268,7 @@ def test_adapters_need_an_adapter_policy_and_move_little() -> None:
 def test_local_disks_of_other_nodes_cannot_be_read() -> None:
     by_name = {
         c.name: c
-        for c in every_path(
+        for c in every(
             DENSE, TRAIN, ROLLOUT, source=device(), target=device(), backend="megatron", same_pool=False
         )
     }
@@ -276,9 +281,7 @@ def test_quantising_halves_the_wire_and_needs_fp8_hardware() -> None:
         on = device(profile=load_profile(gpu))
         return {
             c.name: c
-            for c in every_path(
-                DENSE, TRAIN, ROLLOUT, source=on, target=on, backend="megatron", same_pool=False
-            )
+            for c in every(DENSE, TRAIN, ROLLOUT, source=on, target=on, backend="megatron", same_pool=False)
         }
 
     h100 = named("h100_sxm")
@@ -306,7 +309,7 @@ def test_an_unavailable_path_is_priced_all_the_same() -> None:
 def test_ten_seconds_for_140_gb_are_14_gb_per_second_and_only_disks_are_that_slow() -> None:
     found = {
         c.name: c
-        for c in every_path(
+        for c in every(
             DENSE, TRAIN, ROLLOUT, source=device(), target=device(), backend="megatron", same_pool=False
         )
     }

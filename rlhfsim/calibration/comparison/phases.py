@@ -21,6 +21,7 @@ from scipy.stats import t as student
 from rlhfsim.calibration.observation import WAIT, Observation, phase_seconds
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase, content_hash
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.trace import Span, Trace
 
@@ -246,6 +247,7 @@ def _pace(plan: Plan, seen: Observation, gpus: int) -> float | None:
 
 def _weights(plan: Plan) -> float | None:
     """Bytes of the policy in BF16; None for adapters, whose bytes the plan does not say."""
-    if plan.placement.weight_path in ("lora", "none"):
+    rules = WEIGHT_PATHS[plan.placement.weight_path]
+    if rules.adapters_only or not rules.copies:
         return None
     return 2.0 * next(m.params for m in plan.models if m.role == "actor")

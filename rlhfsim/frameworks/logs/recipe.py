@@ -17,8 +17,8 @@ from rlhfsim.specs.placement.placement import (
     RolePlacement,
     RolloutPlacement,
     Schedule,
-    WeightPath,
 )
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 

@@ -18,6 +18,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.present.terminal.bars import DARK, FULL, LIGHT, MEDIUM
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed
 
 WIDTH = 100
@@ -51,16 +52,7 @@ ROLES = {
     "split": "roles in groups",
     "standalone": "every role in its own pool",
 }
-PATHS = {
-    "none": "not copied",
-    "ipc": "CUDA IPC",
-    "reshard": "resharding in place",
-    "broadcast": "NCCL broadcast",
-    "p2p": "RDMA",
-    "disk": "disk",
-    "lora": "LoRA adapters only",
-    "host": "host memory",
-}
+PATHS = {path: rules.title for path, rules in WEIGHT_PATHS.items()}
 GROUPS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "weights": (FULL, "green", ("weights",)),
     "gradients, optimizer": (DARK, "blue", ("gradients", "optimizer")),

@@ -12,13 +12,10 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
 Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "async"]
 RolePlacementLabel = Literal["colocated", "split", "standalone"]
-WeightPath = Literal["none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora", "host"]
-"""none: same copy; ipc: gather and hand over in GPU memory; reshard: the co-located HybridFlow gather;
-broadcast: NCCL to another pool; p2p: sharded RDMA; disk: save and load; lora: adapters only;
-host: through pinned host memory."""
 Residency = Literal["resident", "offloaded", "recreated"]
 """Between its calls a role stays in GPU memory, moves to host memory, or is destroyed and created again."""
 
@@ -140,7 +137,7 @@ class Placement:
         if self.schedule.staleness > 0:
             return "async"
         if self.rollout is None or self.rollout.pool == self.actor.pool:
-            if self.rollout is not None and self.weight_path in ("ipc", "reshard"):
+            if self.rollout is not None and WEIGHT_PATHS[self.weight_path].gpu_memory:
                 return "hybrid"
             return "smart" if self._frees_memory else "naive"
         return "disaggregated"

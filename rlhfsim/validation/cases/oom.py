@@ -19,13 +19,8 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
-from rlhfsim.specs.placement.placement import (
-    Placement,
-    Residency,
-    RolePlacement,
-    RolloutPlacement,
-    WeightPath,
-)
+from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB

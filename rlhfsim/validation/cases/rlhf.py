@@ -24,8 +24,8 @@ from rlhfsim.specs.placement.placement import (
     RolePlacement,
     RolloutPlacement,
     Schedule,
-    WeightPath,
 )
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Reward, Rules, Workload
 from rlhfsim.training.packing import Packs

@@ -15,7 +15,8 @@ from rlhfsim.search.request import Objective
 from rlhfsim.specs.hardware.clusters import ClusterText
 from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.placement import Architecture, WeightPath
+from rlhfsim.specs.placement.placement import Architecture
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.workload.workload import Workload
 
