@@ -108,13 +108,22 @@ def sync(
     backend: Backend,
     same_pool: bool,
     lora: Lora | None = None,
+    rdma: bool = True,
 ) -> SyncCost:
     """Cost of one weight path between two layouts, in its usual form.
 
     An unavailable path is priced too; `available` and `why_not` say so.
     """
     ends = route(
-        model, train, rollout, source=source, target=target, backend=backend, same_pool=same_pool, lora=lora
+        model,
+        train,
+        rollout,
+        source=source,
+        target=target,
+        backend=backend,
+        same_pool=same_pool,
+        lora=lora,
+        rdma=rdma,
     )
     if path == "disk":
         shared = not same_pool or train.gpus > source.gpus_per_node
