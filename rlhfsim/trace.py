@@ -26,6 +26,16 @@ MAX_BYTES = 256 * 2**20
 """Larger traces are refused before they are parsed."""
 ALL = "all"
 """The group of a span that occupies every GPU of its pool."""
+CPU_POOL = "cpu"
+"""The pool where rule rewards and the controller work; the plan does not list it."""
+CONTROLLER = "controller"
+"""Name, role and kind of the controller's span."""
+WAIT = "wait"
+"""Kind of a span in which nobody works."""
+GENERATE = "generate"
+"""Kind of the spans of the rollout engine."""
+MEASURED: Literal["measured"] = "measured"
+"""`source` of a trace that ran, and `bound_by` of its spans."""
 CounterName = Literal["kv_bytes", "memory_bytes", "host_bytes", "queue_samples", "weight_version", "running"]
 Source = Literal["predicted", "measured"]
 Window = tuple[float, float]
@@ -139,7 +149,7 @@ def busy_share(trace: Trace, pool: str, window: Window | None = None) -> float:
     start, end = window or (0.0, trace.end_s)
     if end <= start:
         return 0.0
-    spans = [s for s in trace.spans if s.pool == pool and s.kind != "wait"]
+    spans = [s for s in trace.spans if s.pool == pool and s.kind != WAIT]
     groups = dict.fromkeys(s.group for s in spans if s.group != ALL) or {ALL: None}
     times = (covered((s.start_s, s.end_s) for s in spans if s.group in (group, ALL)) for group in groups)
     total = sum(max(0.0, min(b, end) - max(a, start)) for time in times for a, b in time)

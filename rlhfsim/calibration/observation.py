@@ -22,18 +22,12 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.loading import parse_json, read_text
-from rlhfsim.trace import COVERS, JOINT, Span, Trace, read_trace
+from rlhfsim.trace import COVERS, CPU_POOL, GENERATE, JOINT, MEASURED, WAIT, Span, Trace, read_trace
 
 PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
 """Files of a run folder; the first two must be there."""
-WAIT = "wait"
-"""Kind of a span in which nobody works."""
-GENERATE = "generate"
-"""Kind of the spans of the rollout engine."""
 FAILED = "failed"
 """Attribute of a span whose work raised an error."""
-CPU_POOL = "cpu"
-"""Rules and controller work here; it is no pool of the plan."""
 JUMP = 20.0
 """A step that takes this many times the median step shows a clock that was set, not a slow step."""
 SLACK_S = 0.05
@@ -98,7 +92,7 @@ def read_run(folder: str | Path) -> Observation:
     _is_run(path)
     plan, trace = read_plan(path / PLAN), read_trace(path / TRACE)
     place = Place(file=str(path / TRACE))
-    if trace.source != "measured":
+    if trace.source != MEASURED:
         raise RlhfsimError(
             "trace-not-measured",
             "this trace was simulated, not measured",

@@ -30,9 +30,9 @@ from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
-from rlhfsim.step.iteration import CPU_POOL, Setting
+from rlhfsim.step.iteration import Setting
 from rlhfsim.step.timetable import Step
-from rlhfsim.trace import Counter, CounterName, Span, Trace
+from rlhfsim.trace import CPU_POOL, Counter, CounterName, Span, Trace
 
 Running = Generator[simpy.Event, Any, None]
 """A simulated process."""

@@ -25,8 +25,9 @@ from rlhfsim.rollout.environment import RESTS_ON, Turns
 from rlhfsim.simulation.shared_links import Flow, use_of
 from rlhfsim.simulation.simulator import Done, Running, Simulator
 from rlhfsim.specs.placement.placement import Schedule
-from rlhfsim.step.iteration import CPU_POOL, Iteration, Program
+from rlhfsim.step.iteration import Iteration, Program
 from rlhfsim.step.timetable import ROLLOUT, STREAM_CHUNKS, Phase, Step, chain, streaming_steps
+from rlhfsim.trace import CPU_POOL
 
 ANSWER = "environment.answer"
 

@@ -17,10 +17,8 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import Step
+from rlhfsim.trace import CONTROLLER, CPU_POOL
 
-CPU_POOL = "cpu"
-"""Where rule rewards and the controller run."""
-CONTROLLER = "controller"
 TRAINING = ("critic.train", "actor.train")
 
 

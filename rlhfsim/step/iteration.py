@@ -31,8 +31,9 @@ from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutP
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.framework_overhead import CPU_POOL, controller, packed_call, trains_pieces, with_controller
+from rlhfsim.step.framework_overhead import controller, packed_call, trains_pieces, with_controller
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
+from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import Packs, fill
 from rlhfsim.training.training import train
@@ -40,7 +41,6 @@ from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import sync
 
 __all__ = [
-    "CPU_POOL",
     "Iteration",
     "Phase",
     "Program",

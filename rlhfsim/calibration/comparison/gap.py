@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from rlhfsim.calibration.observation import WAIT, Observation, phase_seconds
+from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.calibration.predict import case_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
-from rlhfsim.trace import Span, Trace, covered
+from rlhfsim.trace import WAIT, Span, Trace, covered
 
 CAUSES = ("lengths", "compute", "hbm", "network", "overhead", "waiting", "order")
 """In the order in which they are told."""

@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhfsim.calibration.observation import WAIT, Observation
+from rlhfsim.calibration.observation import Observation
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.trace import Counter, Trace
+from rlhfsim.trace import WAIT, Counter, Trace
 
 MEMORY = "memory_bytes"
 

@@ -18,12 +18,12 @@ from statistics import median, stdev
 import numpy as np
 from scipy.stats import t as student
 
-from rlhfsim.calibration.observation import WAIT, Observation, phase_seconds
+from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase, content_hash
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.lengths import stats
-from rlhfsim.trace import Span, Trace
+from rlhfsim.trace import WAIT, Span, Trace
 
 STEP = "step"
 """Name of the row of the whole step."""

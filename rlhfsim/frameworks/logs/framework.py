@@ -11,8 +11,6 @@ from rlhfsim.frameworks.logs.records import Record
 
 Console = Callable[[Sequence[str]], Iterator[Record]]
 """From clean lines to records."""
-WAIT = "wait"
-"""Kind of a timer in which nobody works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

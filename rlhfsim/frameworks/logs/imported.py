@@ -11,7 +11,7 @@ from statistics import fmean
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.configuration import Settings, read_settings
 from rlhfsim.frameworks.logs.files import find, framework_times, read_log
-from rlhfsim.frameworks.logs.framework import WAIT, Framework, Timer
+from rlhfsim.frameworks.logs.framework import Framework, Timer
 from rlhfsim.frameworks.logs.recipe import Lengths, Recipe, Setup, setup
 from rlhfsim.frameworks.logs.records import Log, Record
 from rlhfsim.frameworks.nemo_rl.logs import NEMO_RL
@@ -19,6 +19,7 @@ from rlhfsim.frameworks.openrlhf.logs import OPENRLHF
 from rlhfsim.frameworks.trl.logs import TRL
 from rlhfsim.frameworks.verl.logs import VERL
 from rlhfsim.specs.workload.dataflow import dataflow
+from rlhfsim.trace import CONTROLLER, WAIT
 
 FRAMEWORKS: dict[str, Framework] = {f.name: f for f in (VERL, OPENRLHF, NEMO_RL, TRL)}
 MOST_S = 30 * 86400.0
@@ -118,7 +119,7 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
 
 def _used(framework: Framework, specs: Setup, recipe: Recipe, log: Log) -> dict[str, tuple[str, ...]]:
     """Metrics that become spans, and what each covers of the calls that this run has."""
-    here = {call.name for call in dataflow(specs.workload)} | {"controller", "actor.generate.wait"}
+    here = {call.name for call in dataflow(specs.workload)} | {CONTROLLER, "actor.generate.wait"}
     found = {}
     for timer in timers(framework, recipe.staleness > 0):
         covered = tuple(name for name in timer.of(log.names) if call_of(name) in here)

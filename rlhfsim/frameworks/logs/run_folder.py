@@ -13,14 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.frameworks.logs.framework import WAIT, Timer
+from rlhfsim.frameworks.logs.framework import Timer
 from rlhfsim.frameworks.logs.imported import Imported, Step, call_of, first, timers
 from rlhfsim.specs.workload.dataflow import dataflow
-from rlhfsim.trace import COVERS, JOINT, Span, Trace
-
-CPU_POOL = "cpu"
-"""Where the controller and rule rewards work."""
-MEASURED = "measured"
+from rlhfsim.trace import CONTROLLER, COVERS, CPU_POOL, JOINT, MEASURED, WAIT, Span, Trace
 
 
 def trace_of(run: Imported, plan_hash: str) -> Trace:
@@ -32,7 +28,7 @@ def trace_of(run: Imported, plan_hash: str) -> Trace:
         spans += mine
         at += max(step_seconds(run, step) or 0.0, max((s.end_s for s in mine), default=at) - at)
     return Trace(
-        source="measured",
+        source=MEASURED,
         rlhfsim_version=_version(),
         plan_hash=plan_hash,
         steps=len(run.steps),
@@ -80,7 +76,7 @@ def _span(
     attributes: dict[str, float | str] = {"metric": timer.metric}
     if covers != (own,):
         attributes[COVERS] = JOINT.join(covers)
-    kinds = {"": "controller", "generate.wait": WAIT, "train.load": "load"}
+    kinds = {"": CONTROLLER, "generate.wait": WAIT, "train.load": "load"}
     return Span(
         name=own,
         role=role,
@@ -96,7 +92,7 @@ def _span(
 
 def _pool(run: Imported, name: str) -> str:
     placement = run.setup.placement
-    if name == "controller" or name.startswith("rules."):
+    if name == CONTROLLER or name.startswith("rules."):
         return CPU_POOL
     if name.startswith("actor.generate") and placement.rollout is not None:
         return placement.rollout.pool

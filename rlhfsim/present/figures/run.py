@@ -15,7 +15,7 @@ from rlhfsim.present.figures.time import role_of
 from rlhfsim.present.html import plots, theme, words
 from rlhfsim.present.html.content import Cell, Figure, Table, compact, number, rounded
 from rlhfsim.present.html.content import words as cell
-from rlhfsim.trace import Span
+from rlhfsim.trace import WAIT, Span
 
 LABELLED = 0.08
 """Share of the axis from which a bar carries its name."""
@@ -55,7 +55,7 @@ def both(answer: SideBySide) -> tuple[Work, ...]:
     """Predicted calls, and those of the typical measured step."""
     step = typical_step(answer)
     begin = step_windows(answer.trace)[step][0]
-    spans: list[Span] = [s for s in answer.trace.spans if s.step == step and s.kind != "wait"]
+    spans: list[Span] = [s for s in answer.trace.spans if s.step == step and s.kind != WAIT]
     told = [
         Work(side="predicted", name=p.name, where=p.pool, start_s=p.start_s, seconds=p.seconds)
         for p in answer.plan.prediction.phases
