@@ -13,9 +13,9 @@ from executor.settings import Precision, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, SYNC_BUCKET_BYTES
 from rlhfsim.specs.placement.placement import RolePlacement
 
-TRAINED = ("actor", "critic")
 HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
 BYTES = {"fp32": 4, "bf16": 2}
@@ -41,6 +41,11 @@ class Job:
     def precision(self) -> Precision:
         """Of training and rollout."""
         return self.settings.precision or ("bf16" if self.gpu else "fp32")
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Of one bucket of a weight transfer."""
+        return self.settings.bucket_bytes or (SYNC_BUCKET_BYTES if self.gpu else CPU_SYNC_BUCKET_BYTES)
 
     @property
     def max_tokens(self) -> int:

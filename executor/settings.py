@@ -186,8 +186,8 @@ class Settings:
     seed: int = 0
     precision: Precision | None = None
     """None: fp32 on CPU, bf16 on GPU."""
-    bucket_bytes: Count = 64 * 2**20
-    """Of one weight-sync bucket."""
+    bucket_bytes: Count | None = None
+    """Of one weight-sync bucket; None: what the planner prices on GPUs, 64 MiB on CPUs."""
     logprob_tolerance: Positive = 0.05
     """Largest mean |log-prob of engine - log-prob of trainer| that the self-check accepts."""
     checkpoints: Checkpoints = Checkpoints()

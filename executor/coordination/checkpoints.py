@@ -28,6 +28,7 @@ from executor.coordination.manifest import MANIFEST, problems, sync, write_manif
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.workload.dataflow import TRAINED
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"
@@ -92,7 +93,7 @@ def identity(plan: Plan, settings_hash: str) -> Identity:
         world={
             role: _shape(placed)
             for role, placed in plan.placement.roles.items()
-            if isinstance(placed, RolePlacement) and role in ("actor", "critic")
+            if isinstance(placed, RolePlacement) and role in TRAINED
         },
         inputs={name: plain[name] for name in ("workload", "placement", "hardware")},
     )

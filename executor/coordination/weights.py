@@ -22,10 +22,9 @@ from executor.coordination.worker_group import WorkerGroup
 from executor.engines.protocols import ChannelSpec, Transfer
 from executor.resolve import Job
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
+from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 
 Record = Callable[[WorkerGroup, Sequence[Reply]], None]
-LORA_ALPHA_OVER_RANK = 2.0
-"""The usual alpha = 2 rank; the training engine builds its adapters with the same."""
 
 
 class Route:
@@ -65,7 +64,7 @@ class Route:
             port=port,
             receivers=receivers,
             folder=str(self._folder),
-            bucket_bytes=settings.bucket_bytes,
+            bucket_bytes=self._job.bucket_bytes,
             adapters_only=rules.adapters_only,
             base_model=self._job.model if rules.adapters_only else "",
             lora_scale=LORA_ALPHA_OVER_RANK,

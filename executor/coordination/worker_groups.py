@@ -38,12 +38,11 @@ from executor.resolve import Job, engine_specs, environment, rollout_spec, serve
 from executor.samples import Completion, Request, Sample
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.dataflow import TRAINED, Call
+from rlhfsim.trace import CPU_POOL
 
 Rules = Callable[[Sequence[Sample]], list[float]]
 """Rule rewards, one a sample."""
-CPU_POOL = "cpu"
-"""Where rules run: the host's processors, as the simulator calls them."""
 METHODS = {"logprob": "logprobs", "value": "values", "score": "scores"}
 PROCESSES = "processes.json"
 """In the scratch folder: part -> process id."""
@@ -357,7 +356,7 @@ class WorkerGroups:
         self._each_trained("restore", folder)
 
     def _each_trained(self, method: str, folder: Path) -> None:
-        for role in ("actor", "critic"):
+        for role in TRAINED:
             if role in self._groups:
                 (folder / role).mkdir(parents=True, exist_ok=True)
                 group = self._groups[role]

@@ -22,8 +22,6 @@ from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.units import MIB
 
 MAX_LEN, MAX_BATCH = 512, 32
-BUDGET = 8192
-"""Tokens of one prefill: all prompts of a point fit one pass."""
 POINTS = ((1, 16), (8, 16), (32, 16), (1, 192), (8, 192), (32, 192))
 QUICK = ((1, 16), (16, 16), (32, 128))
 """(sequences, prompt tokens)."""
@@ -49,7 +47,7 @@ def engine_at(setup: Setup, layers: int) -> VllmEngine:
     """An engine on a new tiny model."""
     folder = tiny.build(setup.scratch / "model", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS)
     precision: Precision = "bf16" if setup.device == "cuda" else "fp32"
-    layout = RolloutLayout(max_batched_tokens=BUDGET)
+    layout = RolloutLayout()
     return VllmEngine(
         RolloutSpec(
             model=str(folder),

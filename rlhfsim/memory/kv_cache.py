@@ -14,12 +14,11 @@ from functools import lru_cache
 
 from rlhfsim.kernels.layers import attention_matrices, expert_matrices, heads, mlp_matrices, shared_matrices
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 BF16, FP32 = 2.0, 4.0
-BLOCK_TOKENS = 16
-"""vLLM's default KV block; 128 where a kernel asks for it."""
 VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of 64 on every rank (VocabParallelEmbedding)."""
 
@@ -112,7 +111,7 @@ def kv_capacity(
     activation_peak: float,
     non_torch: float,
     graphs: float = 0.0,
-    block: int = BLOCK_TOKENS,
+    block: int = VLLM.block_tokens,
 ) -> KvCapacity:
     """KV cache of one replica (G7).
 

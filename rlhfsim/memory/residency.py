@@ -30,11 +30,10 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
-from rlhfsim.specs.workload.dataflow import Call, dataflow
+from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.workload import Lora, Workload
 
 ROLES = ("actor", "critic", "reference", "reward")
-TRAINED = ("actor", "critic")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

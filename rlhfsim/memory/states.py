@@ -18,9 +18,9 @@ from typing import Literal, NamedTuple
 from rlhfsim.kernels.layers import layer_expert_params, layer_params
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Lora
-from rlhfsim.units import BILLION, MILLION
 
 Stage = Literal["first", "last", "only"]
 """Pipeline stages that can be the fullest; `only` without pipeline parallelism."""
@@ -29,12 +29,6 @@ Optimizer = Literal["adam", "adam8bit"]
 BF16, FP32 = 2.0, 4.0
 MOMENTS: dict[Optimizer, float] = {"adam": 8.0, "adam8bit": 2.0 + 2 * FP32 / 256}
 """Two moments per element; 8-bit ones carry an FP32 scale per block of 256 (Dettmers et al., arXiv 2110.02861)."""
-LIVE_ELEMENTS, PREFETCH_ELEMENTS = BILLION, 50 * MILLION
-"""DeepSpeed ZeRO-3 defaults `stage3_max_live_parameters` and `stage3_prefetch_bucket_size` (docs/config-json.md)."""
-BUCKET_ELEMENTS = 500 * MILLION
-"""DeepSpeed default `reduce_bucket_size`."""
-SUB_GROUP_ELEMENTS = BILLION
-"""DeepSpeed ZeRO-3 default `sub_group_size`: elements that one optimizer step takes at a time."""
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of 128 t (`--make-vocab-size-divisible-by`)."""
 
@@ -305,14 +299,14 @@ def lora_states(
 def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     """BF16 weights that ZeRO-3 or FSDP2 hold gathered while a layer runs.
 
-    DeepSpeed keeps up to 1e9 elements live and prefetches 5e7; FSDP2 holds the running and the
+    DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches some; FSDP2 holds the running and the
     prefetched layer and, for the whole pass, the root (embedding and head); without resharding
     after forward (stage 2) all weights. Weights on the host pass through the same buffers.
     """
     if backend == "fsdp2":
         return BF16 * (min(part.elements, 2 * part.layer + part.root) if layout.zero == 3 else part.elements)
     if layout.zero == 3:
-        return BF16 * (min(part.elements, LIVE_ELEMENTS) + min(part.layer, PREFETCH_ELEMENTS))
+        return BF16 * (min(part.elements, DEEPSPEED.live) + min(part.layer, DEEPSPEED.prefetch))
     if layout.offload_params != "none":
         return BF16 * min(part.elements, 2 * part.layer)
     return 0.0
@@ -321,7 +315,7 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
 def gradient_buffer_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
 
-    DeepSpeed fills buckets of 5e8 elements, two of them where the reduction overlaps (ZeRO-3);
+    DeepSpeed fills buckets of `DEEPSPEED.reduce_bucket`, two of them where the reduction overlaps (ZeRO-3);
     FSDP2 holds BF16 gradients of two layers and of the root, and one FP32 reduce-scatter input.
     Megatron reduces in place in its FP32 buffer.
     """
@@ -332,7 +326,7 @@ def gradient_buffer_bytes(part: Shard, layout: Layout, backend: Backend) -> floa
     if layout.zero == 0:
         return 0.0
     buckets = 2 if layout.zero == 3 else 1
-    return BF16 * buckets * min(part.elements, BUCKET_ELEMENTS)
+    return BF16 * buckets * min(part.elements, DEEPSPEED.reduce_bucket)
 
 
 def step_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
@@ -347,7 +341,7 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     if layout.zero:
         owned = part.dense / part.dense_ranks + part.expert / part.expert_ranks
     if backend == "deepspeed" and layout.zero == 3:
-        owned = min(owned, SUB_GROUP_ELEMENTS)
+        owned = min(owned, DEEPSPEED.sub_group)
     return FP32 * owned
 
 

@@ -31,6 +31,7 @@ from rlhfsim.kernels.layers import (
 )
 from rlhfsim.rollout.engine_step import Floats, Step, kernel, nothing, on
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
@@ -43,8 +44,6 @@ LOGIT_BYTES = 4.0
 ELEMENTWISE_PASSES = 14.0
 """Reads and writes of n x h per layer by two norms with residual, rotary, activation and (FP8)
 quantisation, counted from the kernels that vLLM launches; their launch is `decode_layer_overhead`."""
-GRAPH_LIMIT = 512
-"""Largest captured batch (vLLM 0.11-0.24 default, `max_cudagraph_capture_size`)."""
 
 
 def decode_step(
@@ -89,7 +88,7 @@ def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:
         return rows
     small = np.where(rows <= 1, 1.0, np.where(rows <= 2, 2.0, np.where(rows <= 4, 4.0, 8.0)))
     grid = np.where(rows <= 8, small, np.where(rows <= 256, np.ceil(rows / 8) * 8, np.ceil(rows / 16) * 16))
-    return np.where(rows > GRAPH_LIMIT, rows, grid)
+    return np.where(rows > VLLM.graph_limit, rows, grid)
 
 
 def token_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
@@ -318,7 +317,7 @@ def overhead(
     layers = coefficient(device, "decode_layer_overhead", engine) * model.num_layers
     seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
     launch = device["eager_layer_overhead"] * model.num_layers
-    eager = ~np.asarray(layout.cuda_graphs & (sequences / layout.pp <= GRAPH_LIMIT))
+    eager = ~np.asarray(layout.cuda_graphs & (sequences / layout.pp <= VLLM.graph_limit))
     return on("overhead", seconds + np.where(eager, np.maximum(0.0, launch - gpu_seconds), 0.0))
 
 

@@ -20,11 +20,11 @@ from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound
 from rlhfsim.rollout.decode import Engine, decode_step
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.prefill import group_prefill
-from rlhfsim.rollout.schedule import BLOCK_TOKENS, Requests, Schedule, expected_schedule, schedule
+from rlhfsim.rollout.schedule import Requests, Schedule, expected_schedule, schedule
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 
-__all__ = ["BLOCK_TOKENS", "Generation", "Requests", "generate", "kv_capacity", "step_table"]
+__all__ = ["Generation", "Requests", "generate", "kv_capacity", "step_table"]
 
 TAIL_SHARE = 0.25
 """The tail begins when fewer than this share of the slowest replica's first batch still runs."""

@@ -13,10 +13,9 @@ import numpy as np
 
 from rlhfsim.rollout.continuous_batching import Timeline, one_wave, refill
 from rlhfsim.rollout.engine_step import Floats
+from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
 
-BLOCK_TOKENS = 16.0
-"""Tokens of a KV block (vLLM default); a sequence wastes half a block on average."""
 TRIES = 4
 """Corrections of the number of slots until the peak of the schedule fits."""
 
@@ -135,7 +134,7 @@ def _fitted(dealt: Floats, prompt: float, saved: float, most: int, capacity: flo
     In the steady state of a refilled batch a running sequence stands on average at E[l^2] / (2 E[l])
     of its response (length-biased age); sequences that start together peak above that.
     """
-    each, held = int(dealt.shape[1]), prompt - saved + BLOCK_TOKENS / 2
+    each, held = int(dealt.shape[1]), prompt - saved + VLLM.block_tokens / 2
     if each <= most:
         whole = one_wave(dealt, prompt)
         if _peak(whole, saved) <= capacity:
@@ -156,12 +155,12 @@ def _fitted(dealt: Floats, prompt: float, saved: float, most: int, capacity: flo
 
 def _fullest(timeline: Timeline, saved: float) -> int:
     """The replica with the highest peak."""
-    ends = timeline.start + timeline.steps - saved + BLOCK_TOKENS / 2
+    ends = timeline.start + timeline.steps - saved + VLLM.block_tokens / 2
     return int(timeline.replica[np.argmax(timeline.running * ends)])
 
 
 def _peak(timeline: Timeline, saved: float) -> float:
-    ends = timeline.start + timeline.steps - saved + BLOCK_TOKENS / 2
+    ends = timeline.start + timeline.steps - saved + VLLM.block_tokens / 2
     return float(np.max(timeline.running * ends))
 
 
@@ -174,7 +173,7 @@ def _preemption(each: int, slots: int, most: int, prompt: float, capacity: float
     cache, each at a context of C / n, until n_1 = slots remain. Source: vLLM V1 scheduler,
     preemption by recomputation. Later starts are taken to fit.
     """
-    admitted = min(each, most, int(capacity / (prompt + BLOCK_TOKENS)))
+    admitted = min(each, most, int(capacity / (prompt + VLLM.block_tokens)))
     if slots >= each or admitted <= slots:
         return 0.0, 0.0
     return float(admitted - slots), capacity * math.log(admitted / slots)

@@ -26,13 +26,13 @@ import numpy as np
 
 from rlhfsim.kernels.cost import Cost, Resource, part
 from rlhfsim.kernels.device import Device
-from rlhfsim.memory.kv_cache import BLOCK_TOKENS
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.decode import Engine
 from rlhfsim.rollout.engine_step import RESOURCES
 from rlhfsim.rollout.generation import Requests, kv_capacity, step_table, worker_cost
 from rlhfsim.rollout.prefill import group_prefill, prefill
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import GRID, AnyLengths, LengthStats, stats
 
@@ -78,7 +78,7 @@ def steady_state(
     age = response.mean_square / (2 * response.mean)
     context = prompt + age
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    own = prompt / requests.samples + age + BLOCK_TOKENS / 2  # a prompt is shared by its group
+    own = prompt / requests.samples + age + VLLM.block_tokens / 2  # a prompt is shared by its group
     running = _running(layout, requests, staleness, capacity / own)
     table = step_table(
         device, model, layout, running, prompt + _longest(requests, response), engine=engine, worker=worker

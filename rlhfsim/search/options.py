@@ -19,11 +19,11 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.dataflow import TRAINED
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 AnyRolePlacement = RolePlacement | RolloutPlacement
-TRAINED = ("actor", "critic")
 ALONE = "alone"
 """Pool name while a role is priced by itself."""
 SCORE, TRAIN = slice(0, 3), slice(3, 6)

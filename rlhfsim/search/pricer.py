@@ -20,7 +20,6 @@ from rlhfsim.search.fit import NO_SYNC, VIEWS, engine_sizes, engine_states, fitt
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
-    TRAINED,
     Floats,
     Ints,
     Key,
@@ -43,7 +42,7 @@ from rlhfsim.specs.placement.placement import (
     RolloutPlacement,
     Schedule,
 )
-from rlhfsim.specs.workload.dataflow import Call, dataflow
+from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.step.iteration import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves

@@ -24,12 +24,11 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
-from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.dataflow import TRAINED, Call
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.weight_sync.endpoints import weights_of
 
 Store = Literal["host", "nvme"]
-TRAINED = ("actor", "critic")
 PINNING: frozenset[Backend] = frozenset({"deepspeed"})
 """Backends whose offload pins host memory: DeepSpeed `offload_states(pin_memory=True)`. The Megatron
 and FSDP workers of verl and NeMo-RL use `tensor.to("cpu")`, which is pageable."""

@@ -7,13 +7,8 @@ from typing import Any
 from executor.settings import Optimizer, Precision
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.backends import violation
+from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
 from rlhfsim.specs.placement.layout import Layout
-
-BUCKET_ELEMENTS = 50_000_000
-"""Elements that are reduced or gathered together: large enough for full network speed, and memory that
-DeepSpeed allocates whatever the size of the model."""
-PERSISTENT_ELEMENTS = 10_000
-"""ZeRO-3 keeps parameters up to this size gathered (norms): gathering them would be all latency."""
 
 
 def ds_config(
@@ -91,13 +86,15 @@ def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool) -> dict[str, 
         "stage": stage,
         "overlap_comm": cuda and stage >= 2,
         "contiguous_gradients": True,
-        "reduce_bucket_size": BUCKET_ELEMENTS,
-        "allgather_bucket_size": BUCKET_ELEMENTS,
+        "reduce_bucket_size": DEEPSPEED.reduce_bucket,
+        "allgather_bucket_size": DEEPSPEED.allgather_bucket,
     }
     if layout.zero == 3:
         zero |= {
-            "stage3_prefetch_bucket_size": BUCKET_ELEMENTS if cuda else 0,
-            "stage3_param_persistence_threshold": PERSISTENT_ELEMENTS,
+            "stage3_prefetch_bucket_size": DEEPSPEED.prefetch if cuda else 0,
+            "stage3_param_persistence_threshold": DEEPSPEED.persistent,
+            "stage3_max_live_parameters": DEEPSPEED.live,
+            "sub_group_size": DEEPSPEED.sub_group,
         }
     if layout.offload_optimizer == "cpu" and optimizer is not None:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": cuda}

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from executor.engines.transformers.heads import Model, checkpoint_name
 from executor.engines.weights import Bucket, gathered, grouped
+from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 
-ALPHA_OVER_RANK = 2.0
-"""Scale of every adapter."""
 _ADAPTER = "default"
 
 
@@ -41,7 +40,7 @@ def attach(model: Model, rank: int, seed: int) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     names = [name for name, module in model.backbone.named_modules() if type(module) is nn.Linear]
-    config = LoraConfig(r=rank, lora_alpha=round(ALPHA_OVER_RANK * rank), target_modules=names)
+    config = LoraConfig(r=rank, lora_alpha=round(LORA_ALPHA_OVER_RANK * rank), target_modules=names)
     dtype = next(model.backbone.parameters()).dtype
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -112,5 +111,5 @@ def _merged(weight: nn.Parameter, adapter: Adapter | None) -> Tensor:
     if adapter is None:
         return weight.detach().contiguous()
     change = adapter.b.detach().float() @ adapter.a.detach().float()
-    full: Any = weight.detach().float() + ALPHA_OVER_RANK * change
+    full: Any = weight.detach().float() + LORA_ALPHA_OVER_RANK * change
     return cast(Tensor, full.to(weight.dtype))

@@ -86,38 +86,45 @@ def apply(variables: Mapping[str, str]) -> None:
 
 
 def start(spec: RolloutSpec, device: Device) -> Any:
-    """The `vllm.LLM` of one replica; `kv_bytes` are those of each of its workers."""
+    """The `vllm.LLM` of one replica."""
     from vllm import LLM
 
+    return LLM(**arguments(spec, device))
+
+
+def arguments(spec: RolloutSpec, device: Device) -> dict[str, Any]:
+    """What `vllm.LLM` gets; `kv_bytes` are those of each of its workers."""
     layout = spec.layout
     ranks = layout.tp * layout.pp
     # vLLM 0.32 rewinds the random generator of a seeded request after each chunk of its prefill but the last,
     # which CPU generators cannot do: whole prompts there, so a batch must hold the longest
     chunked = device == "cuda"
     batched = max(layout.max_batched_tokens, spec.max_num_seqs, 0 if chunked else spec.max_model_len)
-    return LLM(
-        model=spec.model,
-        skip_tokenizer_init=True,
-        dtype="float32" if spec.precision == "fp32" else "bfloat16",
-        quantization="fp8" if spec.quantised else None,
-        kv_cache_dtype="fp8" if layout.kv_precision == "fp8" and device == "cuda" else "auto",
-        tensor_parallel_size=layout.tp,
-        pipeline_parallel_size=layout.pp,
-        enable_expert_parallel=layout.ep > 1,
-        distributed_executor_backend="uni" if ranks == 1 else "mp",
-        max_model_len=spec.max_model_len,
-        max_num_seqs=spec.max_num_seqs,
-        max_num_batched_tokens=batched,
-        kv_cache_memory_bytes=spec.kv_bytes,
-        enforce_eager=device == "cpu" or not layout.cuda_graphs,
-        enable_sleep_mode=device == "cuda",
-        enable_prefix_caching=False,  # cached KV would outlive the weights that made it
-        enable_chunked_prefill=chunked,
-        async_scheduling=False,  # a step must sample with the weights it was called under
-        logprobs_mode="processed_logprobs",
-        max_logprobs=1,
-        seed=spec.seed,
-        worker_extension_cls=WORKER,
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
-    )
+    # vLLM refuses to start where less is free; CPUs share the memory of their host with everything else
+    share = {"gpu_memory_utilization": layout.memory_utilization} if device == "cuda" else {}
+    return share | {
+        "model": spec.model,
+        "skip_tokenizer_init": True,
+        "dtype": "float32" if spec.precision == "fp32" else "bfloat16",
+        "quantization": "fp8" if spec.quantised else None,
+        "kv_cache_dtype": "fp8" if layout.kv_precision == "fp8" and device == "cuda" else "auto",
+        "tensor_parallel_size": layout.tp,
+        "pipeline_parallel_size": layout.pp,
+        "enable_expert_parallel": layout.ep > 1,
+        "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": spec.max_num_seqs,
+        "max_num_batched_tokens": batched,
+        "kv_cache_memory_bytes": spec.kv_bytes,
+        "enforce_eager": device == "cpu" or not layout.cuda_graphs,
+        "enable_sleep_mode": device == "cuda",
+        "enable_prefix_caching": False,  # cached KV would outlive the weights that made it
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": False,  # a step must sample with the weights it was called under
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 1,
+        "seed": spec.seed,
+        "worker_extension_cls": WORKER,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }

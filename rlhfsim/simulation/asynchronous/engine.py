@@ -18,8 +18,9 @@ from rlhfsim.kernels.device import Device
 from rlhfsim.rollout.continuous_batching import StepTable
 from rlhfsim.rollout.generation import kv_capacity, step_table
 from rlhfsim.rollout.prefill import group_prefill, prefill
-from rlhfsim.rollout.schedule import BLOCK_TOKENS, Requests
+from rlhfsim.rollout.schedule import Requests
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import stats
 
@@ -116,7 +117,7 @@ def engine_of(
     as in `rollout.generation.generate`.
     """
     prompt, response = stats(requests.prompt_lengths).mean, stats(requests.response_lengths)
-    own = prompt / requests.samples + BLOCK_TOKENS / 2
+    own = prompt / requests.samples + VLLM.block_tokens / 2
     age = response.mean_square / (2 * response.mean)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
     most = layout.max_num_seqs * layout.attention_dp * layout.pp

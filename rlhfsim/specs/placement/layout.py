@@ -10,6 +10,7 @@ from pydantic import Field
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
+from rlhfsim.specs.placement.engine_numbers import VLLM
 
 Degree = Annotated[int, Field(ge=1, le=65536)]
 Recompute = Literal["none", "selective", "full"]
@@ -89,11 +90,11 @@ class RolloutLayout(Hashed):
     """Experts over the tp x attention_dp GPUs of one replica."""
     attention_dp: Degree = 1
     """Attention data parallelism inside one replica (vLLM data-parallel-size with EP)."""
-    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
+    max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = VLLM.max_num_seqs
     """Most running sequences per replica (per attention-DP rank)."""
-    memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    memory_utilization: Annotated[float, Field(gt=0, le=1)] = VLLM.memory_utilization
     """Share of usable memory that the engine takes for weights, KV cache and activations."""
-    max_batched_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 8192
+    max_batched_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = VLLM.max_batched_tokens
     cuda_graphs: bool = True
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     """Weights and matrix products of the rollout."""

@@ -9,6 +9,8 @@ from rlhfsim.specs.workload.workload import Workload
 
 Role = Literal["actor", "critic", "reference", "reward", "rules"]
 Kind = Literal["generate", "logprob", "score", "value", "train", "sync"]
+TRAINED: tuple[Role, ...] = ("actor", "critic")
+"""Roles that learn; the others are frozen."""
 CallName = str
 """`role.kind`, as in `actor.generate`."""
 

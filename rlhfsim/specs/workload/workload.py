@@ -54,6 +54,10 @@ class Environment:
     """Parallel CPU workers over the whole cluster."""
 
 
+LORA_ALPHA_OVER_RANK = 2.0
+"""Scale of every adapter: the usual alpha = 2 rank."""
+
+
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:

@@ -1,0 +1,51 @@
+"""Numbers that an engine works with and the planner prices: the one table that planner and executor read.
+
+What a layout or the settings of a run fix (micro-batch, running sequences) stands there; here are the engines'
+own sizes and the defaults of what may be set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlhfsim.units import BILLION, GIB, MIB, MILLION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeepSpeedNumbers:
+    """ZeRO's sizes in elements: DeepSpeed's defaults (docs/config-json.md, DeepSpeed 0.19), handed over as they are."""
+
+    reduce_bucket: int = int(500 * MILLION)
+    """Gradients that are reduced together; DeepSpeed allocates all of it, the planner counts what is filled."""
+    allgather_bucket: int = int(500 * MILLION)
+    """Weights that ZeRO 1 and 2 gather together after a step."""
+    live: int = int(BILLION)
+    """ZeRO-3: weights that may be gathered at one time."""
+    prefetch: int = int(50 * MILLION)
+    """ZeRO-3: weights that are gathered ahead; none on CPUs, where nothing overlaps."""
+    sub_group: int = int(BILLION)
+    """ZeRO-3: elements that one optimizer step takes at a time."""
+    persistent: int = 10_000
+    """ZeRO-3 keeps parameters up to this size gathered (norms): gathering them would be all latency. Not priced;
+    DeepSpeed's default is ten times it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmNumbers:
+    """vLLM's defaults where a rollout layout does not say otherwise."""
+
+    max_num_seqs: int = 1024
+    memory_utilization: float = 0.9
+    max_batched_tokens: int = 8192
+    block_tokens: int = 16
+    """Of a KV block; not handed over: some attention kernels ask for another (64, 128)."""
+    graph_limit: int = 512
+    """Largest captured batch (vLLM 0.11-0.32, `max_cudagraph_capture_size`); not handed over."""
+
+
+DEEPSPEED = DeepSpeedNumbers()
+VLLM = VllmNumbers()
+SYNC_BUCKET_BYTES = int(GIB)
+"""Of one bucket of a weight transfer between GPUs, two a side; coefficient `sync_bucket_bytes` of the profiles."""
+CPU_SYNC_BUCKET_BYTES = int(64 * MIB)
+"""Between processes on CPUs, which share the memory of one host."""
