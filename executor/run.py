@@ -191,7 +191,7 @@ class Run:
         schedule = self.job.plan.placement.schedule
         if not self.job.plan.workload.generates:
             return loop.synchronous(steps)
-        if schedule.staleness > 0:
+        if schedule.asynchronous:
             return loop.asynchronous(
                 steps, Experience(settings_of(self.job.plan), workers.version), self._data
             )

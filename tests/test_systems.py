@@ -10,13 +10,13 @@ import pytest
 from rlhfsim.api import estimate_file
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
-from rlhfsim.simulation.asynchronous.run import stale_bound
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.step.iteration import Setting, iteration, program
+from tests.oracles import asynchronous_bound
 
 SYSTEMS = {  # name -> architecture, role placement, weight path
     "verl": ("hybrid", "colocated", "ipc"),
@@ -119,7 +119,7 @@ def test_sample_factory_simulates_within_its_staleness_bound_above_its_limit() -
     found = simulate(setting, kv_tokens, steps=12, warmup=4, seed=0, memory="strict")
     assert found.staleness is not None
     assert found.staleness.max <= setting.placement.schedule.staleness
-    assert found.seconds >= stale_bound(program(setting, kv_tokens), setting, kv_tokens) * (1 - 1e-9)
+    assert found.seconds >= asynchronous_bound(program(setting, kv_tokens), setting, kv_tokens) * (1 - 1e-9)
     assert found.seconds < 1.25 * found_without_staleness(setting, kv_tokens)
 
 

@@ -318,7 +318,7 @@ class WorkerGroups:
         assert self.route is not None
         self.version += 1
         pools = sorted({placement.actor.pool, placement.rollout.pool})
-        overlapped = placement.schedule.staleness > 0
+        overlapped = placement.schedule.asynchronous
         with contextlib.ExitStack() as held:
             for pool in pools if not overlapped else [placement.actor.pool]:
                 held.enter_context(self._pools[pool])

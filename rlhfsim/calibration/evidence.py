@@ -87,7 +87,7 @@ def _times(run: Observation, case: Case) -> Iterator[tuple[str, Sequence[float],
             yield phase, times, SHORT
     if not run.step_s:
         return
-    if run.plan.placement.schedule.staleness > 0:
+    if run.plan.placement.schedule.asynchronous:
         yield STEP, run.step_s, SHORT
     elif not run.plan.placement.schedule.streaming:
         yield REST, _rest(run, case.clocks), SHORT_REST

@@ -155,7 +155,7 @@ def observe(
 
 def _of_the_steps(plan: Plan, trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     """The trace without what asynchronous rollouts do ahead of the steps, and a sentence about it."""
-    if plan.placement.schedule.staleness == 0:
+    if not plan.placement.schedule.asynchronous:
         return trace, ()
     kept = tuple(s for s in trace.spans if s.kind != GENERATE and s.step < trace.steps)
     note = "actor.generate runs ahead of training and is of no single step: only the step holds it"
@@ -320,7 +320,7 @@ def _bad(plan: Plan, trace: Trace, windows: Mapping[int, tuple[float, float]]) -
                 step,
                 f"it lasts {end - start:.3g} s, {(end - start) / usual:.0f} times the median step: the clock was set",
             )
-    if plan.placement.schedule.staleness == 0:
+    if not plan.placement.schedule.asynchronous:
         yield from _overlapping(windows)
 
 

@@ -195,32 +195,3 @@ def vanilla_volume(size: float, tp: int, pp: int) -> float:
     """All-gather over the model-parallel group: (tp - 1)/(tp) M, t and p of training."""
     ranks = tp * pp
     return (ranks - 1) / ranks * size
-
-
-def zero_redundancy_volume(size: float, tp: int, pp: int, tp_gen: int, pp_gen: int) -> float:
-    """All-gather within a micro data-parallel group: (tp - t_g p_g)/(t_g p_g t p) M.
-
-    Zero when generation cuts the model at least as finely as training.
-    """
-    train, rollout = tp * pp, tp_gen * pp_gen
-    return max(0.0, (train - rollout) / (rollout * train) * size)
-
-
-def redundancy(scheme: str, size: float, tp: int, pp: int, dp: int) -> float:
-    """Bytes of training weights that a GPU keeps beside the gathered ones (M8).
-
-    DeepSpeed-Chat M/(tpd)      vanilla M/(tp)      zero-redundancy 0
-    """
-    match scheme:
-        case "deepspeed-chat":
-            return size / (tp * pp * dp)
-        case "vanilla":
-            return size / (tp * pp)
-        case "zero-redundancy":
-            return 0.0
-    raise AssertionError(f"no reshard scheme {scheme}")
-
-
-def peak(scheme: str, size: float, tp_gen: int, pp_gen: int) -> float:
-    """Bytes of weights that a GPU holds while it reshards (M8): M, M, or M/(t_g p_g)."""
-    return size / (tp_gen * pp_gen) if scheme == "zero-redundancy" else size

@@ -143,7 +143,7 @@ def _unknowns(basis: Basis) -> Iterator[str]:
         yield "No price is known for this hardware, so money is not shown; give --price."
     if isinstance(plan.workload.response_len, Fixed) and plan.workload.generates:
         yield f"Every response is taken to have {words.lengths(plan.workload.response_len)}; real lengths vary, and a step then also waits for the longest."
-    if plan.placement.schedule.staleness > 0:
+    if plan.placement.schedule.asynchronous:
         yield f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does to learning is not predicted."
     yield "Failures, restarts and checkpoints are not in the step time (rlhfsim simulate --mtbf adds them), nor is learning: no reward or loss is predicted."
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():

@@ -192,8 +192,8 @@ def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens:
 
         at least beta params max(1, k/e) bytes and 2 params n k / e FLOP      params: of one expert / etp
 
-    How many experts n tokens touch (G2: `touched_experts` for uniform routing, fewer and hotter
-    ones with skew) and the fullest rank are inside the measured curve.
+    How many experts n tokens touch (G2: E (1 - (1 - k/E)^n) for uniform routing, fewer and
+    hotter ones with skew) and the fullest rank are inside the measured curve.
     """
     moe = model.moe
     assert moe is not None
@@ -221,15 +221,6 @@ def expert_precision(model: ModelSpec, layout: RolloutLayout) -> str:
     of its quantisation, not the GPU, takes 60 to 190 us whatever the size.
     """
     return "fp8_block" if layout.precision == "fp8" and model.moe else layout.precision
-
-
-def touched_experts(num_experts: int, top_k: int, tokens: ArrayLike) -> Floats:
-    """Distinct experts that `tokens` uniform tokens visit (G2).
-
-    E (1 - (1 - k/E)^n)
-    """
-    n = np.asarray(tokens, dtype=np.float64)
-    return np.asarray(num_experts * (1.0 - (1.0 - top_k / num_experts) ** n))
 
 
 def expert_layout(layout: RolloutLayout) -> tuple[int, int]:

@@ -112,7 +112,7 @@ def step_bound(partition: Partition, request: Request, pools: Sequence[Numbers],
     """Seconds that no step with these pools goes below; `sync` where the ends sit apart."""
     work, own = request.workload, controller_seconds(request, partition)
     rules = rules_seconds(work)
-    if partition.schedule.staleness > 0:
+    if partition.schedule.asynchronous:
         return _stale(partition, rules, own, pools, sync)
     if partition.schedule.streaming:
         return _streaming(partition, request, own, pools, sync)

@@ -71,7 +71,7 @@ def simulated(
 
 def timed(setting: Setting, kv_tokens: float | None, *, cutoff: float | None = None) -> Iteration:
     """The simulated step of a plan that is taken to fit; without randomness, on expected lengths."""
-    if setting.placement.schedule.staleness > 0:
+    if setting.placement.schedule.asynchronous:
         seed = setting.workload.seed
         return simulate(setting, kv_tokens, steps=STEPS, warmup=WARMUP, seed=seed, cutoff=cutoff).iteration
     return simulate(setting, kv_tokens).iteration

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import one_step_off
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
@@ -63,8 +62,7 @@ class Partition:
         """How its rollout goes on: batch by batch, or never drained."""
         if self.schedule.streaming:
             return "pieces"
-        refilled = self.schedule.staleness > 0 and not one_step_off(self.schedule)
-        return "refilled" if refilled else "batches"
+        return "refilled" if self.schedule.continuous else "batches"
 
     def pool_of(self, role: str) -> int | None:
         """Index of the group with a role."""
@@ -73,7 +71,7 @@ class Partition:
     @property
     def labels(self) -> frozenset[str]:
         """Architectures that its plans can have; naive against smart depends on the roles."""
-        if self.schedule.staleness > 0:
+        if self.schedule.asynchronous:
             return frozenset({"async"})
         alone = self.pool_of("rollout") is None
         if not self.joined and not alone:

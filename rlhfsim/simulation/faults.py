@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
 import simpy
 
 from rlhfsim.errors import RlhfsimError
@@ -85,16 +84,6 @@ def first_order(faults: Faults) -> float:
     return 1.0 / (1.0 + writing + failing)
 
 
-def exact(faults: Faults) -> float:
-    """Goodput of this model without simulation: D / (e^(R/M) M (e^((D+C)/M) - 1)).
-
-    The expected time of an interval under memoryless failures that also hit restarts.
-    Source: Daly 2006, FGCS 22(3), eq. 12 to 13.
-    """
-    m, whole = faults.mtbf, faults.interval + faults.checkpoint
-    return faults.interval / (math.exp(faults.restart / m) * m * math.expm1(whole / m))
-
-
 def young_interval(faults: Faults) -> float:
     """Seconds of work between checkpoints, first order: sqrt(2 C M)."""
     return math.sqrt(2.0 * faults.checkpoint * faults.mtbf)
@@ -125,19 +114,6 @@ def simulate_faults(faults: Faults, work: float, *, seed: int = 0) -> Goodput:
         restarting=job.restarting,
         checkpointing=job.checkpointing,
     )
-
-
-def best_interval(
-    faults: Faults, work: float, *, seed: int = 0, span: float = 4.0, points: int = 17
-) -> float:
-    """The interval with the best simulated goodput on a geometric grid around Daly's.
-
-    All candidates see failures of the same seed (common random numbers).
-    """
-    center = daly_interval(faults)
-    grid = center * np.geomspace(1 / span, span, points)
-    tried = [simulate_faults(replace(faults, interval=float(d)), work, seed=seed) for d in grid]
-    return float(grid[int(np.argmax([t.goodput for t in tried]))])
 
 
 class _Job:

@@ -1,16 +1,16 @@
-"""The door to the simulation: `simulate` one run of a plan, `replicate` it over seeds.
+"""The door to the simulation: `simulate` runs a plan.
 
     simulate(setting, kv_tokens)                                   # one synchronous step
     simulate(setting, kv_tokens, steps=20, warmup=3, seed=0, noise=Noise(...), record=True)
     simulate(setting, kv_tokens, memory="strict")                  # raises where memory runs out
 
-Schedules with staleness go to `stale`. One seed gives the same bytes.
+Schedules with staleness go to `asynchronous`. One seed gives the same bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -26,49 +26,12 @@ from rlhfsim.step.iteration import Iteration, Program, Setting, program
 if TYPE_CHECKING:
     from rlhfsim.simulation.noise import Noise
 
-__all__ = ["Memory", "Replicated", "Simulated", "Staleness", "replicate", "simulate"]
+__all__ = ["Memory", "Simulated", "Staleness", "simulate"]
 
 Memory = Literal["watch", "strict"]
 """watch: bytes at every instant are noted; strict: a plan that does not fit raises."""
 SAME = 1e-12
 """Relative difference below which a mean is the step itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicated:
-    """The same plan simulated with several seeds."""
-
-    runs: tuple[Simulated, ...]
-
-    @property
-    def seconds(self) -> tuple[float, ...]:
-        """Mean step of each run."""
-        return tuple(run.seconds for run in self.runs)
-
-    @property
-    def mean(self) -> float:
-        """Seconds per step over all runs."""
-        return float(np.mean(self.seconds))
-
-    def percentile(self, percent: float) -> float:
-        """Seconds below which this percent of all measured steps lie."""
-        steps = [s for run in self.runs for s in run.step_seconds]
-        return float(np.percentile(steps, percent))
-
-    @property
-    def p10(self) -> float:
-        """Seconds of a fast step."""
-        return self.percentile(10)
-
-    @property
-    def p50(self) -> float:
-        """Seconds of the median step."""
-        return self.percentile(50)
-
-    @property
-    def p90(self) -> float:
-        """Seconds of a slow step."""
-        return self.percentile(90)
 
 
 def simulate(
@@ -87,7 +50,7 @@ def simulate(
     """`steps` measured steps of a plan, after `warmup` that no figure counts.
 
     `record` keeps spans and counters (with memory, which is then watched); `cutoff`, in seconds per
-    step, lets a stale schedule stop early; `plan_hash` is written into the trace.
+    step, lets an asynchronous schedule stop early; `plan_hash` is written into the trace.
 
     Raises:
         RlhfsimError: "out-of-memory" at the first instant that does not fit, with memory "strict".
@@ -98,10 +61,10 @@ def simulate(
             f"{steps} steps after {warmup} of warm-up cannot be simulated",
             help="simulate 1 step or more after 0 or more of warm-up",
         )
-    if setting.placement.schedule.staleness > 0:
-        from rlhfsim.simulation.asynchronous import run as stale
+    if setting.placement.schedule.asynchronous:
+        from rlhfsim.simulation.asynchronous import run as asynchronous
 
-        return stale.simulate(
+        return asynchronous.simulate(
             setting,
             kv_tokens,
             steps=steps,
@@ -164,35 +127,3 @@ def _scaled(found: Iteration, seconds: float) -> Iteration:
     if abs(seconds - found.seconds) <= SAME * seconds:
         return found
     return replace(found, cost=found.cost.scaled(seconds / found.seconds))
-
-
-def replicate(
-    setting: Setting,
-    kv_tokens: float | None = None,
-    *,
-    replications: int,
-    steps: int = 1,
-    warmup: int = 0,
-    seed: int = 0,
-    noise: Noise | None = None,
-    record: bool = False,
-    memory: Memory | None = None,
-    plan_hash: str = "",
-) -> Replicated:
-    """The run with seeds `seed`, `seed` + 1, ...; only the first is recorded."""
-    return Replicated(
-        runs=tuple(
-            simulate(
-                setting,
-                kv_tokens,
-                steps=steps,
-                warmup=warmup,
-                seed=seed + i,
-                noise=noise,
-                record=record and i == 0,
-                memory=memory if i == 0 else None,
-                plan_hash=plan_hash,
-            )
-            for i in range(replications)
-        )
-    )

@@ -189,7 +189,7 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
     if rollout is None:
         return
     together = rollout.pool == placement.actor.pool
-    if schedule.staleness > 0 and together:
+    if schedule.asynchronous and together:
         raise RlhfsimError(
             "async-in-one-pool",
             "staleness above 0 needs a rollout pool of its own",

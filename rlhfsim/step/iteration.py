@@ -160,7 +160,7 @@ def program(setting: Setting, kv_tokens: float | None = None, known: Known | Non
     if setting.workload.generates:
         blocking = bool(setting.device(setting.placement.actor)["blocking_moves"])
         steps = with_controller(steps, controller_cost(setting), blocking=blocking)
-    stale = setting.placement.schedule.staleness > 0
+    stale = setting.placement.schedule.asynchronous
     return Program(
         steps=tuple(steps),
         generation=generation,
@@ -211,7 +211,7 @@ def iteration(
 def closed_form(priced: Program, schedule: Schedule) -> Iteration:
     """The program put in order by `timetable`, in steady state where staleness is allowed."""
     steps = list(priced.steps)
-    if schedule.staleness > 0:
+    if schedule.asynchronous:
         phases, critical = steady_timetable(steps, schedule, priced.refilled)
     else:
         finish = priced.generation.finish if priced.generation else None
@@ -290,8 +290,7 @@ def _rollout_layout(role: RolloutPlacement, kv_tokens: float | None) -> RolloutL
 def refilled_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
     """Generation per batch where the engine never drains: staleness above 1 or partial rollouts."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
-    never_drains = schedule.staleness > 1 or schedule.partial_rollout
-    if role is None or not setting.workload.generates or not never_drains:
+    if role is None or not setting.workload.generates or not schedule.continuous:
         return None
     made = steady_state(
         setting.device(role),

@@ -21,49 +21,6 @@ def makespan(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> fl
     return ramp + micro_batches * slowest
 
 
-def one_f_one_b(forward: Sequence[Sequence[float]], backward: Sequence[Sequence[float]]) -> float:
-    """Seconds of 1F1B with times that differ by stage and micro-batch, `[stage][micro-batch]`.
-
-    Max-plus recurrence: stage i runs min(p-i, m) - 1 forwards ahead, then alternates; a forward
-    waits for the stage before, a backward for the stage after, and both for the GPU (T3).
-    """
-    stages, count = len(forward), len(forward[0])
-    plans = [_order(stage, stages, count) for stage in range(stages)]
-    done: dict[tuple[str, int, int], float] = {}
-    position, free = [0] * stages, [0.0] * stages
-    while any(position[i] < len(plans[i]) for i in range(stages)):
-        for i in range(stages):
-            while position[i] < len(plans[i]):
-                kind, batch = plans[i][position[i]]
-                ready = _ready(done, kind, i, batch, stages)
-                if ready is None:
-                    break
-                seconds = (forward if kind == "F" else backward)[i][batch]
-                free[i] = max(free[i], ready) + seconds
-                done[kind, i, batch] = free[i]
-                position[i] += 1
-    return max(free)
-
-
-def _ready(
-    done: dict[tuple[str, int, int], float], kind: str, stage: int, batch: int, stages: int
-) -> float | None:
-    """When the input of a task is there; None while its producer has not been placed."""
-    if kind == "F":
-        return 0.0 if stage == 0 else done.get(("F", stage - 1, batch))
-    if stage == stages - 1:
-        return done.get(("F", stage, batch))
-    return done.get(("B", stage + 1, batch))
-
-
-def _order(stage: int, stages: int, count: int) -> list[tuple[str, int]]:
-    ahead = min(stages - stage - 1, count)
-    tasks = [("F", i) for i in range(ahead)]
-    for i in range(count - ahead):
-        tasks += [("F", ahead + i), ("B", i)]
-    return tasks + [("B", i) for i in range(count - ahead, count)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
     """How many layers the stages hold."""

@@ -12,13 +12,10 @@ from rlhfsim.kernels.links import (
     host_rate,
     moved,
     network,
-    peak,
     pipelined,
-    redundancy,
     scale_up,
     serial,
     vanilla_volume,
-    zero_redundancy_volume,
 )
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -39,31 +36,16 @@ def test_table_2_of_hybridflow_for_tp8_pp1_dp2_to_tp2() -> None:
     # arXiv 2409.19256, Table 2: t=8, p=1, d=2, t_g=2, p_g=1
     assert deepspeed_chat_volume(M, 8, 1, 2) == pytest.approx(15 / 16 * M)
     assert vanilla_volume(M, 8, 1) == pytest.approx(7 / 8 * M)
-    assert zero_redundancy_volume(M, 8, 1, 2, 1) == pytest.approx((8 - 2) / (2 * 8) * M)
 
 
 def test_table_2_of_hybridflow_with_pipeline_on_both_sides() -> None:
     assert deepspeed_chat_volume(M, 4, 2, 3) == pytest.approx(23 / 24 * M)
     assert vanilla_volume(M, 4, 2) == pytest.approx(7 / 8 * M)
-    assert zero_redundancy_volume(M, 4, 2, 2, 2) == pytest.approx((8 - 4) / (4 * 8) * M)
-
-
-def test_peak_and_redundancy_follow_table_2() -> None:
-    assert peak("deepspeed-chat", M, 2, 1) == peak("vanilla", M, 2, 1) == M
-    assert peak("zero-redundancy", M, 2, 1) == M / 2
-    assert redundancy("deepspeed-chat", M, 8, 1, 2) == M / 16
-    assert redundancy("vanilla", M, 8, 1, 2) == M / 8
-    assert redundancy("zero-redundancy", M, 8, 1, 2) == 0
 
 
 def test_one_rank_gathers_nothing() -> None:
     assert deepspeed_chat_volume(M, 1, 1, 1) == 0
     assert vanilla_volume(M, 1, 1) == 0
-    assert zero_redundancy_volume(M, 1, 1, 1, 1) == 0
-
-
-def test_finer_generation_than_training_needs_no_gather() -> None:
-    assert zero_redundancy_volume(M, 2, 1, 4, 1) == 0
 
 
 def test_a_pipeline_is_its_slowest_stage_plus_the_filling() -> None:

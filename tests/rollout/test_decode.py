@@ -9,7 +9,7 @@ import pytest
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.rollout.decode import decode_step, gpu_work, padded, touched_experts
+from rlhfsim.rollout.decode import decode_step, gpu_work, padded
 from rlhfsim.rollout.prefill import (
     Terms,
     group_prefill,
@@ -43,12 +43,6 @@ def test_batch_sizes_round_up_to_captured_ones():
     rows = np.array([1.0, 2, 3, 5, 9, 250, 257, 511, 600])
     assert padded(rows).tolist() == [1, 2, 4, 8, 16, 256, 272, 512, 600]
     assert padded(rows, cuda_graphs=False).tolist() == rows.tolist()
-
-
-def test_one_token_touches_k_experts_and_many_touch_all():
-    assert float(touched_experts(128, 8, 1)) == pytest.approx(8)
-    assert float(touched_experts(128, 8, 10_000)) == pytest.approx(128)
-    assert float(touched_experts(128, 8, 2)) == pytest.approx(8 + 8 * (1 - 8 / 128))
 
 
 @pytest.mark.parametrize("model", [DENSE, MOE, MLA], ids=["dense", "moe", "mla"])

@@ -14,14 +14,6 @@ from rlhfsim.rollout.continuous_batching import StepTable, lower_bound, one_wave
 from rlhfsim.rollout.engine_step import Step
 from rlhfsim.rollout.generation import Generation, Requests, generate, kv_capacity
 from rlhfsim.rollout.schedule import deal
-from rlhfsim.rollout.variants import (
-    accepted_tokens,
-    migrated,
-    oversampled,
-    partial_rollout,
-    speculative_step,
-    with_tools,
-)
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.presets import resolve_model
@@ -194,35 +186,14 @@ def test_finish_times_rise_to_the_end_of_the_stage():
     result = stage(RolloutLayout(dp=4))
     assert list(result.finish) == sorted(result.finish)
     assert result.finish[-1] == pytest.approx(result.seconds)
-    assert oversampled(result, 0.8) < 0.8 * result.seconds
-    assert oversampled(result, 1.0) == pytest.approx(result.seconds)
-    assert migrated(result, 0.1, replicas=4) < result.seconds
+    at_80_percent = result.finish[int(0.8 * len(result.finish)) - 1]
+    assert at_80_percent < 0.8 * result.seconds
 
 
 def test_the_interval_of_a_stage_holds_its_value():
     cost = stage(RolloutLayout()).cost
     low, high = cost.interval
     assert low < cost.seconds < high
-
-
-def test_partial_rollout_leaves_the_tokens_beyond_the_limit():
-    assert partial_rollout(np.array([10.0, 20.0, 40.0]), 20.0) == (2 / 3, pytest.approx(20 / 70))
-
-
-def test_speculation_pays_at_small_batches_only():
-    assert accepted_tokens(0.0, 3) == 1
-    assert accepted_tokens(1.0, 3) == 4
-    assert accepted_tokens(0.5, 2) == pytest.approx(1.75)
-    table = linear_table(a=10.0, b=1.0, d=0.0)
-    kwargs = {"acceptance": 0.7, "draft_tokens": 3, "draft_seconds": 0.1}
-    assert speculative_step(table, 1, 100, **kwargs) < 11
-    assert speculative_step(table, 16, 100, **kwargs) > 10 + 16
-
-
-def test_tool_calls_hide_behind_decode_until_they_are_too_many():
-    assert with_tools(100.0, 0, 5.0, 8) == 100
-    assert with_tools(100.0, 80, 5.0, 8) == 105
-    assert with_tools(100.0, 800, 5.0, 8) == 505
 
 
 def test_the_longest_alone_is_the_integral_of_one_sequence():

@@ -20,7 +20,7 @@ from rlhfsim.simulation.asynchronous import run as stale
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.asynchronous.bounds import floor_of, lower_hull
 from rlhfsim.simulation.asynchronous.engine import Engine, StepClock
-from rlhfsim.simulation.asynchronous.run import simulate, stale_bound
+from rlhfsim.simulation.asynchronous.run import simulate
 from rlhfsim.simulation.noise import Noise
 from rlhfsim.simulation.result import Simulated
 from rlhfsim.simulation.run import simulate as door
@@ -39,6 +39,7 @@ from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Reward, Rules, Workload
 from rlhfsim.step.iteration import Program, Setting, closed_form, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, Step
+from tests.oracles import asynchronous_bound
 
 TAIL = LogNormal(mean=600, sigma=0.9, max=4000)
 PARTIAL = Schedule(staleness=2, partial_rollout=True)
@@ -199,7 +200,7 @@ def test_an_overlapped_sync_hides_as_far_as_one_version_of_staleness_lets_it(
         assert found.seconds == pytest.approx(step)
     assert found.staleness is not None
     assert found.staleness.max == 1
-    assert stale_bound(by_hand(generate, learn, sync), setting(schedule)) == pytest.approx(step)
+    assert asynchronous_bound(by_hand(generate, learn, sync), setting(schedule)) == pytest.approx(step)
 
 
 # --- fully asynchronous, by hand --------------------------------------------------------------------
@@ -440,7 +441,7 @@ def test_the_floor_of_an_affine_step_time_worked_by_hand() -> None:
 def test_the_bound_is_tight_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     for learn in (6.0, 30.0):
         found = run(monkeypatch, PARTIAL, learn, 1.0)
-        bound = stale_bound(by_hand(10.0, learn, 1.0), setting(PARTIAL))
+        bound = asynchronous_bound(by_hand(10.0, learn, 1.0), setting(PARTIAL))
         assert found.seconds == pytest.approx(bound)
 
 
@@ -475,7 +476,7 @@ def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(data: 
     priced = by_hand(draw(st.floats(1, 200)), draw(st.floats(1, 200)), draw(st.floats(0.1, 50)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stale, "rollout_engine", lambda *a: replica)
-        bound = stale_bound(priced, made)
+        bound = asynchronous_bound(priced, made)
         found = simulate(
             made, 1e5, steps=draw(st.integers(1, 8)), seed=draw(st.integers(0, 9)), priced=priced
         )

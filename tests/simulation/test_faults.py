@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.simulation.faults import (
-    Faults,
-    best_interval,
-    daly_interval,
-    exact,
-    first_order,
-    simulate_faults,
-    young_interval,
-)
+from rlhfsim.simulation.faults import Faults, daly_interval, first_order, simulate_faults, young_interval
+from tests.oracles import best_interval, exact_goodput
 
 # 64 nodes that fail every 40,000 min: the job fails every 625 min = 37,500 s
 JOB = Faults(node_mtbf=2.4e6, nodes=64, restart=600.0, checkpoint=60.0, interval=2000.0)
@@ -51,15 +44,15 @@ def test_the_first_order_worked_by_hand() -> None:
 def test_simulated_goodput_is_the_first_order_where_intervals_are_short(nodes: int) -> None:
     job = replace(JOB, nodes=nodes)
     made = np.mean([simulate_faults(job, 2e7 / nodes, seed=s).goodput for s in range(8)])
-    assert first_order(job) == pytest.approx(exact(job), rel=4e-3)
+    assert first_order(job) == pytest.approx(exact_goodput(job), rel=4e-3)
     assert made == pytest.approx(first_order(job), rel=6e-3)
 
 
 def test_simulated_goodput_is_the_exact_form_where_the_first_order_fails() -> None:
     job = replace(JOB, nodes=1000)  # a failure every 2400 s, an interval of 2000 s
     made = np.mean([simulate_faults(job, 1e6, seed=s).goodput for s in range(8)])
-    assert made == pytest.approx(exact(job), rel=0.02)
-    assert first_order(job) > 1.1 * exact(job)
+    assert made == pytest.approx(exact_goodput(job), rel=0.02)
+    assert first_order(job) > 1.1 * exact_goodput(job)
 
 
 def test_intervals_of_young_and_daly_worked_by_hand() -> None:
@@ -76,15 +69,15 @@ def test_the_best_simulated_interval_is_near_dalys(nodes: int) -> None:
     daly = replace(job, interval=daly_interval(job))
     assert daly.interval / 2 <= best <= 2 * daly.interval
     # the optimum is flat: what counts is that Daly's interval loses nothing against it
-    assert exact(daly) >= 0.995 * exact(replace(job, interval=best))
+    assert exact_goodput(daly) >= 0.995 * exact_goodput(replace(job, interval=best))
     grid = daly.interval * np.geomspace(1 / 4, 4, 201)
-    assert exact(daly) >= 0.9999 * max(exact(replace(job, interval=float(d))) for d in grid)
+    assert exact_goodput(daly) >= 0.9999 * max(exact_goodput(replace(job, interval=float(d))) for d in grid)
 
 
 def test_more_nodes_never_raise_goodput() -> None:
     found = [first_order(replace(JOB, nodes=n)) for n in (1, 8, 64, 512)]
     assert found == sorted(found, reverse=True)
-    found = [exact(replace(JOB, nodes=n)) for n in (1, 8, 64, 512)]
+    found = [exact_goodput(replace(JOB, nodes=n)) for n in (1, 8, 64, 512)]
     assert found == sorted(found, reverse=True)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
-from rlhfsim.simulation.run import Simulated, replicate, simulate
+from rlhfsim.simulation.run import Simulated, simulate
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout
@@ -151,12 +151,11 @@ def test_a_faster_network_never_makes_a_synchronous_plan_slower(name: str) -> No
     assert found == sorted(found, reverse=True)
 
 
-def test_replications_without_noise_are_alike() -> None:
+def test_seeds_without_noise_are_alike() -> None:
     setting = setting_of("verl")
-    found = replicate(setting, kv_of(setting), replications=3, steps=2)
-    assert len(found.runs) == 3
-    assert found.p10 == pytest.approx(found.p50) == pytest.approx(found.p90)
-    assert found.mean == pytest.approx(found.runs[0].seconds)
+    runs = [simulate(setting, kv_of(setting), steps=2, seed=seed) for seed in range(3)]
+    assert len({run.step_seconds for run in runs}) == 1
+    assert runs[0].step_seconds[0] == pytest.approx(runs[0].step_seconds[1]) == pytest.approx(runs[0].seconds)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(0, 0), (1, -1)])

@@ -22,6 +22,7 @@ from rlhfsim.training import pipeline
 from rlhfsim.training.forward import forward
 from rlhfsim.training.passes import Software
 from rlhfsim.training.training import imbalance, micro_batches, train
+from tests.oracles import one_f_one_b
 
 PROFILE = load_profile("h100_sxm")
 LLAMA, QWEN = preset("llama-3-8b"), preset("qwen3-30b-a3b")
@@ -49,7 +50,7 @@ def seconds(where: Layout, **changes: object) -> float:
 def test_the_recurrence_equals_the_closed_form_for_equal_micro_batches(t: float, p: int, m: int) -> None:
     ahead, back = [[t] * m] * p, [[2 * t] * m] * p
     closed = (m + p - 1) * 3 * t
-    assert pipeline.one_f_one_b(ahead, back) == pytest.approx(closed)
+    assert one_f_one_b(ahead, back) == pytest.approx(closed)
     assert pipeline.makespan([3 * t] * p, m) == pytest.approx(closed)
 
 
@@ -60,7 +61,7 @@ def test_interleaving_divides_the_ramp() -> None:
 
 def test_unequal_micro_batches_take_longer_than_their_mean() -> None:
     uneven = [[1.0, 3.0, 1.0, 3.0]] * 4
-    assert pipeline.one_f_one_b(uneven, uneven) > pipeline.one_f_one_b([[2.0] * 4] * 4, [[2.0] * 4] * 4)
+    assert one_f_one_b(uneven, uneven) > one_f_one_b([[2.0] * 4] * 4, [[2.0] * 4] * 4)
 
 
 def test_layers_that_do_not_divide_leave_room_for_embedding_and_head() -> None:

@@ -69,7 +69,7 @@ class Imported:
     @property
     def stale(self) -> bool:
         """Whether generation runs beside training."""
-        return self.setup.placement.schedule.staleness > 0
+        return self.setup.placement.schedule.asynchronous
 
 
 def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:

@@ -84,18 +84,13 @@ def simulate(
         steps=steps,
         warmup=max(warmup, least_warmup(schedule)),
         cutoff=cutoff,
-        paired=one_step_off(schedule) and schedule.overlapped_sync,
+        paired=schedule.one_step_off and schedule.overlapped_sync,
     )
-    ways = OneStepOff(run, schedule) if one_step_off(schedule) else Async(run, _pool(draws, kv_tokens))
+    ways = OneStepOff(run, schedule) if schedule.one_step_off else Async(run, _pool(draws, kv_tokens))
     if memory_timeline is not None:
         memory_timeline.begin(ROLLOUT, 0.0)
     simulator.env.run(until=simulator.env.process(ways.train()))
     return _simulated(run, usual, seed, plan_hash)
-
-
-def one_step_off(schedule: Schedule) -> bool:
-    """Whether each batch is generated whole beside the training of the one before."""
-    return schedule.staleness == 1 and not schedule.partial_rollout
 
 
 def least_warmup(schedule: Schedule) -> int:
@@ -229,52 +224,14 @@ def _moved(phase: Phase, by: float, stretch: float) -> Phase:
 # --- a bound without simulation ---------------------------------------------------------------------
 
 
-def stale_bound(
-    priced: Program, setting: Setting, kv_tokens: float | None = None, *, queue: bool = True
-) -> float:
-    """Seconds per step that no simulated steady state without noise goes below.
-
-        one-step-off:  max(g, L) + s;   overlapped:  max(g, L, s, (g + L + s) / 2)
-        asynchronous:  max(L + max(0, (S - L r0) / r1), W / R) + s;   overlapped:  the same without s, and s
-
-    S tokens and W replica seconds of a batch, R replicas, r0 and r1 the most tokens per second with eta
-    and eta + 1 batches in the pool (`bounds`).
-
-    Proof. One-step-off: generation, trainer and links each do one batch after the other; exposed, s follows
-    both. Overlapped, batch k + 2 is generated after sync k, then trained, so from the start of sync k
-    to that of sync k + 2 at least s + g + L pass, and the mean is that of an even number of steps.
-    Asynchronous: take M measured steps, T their mean. (1) The trainer's steps follow each
-    other, so each is its wait, L and, exposed, s; an overlapped transfer follows the one before. (2)
-    While the trainer works at most eta batches are in the pool, and eta + 1 while it waits, for started
-    <= (v + eta + 1) B and (v + 1) B or v B are taken; during an exposed sync nothing is generated. So the
-    tokens made are at most M (w r1 + L r0), w the mean wait (for the batch, a drain, an earlier transfer). (3) Replica time holds the work done and, exposed,
-    M s on each replica: R M T >= work + R M s. The result is T max(1, M S / tokens, M W / work), hence
-    at least W / R (+ s), and with t = tokens / M < S at least (S / t) (L + s + max(0, t - L r0) / r1),
-    which falls with t down to its value at t = S. Prefill, interruptions, drains, links and a full queue
-    only add.
-    """
-    schedule = setting.placement.schedule
-    calls, _ = timetable(learner_steps(priced), PLAIN)
-    learn = max((p.end for p in calls), default=0.0)
-    sync = math.fsum(s.cost.seconds for s in priced.steps if s.name == SYNC)
-    if one_step_off(schedule):
-        made = math.fsum(s.cost.seconds for s in priced.steps if s.name.startswith(ROLLOUT))
-        if schedule.overlapped_sync:
-            return max(made, learn, sync, (made + learn + sync) / 2)
-        return max(made, learn) + sync
-    floor, replicas = _floor(setting, kv_tokens)
-    wait = max(0.0, floor.tokens - learn * _rate(floor, setting, replicas, 0.0))
-    bound = max(learn + wait / _rate(floor, setting, replicas, 1.0), floor.work / replicas)
-    return max(bound, sync) if schedule.overlapped_sync else bound + sync
-
-
 def refilled_bound(setting: Setting, kv_tokens: float | None) -> float:
     """Seconds per batch that a pool of replicas which never drains does not go below: W / R."""
-    floor, replicas = _floor(setting, kv_tokens)
+    floor, replicas = floor_and_replicas(setting, kv_tokens)
     return floor.work / replicas
 
 
-def _floor(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
+def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
+    """The least that a batch costs a replica, and the number of replicas."""
     longest = float(usual_lengths(setting).max())
     engine = rollout_engine(setting, kv_tokens, longest)
     assert setting.placement.rollout is not None
@@ -285,8 +242,3 @@ def _floor(setting: Setting, kv_tokens: float | None) -> tuple[Floor, int]:
 @lru_cache(maxsize=1024)
 def _known_floor(engine: Engine, requests: Requests, drawn: tuple[float, ...] | None) -> Floor:
     return floor_of(engine, known_lengths(requests, drawn), requests.prompts)
-
-
-def _rate(floor: Floor, setting: Setting, replicas: int, more: float) -> float:
-    batches = setting.placement.schedule.staleness + more
-    return floor.pool_rate(batches * setting.workload.num_sequences, replicas)

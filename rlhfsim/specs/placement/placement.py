@@ -77,6 +77,21 @@ class Schedule:
     """Rollout workers hold two half-batches: one generates while the environment or the rewards of
     the other run (Sample Factory, arXiv 2006.11751)."""
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the next batch is generated while this one is trained on."""
+        return self.staleness > 0
+
+    @property
+    def one_step_off(self) -> bool:
+        """Asynchronous, batch by batch: every sample is one version old."""
+        return self.staleness == 1 and not self.partial_rollout
+
+    @property
+    def continuous(self) -> bool:
+        """Whether the rollout never drains: replicas take new requests as others finish."""
+        return self.asynchronous and not self.one_step_off
+
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +149,7 @@ class Placement:
     @property
     def architecture(self) -> Architecture:
         """The label of actor.generate against actor.train (docs/architecture.md, "One idea")."""
-        if self.schedule.staleness > 0:
+        if self.schedule.asynchronous:
             return "async"
         if self.rollout is None or self.rollout.pool == self.actor.pool:
             if self.rollout is not None and WEIGHT_PATHS[self.weight_path].gpu_memory:

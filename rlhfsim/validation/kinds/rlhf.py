@@ -134,7 +134,7 @@ def priced(it: Case) -> Iteration:
         packs=it.packs,
         train_precision=it.train_precision,
     )
-    if it.placement.schedule.staleness == 0:
+    if not it.placement.schedule.asynchronous:
         return simulate(setting).iteration
     return simulate(setting, steps=STEPS, warmup=WARMUP, seed=SEED).iteration
 
