@@ -21,7 +21,7 @@ from closed_loop_text import READING, TEXT
 from rlhfsim.calibration.evidence import SHORT
 from rlhfsim.calibration.fit import Calibration, calibrate
 from rlhfsim.calibration.observation import Observation, read_run
-from rlhfsim.calibration.predict import STEP, case_of
+from rlhfsim.calibration.predict import STEP, pricer_of
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
 
@@ -332,7 +332,7 @@ def write(runs: Path, out: Path) -> None:
     values = {c.name: c.after.value for c in found.coefficients}
     rows: list[Row] = []
     for run in made:
-        case = case_of(seen[run.name], profile)
+        case = pricer_of(seen[run.name], profile)
         rows += rows_of(run, seen[run.name], case.seconds(), case.seconds(values))
     around = {run.name: json.loads((runs / run.name / SURROUNDINGS).read_text()) for run in made}
     out.mkdir(parents=True, exist_ok=True)

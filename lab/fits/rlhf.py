@@ -23,7 +23,7 @@ from rlhfsim.kernels.cost import total
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import case
+from rlhfsim.validation.cases.rlhf import setting_of
 from rlhfsim.validation.kinds.rlhf import FIT_FILE, priced, timed_cost
 from rlhfsim.validation.rows import Row, shipped
 
@@ -36,8 +36,8 @@ PRINTED = ("generation", "logprob", "update_actor", "weight_sync")
 
 def missing(row: Row) -> tuple[float, float, float]:
     """What the prediction of one row lacks, in the order of `NAMES`."""
-    it = case(row)
-    step = priced(replace(it, cluster=_neutral(it.cluster)))
+    setting = setting_of(row)
+    step = priced(replace(setting, cluster=_neutral(setting.cluster)))
     timed = {kind: timed_cost(row, step, kind).seconds for kind in PRINTED}
     shown = {kind: row.number(f"{kind}_s") or 0.0 for kind in PRINTED}
     assert step.generation is not None

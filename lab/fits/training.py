@@ -22,8 +22,9 @@ from rlhfsim import resources
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.training import Lookup, Skip, job, measured, shipped_profile
+from rlhfsim.validation.cases.training import Lookup, job, measured, shipped_profile
 from rlhfsim.validation.kinds.training import part_of, price
+from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, shipped
 
 FREE: tuple[Free, ...] = (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median, stdev
 
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.predict import REST, STEP, Case
+from rlhfsim.calibration.predict import REST, STEP, RunPricer
 
 SHORT = 0.005
 """Share of the step below which a phase is not fitted: clock and calls, not work."""
@@ -49,7 +49,9 @@ class Datum:
         return math.log(self.seconds)
 
 
-def evidence(runs: Sequence[Observation], cases: Sequence[Case]) -> tuple[tuple[Datum, ...], tuple[str, ...]]:
+def evidence(
+    runs: Sequence[Observation], cases: Sequence[RunPricer]
+) -> tuple[tuple[Datum, ...], tuple[str, ...]]:
     """Every datum, and a sentence for every phase that is none."""
     found: list[tuple[int, str, Sequence[float]]] = []
     notes: list[str] = []
@@ -80,7 +82,7 @@ def _standard_error(spread: float, steps: int) -> float:
     return (MEDIAN_LOSS if steps > 2 else 1.0) * spread / math.sqrt(steps)
 
 
-def _times(run: Observation, case: Case) -> Iterator[tuple[str, Sequence[float], float]]:
+def _times(run: Observation, case: RunPricer) -> Iterator[tuple[str, Sequence[float], float]]:
     """Every phase with its times and the share of the step below which it is too short."""
     for phase, times in run.phases.items():
         if times:

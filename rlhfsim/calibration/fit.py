@@ -19,8 +19,8 @@ from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, identify, settled
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.posterior import Fit, Model, fit
-from rlhfsim.calibration.predict import REST, STEP, case_of, check_profile
+from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
+from rlhfsim.calibration.predict import REST, STEP, check_profile, pricer_of
 from rlhfsim.calibration.priors import Prior, bounds, priors
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Profile
@@ -93,7 +93,7 @@ def calibrate(
     """
     own = profile or _profile_of(observations)
     check_profile(observations, own)
-    cases = tuple(case_of(o, own) for o in observations)
+    cases = tuple(pricer_of(o, own) for o in observations)
     data, notes = evidence(observations, cases)
     if not data:
         raise RlhfsimError(
@@ -101,7 +101,7 @@ def calibrate(
             "no phase of these runs can be fitted",
             help="; ".join(notes[:3]) or "give runs of rlhfsim launch",
         )
-    model = Model(cases, data)
+    model = PriceModel(cases, data)
     known = list(priors(own, sorted(model.read())).values())
     found, left = fitted(model, data, known)
     if not found.priors:
@@ -140,13 +140,15 @@ def _profile_of(observations: Sequence[Observation]) -> Profile:
 # --- the fit --------------------------------------------------------------------------------------
 
 
-def fitted(model: Model, data: Sequence[Datum], known: Sequence[Prior]) -> tuple[Fit, list[Unidentified]]:
+def fitted(
+    model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
+) -> tuple[Posterior, list[Unidentified]]:
     """The posterior of what can be identified, and what cannot.
 
     What turns out wider than it should, with the noise as estimated, is dropped and the rest fitted again.
     """
     chosen, left = identify(model, data, known)
-    start: Fit | None = None
+    start: Posterior | None = None
     for _ in range(ROUNDS):
         others = [p for p in known if p.name in {u.name for u in left}]
         found = fit(model, data, chosen, others, start)
@@ -159,7 +161,9 @@ def fitted(model: Model, data: Sequence[Datum], known: Sequence[Prior]) -> tuple
     return found, left
 
 
-def _calibrated(profile: Profile, model: Model, found: Fit, data: Sequence[Datum]) -> list[Calibrated]:
+def _calibrated(
+    profile: Profile, model: PriceModel, found: Posterior, data: Sequence[Datum]
+) -> list[Calibrated]:
     wide = quantile(found.spare)
     below, above = stretched(model, data, found, wide)
     slopes = np.maximum(np.abs(found.slopes), np.abs(model.slopes({}, [p.name for p in found.priors])))
@@ -198,7 +202,7 @@ def _seen(observations: Sequence[Observation]) -> list[str]:
     return [f"{o.name}, {note}" for o in observations for note in o.left_out]
 
 
-def _outliers(found: Fit, data: Sequence[Datum], observations: Sequence[Observation]) -> list[str]:
+def _outliers(found: Posterior, data: Sequence[Datum], observations: Sequence[Observation]) -> list[str]:
     return [
         f"{observations[d.run].name}, {d.phase}: {np.exp(residual):.2g} times the fit"
         for d, residual, weight in zip(data, found.residuals, found.weights, strict=True)
@@ -206,7 +210,7 @@ def _outliers(found: Fit, data: Sequence[Datum], observations: Sequence[Observat
     ]
 
 
-def _few(found: Fit, observations: Sequence[Observation]) -> list[str]:
+def _few(found: Posterior, observations: Sequence[Observation]) -> list[str]:
     notes = []
     distinct = len(set(groups(observations)))
     if distinct < FEW_RUNS:
@@ -235,10 +239,10 @@ def _rounded(tokens: float | None) -> str:
 
 
 def _errors(
-    model: Model,
+    model: PriceModel,
     data: Sequence[Datum],
     known: Sequence[Prior],
-    whole: Fit,
+    whole: Posterior,
     observations: Sequence[Observation],
 ) -> tuple[PhaseError, ...]:
     """Every phase and step of every run, predicted by a fit on the other groups."""
@@ -253,7 +257,7 @@ def _errors(
 
 
 def _without(
-    model: Model, data: Sequence[Datum], rows: Sequence[int], known: Sequence[Prior], whole: Fit
+    model: PriceModel, data: Sequence[Datum], rows: Sequence[int], known: Sequence[Prior], whole: Posterior
 ) -> dict[str, float]:
     """Coefficients fitted on some rows; what they cannot tell keeps its prior."""
     part, some = model.only(rows), [data[i] for i in rows]
@@ -264,7 +268,7 @@ def _without(
     return fitted(part, some, known)[0].values
 
 
-def _scored(model: Model, i: int, run: Observation, values: dict[str, float] | None) -> list[PhaseError]:
+def _scored(model: PriceModel, i: int, run: Observation, values: dict[str, float] | None) -> list[PhaseError]:
     before = model.seconds(i, {})
     after = None if values is None else model.seconds(i, values)
     measured = {**run.medians, **({STEP: median(run.step_s)} if run.step_s else {})}

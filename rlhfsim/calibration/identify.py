@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Fit, Model
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel
 from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Unidentified:
 
 
 def identify(
-    model: Model, data: Sequence[Datum], known: Sequence[Prior]
+    model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
 ) -> tuple[list[Prior], list[Unidentified]]:
     """Coefficients that these data can tell, and the others with a reason.
 
@@ -91,7 +91,7 @@ def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int
     return Unidentified(name=name, reason=f"moves the same phases as {twin}", collinear_with=twin)
 
 
-def settled(found: Fit) -> list[Prior]:
+def settled(found: Posterior) -> list[Prior]:
     """Fitted coefficients whose posterior, with the noise as it turned out, is narrower than the prior."""
     deviations = np.sqrt(np.diag(found.own))
     return [

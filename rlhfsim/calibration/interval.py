@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.posterior import Fit, Model
+from rlhfsim.calibration.posterior import Posterior, PriceModel
 from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]
@@ -31,7 +31,9 @@ STRETCH = 1.6
 """Factor from one try to the next."""
 
 
-def stretched(model: Model, data: Sequence[Datum], found: Fit, quantile: float) -> tuple[Floats, Floats]:
+def stretched(
+    model: PriceModel, data: Sequence[Datum], found: Posterior, quantile: float
+) -> tuple[Floats, Floats]:
     """Standard deviations of ln coefficient below and above, at least those of the curvature."""
     rows = [_sides(model, data, found, k, quantile) for k in range(len(found.priors))]
     carried = np.diag(found.covariance) - np.diag(found.own)
@@ -39,11 +41,13 @@ def stretched(model: Model, data: Sequence[Datum], found: Fit, quantile: float) 
     return below, above
 
 
-def _sides(model: Model, data: Sequence[Datum], found: Fit, k: int, quantile: float) -> tuple[float, float]:
+def _sides(
+    model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, quantile: float
+) -> tuple[float, float]:
     return _side(model, data, found, k, -quantile), _side(model, data, found, k, quantile)
 
 
-def _side(model: Model, data: Sequence[Datum], found: Fit, k: int, signed: float) -> float:
+def _side(model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, signed: float) -> float:
     """Standard deviation on one side, of which the posterior falls off as at `signed` quantiles."""
     prior, theta = found.priors[k], found.theta[k]
     best = objective(found, found.theta, found.residuals)
@@ -66,7 +70,7 @@ def _limit(prior: Prior, theta: float, signed: float) -> float:
     return max(side, (prior.mean - theta) / signed + side)
 
 
-def profile(model: Model, data: Sequence[Datum], found: Fit, k: int, end: float) -> float:
+def profile(model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, end: float) -> float:
     """The objective with ln coefficient k at `end`, the others where they then fit best."""
     theta = found.theta.copy()
     theta[k] = end
@@ -85,11 +89,11 @@ def profile(model: Model, data: Sequence[Datum], found: Fit, k: int, end: float)
     return objective(found, theta + delta, gap - slopes @ delta)
 
 
-def _weights(found: Fit, gap: Floats) -> Floats:
+def _weights(found: Posterior, gap: Floats) -> Floats:
     return np.asarray(1 / np.sqrt(1 + (gap / found.sigma) ** 2), dtype=np.float64)
 
 
-def objective(found: Fit, theta: Floats, gap: Floats) -> float:
+def objective(found: Posterior, theta: Floats, gap: Floats) -> float:
     """-2 ln posterior up to a constant, of ln coefficients and what they leave: soft l1 of the data, squares of the priors."""
     rho = 2 * (np.sqrt(1 + (gap / found.sigma) ** 2) - 1)
     prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(found.priors, theta, strict=True))

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, least_squares
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.predict import Case, sensitivities
+from rlhfsim.calibration.predict import RunPricer, sensitivities
 from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]
@@ -58,10 +58,10 @@ LEAST_S = 1e-9
 """A phase that takes no time has no logarithm."""
 
 
-class Model:
+class PriceModel:
     """Runs priced at any theta, with a memory of prices and derivatives."""
 
-    def __init__(self, cases: Sequence[Case], data: Sequence[Datum]) -> None:
+    def __init__(self, cases: Sequence[RunPricer], data: Sequence[Datum]) -> None:
         """`data` say which phase of which case each row of an answer is."""
         self._cases, self._data = cases, data
         self._seconds: dict[tuple[int, tuple[tuple[str, float], ...]], dict[str, float]] = {}
@@ -96,15 +96,15 @@ class Model:
         rows = [[self._slopes[(d.run, n, where)].get(d.phase, 0.0) for n in names] for d in self._data]
         return np.array(rows).reshape(len(self._data), len(names))
 
-    def only(self, rows: Sequence[int]) -> Model:
+    def only(self, rows: Sequence[int]) -> PriceModel:
         """The same for some data; prices are shared."""
-        part = Model(self._cases, [self._data[i] for i in rows])
+        part = PriceModel(self._cases, [self._data[i] for i in rows])
         part._seconds, part._slopes = self._seconds, self._slopes
         return part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Posterior:
     """Where the fit came to rest."""
 
     priors: tuple[Prior, ...]
@@ -128,7 +128,7 @@ class Fit:
     tau_known: bool = True
     """False: too few data to estimate tau; it is the prior `UNKNOWN_MISMATCH`."""
 
-    def of(self, kept: Sequence[Prior]) -> Fit:
+    def of(self, kept: Sequence[Prior]) -> Posterior:
         """Where a fit of some of the coefficients may start."""
         rows = [self.priors.index(p) for p in kept]
         return replace(self, priors=tuple(kept), theta=self.theta[rows], slopes=self.slopes[:, rows])
@@ -140,12 +140,12 @@ class Fit:
 
 
 def fit(
-    model: Model,
+    model: PriceModel,
     data: Sequence[Datum],
     fitted: Sequence[Prior],
     others: Sequence[Prior] = (),
-    start: Fit | None = None,
-) -> Fit:
+    start: Posterior | None = None,
+) -> Posterior:
     """The posterior of `fitted`; `others` keep their values but not their certainty.
 
     `start` of the same coefficients saves visits: the fit begins there, with its derivatives.
@@ -285,13 +285,13 @@ def _posterior(
     doubt: Floats,
     tau: Mapping[str, float],
     known: bool,
-) -> Fit:
+) -> Posterior:
     sigma = _sigma(data, tau)
     weights = 1 / np.sqrt(1 + (residuals / sigma) ** 2)
     own = np.asarray(np.linalg.inv(_information(slopes, sigma, weights, fitted, theta)), dtype=np.float64)
     gain = own @ (slopes.T * (weights / sigma**2))
     carried = gain @ (doubt * np.array([p.width for p in others]))
-    return Fit(
+    return Posterior(
         priors=tuple(fitted),
         theta=theta,
         covariance=own + carried @ carried.T,

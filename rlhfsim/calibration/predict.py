@@ -41,7 +41,7 @@ HALVINGS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class RunPricer:
     """An observed run, ready to be priced again and again."""
 
     name: str
@@ -118,7 +118,7 @@ class _Recorder(dict[str, Any]):
         return super().__getitem__(key)
 
 
-def case_of(observation: Observation, profile: Profile | None = None) -> Case:
+def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPricer:
     """An observation as a case; `profile` stands in for the plan's profile of its name.
 
     Raises:
@@ -131,7 +131,7 @@ def case_of(observation: Observation, profile: Profile | None = None) -> Case:
     models = models_of(workload)
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
     setting = Setting(models=models, placement=plan.placement, workload=workload, cluster=cluster)
-    case = Case(
+    case = RunPricer(
         name=observation.name,
         setting=setting,
         kv_tokens=kv_tokens if kv_tokens and kv_tokens > 0 else None,
@@ -167,7 +167,7 @@ def with_coefficients(profile: Profile, values: Mapping[str, float]) -> Profile:
 
 
 def sensitivities(
-    case: Case, values: Mapping[str, float], names: Iterable[str]
+    case: RunPricer, values: Mapping[str, float], names: Iterable[str]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Seconds by phase, and the elasticity d ln t / d ln theta of each phase by coefficient.
 

@@ -107,7 +107,7 @@ def validate(
 
 
 def _rows(
-    paths: Sequence[Path], sections: Mapping[str, registry.Section], console: Console
+    paths: Sequence[Path], sections: Mapping[str, registry.RowKind], console: Console
 ) -> list[measured.Row]:
     """Rows of the user's files; tables that nothing is scored from are named and left out."""
     rows = [row for path in _files(paths) for row in measured.read_csv(path)]
@@ -133,7 +133,7 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 
 def _collect(
-    sections: Mapping[str, registry.Section], rows: list[measured.Row] | None, console: Console
+    sections: Mapping[str, registry.RowKind], rows: list[measured.Row] | None, console: Console
 ) -> tuple[list[Outcome], list[str]]:
     """Outcomes, with the section at work shown on a terminal."""
     with console.status("reading the tables") as status:

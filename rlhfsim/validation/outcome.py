@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.cost import Cost
+from rlhfsim.validation.rows import Row
+
+
+class Skip(RlhfsimError):
+    """Why a row has no prediction: it leaves open what decides it, or holds what is not modelled."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("row-skipped", reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +52,15 @@ class Outcome:
     """Release of that framework."""
     detail: dict[str, float | str] = field(default_factory=dict)
     """Anything worth a column in `--out`: which peak, per-part seconds."""
+
+    @classmethod
+    def of(cls, row: Row, kind: str, label: str, cost: Cost | None = None, **known: Any) -> Outcome:
+        """The outcome of a row, with a priced cost as its prediction."""
+        if cost is not None:
+            low, high = cost.interval
+            known |= {"predicted": cost.seconds, "low": low, "high": high}
+        known.setdefault("source", row.source)
+        return cls(kind=kind, file=row.file, line=row.line, label=label, **known)
 
     @property
     def error(self) -> float | None:

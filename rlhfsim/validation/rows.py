@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.units import MIB
-from rlhfsim.validation.schemas import TABLES, Table
+from rlhfsim.validation.schemas import TABLES, TableSchema
 
 MAX_BYTES = int(64 * MIB)
 """A larger file is refused before it is parsed."""
@@ -158,7 +158,7 @@ def parse_csv(data: bytes, name: str) -> list[Row]:
     return rows
 
 
-def recognise(columns: Iterable[str], name: str) -> Table:
+def recognise(columns: Iterable[str], name: str) -> TableSchema:
     """The table whose signature is in the header.
 
     Raises:
@@ -192,7 +192,7 @@ def notes(rows: Iterable[Row]) -> list[str]:
     ]
 
 
-def _near(column: str, table: Table) -> str:
+def _near(column: str, table: TableSchema) -> str:
     close = get_close_matches(column, table.columns, n=1, cutoff=0.7)
     return f" (did you mean {close[0]})" if close else ""
 
@@ -234,7 +234,7 @@ def _header(cells: list[str], name: str) -> list[str]:
     return columns
 
 
-def _check_numbers(row: Row, table: Table) -> None:
+def _check_numbers(row: Row, table: TableSchema) -> None:
     """Refuse what cannot be a measurement: words, NaN, infinity, negative sizes and times."""
     for column, cell in row.values.items():
         if column not in table.numeric or not cell:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TableSchema:
     """Columns of one measurement table."""
 
     name: str
@@ -37,10 +37,10 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-TABLES: dict[str, Table] = {
+TABLES: dict[str, TableSchema] = {
     table.name: table
     for table in (
-        Table(
+        TableSchema(
             name="oom_cases",
             signature=("case_id", "outcome", "gpus", "framework"),
             text=_words("""
@@ -54,7 +54,7 @@ TABLES: dict[str, Table] = {
             prompt_len response_len n_samples train_batch rollout_batch
             """),
         ),
-        Table(
+        TableSchema(
             name="rlhf",
             signature=("actor_model", "gpus", "gpu_type", "step_time_s"),
             text=_words("""
@@ -75,7 +75,7 @@ TABLES: dict[str, Table] = {
             steps peak_mem_gb_per_gpu
             """),
         ),
-        Table(
+        TableSchema(
             name="weight_sync",
             signature=("model", "gpu_type", "mechanism", "seconds"),
             text=_words("""
@@ -88,7 +88,7 @@ TABLES: dict[str, Table] = {
             bandwidth_gb_s
             """),
         ),
-        Table(
+        TableSchema(
             name="memory",
             signature=("kind", "model", "gpu_type", "peak_mem_gib_per_gpu", "kv_cache_tokens"),
             text=_words("""
@@ -105,7 +105,7 @@ TABLES: dict[str, Table] = {
             """),
             signed=_words("cudagraph_gib_per_gpu kv_cache_gib_per_gpu"),
         ),
-        Table(
+        TableSchema(
             name="inference",
             signature=("model", "gpu_type", "gpus", "input_len", "output_len"),
             text=_words("""
@@ -118,7 +118,7 @@ TABLES: dict[str, Table] = {
             tpot_ms total_duration_s achieved_hbm_gb_s
             """),
         ),
-        Table(
+        TableSchema(
             name="training",
             signature=("model", "gpus", "gpu_type", "seq_len", "framework"),
             text=_words("""
@@ -132,7 +132,7 @@ TABLES: dict[str, Table] = {
             peak_mem_gib_per_gpu
             """),
         ),
-        Table(
+        TableSchema(
             name="comm_compute",
             signature=("kind", "op", "gpu_type", "latency_ms"),
             text=_words("""
@@ -144,7 +144,7 @@ TABLES: dict[str, Table] = {
             peak_tflops_used efficiency_pct achieved_gb_s peak_gb_s
             """),
         ),
-        Table(
+        TableSchema(
             name="hardware_specs",
             signature=("gpu", "vendor", "bf16_dense_tflops"),
             text=_words("""
@@ -157,7 +157,7 @@ TABLES: dict[str, Table] = {
             pcie_unidir_gb_s tdp_w typical_nic_gbps_per_gpu mamf_bf16_tflops mamf_fp8_tflops
             """),
         ),
-        Table(
+        TableSchema(
             name="model_configs",
             signature=("model", "family", "layers", "hidden"),
             text=_words("""

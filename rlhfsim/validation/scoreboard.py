@@ -32,11 +32,11 @@ _HIGHER_IS_BETTER = ("within_factor_2", "recall", "right_order")
 _WORSE_UP = (*_ERRORS, "false_alarms", "brier")
 WORST_ROWS = 5
 
-Progress = Callable[[registry.Section], None]
+Progress = Callable[[registry.RowKind], None]
 
 
 def collect(
-    sections: Mapping[str, registry.Section],
+    sections: Mapping[str, registry.RowKind],
     rows: Sequence[Row] | None = None,
     progress: Progress | None = None,
 ) -> tuple[list[Outcome], list[str]]:

@@ -149,7 +149,7 @@ def _within(errors: Floats) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class HitRate:
     """A share with its 95 % Wilson interval."""
 
     hits: int
@@ -169,7 +169,7 @@ ORDER_MARGIN = 0.10
 class Order:
     """How often of two plans for one job the faster one was told."""
 
-    right: Rate
+    right: HitRate
     wrong: tuple[tuple[Outcome, Outcome], ...]
     """Pairs in the wrong order or with equal predictions, the faster measured one first."""
 
@@ -195,9 +195,9 @@ def order(outcomes: Iterable[Outcome], *, same_release: bool = True) -> Order:
 class Verdicts:
     """How well `runs out of memory` was told; measured is 1 (it did) or 0, predicted a probability."""
 
-    recall: Rate
+    recall: HitRate
     """Out-of-memory cases that were announced."""
-    false_alarms: Rate
+    false_alarms: HitRate
     """Cases that worked and were announced as out of memory."""
     brier: float | None
     """Mean squared difference of probability and outcome; 0.25 is a coin."""
@@ -216,7 +216,7 @@ def verdicts(outcomes: Iterable[Outcome]) -> Verdicts:
     )
 
 
-def rate(hits: int, of: int) -> Rate:
+def rate(hits: int, of: int) -> HitRate:
     """A share and its Wilson score interval.
 
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
@@ -224,12 +224,12 @@ def rate(hits: int, of: int) -> Rate:
     Source: Wilson 1927, JASA 22(158), 209-212.
     """
     if not of:
-        return Rate(hits=0, of=0, value=None, low=None, high=None)
+        return HitRate(hits=0, of=0, value=None, low=None, high=None)
     p, z2 = hits / of, WILSON_Z**2
     middle = p + z2 / (2 * of)
     spread = WILSON_Z * math.sqrt(p * (1 - p) / of + z2 / (4 * of**2))
     scale = 1 + z2 / of
-    return Rate(
+    return HitRate(
         hits=hits,
         of=of,
         value=p,

@@ -16,7 +16,7 @@ PER_ROW = (RlhfsimError, AssertionError, ArithmeticError, LookupError, ValueErro
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class RowKind:
     """One module of predictions; it may score several kinds (`memory.weights`, ...)."""
 
     name: str
@@ -35,22 +35,22 @@ class Section:
         return all(find_spec(module) is not None for module in modules if module)
 
 
-SECTIONS: dict[str, Section] = {
+SECTIONS: dict[str, RowKind] = {
     section.name: section
     for section in (
-        Section(name="training", table="training", title="training step time"),
-        Section(name="memory", table="memory", title="memory: weights, KV cache, training peak"),
-        Section(name="decode", table=None, needs="aiconfigurator_core", title="decode step time"),
-        Section(name="inference", table="inference", title="serving throughput"),
-        Section(name="rlhf", table="rlhf", title="RLHF step and phase time"),
-        Section(name="weight_sync", table="weight_sync", title="weight sync time"),
-        Section(name="oom", table="oom_cases", title="out-of-memory verdict"),
+        RowKind(name="training", table="training", title="training step time"),
+        RowKind(name="memory", table="memory", title="memory: weights, KV cache, training peak"),
+        RowKind(name="decode", table=None, needs="aiconfigurator_core", title="decode step time"),
+        RowKind(name="inference", table="inference", title="serving throughput"),
+        RowKind(name="rlhf", table="rlhf", title="RLHF step and phase time"),
+        RowKind(name="weight_sync", table="weight_sync", title="weight sync time"),
+        RowKind(name="oom", table="oom_cases", title="out-of-memory verdict"),
     )
 }
 """In the order of the scoreboard."""
 
 
-def select(kinds: Sequence[str]) -> dict[str, Section]:
+def select(kinds: Sequence[str]) -> dict[str, RowKind]:
     """The sections that score any of `kinds` (`memory` or `memory.weights`); all when empty.
 
     Raises:
@@ -68,7 +68,7 @@ def wanted(outcome: Outcome, kinds: Sequence[str]) -> bool:
     return not kinds or any(outcome.kind == kind or outcome.kind.startswith(f"{kind}.") for kind in kinds)
 
 
-def run(section: Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
+def run(section: RowKind, rows: Sequence[Row] | None = None) -> list[Outcome]:
     """The outcomes of a section, on the shipped rows by default.
 
     A row whose cells cannot be read (a range where a number is needed) is skipped with that
@@ -87,7 +87,7 @@ def run(section: Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
         return [outcome for row in rows for outcome in _alone(predict, row, section)]
 
 
-def _alone(predict: Callable[[list[Row]], list[Outcome]], row: Row, section: Section) -> Iterable[Outcome]:
+def _alone(predict: Callable[[list[Row]], list[Outcome]], row: Row, section: RowKind) -> Iterable[Outcome]:
     try:
         return predict([row])
     except PER_ROW as error:

@@ -12,7 +12,7 @@ import numpy as np
 from lab.planted import Flaws, drawn, planted_run, planted_trace
 from rlhfsim.api import estimate
 from rlhfsim.calibration.observation import Observation
-from rlhfsim.calibration.predict import case_of
+from rlhfsim.calibration.predict import pricer_of
 from rlhfsim.calibration.priors import Prior, priors
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.specs.hardware.hardware import Profile
@@ -83,7 +83,7 @@ def beliefs(plans: tuple[Plan, ...], profile: Profile) -> dict[str, Prior]:
     """Priors of every coefficient that any of the plans reads."""
     rng = np.random.default_rng(0)
     read = {
-        name for p in plans for name in case_of(planted_run(p, profile, {}, rng, name="r"), profile).read()
+        name for p in plans for name in pricer_of(planted_run(p, profile, {}, rng, name="r"), profile).read()
     }
     return priors(profile, sorted(read))
 

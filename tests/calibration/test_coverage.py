@@ -24,7 +24,7 @@ from scipy.stats import beta
 
 from lab.planted import Flaws
 from rlhfsim.calibration.fit import calibrate
-from rlhfsim.calibration.predict import Case
+from rlhfsim.calibration.predict import RunPricer
 from rlhfsim.calibration.priors import Prior
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Profile
@@ -73,21 +73,21 @@ def flaws_of(way: str, count: int, rng: np.random.Generator) -> Mapping[int, Fla
 @contextmanager
 def shared_prices() -> Iterator[None]:
     """Prices of the same run with the same coefficients, once for all seeds: most are taken at the priors."""
-    price = Case.seconds
+    price = RunPricer.seconds
 
     @lru_cache(maxsize=4096)
     def known(key: tuple[object, ...]) -> dict[str, float]:
         case, values = waiting.pop()
         return price(case, values)
 
-    waiting: list[tuple[Case, Mapping[str, float] | None]] = []
+    waiting: list[tuple[RunPricer, Mapping[str, float] | None]] = []
 
-    def seconds(self: Case, values: Mapping[str, float] | None = None) -> dict[str, float]:
+    def seconds(self: RunPricer, values: Mapping[str, float] | None = None) -> dict[str, float]:
         waiting[:] = [(self, values)]
         return known((self.name, self.clocks, *sorted((values or {}).items())))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Case, "seconds", seconds)
+        patch.setattr(RunPricer, "seconds", seconds)
         yield
 
 

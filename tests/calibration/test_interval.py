@@ -12,7 +12,7 @@ import pytest
 
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import objective, profile, stretched
-from rlhfsim.calibration.posterior import Fit
+from rlhfsim.calibration.posterior import Posterior
 from rlhfsim.calibration.priors import Z90, Prior
 
 SIGMA = 0.05
@@ -32,7 +32,7 @@ def ends(shape: Callable[[float], float], theta: float, slope: float, prior: Pri
     """Standard deviations below and above of a fit at rest at `theta`, where the phase has this slope."""
     own = np.array([[1 / (slope**2 / SIGMA**2 + 1 / prior.deviation(theta) ** 2)]])
     none = np.zeros(1)
-    found = Fit(
+    found = Posterior(
         priors=(prior,),
         theta=np.array([theta]),
         covariance=own,
@@ -90,7 +90,7 @@ def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
     known = tuple(replace(believed(), name=name) for name in "ab")
     slopes = np.ones((1, 2))
     own = np.linalg.inv(slopes.T @ slopes / SIGMA**2 + np.eye(2) / 0.25)
-    found = Fit(
+    found = Posterior(
         priors=known,
         theta=np.zeros(2),
         covariance=own,
@@ -110,7 +110,7 @@ def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
 
 def test_the_objective_is_soft_in_data_and_square_in_priors() -> None:
     prior, none = believed(), np.zeros((1, 1))
-    found = Fit(
+    found = Posterior(
         priors=(prior,),
         theta=np.zeros(1),
         covariance=none,

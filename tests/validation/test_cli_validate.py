@@ -22,7 +22,7 @@ ROW = "m,8,H100,4096,f,10,s\n"
 def _fixed_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every training row is predicted at 11 s; the other sections have no module."""
 
-    def run(section: kinds.Section, rows: Sequence[Row] | None = None) -> list[Outcome]:
+    def run(section: kinds.RowKind, rows: Sequence[Row] | None = None) -> list[Outcome]:
         if section.name != "training":
             return []
         return [

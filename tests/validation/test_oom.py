@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.cases.oom import Unreadable, case
+from rlhfsim.validation.cases.oom import configuration
 from rlhfsim.validation.cases.oom_pools import pools
 from rlhfsim.validation.kinds import oom
+from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import shipped
 from rlhfsim.validation.statistics import verdicts
 
@@ -17,7 +18,7 @@ BY_CASE = {row.text("case_id"): o for row, o in zip(ROWS.values(), OUTCOMES, str
 
 
 def _case(name: str):
-    return case(apply("oom", ROWS[name])[0])
+    return configuration(apply("oom", ROWS[name])[0])
 
 
 def test_most_out_of_memory_cases_are_announced_with_few_false_alarms():
@@ -80,5 +81,5 @@ def test_a_swift_engine_without_a_sleep_level_stays_awake():
 
 
 def test_a_row_without_backend_is_refused_with_the_reason():
-    with pytest.raises(Unreadable, match="backend"):
+    with pytest.raises(Skip, match="backend"):
         _case("C121")

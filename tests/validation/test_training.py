@@ -7,9 +7,9 @@ from lab.fits.posterior import Free, posterior, written
 from rlhfsim.kernels.flop import training_flop
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.training import Skip, job, measured, recomputed
+from rlhfsim.validation.cases.training import job, measured, recomputed
 from rlhfsim.validation.kinds.training import outcomes, part_of
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row, shipped
 
 ROWS = shipped("training")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from rlhfsim.calibration.observation import Observation, phase_seconds
-from rlhfsim.calibration.predict import case_of
+from rlhfsim.calibration.predict import pricer_of
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.trace import WAIT, Span, Trace, covered
@@ -139,8 +139,8 @@ def length_factors(plan: Plan, seen: Observation) -> tuple[dict[str, float], tup
     """Phase -> seconds with the measured lengths over seconds with the planned ones, in closed form."""
     try:
         same = replace(seen, plan=plan, prompt_tokens=None, response_tokens=None, covers={})
-        before = case_of(same).seconds()
-        after = case_of(replace(seen, plan=plan, covers={})).seconds()
+        before = pricer_of(same).seconds()
+        after = pricer_of(replace(seen, plan=plan, covers={})).seconds()
     except RlhfsimError as error:
         return {}, (f"lengths were not told apart: {error.message}",)
     return {name: after[name] / s for name, s in before.items() if s > 0 and name in after}, ()

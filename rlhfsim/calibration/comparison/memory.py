@@ -19,7 +19,7 @@ MEMORY = "memory_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class PhaseMemory:
     """Bytes on the fullest GPU of a pool during a phase."""
 
     phase: str
@@ -41,7 +41,7 @@ class Held:
         return self.measured / self.predicted if self.measured and self.predicted else None
 
 
-def footprint(plan: Plan, seen: Observation, trace: Trace) -> tuple[Held, ...]:
+def footprint(plan: Plan, seen: Observation, trace: Trace) -> tuple[PhaseMemory, ...]:
     """Every phase and pool of the ledger, then those that only the run has."""
     entries: dict[tuple[str, str], list[LedgerEntry]] = {}
     for entry in plan.prediction.ledger:
@@ -51,12 +51,12 @@ def footprint(plan: Plan, seen: Observation, trace: Trace) -> tuple[Held, ...]:
     return tuple(_held(key, entries.get(key, []), found.get(key)) for key in keys)
 
 
-def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], most: float | None) -> Held:
+def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], most: float | None) -> PhaseMemory:
     roles: dict[str, float] = {}
     for entry in entries:
         roles[entry.role] = roles.get(entry.role, 0.0) + entry.bytes
     ranked = dict(sorted(roles.items(), key=lambda item: -item[1]))
-    return Held(
+    return PhaseMemory(
         phase=key[0],
         pool=key[1],
         roles=ranked,

@@ -32,7 +32,7 @@ MEDIAN_LOSS = math.sqrt(math.pi / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PhaseComparison:
     """One phase, or the step; None: not predicted, or not measured."""
 
     name: str
@@ -96,7 +96,7 @@ def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
 
 def rows(
     plan: Plan, phases: Mapping[str, Sequence[float]], covers: Mapping[str, tuple[str, ...]] | None = None
-) -> tuple[Row, ...]:
+) -> tuple[PhaseComparison, ...]:
     """Every phase of either side, those of the plan first, in their order."""
     predicted = {p.name: p for p in plan.prediction.phases}
     behind = {name: _behind(name, covers or {}, predicted) for name in phases}
@@ -114,7 +114,7 @@ def _behind(
     return tuple(p for p in covers.get(name, (name,)) if p in predicted)
 
 
-def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float]) -> Row:
+def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float]) -> PhaseComparison:
     """One row; intervals of several predicted phases add up as if they moved together."""
     return row(
         name,
@@ -134,13 +134,13 @@ def row(
     predicted_s: float | None,
     low_s: float | None,
     high_s: float | None,
-) -> Row:
+) -> PhaseComparison:
     """A row from times and a prediction."""
     middle = median(times) if times else None
     ratio = middle / predicted_s if middle is not None and predicted_s else None
     spread = _spread(times)
     known = ratio if ratio and spread is not None else None
-    return Row(
+    return PhaseComparison(
         name=name,
         covers=covers,
         predicted_s=predicted_s,
@@ -164,7 +164,7 @@ def _spread(times: Sequence[float]) -> float | None:
     return float(student.ppf(0.9, n - 1)) * MEDIAN_LOSS * s / math.sqrt(n)
 
 
-def step_row(plan: Plan, seen: Observation) -> Row:
+def step_row(plan: Plan, seen: Observation) -> PhaseComparison:
     """The whole step."""
     p = plan.prediction
     return row(STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s)
@@ -181,8 +181,8 @@ def warm(trace: Trace) -> dict[str, tuple[float, ...]]:
 class Comparison:
     """All of it but memory and the gap's parts, which are `footprint` and `gap`."""
 
-    rows: tuple[Row, ...]
-    step: Row
+    rows: tuple[PhaseComparison, ...]
+    step: PhaseComparison
     missing: tuple[str, ...]
     """Phases of the plan that the run did not time."""
     unplanned: tuple[str, ...]

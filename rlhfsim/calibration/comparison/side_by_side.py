@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfsim.calibration.comparison.gap import Gap, gap
-from rlhfsim.calibration.comparison.memory import Held, footprint
+from rlhfsim.calibration.comparison.memory import PhaseMemory, footprint
 from rlhfsim.calibration.comparison.phases import Comparison, check_plan, compare
 from rlhfsim.calibration.observation import TRACE, Observation, read_run
 from rlhfsim.plan import Plan, read_plan
@@ -23,7 +23,7 @@ class SideBySide:
     found: Comparison
     gap: Gap | None
     """None: no step was timed."""
-    memory: tuple[Held, ...]
+    memory: tuple[PhaseMemory, ...]
     notes: tuple[str, ...]
 
 

@@ -28,7 +28,7 @@ RESERVE = 2.0**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ProfileEntry:
     """One entry of the new profile."""
 
     key: str
@@ -65,10 +65,10 @@ class Seen:
 
     def coefficient(
         self, name: str, found: Measured | Fitted, n: int, how: str, scale: float = 1.0
-    ) -> Change:
+    ) -> ProfileEntry:
         """A coefficient of the measured number over `scale`."""
         before = self.base.coefficient(name)
-        return Change(
+        return ProfileEntry(
             key=f"coefficients.{name}",
             value=found.value / scale,
             low=found.low / scale,
@@ -79,7 +79,7 @@ class Seen:
             how=how,
         )
 
-    def share(self, name: str, found: Measured, roof: float) -> Change:
+    def share(self, name: str, found: Measured, roof: float) -> ProfileEntry:
         """An efficiency: the measured rate over the roof, its interval ending at 1."""
         change = self.coefficient(name, found, found.n, found.how, roof)
         assert change.low is not None
@@ -87,9 +87,9 @@ class Seen:
         return _cut(change) if change.value <= 1 else change
 
 
-def _cut(change: Change) -> Change:
+def _cut(change: ProfileEntry) -> ProfileEntry:
     assert change.high is not None
-    return Change(
+    return ProfileEntry(
         key=change.key,
         value=change.value,
         low=change.low,
@@ -101,13 +101,13 @@ def _cut(change: Change) -> Change:
     )
 
 
-def changes(seen: Seen) -> list[Change]:
+def changes(seen: Seen) -> list[ProfileEntry]:
     """Everything but the engine's overheads, which need these first."""
     parts = (_machine, _gemm, _memory, _links, _network, _storage, _optimizer, _starts)
     return [change for part in parts for change in part(seen)]
 
 
-def split(found: Sequence[Change]) -> tuple[list[Change], list[Missing]]:
+def split(found: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[Missing]]:
     """What can be kept, and efficiencies above 1: then the datasheet is another device's."""
     above = [c for c in found if c.key.endswith(SHARES) and c.value > 1]
     refused = [
@@ -149,17 +149,19 @@ def peak_of(seen: Seen) -> tuple[float, str]:
     return flop, f"best product measured{known}"
 
 
-def _rate(key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s") -> Change:
-    return Change(key=key, value=value, low=None, high=None, prior=prior, n=n, unit=unit, how=how)
+def _rate(
+    key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s"
+) -> ProfileEntry:
+    return ProfileEntry(key=key, value=value, low=None, high=None, prior=prior, n=n, unit=unit, how=how)
 
 
-def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[Change]:
+def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[ProfileEntry]:
     """The same byte/s of another roof, at most all of it, where a share was not measured itself."""
     c, factor = seen.base.coefficient(name), before / roof
     if math.isclose(factor, 1):
         return
     value, low, high = (min(1.0, x * factor) for x in (c.value, c.low, c.high))
-    yield Change(
+    yield ProfileEntry(
         key=f"coefficients.{name}",
         value=value,
         low=low,
@@ -172,7 +174,7 @@ def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[Cha
     )
 
 
-def _machine(seen: Seen) -> Iterator[Change]:
+def _machine(seen: Seen) -> Iterator[ProfileEntry]:
     """Sizes of a machine without datasheet."""
     machine, base = seen.session.machine, seen.base
     if seen.known:
@@ -199,7 +201,7 @@ def _machine(seen: Seen) -> Iterator[Change]:
     )
 
 
-def _gemm(seen: Seen) -> Iterator[Change]:
+def _gemm(seen: Seen) -> Iterator[ProfileEntry]:
     points = seen.points("gemm")
     if not points:
         return
@@ -225,7 +227,7 @@ def _gemm(seen: Seen) -> Iterator[Change]:
     yield seen.coefficient("gemm_latency", least, least.n, f"shortest product, {least.how}")
 
 
-def _memory(seen: Seen) -> Iterator[Change]:
+def _memory(seen: Seen) -> Iterator[ProfileEntry]:
     copy, together = seen.one("memory_copy"), seen.one("memory_copy_all")
     if copy is not None:
         roof = roof_of(seen)
@@ -252,7 +254,7 @@ def _memory(seen: Seen) -> Iterator[Change]:
         yield from _restated(seen, "cpu_adam_efficiency", roof, before)
 
 
-def _links(seen: Seen) -> Iterator[Change]:
+def _links(seen: Seen) -> Iterator[ProfileEntry]:
     """Between device and host."""
     serial, down, up = seen.one("serialised_copy"), seen.one("host_to_device"), seen.one("device_to_host")
     if serial is not None:
@@ -271,7 +273,7 @@ def _links(seen: Seen) -> Iterator[Change]:
         yield seen.coefficient("pcie_latency", latency, latency.n, latency.how)
 
 
-def _network(seen: Seen) -> Iterator[Change]:
+def _network(seen: Seen) -> Iterator[ProfileEntry]:
     """An all-reduce of S bytes over r ranks: gloo between nodes of one slot, NCCL inside a node.
 
         CPU:  2 (r-1)/r S/B + 2 ceil(log2 r) a        GPU:  2 (r-1)/r S/B + 2 (r-1) a
@@ -307,7 +309,7 @@ def _network(seen: Seen) -> Iterator[Change]:
         yield seen.coefficient(name, latency, n, how)
 
 
-def _storage(seen: Seen) -> Iterator[Change]:
+def _storage(seen: Seen) -> Iterator[ProfileEntry]:
     read, write = seen.one("storage_read"), seen.one("storage_write")
     if read is None or write is None:
         return
@@ -332,7 +334,7 @@ def _storage(seen: Seen) -> Iterator[Change]:
         yield seen.share("shared_storage_efficiency", both, roof)
 
 
-def _optimizer(seen: Seen) -> Iterator[Change]:
+def _optimizer(seen: Seen) -> Iterator[ProfileEntry]:
     """t = a + b Psi; the cost model counts 34 bytes a parameter: 26 of states and weight, 8 of gradient.
 
     `a` is only fitted along: `optimizer_overhead` also holds the bookkeeping of a training engine, which
@@ -364,14 +366,14 @@ _STARTS = {
 """Measured name -> coefficient, unchanged."""
 
 
-def _starts(seen: Seen) -> Iterator[Change]:
+def _starts(seen: Seen) -> Iterator[ProfileEntry]:
     for name, coefficient in _STARTS.items():
         found = seen.one(name)
         if found is not None:
             yield seen.coefficient(coefficient, found, found.n, found.how)
 
 
-def coefficient_of(change: Change, source: str) -> Coefficient:
+def coefficient_of(change: ProfileEntry, source: str) -> Coefficient:
     """As the profile holds it."""
     assert change.low is not None
     assert change.high is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlhfsim.calibration.micro_benchmarks.changes import Change, Seen
+from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen
 from rlhfsim.calibration.micro_benchmarks.fit import (
     Fitted,
     decode_kernels,
@@ -20,13 +20,13 @@ LONG = 512
 """Tokens from which a prefill pass says how fast kernels are inside an engine."""
 
 
-def overheads(seen: Seen, first: Profile) -> tuple[list[Change], list[str]]:
+def overheads(seen: Seen, first: Profile) -> tuple[list[ProfileEntry], list[str]]:
     """Changes and notes; `first` holds the rates and kernel tables of the same session."""
     decode, notes = _decode(seen, first)
     return [*decode, *_prefill(seen, first), *_train(seen, first)], notes
 
 
-def _decode(seen: Seen, first: Profile) -> tuple[list[Change], list[str]]:
+def _decode(seen: Seen, first: Profile) -> tuple[list[ProfileEntry], list[str]]:
     """t - kernels(L, n, c) = a_step + a_layer L + a_seq n."""
     points = seen.points("decode_step")
     if len({p.at[0] for p in points}) < 2 or len({p.at[1] for p in points}) < 2:
@@ -47,7 +47,7 @@ def _decode(seen: Seen, first: Profile) -> tuple[list[Change], list[str]]:
     return [seen.coefficient(name, fitted, n, how) for fitted, name in pairs], [note]
 
 
-def _prefill(seen: Seen, first: Profile) -> list[Change]:
+def _prefill(seen: Seen, first: Profile) -> list[ProfileEntry]:
     """Short prompts, where launching outlasts computing: t = a + a_launch L. Long ones: kernels / (t - a)."""
     points = seen.points("prefill_step")
     if len({p.at[0] for p in points}) < 2:
@@ -76,7 +76,7 @@ def _prefill(seen: Seen, first: Profile) -> list[Change]:
     ]
 
 
-def _train(seen: Seen, first: Profile) -> list[Change]:
+def _train(seen: Seen, first: Profile) -> list[ProfileEntry]:
     """Launch of one direction of one layer, h, from b, forward and backward of one more layer.
 
         h = b/2 - (1 - w) k/2        k kernels, w = `overlap_launch` (0: the core that launches computes)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rlhfsim import units
-from rlhfsim.calibration.micro_benchmarks.changes import Change, Seen, changes, split
+from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen, changes, split
 from rlhfsim.calibration.micro_benchmarks.fit import is_grid, kernel_table
 from rlhfsim.calibration.micro_benchmarks.overheads import overheads
 from rlhfsim.calibration.profile_writer import check_new, write_new
@@ -44,7 +44,7 @@ class MeasuredProfile:
     base: str
     known: bool
     """A shipped profile is about this very device."""
-    changes: tuple[Change, ...]
+    changes: tuple[ProfileEntry, ...]
     missing: tuple[Missing, ...]
     """Probes without a result, and numbers that were refused."""
     notes: tuple[str, ...]
@@ -97,7 +97,7 @@ def base_of(session: Session) -> tuple[str, bool]:
     return UNKNOWN_GPU, False
 
 
-def _curves(seen: Seen, kept: Sequence[Change]) -> dict[str, Any] | None:
+def _curves(seen: Seen, kept: Sequence[ProfileEntry]) -> dict[str, Any] | None:
     """Kernel tables of this machine, against its own roofs; a known GPU keeps its shipped ones, which are denser."""
     if seen.known and seen.base.curves is not None:
         return None
@@ -156,7 +156,9 @@ def _flops(p: Measured) -> float:
 # --- text -----------------------------------------------------------------------------------------
 
 
-def _text(seen: Seen, name: str, beneath: str, kept: Sequence[Change], curves: dict[str, Any] | None) -> str:
+def _text(
+    seen: Seen, name: str, beneath: str, kept: Sequence[ProfileEntry], curves: dict[str, Any] | None
+) -> str:
     machine = seen.session.machine
     data: dict[str, Any] = {"name": name, "title": f"{machine.title} (measured)"[:80], "extends": beneath}
     if not seen.known:
@@ -192,7 +194,7 @@ def _plain(part: Any) -> dict[str, Any]:
     return {key: value for key, value in asdict(part).items() if value is not None}
 
 
-def _entry(change: Change, session: Session) -> dict[str, Any]:
+def _entry(change: ProfileEntry, session: Session) -> dict[str, Any]:
     source = _source(session, change.n, change.how) if change.moved else change.how
     value: dict[str, Any] = {"value": _number(change.value, change.unit)}
     if change.low is not None and change.high is not None:

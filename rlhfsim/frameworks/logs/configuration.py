@@ -23,7 +23,7 @@ _DEPTH = 20
 """Most references on the way to one value."""
 
 
-class Settings:
+class FrameworkSettings:
     """Values by dotted key; remembers which default stood in for what the configuration does not say."""
 
     def __init__(self, values: Mapping[str, Any], name: str) -> None:
@@ -123,7 +123,7 @@ class Settings:
         return self._resolved(self._values.get(full), full, depth + 1)
 
 
-def read_settings(paths: Sequence[Path], given: Mapping[str, str]) -> Settings:
+def read_settings(paths: Sequence[Path], given: Mapping[str, str]) -> FrameworkSettings:
     """The settings of all files, later ones on top, then `given`.
 
     Raises:
@@ -133,7 +133,7 @@ def read_settings(paths: Sequence[Path], given: Mapping[str, str]) -> Settings:
     for path in paths:
         values |= _read(path)
     values |= {key: _scalar(text) for key, text in given.items()}
-    return Settings(values, " + ".join(str(path) for path in paths) or "command line")
+    return FrameworkSettings(values, " + ".join(str(path) for path in paths) or "command line")
 
 
 def _read(path: Path) -> dict[str, Any]:

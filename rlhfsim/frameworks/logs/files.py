@@ -25,7 +25,7 @@ STATE = "trainer_state.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LogFiles:
     """The files of a run by form."""
 
     events: tuple[Path, ...] = ()
@@ -40,7 +40,7 @@ class Found:
         return len(self.events) + len(self.json_lines) + len(self.states) + len(self.texts)
 
 
-def find(path: Path) -> Found:
+def find(path: Path) -> LogFiles:
     """Logs and configurations in a folder, or the one file that was given.
 
     Raises:
@@ -57,7 +57,7 @@ def find(path: Path) -> Found:
         else [path]
     )
     states = tuple(p for p in files if p.name == STATE)
-    found = Found(
+    found = LogFiles(
         events=tuple(p for p in files if MARK in p.name),
         json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
         states=tuple(sorted(states, key=lambda p: p.stat().st_mtime)[-1:]),
@@ -65,7 +65,7 @@ def find(path: Path) -> Found:
         configs=tuple(p for p in files if p.name in CONFIGS),
     )
     if not found.logs and path.is_file():
-        return Found(texts=(path,))
+        return LogFiles(texts=(path,))
     if not found.logs:
         raise RlhfsimError(
             "no-logs",
@@ -76,7 +76,7 @@ def find(path: Path) -> Found:
     return found
 
 
-def read_log(path: Path, found: Found, framework: Framework) -> Log:
+def read_log(path: Path, found: LogFiles, framework: Framework) -> Log:
     """The records of all files as one log, names without the prefix of the logger.
 
     Console lines count only where no file has metrics: they say the same, rounded.
@@ -99,7 +99,7 @@ def read_log(path: Path, found: Found, framework: Framework) -> Log:
     return log
 
 
-def _read_files(found: Found, framework: Framework) -> Iterator[Log]:
+def _read_files(found: LogFiles, framework: Framework) -> Iterator[Log]:
     """Files with metrics; of many one that is not of this kind is passed over by name."""
     for path in found.events:
         yield read_events(path)

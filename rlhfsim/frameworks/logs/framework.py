@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhfsim.frameworks.logs.configuration import Settings
-from rlhfsim.frameworks.logs.recipe import Recipe
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings
+from rlhfsim.frameworks.logs.recipe import RunDescription
 from rlhfsim.frameworks.logs.records import Record
 
 Console = Callable[[Sequence[str]], Iterator[Record]]
@@ -60,11 +60,11 @@ class Framework:
     strip: str = ""
     """Prefix that some loggers put before every metric."""
     console: Console
-    recipe: Callable[[Settings, Mapping[str, float]], Recipe]
+    recipe: Callable[[FrameworkSettings, Mapping[str, float]], RunDescription]
     """From the configuration and the mean metrics to a recipe."""
-    prompts_of: Callable[[Settings, Sequence[Record]], float | None] | None = None
+    prompts_of: Callable[[FrameworkSettings, Sequence[Record]], float | None] | None = None
     """Mean prompt tokens where no metric says them directly."""
     folds: bool = False
     """Whether records without the time of a step belong to the next one that has it."""
-    group: Callable[[Settings], int] = lambda settings: 1
+    group: Callable[[FrameworkSettings], int] = lambda settings: 1
     """Logged steps that make up one of ours (generation to weight sync)."""

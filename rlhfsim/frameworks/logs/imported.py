@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.logs.configuration import Settings, read_settings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings, read_settings
 from rlhfsim.frameworks.logs.files import find, framework_times, read_log
 from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.recipe import Lengths, Recipe, Setup, setup
+from rlhfsim.frameworks.logs.recipe import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.frameworks.logs.records import Log, Record
 from rlhfsim.frameworks.nemo_rl.logs import NEMO_RL
 from rlhfsim.frameworks.openrlhf.logs import OPENRLHF
@@ -41,7 +41,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LoggedStep:
     """One step of ours: metrics of the logged steps that make it up."""
 
     logged: int
@@ -54,10 +54,10 @@ class Imported:
     """A run as specs and times, before it has a plan."""
 
     framework: Framework
-    setup: Setup
-    settings: Settings
+    setup: RunSpecs
+    settings: FrameworkSettings
     lengths: Lengths
-    steps: tuple[Step, ...]
+    steps: tuple[LoggedStep, ...]
     mapped: Mapping[str, tuple[str, ...]]
     """Metric -> phases of the plan that it covers."""
     unmapped_times: tuple[str, ...]
@@ -117,7 +117,9 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
     return {n: fmean(r.values[n] for r in records if n in r.values) for n in names}
 
 
-def _used(framework: Framework, specs: Setup, recipe: Recipe, log: Log) -> dict[str, tuple[str, ...]]:
+def _used(
+    framework: Framework, specs: RunSpecs, recipe: RunDescription, log: Log
+) -> dict[str, tuple[str, ...]]:
     """Metrics that become spans, and what each covers of the calls that this run has."""
     here = {call.name for call in dataflow(specs.workload)} | {CONTROLLER, "actor.generate.wait"}
     found = {}
@@ -140,7 +142,7 @@ def call_of(name: str) -> str:
     return name if name.endswith(f".{WAIT}") else name.removesuffix(".load").removesuffix(".unload")
 
 
-def _unpriced(used: Mapping[str, tuple[str, ...]], specs: Setup) -> Iterator[str]:
+def _unpriced(used: Mapping[str, tuple[str, ...]], specs: RunSpecs) -> Iterator[str]:
     """Calls of the run that no timer covers."""
     covered = {call_of(name) for names in used.values() for name in names}
     missing = [c.name for c in dataflow(specs.workload) if c.name not in covered]
@@ -153,7 +155,9 @@ def _unpriced(used: Mapping[str, tuple[str, ...]], specs: Setup) -> Iterator[str
 # --- steps ----------------------------------------------------------------------------------------
 
 
-def _steps(path: Path, log: Log, framework: Framework, s: Settings) -> tuple[tuple[Step, ...], list[str]]:
+def _steps(
+    path: Path, log: Log, framework: Framework, s: FrameworkSettings
+) -> tuple[tuple[LoggedStep, ...], list[str]]:
     """Steps whose times make sense, and a sentence for each other one."""
     notes: list[str] = []
     each = framework.group(s)
@@ -179,17 +183,17 @@ def _steps(path: Path, log: Log, framework: Framework, s: Settings) -> tuple[tup
     return tuple(kept), notes
 
 
-def _joined(records: Sequence[Record], framework: Framework) -> Step:
+def _joined(records: Sequence[Record], framework: Framework) -> LoggedStep:
     """Logged steps of one generation as one: times add up, the rest is a mean."""
     names = dict.fromkeys(name for record in records for name in record.values)
     values = {}
     for name in names:
         known = [r.values[name] for r in records if name in r.values]
         values[name] = math.fsum(known) if framework_times([name], framework) else fmean(known)
-    return Step(logged=records[-1].step, values=values)
+    return LoggedStep(logged=records[-1].step, values=values)
 
 
-def _timed(step: Step, framework: Framework, notes: list[str]) -> bool:
+def _timed(step: LoggedStep, framework: Framework, notes: list[str]) -> bool:
     """Whether every time of the step is one; the first that is not is noted."""
     times = framework_times(step.values, framework)
     for name in times:
@@ -205,7 +209,7 @@ def _timed(step: Step, framework: Framework, notes: list[str]) -> bool:
 def _lengths(
     path: Path,
     framework: Framework,
-    s: Settings,
+    s: FrameworkSettings,
     records: Sequence[Record],
     means: Mapping[str, float],
     choices: Choices,

@@ -37,7 +37,7 @@ class Degrees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class RunDescription:
     """One run: what a step computes, and where."""
 
     algorithm: Algorithm
@@ -88,7 +88,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class RunSpecs:
     """A run as specs."""
 
     workload: Workload
@@ -106,7 +106,7 @@ class Lengths:
     """Longest response that was seen; None: not logged."""
 
 
-def setup(recipe: Recipe, lengths: Lengths, gpu: str, rollout_gpu: str | None = None) -> Setup:
+def setup(recipe: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | None = None) -> RunSpecs:
     """The specs of a run on a kind of GPU.
 
     Raises:
@@ -120,14 +120,14 @@ def setup(recipe: Recipe, lengths: Lengths, gpu: str, rollout_gpu: str | None = 
         rollout_gpus=recipe.rollout_gpus if rollout_gpu else None,
         rollout_gpu=rollout_gpu,
     )
-    return Setup(
+    return RunSpecs(
         workload=workload,
         placement=placement_of(recipe, workload, two_kinds=rollout_gpu is not None),
         cluster=cluster,
     )
 
 
-def workload_of(recipe: Recipe, lengths: Lengths) -> Workload:
+def workload_of(recipe: RunDescription, lengths: Lengths) -> Workload:
     """What a step computes; response lengths have the measured mean and are cut where the run cuts."""
     batches = max(1, recipe.mini_batches)
     while recipe.prompts * recipe.samples % batches:
@@ -154,12 +154,12 @@ def workload_of(recipe: Recipe, lengths: Lengths) -> Workload:
     )
 
 
-def _responses(recipe: Recipe, lengths: Lengths) -> AnyLengths:
+def _responses(recipe: RunDescription, lengths: Lengths) -> AnyLengths:
     cut = recipe.max_response or lengths.longest
     return cut_log_normal(max(1.0, lengths.response), cut)
 
 
-def placement_of(recipe: Recipe, workload: Workload, *, two_kinds: bool = False) -> Placement:
+def placement_of(recipe: RunDescription, workload: Workload, *, two_kinds: bool = False) -> Placement:
     """Pools, roles and schedule; without GPUs of its own the rollout shares those that train."""
     apart = recipe.rollout_gpus is not None
     generating = recipe.rollout_gpus or recipe.gpus
@@ -193,7 +193,7 @@ def placement_of(recipe: Recipe, workload: Workload, *, two_kinds: bool = False)
     )
 
 
-def _layout(recipe: Recipe) -> Layout:
+def _layout(recipe: RunDescription) -> Layout:
     d = recipe.degrees
     each = d.tp * d.pp * d.cp
     _fills(recipe.gpus, each, f"training layout TP{d.tp} PP{d.pp} CP{d.cp}")
@@ -210,7 +210,7 @@ def _layout(recipe: Recipe) -> Layout:
     )
 
 
-def _rollout(recipe: Recipe, gpus: int) -> RolloutLayout:
+def _rollout(recipe: RunDescription, gpus: int) -> RolloutLayout:
     each = recipe.rollout_tp * recipe.rollout_pp
     _fills(gpus, each, f"rollout layout TP{recipe.rollout_tp} PP{recipe.rollout_pp}")
     return RolloutLayout(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhfsim.frameworks.logs.framework import Timer
-from rlhfsim.frameworks.logs.imported import Imported, Step, call_of, first, timers
+from rlhfsim.frameworks.logs.imported import Imported, LoggedStep, call_of, first, timers
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import CONTROLLER, COVERS, CPU_POOL, JOINT, MEASURED, WAIT, Span, Trace
 
@@ -36,12 +36,12 @@ def trace_of(run: Imported, plan_hash: str) -> Trace:
     )
 
 
-def step_seconds(run: Imported, step: Step) -> float | None:
+def step_seconds(run: Imported, step: LoggedStep) -> float | None:
     """What the framework calls the time of the step; None: not logged."""
     return step.values.get(run.framework.step)
 
 
-def _spans(run: Imported, step: Step, index: int, start: float) -> Iterator[Span]:
+def _spans(run: Imported, step: LoggedStep, index: int, start: float) -> Iterator[Span]:
     at = start
     for timer in timers(run.framework, run.stale):
         seconds = step.values.get(timer.metric)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from rlhfsim.frameworks.logs.configuration import Settings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.recipe import Degrees, Recipe
+from rlhfsim.frameworks.logs.recipe import Degrees, RunDescription
 from rlhfsim.frameworks.logs.records import Record
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
@@ -85,7 +85,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 
 # Keys and defaults: examples/configs/grpo_math_1B.yaml (same commit), on which the recipes build.
-def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
+def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that a YAML configuration describes."""
     megatron = s.flag("policy.megatron_cfg.enabled", default=False)
     per_node, nodes = (s.whole("cluster.gpus_per_node", default=1), s.whole("cluster.num_nodes", default=1))
@@ -99,7 +99,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     gen = "policy.generation.vllm_cfg"
     ppo = s.has("ppo")
     stale = s.flag("grpo.async_grpo.enabled", default=False)
-    return Recipe(
+    return RunDescription(
         algorithm="ppo" if ppo else ESTIMATORS.get(s.text("grpo.adv_estimator.name", default="grpo"), "grpo"),
         model=s.text("policy.model_name"),
         prompts=prompts,
@@ -138,7 +138,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     )
 
 
-def _own_gpus(s: Settings, per_node: int, nodes: int) -> int:
+def _own_gpus(s: FrameworkSettings, per_node: int, nodes: int) -> int:
     """GPUs of the rollout alone: nodes of it, or GPUs of the only node."""
     prefix = "policy.generation.colocated.resources"
     if nodes == 1:
@@ -146,11 +146,11 @@ def _own_gpus(s: Settings, per_node: int, nodes: int) -> int:
     return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
 
 
-def _cut(s: Settings) -> int | None:
+def _cut(s: FrameworkSettings) -> int | None:
     return s.whole("policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512)
 
 
-def _degrees(s: Settings, megatron: bool) -> Degrees:
+def _degrees(s: FrameworkSettings, megatron: bool) -> Degrees:
     if not megatron:
         tp, cp = (
             s.whole(f"policy.dtensor_cfg.{name}_parallel_size", default=1) for name in ("tensor", "context")
@@ -160,11 +160,11 @@ def _degrees(s: Settings, megatron: bool) -> Degrees:
     return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
 
 
-def _micro_batch(s: Settings) -> int:
+def _micro_batch(s: FrameworkSettings) -> int:
     return s.whole("policy.train_micro_batch_size", default=4)
 
 
-def _recompute(s: Settings, megatron: bool) -> Recompute:
+def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
     part = "megatron_cfg" if megatron else "dtensor_cfg"
     if not s.flag(f"policy.{part}.activation_checkpointing"):
         return "none"
@@ -175,7 +175,7 @@ def _recompute(s: Settings, megatron: bool) -> Recompute:
     )
 
 
-def _precision(s: Settings) -> Literal["bf16", "fp8"]:
+def _precision(s: FrameworkSettings) -> Literal["bf16", "fp8"]:
     return "fp8" if "fp8" in str(s.find("policy.generation.vllm_cfg.precision") or "") else "bf16"
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.configuration import Settings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer
 from rlhfsim.frameworks.logs.python_dicts import pairs
-from rlhfsim.frameworks.logs.recipe import Degrees, Recipe
+from rlhfsim.frameworks.logs.recipe import Degrees, RunDescription
 from rlhfsim.frameworks.logs.records import Record
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -63,7 +63,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 
 # Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of v0.8 and before.
-def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
+def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
     per_node = s.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
     gpus = per_node * s.whole("actor.num_nodes", "actor_num_nodes", default=1)
@@ -82,7 +82,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     samples = s.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
     batch = s.whole("train.batch_size", "train_batch_size", default=128)
     kind = algorithm(s)
-    return Recipe(
+    return RunDescription(
         algorithm=kind,
         model=s.text("actor.model_name_or_path", "pretrain"),
         critic=_named(s, "critic.model_name_or_path", "critic_pretrain") if kind == "ppo" else None,
@@ -126,7 +126,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     )
 
 
-def algorithm(s: Settings) -> Algorithm:
+def algorithm(s: FrameworkSettings) -> Algorithm:
     """The algorithm of the advantage estimator."""
     name = s.text("algo.advantage.estimator", "advantage_estimator", default="gae")
     if name not in ESTIMATORS:
@@ -138,7 +138,7 @@ def algorithm(s: Settings) -> Algorithm:
     return ESTIMATORS[name]
 
 
-def _named(s: Settings, *keys: str) -> str:
+def _named(s: FrameworkSettings, *keys: str) -> str:
     """A model name; without one the policy's shape."""
     return str(s.find(*keys) or "same").split(",")[0]
 

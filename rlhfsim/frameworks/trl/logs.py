@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from rlhfsim.frameworks.logs.configuration import Settings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer
 from rlhfsim.frameworks.logs.python_dicts import pairs
-from rlhfsim.frameworks.logs.recipe import Recipe
+from rlhfsim.frameworks.logs.recipe import RunDescription
 from rlhfsim.frameworks.logs.records import Record
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -50,7 +50,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 # Arguments and defaults: trl/trainer/grpo_config.py (same commit) and transformers' TrainingArguments.
 # How many processes run stands in the launcher's configuration (accelerate: num_processes, zero_stage).
-def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
+def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
     gpus = s.whole("num_processes", "n_gpus", "world_size")
     samples = s.whole("num_generations", default=8)
@@ -61,7 +61,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     own = s.whole("vllm_gpus", default=tp) if server else None
     zero = s.whole("deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0)
     kind: Algorithm = "rloo" if "RLOO" in s.text("trainer", default="GRPOTrainer") else "grpo"
-    return Recipe(
+    return RunDescription(
         algorithm=kind,
         model=s.text("model_name_or_path", "model"),
         prompts=max(1, gpus * batch * per_generation // samples),
@@ -88,11 +88,11 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     )
 
 
-def _accumulation(s: Settings) -> int:
+def _accumulation(s: FrameworkSettings) -> int:
     return max(1, s.whole("gradient_accumulation_steps", default=1))
 
 
-def _per_generation(s: Settings) -> int:
+def _per_generation(s: FrameworkSettings) -> int:
     """Micro-batches of one process between two generations."""
     given = s.find("steps_per_generation")
     if given:
@@ -104,12 +104,12 @@ def _per_generation(s: Settings) -> int:
     return max(1, int(whole) // each) if whole else _accumulation(s)
 
 
-def group(s: Settings) -> int:
+def group(s: FrameworkSettings) -> int:
     """Optimizer steps from one generation to the next: `step_time` is of one."""
     return max(1, _per_generation(s) * s.whole("num_iterations", default=1) // _accumulation(s))
 
 
-def prompt(s: Settings, records: Sequence[Record]) -> float | None:
+def prompt(s: FrameworkSettings, records: Sequence[Record]) -> float | None:
     """Mean prompt from `num_tokens`, all tokens so far, less the responses; None: not logged."""
     known = [r.values for r in records if {"num_tokens", "completions/mean_length"} <= r.values.keys()]
     if len(known) < 2 or known[-1]["num_tokens"] <= known[0]["num_tokens"]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.configuration import Settings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.recipe import Degrees, Recipe
+from rlhfsim.frameworks.logs.recipe import Degrees, RunDescription
 from rlhfsim.frameworks.logs.records import Record, number
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
@@ -96,7 +96,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 # Keys and defaults: verl/trainer/config/_generated_ppo_trainer.yaml and ..._megatron_trainer.yaml, and
 # verl/experimental/{one_step_off_policy,fully_async_policy}/config (same commit).
-def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
+def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that a Hydra configuration describes."""
     megatron = s.text(f"{ACTOR}.strategy", default="fsdp") == "megatron"
     per_node = s.whole("trainer.n_gpus_per_node", default=8)
@@ -112,7 +112,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     )
     kept = "actor_rollout_ref.actor.megatron" if megatron else f"{ACTOR}.fsdp_config"
     scored = f"{REF}.megatron.param_offload" if megatron else f"{REF}.fsdp_config.param_offload"
-    return Recipe(
+    return RunDescription(
         algorithm=algorithm(s),
         model=s.text("actor_rollout_ref.model.path"),
         critic=_critic(s),
@@ -155,7 +155,7 @@ def recipe(s: Settings, means: Mapping[str, float]) -> Recipe:
     )
 
 
-def algorithm(s: Settings) -> Algorithm:
+def algorithm(s: FrameworkSettings) -> Algorithm:
     """The algorithm of the advantage estimator."""
     name = s.text("algorithm.adv_estimator", default="gae").rpartition(".")[2].lower()
     if name not in ESTIMATORS:
@@ -167,21 +167,21 @@ def algorithm(s: Settings) -> Algorithm:
     return ESTIMATORS[name]
 
 
-def _kl(s: Settings) -> bool:
+def _kl(s: FrameworkSettings) -> bool:
     return s.flag(f"{ACTOR}.use_kl_loss") or s.flag("algorithm.use_kl_in_reward")
 
 
-def _critic(s: Settings) -> str | None:
+def _critic(s: FrameworkSettings) -> str | None:
     return s.text("critic.model.path", default="same") if algorithm(s) == "ppo" else None
 
 
-def _reward(s: Settings) -> str | None:
+def _reward(s: FrameworkSettings) -> str | None:
     if not (s.flag("reward_model.enable") or s.flag("reward.reward_model.enable")):
         return None
     return s.text("reward.reward_model.model_path", "reward_model.model.path", default="same")
 
 
-def _degrees(s: Settings, megatron: bool) -> Degrees:
+def _degrees(s: FrameworkSettings, megatron: bool) -> Degrees:
     if not megatron:
         return Degrees(
             cp=s.whole(
@@ -194,7 +194,7 @@ def _degrees(s: Settings, megatron: bool) -> Degrees:
     return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
 
 
-def _micro_batch(s: Settings, means: Mapping[str, float]) -> int:
+def _micro_batch(s: FrameworkSettings, means: Mapping[str, float]) -> int:
     """Sequences of a micro-batch: as given, or as many as the token limit holds on average."""
     if not s.flag(f"{ACTOR}.use_dynamic_bsz"):
         return s.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu", default=1)
@@ -203,7 +203,7 @@ def _micro_batch(s: Settings, means: Mapping[str, float]) -> int:
     return max(1, int(limit / tokens)) if tokens else 1
 
 
-def _recompute(s: Settings, megatron: bool) -> Recompute:
+def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
     if not megatron:
         return (
             "full"
@@ -214,7 +214,7 @@ def _recompute(s: Settings, megatron: bool) -> Recompute:
     return cast(Recompute, found) if found in ("full", "selective") else "none"
 
 
-def _staleness(s: Settings, apart: bool) -> float:
+def _staleness(s: FrameworkSettings, apart: bool) -> float:
     """One version in one-step-off; the threshold, at least one, in the fully asynchronous trainer."""
     if not apart:
         return 0.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rlhfsim.calibration.comparison.phases import Row
+from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
 from rlhfsim.present import findings
@@ -162,7 +162,7 @@ def _work_table(work: Sequence[Work]) -> Table:
     )
 
 
-def inside(row: Row) -> bool | None:
+def inside(row: PhaseComparison) -> bool | None:
     """Whether the measured time lies in the predicted interval; None where a side is missing."""
     if row.measured_s is None or row.low_s is None or row.high_s is None:
         return None
@@ -261,7 +261,7 @@ def _side(
     }
 
 
-def _phase(r: Row) -> tuple[Cell, ...]:
+def _phase(r: PhaseComparison) -> tuple[Cell, ...]:
     def seconds(value: float | None) -> Cell:
         return number(value, "-" if value is None else f"{value:.3g}")
 

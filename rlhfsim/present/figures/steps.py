@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlhfsim.calibration.comparison.gap import CAUSES, Gap
-from rlhfsim.calibration.comparison.memory import Held
+from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present import findings
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
@@ -84,7 +84,7 @@ GAP_NAMES = {
 # --- memory, steps ----------------------------------------------------------------------------------
 
 
-def memory(held: Sequence[Held]) -> Figure | None:
+def memory(held: Sequence[PhaseMemory]) -> Figure | None:
     """Predicted and measured bytes by phase; None where the run recorded none."""
     known = [h for h in held if h.measured is not None and h.predicted is not None]
     if not known:

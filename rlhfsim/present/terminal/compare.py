@@ -11,8 +11,8 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.calibration.comparison.gap import CAUSES, Gap
-from rlhfsim.calibration.comparison.memory import Held
-from rlhfsim.calibration.comparison.phases import Amount, Row
+from rlhfsim.calibration.comparison.memory import PhaseMemory
+from rlhfsim.calibration.comparison.phases import Amount, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.bars import FULL, Axis, Bar, Piece
@@ -68,7 +68,7 @@ def summary(answer: SideBySide) -> dict[str, str]:
     return rows
 
 
-def verdict(row: Row) -> str:
+def verdict(row: PhaseComparison) -> str:
     """`0.83 times the prediction, below its P10`."""
     assert row.ratio is not None
     assert row.measured_s is not None
@@ -113,7 +113,7 @@ def phases(answer: SideBySide, width: int) -> RenderableType:
     return Group(table, *(Text(note, style="dim") for note in notes))
 
 
-def _cells(row: Row, digits: int) -> tuple[str, ...]:
+def _cells(row: PhaseComparison, digits: int) -> tuple[str, ...]:
     return (
         row.name,
         _fixed(row.predicted_s, digits),
@@ -225,7 +225,7 @@ def memory(answer: SideBySide, width: int) -> RenderableType:
     )
 
 
-def _held(held: Held) -> tuple[str, ...]:
+def _held(held: PhaseMemory) -> tuple[str, ...]:
     between = "-" if held.low is None or held.high is None else _sizes(held.low, held.high)
     roles = ", ".join(f"{role} {size(amount)}" for role, amount in held.roles.items() if amount > 0)
     return (

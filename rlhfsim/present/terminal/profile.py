@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.calibration.micro_benchmarks.changes import Change
+from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
 from rlhfsim.present.terminal.words import new_table
 from rlhfsim.specs.hardware.measured import Measured, Missing, Session
@@ -64,7 +64,7 @@ def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool)
     yield f"next: rlhfsim design --gpu {name} --gpus {gpus} --model path/to/config.json"
 
 
-def table(changes: Sequence[Change]) -> RenderableType:
+def table(changes: Sequence[ProfileEntry]) -> RenderableType:
     """What, value, interval, prior, repeats; values restated or of every engine are left to the file."""
     shown = new_table()
     shown.add_column("what", no_wrap=True)
@@ -82,11 +82,11 @@ def table(changes: Sequence[Change]) -> RenderableType:
     return shown
 
 
-def _distinct(changes: Sequence[Change]) -> Iterator[Change]:
+def _distinct(changes: Sequence[ProfileEntry]) -> Iterator[ProfileEntry]:
     """An engine's own coefficient stands for the common one of the same value."""
     own = {c.key for c in changes}
     return (c for c in changes if c.moved and f"{c.key}_vllm" not in own)
 
 
-def _text(value: float, c: Change) -> str:
+def _text(value: float, c: ProfileEntry) -> str:
     return f"{value:.3g}" if c.unit == "1" else units.format(value, c.unit)

@@ -15,6 +15,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row
 
 MEGATRON_BRIDGE_GRADIENTS = 2.0
@@ -28,7 +29,7 @@ BRIDGE_LORA_RANK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class PredictedPeak:
     """A predicted peak."""
 
     bytes: float
@@ -37,11 +38,11 @@ class Peak:
     detail: dict[str, float | str] = field(default_factory=dict)
 
 
-def training_peak(row: Row, model: ModelSpec) -> Peak:
+def training_peak(row: Row, model: ModelSpec) -> PredictedPeak:
     """The peak that the row's framework printed.
 
     Raises:
-        ValueError: the row leaves open what decides the peak.
+        Skip: the row leaves open what decides the peak.
     """
     framework = row.text("framework") or ""
     if framework.startswith("verl FSDP (2024-11)"):
@@ -49,14 +50,12 @@ def training_peak(row: Row, model: ModelSpec) -> Peak:
     if framework.startswith("verl Megatron") and row.text("pp") == "2":
         return _before_rollout_megatron(row, model)
     if framework.startswith("verl"):
-        raise ValueError("the peak of a whole RLHF step, with GPU type or batch not stated")
+        raise Skip("the peak of a whole RLHF step, with GPU type or batch not stated")
     if framework.startswith("DeepSpeed-Chat"):
-        raise ValueError(
-            "a V100 step of hybrid engine with two trained models: micro-batch and offload not stated"
-        )
+        raise Skip("a V100 step of hybrid engine with two trained models: micro-batch and offload not stated")
     for column in ("seq_len", "micro_batch"):
         if row.text(column) is None:
-            raise ValueError(f"{column} is not stated")
+            raise Skip(f"{column} is not stated")
     if row.text("lora") and not row.text("precision"):
         row = row.filled({"precision": "bf16"})
     if framework.startswith("Megatron"):
@@ -65,7 +64,7 @@ def training_peak(row: Row, model: ModelSpec) -> Peak:
         return _sharded(row, model, "deepspeed", _zero(row))
     if re.search("fsdp|titan|prime-rl|composer|trl", f"{framework} {row.text('fsdp_or_zero') or ''}".lower()):
         return _sharded(row, model, "fsdp2", 3)
-    raise ValueError("framework and settings are not stated")
+    raise Skip("framework and settings are not stated")
 
 
 def _zero(row: Row) -> int:
@@ -73,11 +72,11 @@ def _zero(row: Row) -> int:
     text = f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}"
     stage = re.search(r"zero\W*(\d)", text.lower())
     if stage is None:
-        raise ValueError("ZeRO stage is not stated")
+        raise Skip("ZeRO stage is not stated")
     return int(stage[1])
 
 
-def _total(parts: Iterable[tuple[str, float, str]], which: str) -> Peak:
+def _total(parts: Iterable[tuple[str, float, str]], which: str) -> PredictedPeak:
     """The sum of (name, bytes, coefficient) with the interval of independent errors."""
     coefficients = common_coefficients()
     parts = list(parts)
@@ -90,10 +89,10 @@ def _total(parts: Iterable[tuple[str, float, str]], which: str) -> Peak:
     up = sum((i.high - i.value) ** 2 for i in items) ** 0.5
     detail: dict[str, float | str] = {"peak": which}
     detail.update({name: size for name, size, _ in parts})
-    return Peak(bytes=total, low=total - down, high=total + up, detail=detail)
+    return PredictedPeak(bytes=total, low=total - down, high=total + up, detail=detail)
 
 
-def _megatron(row: Row, model: ModelSpec) -> Peak:
+def _megatron(row: Row, model: ModelSpec) -> PredictedPeak:
     tp, pp = row.integer("tp") or 1, row.integer("pp") or 1
     gpus = row.integer("gpus") or tp * pp * (row.integer("ep") or 1)
     cp, ep = row.integer("cp") or 1, row.integer("ep") or 1
@@ -115,7 +114,7 @@ def _megatron(row: Row, model: ModelSpec) -> Peak:
     return max(stages, key=lambda p: p.bytes)
 
 
-def _megatron_stage(row: Row, model: ModelSpec, layout: Layout, stage: Stage, core: bool) -> Peak:
+def _megatron_stage(row: Row, model: ModelSpec, layout: Layout, stage: Stage, core: bool) -> PredictedPeak:
     part = memory.shard(model, layout, "megatron", stage)
     gradients = None if core else MEGATRON_BRIDGE_GRADIENTS
     moments = MOONLIGHT_MOMENTS if "Moonlight" in (row.text("model") or "") else None
@@ -174,7 +173,7 @@ def _recompute(row: Row) -> Recompute:
     return "full" if text in ("full", "yes", "true", "recompute") else "none"
 
 
-def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Peak:
+def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> PredictedPeak:
     """Hugging Face or FSDP modules; attention stores its scores on GPUs before Ampere.
 
     A figure that the notes call reserved also holds the allocator's fragmentation.
@@ -182,7 +181,7 @@ def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Peak:
     tp, cp, ep = (row.integer(c) or 1 for c in ("tp", "cp", "ep"))
     gpus = row.integer("gpus")
     if gpus is None:
-        raise ValueError("number of GPUs is not stated")
+        raise Skip("number of GPUs is not stated")
     layout = Layout(
         tp=tp,
         cp=cp,
@@ -236,7 +235,7 @@ def _sharded_states(
     return base.total + adapters.total, trainable
 
 
-def _after_init_fsdp(row: Row, model: ModelSpec) -> Peak:
+def _after_init_fsdp(row: Row, model: ModelSpec) -> PredictedPeak:
     """verl after start of actor, critic and reference: FP32 shards of the trained, BF16 of the frozen."""
     layout = Layout(dp=row.integer("gpus") or 1, zero=3)
     parts = []
@@ -249,7 +248,7 @@ def _after_init_fsdp(row: Row, model: ModelSpec) -> Peak:
     return _total(parts, "allocated after start, before the first step")
 
 
-def _before_rollout_megatron(row: Row, model: ModelSpec) -> Peak:
+def _before_rollout_megatron(row: Row, model: ModelSpec) -> PredictedPeak:
     """verl's Megatron actor before the first step: no moments yet."""
     tp, pp = row.integer("tp") or 1, row.integer("pp") or 1
     layout = Layout(tp=tp, pp=pp, dp=(row.integer("gpus") or 1) // (tp * pp), zero=1)

@@ -1,7 +1,7 @@
 """Users' configurations as placements: one reading per framework, from its published defaults.
 
 What a row leaves blank is filled by assumptions.yaml or, where it is no column of the table, by the
-constants here, each with its source. A row that cannot be read raises `Unreadable` with the reason.
+constants here, each with its source. A row that cannot be read raises `Skip` with the reason.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
+from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row
 
 NEMO_GRADIENTS = 2.0
@@ -66,12 +67,8 @@ NICKNAMES = {
 """Names in the table that are no model ids; an empty one is the shape of the actor."""
 
 
-class Unreadable(Exception):
-    """The row does not say what a prediction needs."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Configuration:
     """A row as a plan."""
 
     models: Models
@@ -81,25 +78,27 @@ class Case:
     stack: Stack
 
 
-def case(row: Row) -> Case:
+def configuration(row: Row) -> Configuration:
     """The plan of a row.
 
     Raises:
-        Unreadable: model, GPU, backend or batch is not stated, or cannot be expressed.
+        Skip: model, GPU, backend or batch is not stated, or cannot be expressed.
     """
     models = _models(row)
     counted = _tokens(row.text("gpus"))
     if counted is None:
-        raise Unreadable("number of GPUs is not stated")
+        raise Skip("number of GPUs is not stated")
     gpus = int(counted)
     workload = _workload(row)
     per_node = max(1, min(8, gpus // int(_tokens(row.text("nodes")) or 1)))
     cluster = Cluster(node_groups=(node_group(_gpu(row), 4096, gpus_per_node=per_node),))
     try:
         placement = _placement(row, workload, models, gpus)
+    except Skip:
+        raise
     except RlhfsimError as error:
-        raise Unreadable(f"not a layout this tool expresses: {error.message}") from error
-    return Case(
+        raise Skip(f"not a layout this tool expresses: {error.message}") from error
+    return Configuration(
         models=models, placement=placement, workload=workload, cluster=cluster, stack=_stack(row, placement)
     )
 
@@ -115,7 +114,7 @@ def _named(text: str, actor: ModelSpec | None) -> ModelSpec:
     try:
         return resolve_model(name)
     except RlhfsimError as error:
-        raise Unreadable(f"no usable config of {text.strip()}: {error.message}") from error
+        raise Skip(f"no usable config of {text.strip()}: {error.message}") from error
 
 
 def _models(row: Row) -> Models:
@@ -135,7 +134,7 @@ def _models(row: Row) -> Models:
 def _algorithm(row: Row) -> Algorithm:
     text = (row.text("algo") or "").lower()
     if "sft" in text:
-        raise Unreadable("supervised fine-tuning, no RLHF step")
+        raise Skip("supervised fine-tuning, no RLHF step")
     for key, name in (("dpo", "dpo"), ("ppo", "ppo"), ("rloo", "rloo")):
         if key in text and "grpo" not in text:
             return name  # type: ignore[return-value]
@@ -158,7 +157,7 @@ def _gpu(row: Row) -> str:
         return "h100"
     if memory == 96:
         return "h20"
-    raise Unreadable("memory of the GPU is not stated")
+    raise Skip("memory of the GPU is not stated")
 
 
 def _tokens(text: str | None) -> float | None:
@@ -170,7 +169,7 @@ def _lengths(row: Row) -> tuple[float, float]:
     """Prompt and response tokens; `4096 total`, `max_len 2048` and `seq_len` count both."""
     response = _tokens(row.text("response_len"))
     if response is None:
-        raise Unreadable("sequence length is not stated")
+        raise Skip("sequence length is not stated")
     whole = re.search("total|max_len|seq_len", row.text("response_len") or "")
     if whole:
         return response / 2, response / 2
@@ -199,7 +198,7 @@ def _backend(row: Row) -> Backend:
     for start, name in (("fsdp", "fsdp2"), ("megatron", "megatron"), ("deepspeed", "deepspeed")):
         if text.startswith(start):
             return name  # type: ignore[return-value]
-    raise Unreadable("training backend is not stated")
+    raise Skip("training backend is not stated")
 
 
 def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
@@ -210,7 +209,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     ep = row.integer("ep") or 1
     checkpoints = row.text("grad_ckpt")
     if checkpoints is None:
-        raise Unreadable("gradient checkpointing is not stated")
+        raise Skip("gradient checkpointing is not stated")
     return Layout(
         tp=tp,
         pp=pp,
@@ -261,7 +260,7 @@ def _micro(row: Row, column: str) -> int:
     if stated is None and column == "micro_logprob":
         return _micro(row, "micro_train")
     if stated is None:
-        raise Unreadable("micro-batch is not stated")
+        raise Skip("micro-batch is not stated")
     return int(stated)
 
 
@@ -269,7 +268,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
     backend = _backend(row)
     sizes, placed_roles = pools(row, gpus)
     if placed_roles.get("actor") not in sizes:
-        raise Unreadable("GPUs of the actor are not stated")
+        raise Skip("GPUs of the actor are not stated")
     residency, optimizer_away = _residency(row)
     offload = row.text("offload") or ""
 
@@ -324,13 +323,13 @@ def _rollout(
     if row.text("rollout_tp") is None:
         if roles["rollout"] != roles["actor"]:
             return None  # the engine of another pool is not described: the trainer is judged alone
-        raise Unreadable("tensor parallelism of the engine is not stated")
+        raise Skip("tensor parallelism of the engine is not stated")
     pool = roles["rollout"]
     framework = row.text("framework") or ""
     tp = row.integer("rollout_tp") or 1
     share = row.number("gpu_mem_util")
     if share is None:
-        raise Unreadable("gpu_memory_utilization is not stated")
+        raise Skip("gpu_memory_utilization is not stated")
     wide = framework.startswith("NeMo-RL") and models.actor.moe is not None and tp > 8
     layout = RolloutLayout(
         tp=8 if wide else tp,
@@ -356,7 +355,7 @@ def _hybrid_engine(
     total = load_profile(_gpu(row)).usable_memory.value
     share = (rollout_weights(models.actor, layout) + GIB) / total
     if share > 1:
-        raise Unreadable("the gathered model alone exceeds the GPU")
+        raise Skip("the gathered model alone exceeds the GPU")
     return RolloutPlacement(
         pool=roles["rollout"], layout=replace(layout, memory_utilization=share, cuda_graphs=False)
     )

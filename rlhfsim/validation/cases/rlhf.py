@@ -8,14 +8,13 @@ longest response, with the published mean after the cut.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import cast, get_args
 
-from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
-from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
 from rlhfsim.specs.placement.placement import (
@@ -28,7 +27,9 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Reward, Rules, Workload
+from rlhfsim.step.iteration import Setting
 from rlhfsim.training.packing import Packs
+from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, missing
 
 COMPLETE = ("gpus", "gpu_type", "gen_tp", "train_backend")
@@ -37,44 +38,24 @@ MAX_SEQUENCES = 10_000_000
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 
 
-class Skip(Exception):
-    """Why a row has no prediction."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """What `step.iteration.iteration` needs."""
-
-    models: Models
-    placement: Placement
-    workload: Workload
-    cluster: Cluster
-    packs: Packs | None = None
-    train_precision: str = "bf16"
-
-
-def case(row: Row) -> Case:
+def setting_of(row: Row) -> Setting:
     """The inputs of a filled row.
 
     Raises:
-        Skip: the row is incomplete, or names a model, device or layout that is not known here.
+        RlhfsimError: the row is incomplete, or names a model, device or layout that is not known here.
     """
     reason = reason_incomplete(row)
     if reason:
         raise Skip(reason)
-    try:
-        workload = workload_of(row)
-        cluster = _cluster(_whole(row, "gpus"), row.text("gpu_type") or "")
-        return Case(
-            models=models_of(workload),
-            placement=placement_of(row, workload),
-            workload=workload,
-            cluster=cluster,
-            packs=_packs(row),
-            train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
-        )
-    except RlhfsimError as error:
-        raise Skip(error.message) from error
+    workload = workload_of(row)
+    return Setting(
+        models=models_of(workload),
+        placement=placement_of(row, workload),
+        workload=workload,
+        cluster=_cluster(_whole(row, "gpus"), row.text("gpu_type") or ""),
+        packs=_packs(row),
+        train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
+    )
 
 
 @lru_cache(maxsize=256)

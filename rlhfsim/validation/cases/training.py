@@ -25,15 +25,12 @@ from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training.passes import Software
 from rlhfsim.units import TERA
+from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row
 
 
-class Skip(Exception):
-    """Why a row is not predicted."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One training job as the cost model takes it."""
 
     device: Device
@@ -166,7 +163,7 @@ FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
 """Prefix of the framework cell, backend, software, source; the first that fits counts."""
 
 
-def job(row: Row, lookup: Lookup = shipped_profile) -> Job:
+def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
     """The job of a row; assumptions.yaml is already applied.
 
     Raises:
@@ -175,7 +172,7 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> Job:
     model, layout = model_of(row), layout_of(row)
     device = device_for(row, layout, lookup)
     backend, software, stated = software_of(row, device)
-    return Job(
+    return TrainingJob(
         device=device,
         model=model,
         layout=layout,
@@ -395,7 +392,7 @@ def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
     return software, "recipe: no CUDA graphs"
 
 
-def measured(row: Row, it: Job) -> tuple[float, str]:
+def measured(row: Row, it: TrainingJob) -> tuple[float, str]:
     """Seconds of one optimizer step as published, and from which figure.
 
     Order: step time, tokens/s/GPU, sequences/s, then TFLOP/s over the source's own FLOP count.
@@ -417,7 +414,7 @@ def measured(row: Row, it: Job) -> tuple[float, str]:
     raise Skip("no result is published")
 
 
-def published_flop(row: Row, it: Job) -> tuple[float, str]:
+def published_flop(row: Row, it: TrainingJob) -> tuple[float, str]:
     """FLOP of one step as the source counts them.
 
         Megatron 2021: 96 B s L h^2 (1 + s/6h + V/16Lh), recomputation included, attention full

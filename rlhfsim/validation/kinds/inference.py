@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.lengths import Fixed
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row, missing
 
 NEEDED = ("model_config_key", "gpu_type", "tp", "precision", "output_tok_s_total")
@@ -42,7 +42,7 @@ MOST = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ServingJob:
     """One row, ready to be priced."""
 
     device: Device
@@ -60,30 +60,25 @@ def outcomes(rows: Sequence[Row]) -> list[Outcome]:
 
 
 def _outcome(row: Row) -> Outcome:
-    reason = skip_reason(row)
-    value: float | None = None
-    if reason is None:
-        try:
-            value = throughput(row)
-        except RlhfsimError as error:
-            reason = error.message
-    if value == 0:
-        value, reason = None, "the weights leave no room for a KV cache in this model of memory"
-    return Outcome(
-        kind="inference",
-        file=row.file,
-        line=row.line,
-        source=row.source,
+    stated = {name: row.text(name) or "?" for name in ("gpus", "tp", *LENGTHS)}
+    basic = partial(
+        Outcome.of,
+        row,
+        "inference",
+        f"{row.text('model')} on {stated['gpus']} {row.text('gpu_type')}, tp {stated['tp']}, "
+        f"{stated['input_len']}/{stated['output_len']}",
         unit="tok/s",
-        label=f"{row.text('model')} on {row.text('gpus') or '?'} {row.text('gpu_type')}, tp "
-        f"{row.text('tp') or '?'}, {row.text('input_len') or '?'}/{row.text('output_len') or '?'}",
         measured=row.number("output_tok_s_total"),
-        predicted=value,
-        low=None if value is None else value * 0.75,
-        high=None if value is None else value * 1.35,
-        skipped=reason,
-        assumptions=() if reason else _assumptions(row),
     )
+    try:
+        if reason := skip_reason(row):
+            raise Skip(reason)
+        value = throughput(row)
+        if value == 0:
+            raise Skip("the weights leave no room for a KV cache in this model of memory")
+    except RlhfsimError as error:
+        return basic(skipped=error.message)
+    return basic(predicted=value, low=value * 0.75, high=value * 1.35, assumptions=_assumptions(row))
 
 
 def skip_reason(row: Row) -> str | None:
@@ -122,7 +117,7 @@ def throughput(row: Row) -> float:
     return generate(job.device, job.model, job.layout, known, engine=job.engine).tokens_per_s
 
 
-def job_of(row: Row) -> Job:
+def job_of(row: Row) -> ServingJob:
     """Model, device and layout of a complete row."""
     precision, engine = FORMATS[row.text("precision") or ""], _engine(row)
     assert engine is not None
@@ -138,7 +133,7 @@ def job_of(row: Row) -> Job:
     )
     name = _profile_name(row)
     assert name is not None
-    return Job(
+    return ServingJob(
         device=_device(name, max(gpus, tp)),
         model=model,
         layout=layout,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory import kv_cache
@@ -21,8 +22,8 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.cases.memory_peaks import Peak, training_peak
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.cases.memory_peaks import training_peak
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
 FIT_SOURCE = "llm-d-incubation/llm-d-planner"
@@ -32,10 +33,6 @@ INT4 = 0.5 + 2.5 / 128
 MXFP4 = 0.5 + 1 / 32
 """Bytes per weight of MXFP4: one 8-bit scale per 32."""
 LINEAR_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8 w8a8": 1.0, "int4": INT4, "nf4": 0.5 + 4 / 64 / 4}
-
-
-class Unpredictable(Exception):
-    """A row that cannot be predicted; the message is the reason."""
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:
@@ -65,41 +62,13 @@ def _row(row: Row) -> list[Outcome]:
 def _attempt(row: Row, kind: str, predict: Callable[[Row], Outcome], notes: tuple[str, ...]) -> Outcome:
     try:
         return replace(predict(row), assumptions=notes)
-    except Unpredictable as reason:
-        return _outcome(row, kind, skipped=str(reason))
     except RlhfsimError as error:
         return _outcome(row, kind, skipped=error.message)
 
 
-def _outcome(
-    row: Row,
-    kind: str,
-    *,
-    unit: str = "GiB",
-    measured: float | None = None,
-    predicted: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    skipped: str | None = None,
-    fit: bool = False,
-    detail: dict[str, float | str] | None = None,
-) -> Outcome:
+def _outcome(row: Row, kind: str, *, unit: str = "GiB", **known: Any) -> Outcome:
     label = f"{row.text('model') or '?'} {row.text('gpus') or '?'}x {row.text('gpu_type') or '?'}"
-    return Outcome(
-        kind=kind,
-        file=row.file,
-        line=row.line,
-        source=row.source,
-        label=f"{label} tp{row.text('tp') or 1}",
-        unit=unit,
-        measured=measured,
-        predicted=predicted,
-        low=low,
-        high=high,
-        skipped=skipped,
-        part="fit" if fit else "report",
-        detail=detail or {},
-    )
+    return Outcome.of(row, kind, f"{label} tp{row.text('tp') or 1}", unit=unit, **known)
 
 
 # --- inference ------------------------------------------------------------------------------------
@@ -113,7 +82,7 @@ def model_of(row: Row) -> ModelSpec:
                 return resolve_model(name)
             except RlhfsimError:
                 continue
-    raise Unpredictable("no published config for this model")
+    raise Skip("no published config for this model")
 
 
 def linear_bytes(row: Row) -> tuple[float, float]:
@@ -125,7 +94,7 @@ def linear_bytes(row: Row) -> tuple[float, float]:
         quantised = re.search("gptq|awq|marlin", name.lower())
         return (INT4, INT4) if quantised else (2.0, 2.0)
     if precision not in LINEAR_BYTES:
-        raise Unpredictable(f"precision {precision or 'not stated'} is not modelled")
+        raise Skip(f"precision {precision or 'not stated'} is not modelled")
     return LINEAR_BYTES[precision], LINEAR_BYTES[precision]
 
 
@@ -140,7 +109,7 @@ def _layout(row: Row) -> RolloutLayout:
 def _share(row: Row) -> float:
     share = row.number("gpu_memory_utilization")
     if share is None:
-        raise Unpredictable("gpu_memory_utilization is not stated")
+        raise Skip("gpu_memory_utilization is not stated")
     return share
 
 
@@ -185,7 +154,7 @@ def _total_memory(row: Row) -> float:
         return logged * GIB
     kind = row.text("gpu_type")
     if kind is None or not any(kind.startswith(start) for start, _ in _TYPES):
-        raise Unpredictable(f"memory of GPU {kind or '(not stated)'} is not known")
+        raise Skip(f"memory of GPU {kind or '(not stated)'} is not known")
     return _profile(row).usable_memory.value
 
 
@@ -207,7 +176,7 @@ def _weights(row: Row) -> Outcome:
 def _kv_tokens(row: Row) -> Outcome:
     model, layout, total = model_of(row), _layout(row), _total_memory(row)
     if not (row.text("framework") or "").startswith("vLLM"):
-        raise Unpredictable("SGLang's reserve outside mem-fraction-static is not stated")
+        raise Skip("SGLang's reserve outside mem-fraction-static is not stated")
     linear, expert = linear_bytes(row)
     profile = _profile(row)
     one = kv_cache.kv_bytes_per_token(model, layout)
@@ -242,7 +211,7 @@ def _kv_tokens(row: Row) -> Outcome:
         predicted=tokens(sampler.value, base.value, 1.0, 0.0),
         low=tokens(sampler.high, base.high, state.high, graphs.value),  # graphs inside the share
         high=tokens(sampler.low, base.low, state.low, 0.0),
-        fit=row.source.startswith(FIT_SOURCE),
+        part="fit" if row.source.startswith(FIT_SOURCE) else "report",
         detail={"tokens": "as logged" if printed else "logged GiB over bytes per token"},
     )
 
@@ -271,10 +240,7 @@ def _models() -> dict[str, ModelSpec]:
 def _training(row: Row) -> Outcome:
     measured, unit = _measured_peak(row)
     own = _models().get(row.text("model") or "")
-    try:
-        peak: Peak = training_peak(row, own or model_of(row))
-    except ValueError as reason:
-        raise Unpredictable(str(reason)) from reason
+    peak = training_peak(row, own or model_of(row))
     return _outcome(
         row,
         "memory.training_peak",
@@ -294,7 +260,7 @@ def _measured_peak(row: Row) -> tuple[float, float]:
         return gib, GIB
     printed = row.number("peak_mem_gb_as_published")
     if printed is None:
-        raise Unpredictable("no peak in the row")
+        raise Skip("no peak in the row")
     framework = row.text("framework") or ""
     binary = any(framework.startswith(name) for name in ("verl", "DeepSpeed", "Megatron-Core"))
     return printed, GIB if binary else GB

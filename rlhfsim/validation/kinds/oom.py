@@ -7,15 +7,15 @@ configuration decides; every other row is skipped with its reason.
 
 from __future__ import annotations
 
+from functools import partial
+
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.units import GIB
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.cases.oom import Unreadable, case
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.cases.oom import configuration
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
-THRESHOLD = 0.5
-"""Probability from which a case counts as `runs out of memory`."""
 NOT_THE_CONFIGURATION = {
     "C033": "the same settings work on 2 GPUs and fail on more: not the memory of one GPU",
     "C035": "processes appear forked: several copies run on each GPU",
@@ -51,25 +51,18 @@ def excluded(row: Row) -> str | None:
 def _outcome(row: Row) -> Outcome:
     filled, notes = apply("oom", row)
     label = f"{row.text('case_id')} {row.text('model')} {row.text('gpus')}x {row.text('gpu_type') or '?'}"
-    basic = {
-        "kind": "oom",
-        "file": row.file,
-        "line": row.line,
-        "source": row.text("framework") or row.source,
-        "label": label,
-        "unit": "probability",
-    }
-    reason = excluded(row)
-    if reason is not None:
-        return Outcome(**basic, skipped=reason)  # type: ignore[arg-type]
+    basic = partial(
+        Outcome.of, row, "oom", label, source=row.text("framework") or row.source, unit="probability"
+    )
     try:
-        plan = case(filled)
-    except Unreadable as error:
-        return Outcome(**basic, skipped=str(error))  # type: ignore[arg-type]
+        if reason := excluded(row):
+            raise Skip(reason)
+        plan = configuration(filled)
+    except Skip as skip:
+        return basic(skipped=skip.message)
     found = ledger(plan.models, plan.placement, plan.workload, plan.cluster, stack=plan.stack)
     peak = found.peak
-    return Outcome(
-        **basic,  # type: ignore[arg-type]
+    return basic(
         measured=OUTCOME[row.text("kind") or ""],
         predicted=found.probability_out_of_memory,
         assumptions=notes,

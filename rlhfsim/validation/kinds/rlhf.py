@@ -10,6 +10,7 @@ compared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rlhfsim.calibration.one_run import Timed
 from rlhfsim.errors import RlhfsimError
@@ -18,8 +19,8 @@ from rlhfsim.simulation.run import simulate
 from rlhfsim.step.iteration import Iteration, Setting
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import Case, Skip, case, staleness_of
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.cases.rlhf import setting_of, staleness_of
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.transfer import Published, pairs
 
@@ -63,39 +64,28 @@ def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
     filled, shown = assumptions.apply("rlhf", row)
     try:
         seconds = step_seconds(filled)
-        it = case(filled)
-        step = priced(it)
-    except (Skip, RlhfsimError) as reason:
-        text = reason.message if isinstance(reason, RlhfsimError) else str(reason)
-        return [_outcome(row, "step", shown, label=_label(row), skipped=text)]
-    label = f"{_label(row)} {it.placement.actor.layout.label}, rollout {_rollout(it)}"
+        setting = setting_of(filled)
+        step = priced(setting)
+    except RlhfsimError as error:
+        return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
+    label = f"{_label(row)} {setting.placement.actor.layout.label}, rollout {_rollout(setting)}"
     found = _phase_outcomes(filled, step, shown, label)
     if seconds is not None:
+        job, release = job_of(filled, setting)
         detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
-        found.insert(
-            0,
-            _outcome(
-                row,
-                "step",
-                shown,
-                label=label,
-                measured=seconds,
-                cost=step.cost,
-                detail=detail,
-                job=job_of(filled, it),
-            ),
-        )
-        published.append(_published(filled, found[0], it, step))
+        known = {"measured": seconds, "detail": detail, "job": job, "release": release, "assumptions": shown}
+        found.insert(0, _outcome(row, "step", step.cost, label=label, **known))
+        published.append(_published(filled, found[0], setting, step))
     return found
 
 
-def _published(row: Row, outcome: Outcome, it: Case, step: Iteration) -> Published:
+def _published(row: Row, outcome: Outcome, setting: Setting, step: Iteration) -> Published:
     """A row's step with what of it can calibrate."""
     assert outcome.measured is not None
     return Published(
         outcome=outcome,
         framework=row.text("framework") or "",
-        model=it.workload.model,
+        model=setting.workload.model,
         step=step.cost,
         times=tuple(_times(row, step, outcome.measured)),
     )
@@ -120,21 +110,13 @@ def _times(row: Row, step: Iteration, measured_s: float) -> Iterator[Timed]:
         yield Timed(cost=rest, measured_s=measured_s - printed)
 
 
-def priced(it: Case) -> Iteration:
-    """The prediction of a case: the one place where rows meet the model.
+def priced(setting: Setting) -> Iteration:
+    """The prediction of a row: the one place where rows meet the model.
 
     A synchronous step is simulated once, for every step is the same; with staleness it is the mean of
     `STEPS` steps after `WARMUP`, which is the steady state. One seed: the same figures every time.
     """
-    setting = Setting(
-        models=it.models,
-        placement=it.placement,
-        workload=it.workload,
-        cluster=it.cluster,
-        packs=it.packs,
-        train_precision=it.train_precision,
-    )
-    if not it.placement.schedule.asynchronous:
+    if not setting.placement.schedule.asynchronous:
         return simulate(setting).iteration
     return simulate(setting, steps=STEPS, warmup=WARMUP, seed=SEED).iteration
 
@@ -168,7 +150,7 @@ def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: st
             continue
         measured = row.number(column)
         if measured:
-            found.append(_outcome(row, kind, shown, label=label, measured=measured, cost=cost))
+            found.append(_outcome(row, kind, cost, label=label, measured=measured, assumptions=shown))
     return found
 
 
@@ -190,45 +172,19 @@ def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _outcome(
-    row: Row,
-    kind: str,
-    shown: tuple[str, ...],
-    *,
-    label: str,
-    measured: float | None = None,
-    cost: Cost | None = None,
-    skipped: str | None = None,
-    detail: dict[str, float] | None = None,
-    job: tuple[str, str] = ("", ""),
-) -> Outcome:
-    low, high = cost.interval if cost else (None, None)
-    return Outcome(
-        kind=f"rlhf.{kind}",
-        file=row.file,
-        line=row.line,
-        source=row.source,
-        label=label,
-        measured=measured,
-        predicted=cost.seconds if cost else None,
-        low=low,
-        high=high,
-        skipped=skipped,
-        assumptions=shown,
-        part="fit" if row.file == FIT_FILE else "report",
-        job=job[0],
-        release=job[1],
-        detail={**(detail or {}), **({"bound_by": cost.bound_by} if cost else {})},
-    )
+def _outcome(row: Row, kind: str, cost: Cost | None = None, *, label: str, **known: Any) -> Outcome:
+    known["detail"] = known.get("detail", {}) | ({"bound_by": cost.bound_by} if cost else {})
+    part = "fit" if row.file == FIT_FILE else "report"
+    return Outcome.of(row, f"rlhf.{kind}", label, cost, part=part, **known)
 
 
-def job_of(row: Row, it: Case) -> tuple[str, str]:
+def job_of(row: Row, setting: Setting) -> tuple[str, str]:
     """What a plan is for, and the release of the framework that ran it.
 
     The workload is its settings, not the mean length that a run happened to have.
     """
     name, _, release = (row.text("framework") or "").partition(" v")
-    work = it.workload
+    work = setting.workload
     settings = (
         work.algorithm,
         work.model,
@@ -246,6 +202,6 @@ def _label(row: Row) -> str:
     return " ".join(text for text in shown if text)
 
 
-def _rollout(it: Case) -> str:
-    assert it.placement.rollout is not None
-    return it.placement.rollout.layout.label
+def _rollout(setting: Setting) -> str:
+    assert setting.placement.rollout is not None
+    return setting.placement.rollout.layout.label

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.training.training import train
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.training import Job, Skip, job, measured
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.cases.training import TrainingJob, job, measured
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
 FIT_SHARE = 4
@@ -22,7 +21,7 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
     return [_outcome(row) for row in rows]
 
 
-def price(it: Job) -> Cost:
+def price(it: TrainingJob) -> Cost:
     """The predicted optimizer step of a job."""
     return train(
         it.device,
@@ -49,35 +48,22 @@ def part_of(row: Row) -> str:
 
 def _outcome(row: Row) -> Outcome:
     filled, shown = assumptions.apply("training", row)
-    label = " ".join(
-        str(x)
-        for x in (
-            row.text("model"),
-            row.text("gpus"),
-            row.text("gpu_type"),
-            "seq",
-            row.text("seq_len"),
-            row.text("precision"),
-        )
-        if x
-    )
-    base: dict[str, Any] = {"kind": "training", "file": row.file, "line": row.line, "source": row.source}
+    words = (*map(row.text, ("model", "gpus", "gpu_type")), "seq", *map(row.text, ("seq_len", "precision")))
+    label = " ".join(filter(None, words))
     try:
         it = job(filled)
         seconds, how = measured(filled, it)
     except Skip as reason:
-        return Outcome(**base, label=label, skipped=str(reason))
+        return Outcome.of(row, "training", label, skipped=reason.message)
     cost = price(it)
-    low, high = cost.interval
-    return Outcome(
-        **base,
-        label=f"{label} {it.layout.label}",
+    return Outcome.of(
+        row,
+        "training",
+        f"{label} {it.layout.label}",
+        cost,
         measured=seconds,
-        predicted=cost.seconds,
-        low=low,
-        high=high,
         assumptions=(*shown, *it.stated),
-        part=part_of(row),  # type: ignore[arg-type]
+        part=part_of(row),
         detail={
             "measured_from": how,
             "bound_by": cost.bound_by,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
@@ -22,7 +23,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.weight_sync import paths, storage
 from rlhfsim.weight_sync.endpoints import Route, route
@@ -45,20 +46,6 @@ _SHARDED = re.compile(r"fsdp|zero-?3|veomni", re.IGNORECASE)
 _NODE_GPUS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A row read as the two ends of a sync, and how its mechanism is priced."""
-
-    ends: Route
-    price: Callable[[Route], Priced]
-    measured: float
-    notes: tuple[str, ...] = ()
-
-
-class Skipped(Exception):
-    """The row cannot be predicted; the message is the reason."""
-
-
 def outcomes(rows: list[Row]) -> list[Outcome]:
     """One outcome a row."""
     return [_outcome(row) for row in rows]
@@ -66,32 +53,18 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
 
 def _outcome(row: Row) -> Outcome:
     filled, assumptions = apply(KIND, row)
-    base = Outcome(
-        kind=_kind(row),
-        file=row.file,
-        line=row.line,
-        source=row.source,
-        label=_label(filled),
-        assumptions=assumptions,
-        part=_part(row),
-        detail={"scope": row.text("scope") or "not stated", "mechanism": row.text("mechanism") or ""},
-    )
+    basic = partial(Outcome.of, row, _kind(row), _label(filled), part=_part(row))
+    detail = {"scope": row.text("scope") or "not stated", "mechanism": row.text("mechanism") or ""}
     try:
-        case = _case(filled)
-    except (Skipped, RlhfsimError) as reason:
-        return replace(base, skipped=getattr(reason, "message", None) or str(reason))
-    priced = case.price(case.ends)
-    low, high = priced.cost.interval
-    parts = {f"seconds.{r}": s for r, s in priced.cost.by_resource().items()}
-    return replace(
-        base,
-        measured=case.measured,
-        predicted=priced.cost.seconds,
-        low=low,
-        high=high,
-        assumptions=(*assumptions, *case.notes),
-        detail={**base.detail, **parts},
-    )
+        measured, notes = _measured(filled)
+        _refuse_outliers(filled)
+        price = _mechanism(filled)
+        ends = _ends(filled)
+    except RlhfsimError as error:
+        return basic(skipped=error.message, assumptions=assumptions, detail=detail)
+    cost = price(ends).cost
+    parts = {f"seconds.{r}": s for r, s in cost.by_resource().items()}
+    return basic(cost=cost, measured=measured, assumptions=(*assumptions, *notes), detail={**detail, **parts})
 
 
 def _kind(row: Row) -> str:
@@ -111,13 +84,6 @@ def _label(row: Row) -> str:
 # --- reading a row ------------------------------------------------------------------------------------
 
 
-def _case(row: Row) -> Case:
-    measured, notes = _measured(row)
-    _refuse_outliers(row)
-    price = _mechanism(row)
-    return Case(ends=_ends(row), price=price, measured=measured, notes=notes)
-
-
 def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
     """Seconds; the middle of a published range; bytes over bandwidth where the column allows it."""
     seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
@@ -127,12 +93,12 @@ def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
         return seconds, ()
     if low is not None and high is not None:
         return (low + high) / 2, ("middle of the published range",)
-    raise Skipped("no seconds are published")
+    raise Skip("no seconds are published")
 
 
 def _refuse_outliers(row: Row) -> None:
     if row.text("scope") == "single parameter sync" and row.text("model_config_key") == "qwen2.5-7b":
-        raise Skipped("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
+        raise Skip("15 GB in 0.02 to 0.12 s exceeds the link: probably the time of an asynchronous launch")
 
 
 def _mechanism(row: Row) -> Callable[[Route], Priced]:
@@ -140,7 +106,7 @@ def _mechanism(row: Row) -> Callable[[Route], Priced]:
     for beginning, price in _MECHANISMS:
         if beginning in words:
             return price
-    raise Skipped(f"mechanism {words!r} is not one of the weight paths")
+    raise Skip(f"mechanism {words!r} is not one of the weight paths")
 
 
 def _bridged(ends: Route, *, overlapped: bool = True) -> Priced:
@@ -190,10 +156,10 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
 def _ends(row: Row) -> Route:
     key = row.text("model_config_key")
     if key is None:
-        raise Skipped("the shape of the model is not known")
+        raise Skip("the shape of the model is not known")
     pool_gpu = row.text("gpu_type")
     if pool_gpu is None:
-        raise Skipped("GPU type not stated")
+        raise Skip("GPU type not stated")
     model = resolve_model(key)
     layers = re.search(r"(\d+)layer", row.text("model") or "")
     model = model.scaled(int(layers[1])) if layers else model
@@ -245,7 +211,7 @@ def _pool_gpus(row: Row, layout: str, column: str) -> int | None:
 def _rollout(row: Row) -> RolloutLayout:
     text = row.text("gen_parallel")
     if text is None:
-        raise Skipped("rollout layout not stated")
+        raise Skip("rollout layout not stated")
     d = _degrees(text)
     replica = d.get("tp", 1) * d.get("pp", 1)
     gpus = _pool_gpus(row, text, "dst_gpus") or replica * d.get("dp", 1)
@@ -267,7 +233,7 @@ def _train(row: Row, rollout: RolloutLayout) -> Layout:
     d = _degrees(text.split("gen ")[0])
     gpus = _pool_gpus(row, text, "src_gpus")
     if not d and gpus is None:
-        raise Skipped("training layout not stated")
+        raise Skip("training layout not stated")
     tp, pp, cp = (d.get(name, 1) for name in ("tp", "pp", "cp"))
     dp = max(1, (gpus or tp * pp * cp * max(d.get("dp", 1), d.get("ep", 1))) // (tp * pp * cp))
     return Layout(
