@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlhfsim.kernels.devices import met
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.bound import Numbers, objective_bound
-from rlhfsim.search.candidates import Candidate, judged
+from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pools import PoolTable
 from rlhfsim.search.pricer import Pricer
@@ -114,7 +114,7 @@ class Search:
     @property
     def limit(self) -> float:
         """The value that a plan must beat."""
-        return self._value(self.best) if self.best is not None else self._known
+        return value(self.request, self.best) if self.best is not None else self._known
 
     @property
     def threshold(self) -> float:
@@ -385,16 +385,10 @@ class Search:
         kind = placement.architecture, placement.role_placement
         if kind not in self.kinds or candidate.seconds < self.kinds[kind].seconds:
             self.kinds[kind] = candidate
-        if self._value(candidate) < self.limit or (not thin and self._value(candidate) <= self.threshold):
+        reached = value(self.request, candidate)
+        if reached < self.limit or (not thin and reached <= self.threshold):
             self.best = candidate
         return candidate
-
-    def _value(self, candidate: Candidate) -> float:
-        """What is minimised; money and energy are time on a cluster that is rented whole."""
-        if self.request.objective == "memory":
-            # not the peak of the ledger: on mixed hardware that is the fullest GPU, not the most bytes
-            return max(phase.bytes for phase in candidate.ledger.phases)
-        return candidate.seconds
 
     def _counts_as(self, candidate: Candidate) -> bool:
         """Whether a plan has a label that may win."""

@@ -46,6 +46,12 @@ def most_bytes(memory: Ledger) -> float:
     return max(phase.bytes for phase in memory.phases)
 
 
+def value(request: Request, candidate: Candidate) -> float:
+    """What is minimised; money and energy are time on a cluster that is rented whole."""
+    # not the peak of the ledger: on mixed hardware that is the fullest GPU, not the most bytes
+    return most_bytes(candidate.ledger) if request.objective == "memory" else candidate.seconds
+
+
 def judged(
     request: Request, models: Models, placement: Placement, *, cutoff: float | None = None
 ) -> Candidate | None:

@@ -72,7 +72,7 @@ def role_layouts(
     dropped: Counter[str] = Counter()
     shapes = []
     for layout in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        if reason := _refused(request, model, layout):
+        if reason := layout_refusal(request, model, layout):
             dropped[reason] += len(micros)
             continue
         sizes = [
@@ -196,10 +196,11 @@ def _virtual(model: ModelSpec, rules: BackendRules, pp: int) -> tuple[int, ...]:
     return (1, 2) if model.num_layers % (pp * 2) == 0 else (1,)
 
 
-def _refused(request: Request, model: ModelSpec, layout: Layout) -> str | None:
+def layout_refusal(request: Request, model: ModelSpec, layout: Layout | RolloutLayout) -> str | None:
+    """Why the backend (or the engine) cannot run a model in a layout, or None."""
     if not divides_heads(model, layout.tp):
         return "TP does not divide the attention heads"
-    broken = violation(request.backend, layout)
+    broken = violation(request.backend, layout) if isinstance(layout, Layout) else None
     return f"the backend cannot run it ({broken})" if broken else None
 
 

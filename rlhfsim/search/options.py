@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.search.fit import NO_SYNC, SyncBytes, engine_states, role_states
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -146,14 +146,14 @@ def frees(role: AnyRolePlacement) -> bool:
     return role.offload_between or role.residency != "resident"
 
 
-def allowed(request: Request, name: str, role: AnyRolePlacement) -> bool:
-    """Whether the user's limits leave an option in the space."""
+def broken_limit(request: Request, name: str, role: AnyRolePlacement) -> Limit | None:
+    """A limit of the user that leaves an option out of the space."""
     for limit in request.limits:
         if limit.role == name and limit.field not in ("gpus", "hardware"):
             holder = role if hasattr(role, limit.field) else role.layout
             if not limit.holds(getattr(holder, limit.field)):
-                return False
-    return True
+                return limit
+    return None
 
 
 def sync_classes(roles: Sequence[AnyRolePlacement]) -> Ints:

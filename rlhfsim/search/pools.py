@@ -202,7 +202,7 @@ class Kept:
         numbers[:, PEAK] = part.bytes[..., 0].max(axis=(1, 2))
         rows = np.concatenate([self.rows, part.rows[:, np.argsort(order)]])
         numbers = np.concatenate([self.numbers, numbers])
-        best = _undominated(subproblem, rows, numbers)
+        best = undominated(*compared(subproblem, rows, numbers), numbers[:, PEAK])
         fate.dominated += len(rows) - len(best)
         self.rows, self.numbers = rows[best], numbers[best]
 
@@ -415,8 +415,8 @@ def _lean_parts(subproblem: Subproblem, part: Part, order: Sequence[int]) -> Int
     return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
 
 
-def _undominated(subproblem: Subproblem, rows: Ints, numbers: Floats) -> Ints:
-    """Combinations that no other one of their sync class beats in all numbers; of equals the leanest."""
+def compared(subproblem: Subproblem, rows: Ints, numbers: Floats) -> tuple[Floats, Ints]:
+    """(n, columns) what dominance compares of combinations, and (n,) the class within which it does."""
     left_out = [
         c for c, counts in ((HOST, subproblem.shares_host), (PEAK, subproblem.wants_memory)) if not counts
     ]
@@ -435,7 +435,7 @@ def _undominated(subproblem: Subproblem, rows: Ints, numbers: Floats) -> Ints:
         streamed = _streamed(subproblem, rows)
         late = numbers[:, 1:2] - streamed[:, :1]  # scoring of the whole batch, without the last unload
         columns = np.concatenate([columns, streamed, late], axis=1)
-    return undominated(columns, classes, numbers[:, PEAK])
+    return columns, classes
 
 
 def _streamed(subproblem: Subproblem, rows: Ints) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from rlhfsim.search.fit import NO_SYNC, VIEWS, engine_sizes, engine_states, fitt
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
+    AnyRolePlacement,
     Floats,
     Ints,
     Key,
     OptionTable,
-    allowed,
+    broken_limit,
     role_variants,
     rollout_variants,
     sync_classes,
@@ -179,11 +180,17 @@ class Pricer:
             )
         return self._kept.options[key]
 
+    def every(self, key: Key) -> tuple[AnyRolePlacement, ...]:
+        """The same in a row, and those of a rollout."""
+        if key.role != "rollout":
+            return tuple(chain(*chain(*self._options(key).shapes)))
+        layouts = rollout_layouts(self.request, self.models.actor, key.gpus, domain_of(self.hardware(key)))
+        options = (s for x in layouts for s in rollout_variants(x, adapters=key.adapters))
+        return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
+
     def _variants(self, role: str, layout: Layout) -> tuple[RolePlacement, ...]:
-        roles = role_variants(self.request, role, layout)
-        if not self.request.limits:
-            return tuple(roles)
-        return tuple(s for s in roles if allowed(self.request, role, s))
+        variants = role_variants(self.request, role, layout)
+        return tuple(s for s in variants if not broken_limit(self.request, role, s))
 
     def _bytes(self, key: Key, placed: RolePlacement) -> tuple[RoleBytes, RoleBytes]:
         """On the first and on the last pipeline stage."""
@@ -280,9 +287,7 @@ class Pricer:
 
     def _rollout(self, key: Key) -> OptionTable:
         pool, model = self.hardware(key), self.models.actor
-        layouts = rollout_layouts(self.request, model, key.gpus, domain_of(pool))
-        roles = [s for x in layouts for s in rollout_variants(x, adapters=key.adapters)]
-        roles = [s for s in roles if allowed(self.request, "rollout", s)]
+        roles = [s for s in self.every(key) if isinstance(s, RolloutPlacement)]
         engines = [engine_bytes(model, s, profile=pool.profile) for s in roles]
         sizes = np.array([engine_sizes(e) for e in engines]).reshape(-1, 8)
         fit = self._running(key, roles, engines, sizes)

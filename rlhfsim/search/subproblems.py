@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -72,9 +72,10 @@ class Subproblems:
                     )
                     if subproblem not in seen:
                         seen.add(subproblem)
-                        yield from self._keys(partition, i, gpus)
+                        yield from self.keys_of(partition, i, gpus)
 
-    def _keys(self, partition: Partition, index: int, gpus: int) -> list[Key]:
+    def keys_of(self, partition: Partition, index: int, gpus: int) -> list[Key]:
+        """The roles of one pool of a skeleton."""
         group = partition.groups[index]
         return [
             Key(
@@ -102,7 +103,7 @@ class Subproblems:
             partition.schedule.double_buffered,
         )
         if name not in self._least:
-            tables = [self.pricer.table(k) for k in self._keys(partition, index, gpus)]
+            tables = [self.pricer.table(k) for k in self.keys_of(partition, index, gpus)]
             self._least[name] = self._sum(tables, refilled=refilled)
         return self._least[name]
 
@@ -141,7 +142,7 @@ class Subproblems:
             index = skeleton.partition.pool_of(role)
             if index is None:
                 return None
-            keys = self._keys(skeleton.partition, index, skeleton.sizes[index])
+            keys = self.keys_of(skeleton.partition, index, skeleton.sizes[index])
             found.append(self.pricer.table(next(k for k in keys if k.role == role)))
         return found[0], found[1]
 
@@ -166,7 +167,7 @@ class Subproblems:
 
     def pool(self, skeleton: Skeleton, index: int, limit: float) -> PoolTable:
         """The combinations of one pool that may beat `limit` in this skeleton."""
-        subproblem = self._subproblem(skeleton, index, shares=self._shares_host(skeleton))
+        subproblem = self.subproblem(skeleton, index)
         return pool_table(subproblem, lambda numbers: self.bound(skeleton, index, numbers), limit)
 
     def beam(self, skeleton: Skeleton, index: int) -> PoolTable:
@@ -190,7 +191,7 @@ class Subproblems:
             len(skeleton.sizes) == 1,
         )
         if name not in self._pools:
-            subproblem = self._subproblem(skeleton, index, shares=shares)
+            subproblem = self.subproblem(skeleton, index)
             least = self._outside(skeleton, index)
 
             def bound(numbers: Floats) -> Floats:
@@ -234,13 +235,18 @@ class Subproblems:
         shared = [h for h in skeleton.partition.hardware if skeleton.partition.hardware.count(h) > 1]
         return any(pools[h].gpus < 2 * pools[h].gpus_per_node for h in shared)
 
-    def _subproblem(self, skeleton: Skeleton, index: int, *, shares: bool) -> Subproblem:
+    def subproblem(
+        self, skeleton: Skeleton, index: int, table_of: Callable[[Key], OptionTable] | None = None
+    ) -> Subproblem:
+        """A pool with the options that no other of their role beats, or with those of `table_of`."""
         partition, gpus = skeleton.partition, skeleton.sizes[index]
         group, hardware = partition.groups[index], self.request.cluster.node_groups[partition.hardware[index]]
         sync_bytes = self._sync_bytes(partition, group, index)
-        keys = self._keys(partition, index, gpus)
+        keys = self.keys_of(partition, index, gpus)
         tables = tuple(
-            self._lean_table(
+            table_of(k)
+            if table_of
+            else self._lean_table(
                 k,
                 sync_bytes,
                 with_actor="actor" in group,
@@ -270,7 +276,7 @@ class Subproblems:
             sync_seconds=between,
             frees=freeing(self.request, partition),
             whole=len(skeleton.sizes) == 1,
-            shares_host=shares,
+            shares_host=self._shares_host(skeleton),
             pace=partition.pace,
             wants_memory=self.request.objective == "memory",
         )

@@ -13,7 +13,7 @@ from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.weight_sync.weight_sync import sync
+from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,7 +45,8 @@ class Paths:
                 i, j = divmod(pair, columns)
                 (x, source), (y, target) = trained[i], served[j]
                 if (x, y) not in own:
-                    own[x, y] = self._price(partition, (actor.key, source), (rollout.key, target))
+                    cost = self.cost(partition, (actor.key, source), (rollout.key, target))
+                    own[x, y] = cost.cost.seconds if cost.available else inf
                 found[pair] = own[x, y]
             return np.asarray(found[pairs])
 
@@ -69,15 +70,16 @@ class Paths:
                 known[number] = sync_layout(table.options[row]), table.options[row]
         return known
 
-    def _price(
+    def cost(
         self, partition: Partition, source: tuple[Key, AnyRolePlacement], target: tuple[Key, AnyRolePlacement]
-    ) -> float:
+    ) -> SyncCost:
+        """The partition's path between an option of the actor and one of the rollout."""
         cluster = self.request.cluster
         ends = [
             device_of(cluster.node_groups[key.hardware], cluster.oversubscription)
             for key, _ in (source, target)
         ]
-        priced = sync(
+        return sync(
             partition.path,
             self.models.actor,
             source[1].layout,
@@ -88,4 +90,3 @@ class Paths:
             same_pool=partition.joined,
             lora=self.request.workload.lora,
         )
-        return priced.cost.seconds if priced.available else inf

@@ -21,7 +21,7 @@ from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
-from rlhfsim.search.options import allowed, role_variants, rollout_variants
+from rlhfsim.search.options import broken_limit, role_variants, rollout_variants
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.search.space import Partition, Skeleton, partitions, splits
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
@@ -111,7 +111,7 @@ def _options(
         space = role_layouts(request, role, models.of(role), gpus, domain, trained=trained)
         for layouts in space.shapes:
             found += [s for x in layouts for s in role_variants(request, role, x)]
-    return tuple(s for s in found if allowed(request, role, s))
+    return tuple(s for s in found if not broken_limit(request, role, s))
 
 
 def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator[Placement]:
@@ -359,6 +359,7 @@ class Questions:
 
     drawn = staticmethod(drawn)
     options = staticmethod(options)
+    outcome = staticmethod(outcome)
     placements = staticmethod(placements)
     value = staticmethod(value)
     sample = staticmethod(sample)
