@@ -1,4 +1,4 @@
-"""What flows between the calls of a step: requests, completions and samples, as plain numpy.
+"""What flows between the calls of a step: requests, completions, samples (plain numpy), losses, transfers.
 
 Legend: P tokens of a prompt, R tokens of a response. Arrays travel through Ray's object store without a
 copy; engines turn them into tensors.
@@ -6,6 +6,7 @@ copy; engines turn them into tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 Tokens = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Finish = Literal["stop", "length"]
+LossName = Literal["policy", "value", "dpo", "kto", "sft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """One response that is asked of the rollout engine."""
 
     id: int
@@ -93,3 +95,24 @@ class Sample:
     def length(self) -> int:
         """Prompt and response tokens."""
         return len(self.prompt) + len(self.response)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpec:
+    """A loss by name with its settings; `executor.algorithms.losses` computes it."""
+
+    name: LossName
+    settings: Mapping[str, Any]
+    """Keyword arguments of that loss, see executor/algorithms/losses.py."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What one end of a weight transfer saw."""
+
+    version: int
+    bytes: int
+    buckets: int
+    seconds: float
+    checksum: str
+    """Of names, dtypes, shapes and bytes in the order sent; equal at both ends."""

@@ -17,8 +17,7 @@ from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.algorithms.position import Position
 from executor.algorithms.preferences import kl_baseline, mismatched
-from executor.engines.protocols import LossSpec, Transfer
-from executor.samples import Completion, Request, Sample
+from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from executor.settings import Settings
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Workload
@@ -32,10 +31,10 @@ class LoopBackend(Protocol):
 
     version: int
 
-    def generate(self, requests: Sequence[Request], step: int) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest], step: int) -> list[Completion]:
         """Responses, in order."""
 
-    def submit(self, requests: Sequence[Request], step: int) -> None:
+    def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue requests of a rollout that goes on by itself."""
 
     def poll(self, limit_s: float) -> list[Completion]:
@@ -59,7 +58,7 @@ class LoopBackend(Protocol):
 class Prompter(Protocol):
     """Prompts in, samples out; knows data and tokenizer."""
 
-    def requests(self, step: int) -> list[Request]:
+    def requests(self, step: int) -> list[GenerationRequest]:
         """The requests of one iteration, all samples of a prompt side by side."""
 
     def sample(self, completion: Completion) -> Sample:
@@ -265,7 +264,7 @@ class _Feeder:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
         self._next = data.prompts // loop.workload.prompts
-        self._waiting: list[list[Request]] = []
+        self._waiting: list[list[GenerationRequest]] = []
         self._open: dict[int, list[Sample]] = {}
 
     def start(self) -> None:
@@ -305,5 +304,5 @@ class _Feeder:
             self._buffer.put(sorted(self._open.pop(sample.group), key=lambda s: s.id))
 
 
-def _grouped(requests: Sequence[Request], size: int) -> list[list[Request]]:
+def _grouped(requests: Sequence[GenerationRequest], size: int) -> list[list[GenerationRequest]]:
     return [list(requests[i : i + size]) for i in range(0, len(requests), size)]

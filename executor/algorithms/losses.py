@@ -20,7 +20,7 @@ from executor.algorithms.batch import collate as collate
 from executor.algorithms.kl import LOG_RATIO_LIMIT, Estimator, kl
 from executor.algorithms.metrics import Metrics, largest_of, mean_of
 from executor.algorithms.preferences import dpo_loss, kto_loss
-from executor.engines.protocols import LossSpec
+from executor.samples import LossSpec
 
 Aggregation = Literal["token", "sequence", "constant"]
 Correction = Literal["none", "truncated", "masked"]

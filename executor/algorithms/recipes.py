@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from executor.algorithms.kl import Estimator
-from executor.engines.protocols import LossSpec
+from executor.samples import LossName, LossSpec
 from executor.settings import Algorithm, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.workload.workload import Workload
-
-LossName = Literal["policy", "value", "dpo", "kto", "sft"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

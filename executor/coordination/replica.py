@@ -17,8 +17,8 @@ from typing import Any
 
 from executor.coordination.tracing import Tracer
 from executor.coordination.worker import Reply, Tags
-from executor.engines.protocols import ChannelSpec, RolloutEngine, RolloutSpec, Transfer
-from executor.samples import Completion, Request
+from executor.engines.protocols import ChannelSpec, RolloutEngine, RolloutSpec
+from executor.samples import Completion, GenerationRequest, Transfer
 from rlhfsim.trace import Span
 
 IDLE_S = 0.02
@@ -51,7 +51,7 @@ class Replica:
         self._me = identity
         self._tracer = Tracer()
         self._engine: RolloutEngine | None = None
-        self._incoming: list[Request] = []
+        self._incoming: list[GenerationRequest] = []
         self._finished: list[Completion] = []
         self._changed = threading.Condition()
         self._commands: Queue[_Command] = Queue()
@@ -88,7 +88,7 @@ class Replica:
 
         self._engine = VllmEngine(spec)
 
-    def submit(self, requests: Sequence[Request], step: int) -> None:
+    def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue requests; their span counts to `step`."""
         with self._changed:
             self._incoming += list(requests)

@@ -15,7 +15,7 @@ from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Replica, ReplicaIdentity
 from executor.coordination.worker import Reply, Tags
 from executor.engines.protocols import ChannelSpec, RolloutSpec
-from executor.samples import Completion, Request
+from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan
 
 LONG_POLL_S = 2.0
@@ -41,7 +41,7 @@ class RolloutPool:
     record: Record
     """Where spans and memory of replies go."""
     outstanding: dict[int, int] = field(default_factory=dict)
-    """Request id -> replica."""
+    """GenerationRequest id -> replica."""
     ending: bool = False
     """Its processes end on purpose."""
     _waited: list[dict[int, Completion | None]] = field(default_factory=list)
@@ -71,9 +71,9 @@ class RolloutPool:
                 self.record(reply)
         return [r.value if isinstance(r, Reply) else r for r in replies]
 
-    def submit(self, requests: Sequence[Request], step: int, limit_s: float) -> None:
+    def submit(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> None:
         """Give every request to the replica with least outstanding work."""
-        shares: list[list[Request]] = [[] for _ in self.actors]
+        shares: list[list[GenerationRequest]] = [[] for _ in self.actors]
         with self._lock:
             loads = self._loads()
             for request in requests:
@@ -92,7 +92,7 @@ class RolloutPool:
             done, self._done = self._done, []
         return done
 
-    def generate(self, requests: Sequence[Request], step: int, limit_s: float) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> list[Completion]:
         """All completions, in the order of their requests; others may be submitted and polled beside it.
 
         Raises:

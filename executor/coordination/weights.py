@@ -19,8 +19,9 @@ from executor.coordination.failures import PartFailed
 from executor.coordination.rollout import RolloutPool
 from executor.coordination.worker import Reply, Tags
 from executor.coordination.worker_group import WorkerGroup
-from executor.engines.protocols import ChannelSpec, Transfer
+from executor.engines.protocols import ChannelSpec
 from executor.resolve import Job
+from executor.samples import Transfer
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 

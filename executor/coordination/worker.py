@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from executor.coordination.tracing import Recorded, Tracer
-from executor.engines.protocols import ChannelSpec, EngineSpec, LossSpec, MiniBatch, Transfer
-from executor.samples import Sample
+from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
+from executor.samples import LossSpec, Sample, Transfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

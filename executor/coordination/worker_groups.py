@@ -33,9 +33,8 @@ from executor.coordination.watch import Watch
 from executor.coordination.worker import Reply, Tags
 from executor.coordination.worker_group import WorkerGroup
 from executor.engines import mesh
-from executor.engines.protocols import LossSpec, Transfer
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
-from executor.samples import Completion, Request, Sample
+from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED, Call
@@ -206,7 +205,7 @@ class WorkerGroups:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[Request], step: int) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest], step: int) -> list[Completion]:
         """Responses in the order of their requests."""
         role = self.job.plan.placement.rollout
         assert role is not None
@@ -238,7 +237,7 @@ class WorkerGroups:
             self.rollout.tagged("sleep", role.sleep, tags=tags, limit_s=self._limits.call_s)
             self._asleep = True
 
-    def submit(self, requests: Sequence[Request], step: int) -> None:
+    def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue requests of a rollout that goes on by itself."""
         assert self.rollout is not None
         self.rollout.submit(requests, step, self._limits.call_s)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from executor.engines.protocols import ChannelSpec, EngineSpec, LossSpec, MiniBatch, Transfer
-from executor.samples import Completion, Floats, Request, Sample
+from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
+from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
 
 if TYPE_CHECKING:
     import torch
@@ -91,10 +91,10 @@ class FakeRollout:
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         self._step_s = seconds.get("actor.generate", 0.0) / STEPS
-        self._waiting: list[tuple[Request, int]] = []
+        self._waiting: list[tuple[GenerationRequest, int]] = []
         self._version = 0
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue; lengths spread evenly over the steps."""
         self._waiting += [(r, 1 + i % STEPS) for i, r in enumerate(requests)]
 
@@ -105,7 +105,7 @@ class FakeRollout:
         self._waiting = [(r, left) for r, left in aged if left > 0]
         return [self._completion(r) for r, left in aged if left == 0]
 
-    def _completion(self, request: Request) -> Completion:
+    def _completion(self, request: GenerationRequest) -> Completion:
         tokens = max(1, request.max_tokens // 2)
         return Completion(
             id=request.id,

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from executor.samples import Completion, Floats, Request, Sample
+from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
 from executor.settings import Optimizer, Precision
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import Transport
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 Head = Literal["causal", "value", "score"]
 """causal: token log-probs; value: one scalar a token; score: one scalar a sequence, at its last token."""
-"""broadcast: process group (NCCL, gloo); ipc: shared memory in buckets (CUDA IPC, /dev/shm); host: one flat
-copy of the whole model in host shared memory; disk: safetensors files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +47,6 @@ class EngineSpec:
     """Optimizer steps of the whole run, for the learning-rate schedule."""
     seed: int = 0
     """Of heads that the checkpoint lacks, and of dropout."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossSpec:
-    """A loss by name with its settings; `executor.algorithms.losses` computes it."""
-
-    name: Literal["policy", "value", "dpo", "kto", "sft"]
-    settings: Mapping[str, Any]
-    """Keyword arguments of that loss, see executor/algorithms/losses.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,18 +83,6 @@ class ChannelSpec:
     """LoRA: alpha / rank."""
     timeout_s: float = 120.0
     device: Literal["cpu", "cuda"] = "cpu"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """What one end of a weight transfer saw."""
-
-    version: int
-    bytes: int
-    buckets: int
-    seconds: float
-    checksum: str
-    """Of names, dtypes, shapes and bytes in the order sent; equal at both ends."""
 
 
 class ScoringEngine(Protocol):
@@ -163,7 +140,7 @@ class TrainingEngine(ScoringEngine, Protocol):
 class RolloutEngine(Protocol):
     """Generation with continuous batching. `step` advances all running requests by a token or so."""
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests."""
 
     def step(self) -> list[Completion]:

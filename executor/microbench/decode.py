@@ -14,7 +14,7 @@ import numpy as np
 from executor.engines.protocols import RolloutSpec
 from executor.engines.vllm.engine import VllmEngine
 from executor.microbench.setup import Setup
-from executor.samples import Request
+from executor.samples import GenerationRequest
 from executor.settings import Precision
 from executor.tasks import tiny
 from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, Measured, summarise
@@ -77,7 +77,7 @@ def _point(engine: VllmEngine, sequences: int, prompt: int, steps: int) -> tuple
     draw = np.random.default_rng(sequences * 1000 + prompt)
     engine.add(
         [
-            Request(
+            GenerationRequest(
                 id=i,
                 prompt=draw.integers(4, 60, prompt),
                 max_tokens=WARM + steps + 2,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from executor.samples import Completion, Request, Sample, Tokens
+from executor.samples import Completion, GenerationRequest, Sample, Tokens
 from executor.settings import Sampling
 from executor.tasks.prompts import Problem, Source
 from executor.tasks.text import ByteText, Text
@@ -35,7 +35,7 @@ class TaskPrompter:
         count = min(SCAN, steps * self.workload.prompts)
         return max(len(self.text.encode(p.prompt)) for p in self.source.batch(0, count))
 
-    def requests(self, step: int) -> list[Request]:
+    def requests(self, step: int) -> list[GenerationRequest]:
         """The requests of one iteration, samples of a prompt side by side."""
         found = []
         for group, problem in self._problems(step):
@@ -49,9 +49,9 @@ class TaskPrompter:
         problems = self.source.batch(start, self.workload.prompts)
         return [(start + j, problem) for j, problem in enumerate(problems)]
 
-    def _request(self, number: int, problem: Problem, prompt: Tokens) -> Request:
+    def _request(self, number: int, problem: Problem, prompt: Tokens) -> GenerationRequest:
         self._open[number] = (problem, prompt)
-        return Request(
+        return GenerationRequest(
             id=number,
             prompt=prompt,
             max_tokens=self.max_tokens,
@@ -60,13 +60,15 @@ class TaskPrompter:
             seed=_seed(self.seed, number),
         )
 
-    def greedy(self, problems: list[Problem], first_id: int) -> list[Request]:
+    def greedy(self, problems: list[Problem], first_id: int) -> list[GenerationRequest]:
         """Requests of an evaluation: one greedy response each."""
         found = []
         for i, problem in enumerate(problems):
             prompt = self.text.encode(problem.prompt)
             self._open[first_id + i] = (problem, prompt)
-            found.append(Request(id=first_id + i, prompt=prompt, max_tokens=self.max_tokens, temperature=0.0))
+            found.append(
+                GenerationRequest(id=first_id + i, prompt=prompt, max_tokens=self.max_tokens, temperature=0.0)
+            )
         return found
 
     def sample(self, completion: Completion) -> Sample:

@@ -21,7 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from executor.engines.protocols import ChannelSpec, Transfer
+from executor.engines.protocols import ChannelSpec
+from executor.samples import Transfer
 from executor.weight_transfer import files
 from executor.weight_transfer.buckets import ReceivedBuckets, SentBuckets
 from executor.weight_transfer.control import Control

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 from executor.algorithms import losses
 from executor.engines import packing, training
-from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
+from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.transformers import heads
-from executor.samples import Sample
+from executor.samples import LossSpec, Sample
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.layout import Layout

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from executor.engines.mesh import coordinates
-from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
-from executor.samples import Sample
+from executor.engines.protocols import EngineSpec, MiniBatch
+from executor.samples import LossSpec, Sample
 from executor.settings import Optimizer
 from rlhfsim.specs.placement.layout import Layout
 

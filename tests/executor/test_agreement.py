@@ -15,8 +15,7 @@ from executor.algorithms.kl import kl
 from executor.algorithms.losses import Batch, compute
 from executor.algorithms.metrics import finish
 from executor.algorithms.preferences import kl_baseline
-from executor.engines.protocols import LossSpec
-from executor.samples import Sample
+from executor.samples import LossSpec, Sample
 from executor.settings import Algorithm
 
 FILE = Path(__file__).parents[1] / "data" / "agreement" / "vectors.json"

@@ -13,9 +13,9 @@ import runs
 import torch
 
 from executor.algorithms import losses
-from executor.engines.protocols import ChannelSpec, LossSpec
+from executor.engines.protocols import ChannelSpec
 from executor.engines.states import Storages
-from executor.samples import Sample
+from executor.samples import LossSpec, Sample
 from executor.weight_transfer.channel import Receiver, Sender, to_host
 
 pytestmark = pytest.mark.gpu

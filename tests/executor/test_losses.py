@@ -13,7 +13,7 @@ from torch import Tensor
 
 from executor.algorithms.losses import Batch, compute
 from executor.algorithms.metrics import finish, merge
-from executor.engines.protocols import LossSpec
+from executor.samples import LossSpec
 
 FULL = {
     "clip_high": 0.28,

@@ -10,9 +10,8 @@ import torch
 
 from executor.algorithms import losses
 from executor.engines.packing import filler, micro_batch, micro_batches
-from executor.engines.protocols import LossSpec
 from executor.engines.transformers import heads
-from executor.samples import Sample
+from executor.samples import LossSpec, Sample
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 

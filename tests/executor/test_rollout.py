@@ -11,7 +11,7 @@ import pytest
 from executor.coordination import rollout
 from executor.coordination.rollout import RolloutPool
 from executor.coordination.worker import Reply
-from executor.samples import Completion, Request
+from executor.samples import Completion, GenerationRequest
 
 
 class _Method:
@@ -39,8 +39,8 @@ def _completion(number: int) -> Completion:
     )
 
 
-def _request(number: int) -> Request:
-    return Request(id=number, prompt=np.ones(1, np.int64), max_tokens=1)
+def _request(number: int) -> GenerationRequest:
+    return GenerationRequest(id=number, prompt=np.ones(1, np.int64), max_tokens=1)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from planted_weights import Weights, some_weights
 from safetensors.torch import save_file
 from torch import Tensor
 
-from executor.engines.protocols import ChannelSpec, Transfer
+from executor.engines.protocols import ChannelSpec
+from executor.samples import Transfer
 from executor.weight_transfer.channel import Receiver, Sender, to_host
 from executor.weight_transfer.shared_memory import SHARED, sweep
 from rlhfsim.errors import RlhfsimError

@@ -21,7 +21,7 @@ import torch
 from vllm_rig import MAX_LEN, channel, disagreement, engine_at, model_at, perturb, requests, sync, weights_of
 
 from executor.engines.vllm.engine import VllmEngine
-from executor.samples import Completion, Request
+from executor.samples import Completion, GenerationRequest
 from executor.tasks import tiny
 from executor.weight_transfer.channel import Sender
 from rlhfsim.errors import RlhfsimError
@@ -52,11 +52,11 @@ def sampling(engine: VllmEngine, model: Any) -> dict[str, Any]:
     """Seeds, greedy, nucleus, finish reasons."""
     plain = requests(temperature=1.0, top_p=1.0)
     first, again = engine.generate(plain), engine.generate(plain)
-    same_prompt = [Request(id=i, prompt=plain[0].prompt, max_tokens=16, seed=i) for i in range(6)]
+    same_prompt = [GenerationRequest(id=i, prompt=plain[0].prompt, max_tokens=16, seed=i) for i in range(6)]
     twins = engine.generate(same_prompt)
     greedy = requests(3, temperature=0.0)
     long = [
-        Request(id=i, prompt=plain[0].prompt, max_tokens=(8, 200)[i % 2], temperature=1.5, seed=i)
+        GenerationRequest(id=i, prompt=plain[0].prompt, max_tokens=(8, 200)[i % 2], temperature=1.5, seed=i)
         for i in range(24)
     ]
     ended = engine.generate(long)
@@ -76,7 +76,7 @@ def sampling(engine: VllmEngine, model: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def greedy_is_argmax(model: Any, asked: Sequence[Request], got: Sequence[Completion]) -> bool:
+def greedy_is_argmax(model: Any, asked: Sequence[GenerationRequest], got: Sequence[Completion]) -> bool:
     for request, completion in zip(asked, got, strict=True):
         ids = torch.tensor(np.concatenate([request.prompt, completion.tokens]))[None]
         best = model(ids).logits[0, len(request.prompt) - 1 : -1].argmax(-1)
@@ -115,7 +115,7 @@ def partial(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def switched(old: Any, new: Any, request: Request, got: Completion, count: int) -> float:
+def switched(old: Any, new: Any, request: GenerationRequest, got: Completion, count: int) -> float:
     """Disagreement with a forward whose KV cache of all but the last of `count` old tokens is old."""
     ids = torch.tensor(np.concatenate([request.prompt, got.tokens]))[None]
     start = len(request.prompt)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from executor.engines.protocols import ChannelSpec, RolloutSpec, Transfer
+from executor.engines.protocols import ChannelSpec, RolloutSpec
 from executor.engines.vllm.engine import VllmEngine
-from executor.samples import Completion, Request
+from executor.samples import Completion, GenerationRequest, Transfer
 from executor.weight_transfer.channel import Sender
 from rlhfsim.specs.placement.layout import RolloutLayout
 
@@ -36,7 +36,7 @@ def engine_at(folder: Path, tp: int = 1) -> VllmEngine:
     )
 
 
-def requests(count: int = 12, **changes: Any) -> list[Request]:
+def requests(count: int = 12, **changes: Any) -> list[GenerationRequest]:
     """Mixed temperatures (greedy too) and nuclei unless `changes` say otherwise."""
     draw = np.random.default_rng(0)
     made = []
@@ -47,12 +47,12 @@ def requests(count: int = 12, **changes: Any) -> list[Request]:
             "top_p": (1.0, 0.6)[i % 2],
             "seed": i,
         } | changes
-        made.append(Request(id=i, prompt=draw.integers(4, 60, 5 + i), **fields))
+        made.append(GenerationRequest(id=i, prompt=draw.integers(4, 60, 5 + i), **fields))
     return made
 
 
 @torch.no_grad()
-def disagreement(model: Any, asked: Sequence[Request], got: Sequence[Completion]) -> float:
+def disagreement(model: Any, asked: Sequence[GenerationRequest], got: Sequence[Completion]) -> float:
     """Largest |log-prob of the engine - log-prob of a Hugging Face forward|."""
     worst = 0.0
     for request, completion in zip(asked, got, strict=True):

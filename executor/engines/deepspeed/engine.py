@@ -24,10 +24,10 @@ from executor.engines.deepspeed.process_groups import Groups
 from executor.engines.learning_rate import learning_rate
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select, filler, micro_batches
-from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
+from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.scoring import Scorer, trim
 from executor.engines.transformers import heads, lora
-from executor.samples import Floats, Sample
+from executor.samples import Floats, LossSpec, Sample
 from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)

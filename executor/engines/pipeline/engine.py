@@ -25,10 +25,10 @@ from executor.engines.pipeline import build
 from executor.engines.pipeline.layers import decoder
 from executor.engines.pipeline.relay import Relay
 from executor.engines.pipeline.weights import catalogue, split, to_rank_0
-from executor.engines.protocols import EngineSpec, LossSpec, MiniBatch
+from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.scoring import Scorer, trim
 from executor.engines.transformers.heads import DTYPES
-from executor.samples import Sample
+from executor.samples import LossSpec, Sample
 from rlhfsim.errors import RlhfsimError
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from executor.engines.protocols import ChannelSpec, RolloutSpec, Transfer
+from executor.engines.protocols import ChannelSpec, RolloutSpec
 from executor.engines.vllm import start as vllm_start
 from executor.engines.vllm.start import environment
-from executor.samples import Completion, Finish, Request
+from executor.samples import Completion, Finish, GenerationRequest, Transfer
 from rlhfsim.errors import RlhfsimError
 
 __all__ = ["VllmEngine", "environment"]
@@ -40,7 +40,7 @@ class VllmEngine:
         self.version = spec.version
         """Of the loaded weights; 0: those of the model folder."""
         self._changes: dict[int, list[tuple[int, int]]] = {}
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, GenerationRequest] = {}
         self._channels: dict[str, ChannelSpec] = {}
         self._staging: tuple[str, int] | None = None
         self._asleep: set[str] = set()
@@ -58,7 +58,7 @@ class VllmEngine:
         self._llm: Any = vllm_start.start(spec, self._device)
         self._rpc("rlhf_prepare")
 
-    def add(self, requests: Sequence[Request]) -> None:
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests."""
         self._check()
         for request in requests:
@@ -89,7 +89,7 @@ class VllmEngine:
         self._changes.clear()
         return dropped
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         """Completions of the requests in their order; for checks and tests (nothing else may run)."""
         assert not self._requests, "other requests are running"
         self.add(requests)
@@ -206,7 +206,7 @@ class VllmEngine:
             finish=finish,
         )
 
-    def _sampling(self, request: Request) -> Any:
+    def _sampling(self, request: GenerationRequest) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -221,7 +221,7 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _validate(self, request: Request) -> None:
+    def _validate(self, request: GenerationRequest) -> None:
         if request.id in self._requests:
             raise RlhfsimError("duplicate-request", f"request {request.id} is already running")
         length = len(request.prompt) + request.max_tokens

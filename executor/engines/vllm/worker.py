@@ -18,8 +18,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from executor.engines.protocols import ChannelSpec, Transfer
+from executor.engines.protocols import ChannelSpec
 from executor.engines.vllm import api as vllm_api
+from executor.samples import Transfer
 from executor.weight_transfer.channel import Receiver, to_host
 from rlhfsim.errors import RlhfsimError
 
