@@ -20,7 +20,7 @@ from executor.engines.deepspeed.config import ds_config
 from executor.resolve import Job, engine_specs, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
-from executor.run import Ended, Listener, Watch
+from executor.run import Ended, Listener, TraceWatch
 from executor.samples import Sample
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
@@ -35,7 +35,7 @@ DRY_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """How a run is started."""
 
     out: Path
@@ -49,12 +49,12 @@ class Options:
     self_check: bool = True
     smallest_change: Callable[[Plan], str | None] | None = None
     """Asks the planner what would make a plan fit; the executor does not import it."""
-    watch: Watch | None = None
+    watch: TraceWatch | None = None
     """Who looks at the trace every few iterations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FinishedRun:
     """A run that reached its end."""
 
     ended: Ended
@@ -70,7 +70,7 @@ class Outcome:
         return sum(counted) / len(counted) if counted else None
 
 
-def launch(plan: Plan, settings: Settings, options: Options, listener: Listener) -> Outcome:
+def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Listener) -> FinishedRun:
     """Run the plan.
 
     Raises:
@@ -96,7 +96,7 @@ def launch(plan: Plan, settings: Settings, options: Options, listener: Listener)
                 watch=options.watch,
             )
             ended, restarts = loop.run(found)
-            return Outcome(ended=ended, files=files, restarts=restarts)
+            return FinishedRun(ended=ended, files=files, restarts=restarts)
 
 
 def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) -> tuple[Job, TaskPrompter]:

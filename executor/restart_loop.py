@@ -15,7 +15,7 @@ from executor.coordination.out_of_memory import is_out_of_memory, out_of_memory
 from executor.coordination.run_folder import RunFiles
 from executor.coordination.worker_groups import Rules
 from executor.resolve import Job, environment
-from executor.run import Ended, Listener, Run, Watch
+from executor.run import Ended, Listener, Run, TraceWatch
 from executor.tasks.prompter import TaskPrompter
 from executor.weight_transfer.shared_memory import sweep
 from rlhfsim.errors import RlhfsimError
@@ -36,7 +36,7 @@ class RestartLoop:
     address: str | None
     self_check: bool
     smallest_change: Callable[[Plan], str | None] | None
-    watch: Watch | None = None
+    watch: TraceWatch | None = None
 
     def run(self, found: checkpoints.Checkpoint | None) -> tuple[Ended, tuple[str, ...]]:
         """The life that reaches the end, and the failures that ended those before it.

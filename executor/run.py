@@ -18,7 +18,7 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.experience import Experience, settings_of
 from executor.coordination.failures import PartFailed
-from executor.coordination.recorder import Recorder
+from executor.coordination.recorder import SpanRecorder
 from executor.coordination.run_folder import RunFiles, settings_hash
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import Rules, WorkerGroups
@@ -47,7 +47,7 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class TraceWatch:
     """Who looks at the run's trace while it goes on; the executor does not import calibration."""
 
     every: int
@@ -79,7 +79,7 @@ class Run:
     listener: Listener
     resume_from: checkpoints.Checkpoint | None = None
     check_first: bool = True
-    watch: Watch | None = None
+    watch: TraceWatch | None = None
     _data: Position = field(default_factory=Position)
 
     def execute(self) -> Ended:
@@ -91,7 +91,7 @@ class Run:
         """
         shutil.rmtree(self.files.scratch, ignore_errors=True)
         self.files.scratch.mkdir(parents=True, exist_ok=True)
-        recorder = Recorder()
+        recorder = SpanRecorder()
         workers = WorkerGroups(self.job, self.reservation, self.files.scratch, recorder, self.rules)
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
@@ -107,7 +107,7 @@ class Run:
         finally:
             workers.close()
 
-    def _live(self, workers: WorkerGroups, recorder: Recorder) -> Ended:
+    def _live(self, workers: WorkerGroups, recorder: SpanRecorder) -> Ended:
         loop = Loop(
             backend=workers,
             prompter=self.prompter,
@@ -148,7 +148,7 @@ class Run:
         return found.progress.iteration
 
     def _iterate(
-        self, workers: WorkerGroups, loop: Loop, steps: range, recorder: Recorder, trackers: Trackers
+        self, workers: WorkerGroups, loop: Loop, steps: range, recorder: SpanRecorder, trackers: Trackers
     ) -> Ended:
         rows: list[Row] = [dict(r) for r in (self.resume_from.progress.metrics if self.resume_from else ())]
         detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
@@ -178,7 +178,7 @@ class Run:
         write_trace(self.files.trace, trace)
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
 
-    def _trace(self, recorder: Recorder, start: float, steps: range) -> Trace:
+    def _trace(self, recorder: SpanRecorder, start: float, steps: range) -> Trace:
         return recorder.trace(
             start_s=start,
             plan_hash=self.job.plan.input_hash,
@@ -199,7 +199,7 @@ class Run:
 
     # --- after an iteration -----------------------------------------------------------------------
 
-    def _row(self, learned: Learned, seconds: float, recorder: Recorder) -> Row:
+    def _row(self, learned: Learned, seconds: float, recorder: SpanRecorder) -> Row:
         engines: dict[str, tuple[Mapping[str, float], ...]] = {"actor": learned.actor}
         if learned.critic:
             engines["critic"] = learned.critic
@@ -228,7 +228,7 @@ class Run:
         keep = self.job.settings.checkpoints
         if self.job.fake_seconds is not None or not self._due(done, keep.every):
             return
-        progress = checkpoints.Progress(
+        progress = checkpoints.RunProgress(
             iteration=done,
             weight_version=workers.version,
             data_position={"prompts": self._data.prompts, "ahead": sorted(self._data.ahead)},

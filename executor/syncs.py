@@ -11,7 +11,7 @@ from pathlib import Path
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
-from executor.coordination.recorder import Recorder
+from executor.coordination.recorder import SpanRecorder
 from executor.coordination.worker_groups import WorkerGroups
 from executor.launch import prepare
 from executor.resolve import Job, environment
@@ -52,7 +52,9 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
     """
     job, prompter = prepare(plan, settings)
     with cluster.joined(plan, None, environment(job), settings.limits.start_s) as reservation:
-        workers = WorkerGroups(job, reservation, scratch, Recorder(), lambda samples: [0.0] * len(samples))
+        workers = WorkerGroups(
+            job, reservation, scratch, SpanRecorder(), lambda samples: [0.0] * len(samples)
+        )
         with closing(workers):
             say("starting a trainer and a rollout replica")
             workers.start()
@@ -70,7 +72,9 @@ def _timed(
 ) -> PathTime:
     placement = replace(job.plan.placement, weight_path=path)
     workers.reroute(
-        weights.Route(replace(job, plan=replace(job.plan, placement=placement)), workers.trainer, scratch)
+        weights.WeightRoute(
+            replace(job, plan=replace(job.plan, placement=placement)), workers.trainer, scratch
+        )
     )
     _learn(workers, job, prompter)
     found = [workers.sync(step) for step in range(repeats + 1)]

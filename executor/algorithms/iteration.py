@@ -68,7 +68,7 @@ class Prompter(Protocol):
         """Samples of an iteration that generates nothing (DPO, KTO)."""
 
 
-class Buffer(Protocol):
+class ExperienceBuffer(Protocol):
     """Experience between rollout and training, bounded in size and staleness."""
 
     def room(self) -> int:
@@ -138,7 +138,7 @@ class Loop:
                 samples = [s for part in parts for s in part.result()]
             yield self.learn(step, sorted(samples, key=lambda s: s.id))
 
-    def asynchronous(self, steps: range, buffer: Buffer, data: Position) -> Iterator[Learned]:
+    def asynchronous(self, steps: range, buffer: ExperienceBuffer, data: Position) -> Iterator[Learned]:
         """Generation never waits for training beyond what the buffer's staleness bound asks.
 
         It begins with the first prompt that is not in `data`: what was generated but not trained when a run
@@ -257,7 +257,7 @@ class Loop:
 class _Feeder:
     """The thread that keeps the rollout busy and the buffer filled."""
 
-    def __init__(self, loop: Loop, buffer: Buffer, data: Position) -> None:
+    def __init__(self, loop: Loop, buffer: ExperienceBuffer, data: Position) -> None:
         self._loop = loop
         self._done = data.copy()
         self._buffer = buffer

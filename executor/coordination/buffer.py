@@ -67,7 +67,7 @@ class BufferSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BufferEntry:
     """What the trainer takes as a unit."""
 
     id: Hashable
@@ -104,7 +104,7 @@ class Buffer:
         self._rng = rng or np.random.default_rng(0)
         self._accepted = 0
         self._running: dict[Hashable, int] = {}
-        self._ready: list[Entry] = []
+        self._ready: list[BufferEntry] = []
 
     @property
     def running(self) -> int:
@@ -149,7 +149,7 @@ class Buffer:
             self.counts.dropped += 1
             return False
         self._accepted += 1
-        self._ready.append(Entry(id=id, content=content, oldest=oldest))
+        self._ready.append(BufferEntry(id=id, content=content, oldest=oldest))
         return True
 
     def cancel(self, id: Hashable) -> None:
@@ -165,7 +165,7 @@ class Buffer:
         """Running entries that are too old already: they will be dropped, so they may as well be aborted."""
         return tuple(id for id, version in self._running.items() if version < self.oldest_allowed)
 
-    def take(self) -> tuple[Entry, ...] | None:
+    def take(self) -> tuple[BufferEntry, ...] | None:
         """A batch for the trainer, or None: not yet (ask again after the next event)."""
         if self.ready < self.settings.batch or (self.settings.policy == "wait" and self.due()):
             return None
@@ -176,7 +176,7 @@ class Buffer:
         self.counts.handed_out += len(chosen)
         return tuple(chosen)
 
-    def _chosen(self) -> list[Entry]:
+    def _chosen(self) -> list[BufferEntry]:
         """Oldest versions first; with several uses a random choice."""
         batch = self.settings.batch
         if self.settings.uses == 1:
@@ -186,7 +186,7 @@ class Buffer:
             found = [self._ready[i] for i in sorted(order)]
         return [replace(entry, uses=entry.uses + 1) for entry in found]
 
-    def publish(self, version: int) -> tuple[Entry, ...]:
+    def publish(self, version: int) -> tuple[BufferEntry, ...]:
         """The trainer has new weights; entries that are too old now leave and are returned."""
         assert version >= self.version, (version, self.version)
         self.version = version

@@ -2,7 +2,7 @@
 
     <run>/checkpoints/step-000012/
         actor/..., critic/...    one file a rank of each trained role, written by the workers
-        state.json               what the driver knows (`Progress`) and what it belongs to (`Identity`)
+        state.json               what the driver knows (`RunProgress`) and what it belongs to (`RunIdentity`)
         manifest.json            size and SHA-256 of every other file; written last
 
 A checkpoint is made in a hidden folder beside its place, every file and folder is synced to disk, and one
@@ -47,7 +47,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class RunIdentity:
     """What a checkpoint belongs to; a run goes on only from one of its own."""
 
     plan_hash: str
@@ -61,7 +61,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     """What the driver must know to go on."""
 
     iteration: int
@@ -80,14 +80,14 @@ class Checkpoint:
     """A whole one."""
 
     folder: Path
-    identity: Identity
-    progress: Progress
+    identity: RunIdentity
+    progress: RunProgress
 
 
-def identity(plan: Plan, settings_hash: str) -> Identity:
+def identity(plan: Plan, settings_hash: str) -> RunIdentity:
     """What checkpoints of this plan belong to."""
     plain = plan.to_dict()
-    return Identity(
+    return RunIdentity(
         plan_hash=plan.input_hash,
         settings_hash=settings_hash,
         world={
@@ -116,7 +116,7 @@ def _shape(role: RolePlacement) -> dict[str, int]:
 
 
 def save(
-    root: Path, progress: Progress, identity: Identity, write: Callable[[Path], None], keep: int
+    root: Path, progress: RunProgress, identity: RunIdentity, write: Callable[[Path], None], keep: int
 ) -> Checkpoint:
     """Write a checkpoint into `root` and keep the newest `keep` whole ones; a whole one that is there stays.
 
@@ -152,7 +152,7 @@ def save(
     return Checkpoint(folder=place, identity=identity, progress=progress)
 
 
-def _fill(folder: Path, progress: Progress, identity: Identity, write: Callable[[Path], None]) -> None:
+def _fill(folder: Path, progress: RunProgress, identity: RunIdentity, write: Callable[[Path], None]) -> None:
     folder.mkdir()
     for role in identity.world:
         (folder / role).mkdir()
@@ -168,7 +168,7 @@ def _number_of(value: Any) -> Any:
     return value.tolist()
 
 
-def _check_ranks(folder: Path, identity: Identity) -> None:
+def _check_ranks(folder: Path, identity: RunIdentity) -> None:
     for role, shape in identity.world.items():
         found = sum(path.is_file() for path in (folder / role).rglob("*"))
         if found < shape["ranks"]:
@@ -264,10 +264,12 @@ def _number(folder: Path) -> int:
 def _read(folder: Path) -> Checkpoint:
     data = json.loads((folder / STATE).read_text(encoding="utf-8"))
     progress = data["progress"] | {"metrics": tuple(data["progress"]["metrics"])}
-    return Checkpoint(folder=folder, identity=Identity(**data["identity"]), progress=Progress(**progress))
+    return Checkpoint(
+        folder=folder, identity=RunIdentity(**data["identity"]), progress=RunProgress(**progress)
+    )
 
 
-def check_resumable(checkpoint: Checkpoint, wanted: Identity) -> None:
+def check_resumable(checkpoint: Checkpoint, wanted: RunIdentity) -> None:
     """Refuse a checkpoint of another plan or other ranks; other settings are only said.
 
     Raises:
@@ -328,8 +330,8 @@ __all__ = [
     "MANIFEST",
     "STATE",
     "Checkpoint",
-    "Identity",
-    "Progress",
+    "RunIdentity",
+    "RunProgress",
     "check_resumable",
     "differences",
     "identity",

@@ -43,7 +43,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class RayNode:
     """What one Ray node offers."""
 
     id: str
@@ -114,10 +114,10 @@ def _resource() -> str:
     return GPU if ray.cluster_resources().get(GPU, 0) >= 1 else SLOT
 
 
-def nodes(resource: str) -> list[Node]:
+def nodes(resource: str) -> list[RayNode]:
     """Living nodes with slots, those with most first; addresses break ties, so that the order is stable."""
     found = [
-        Node(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
+        RayNode(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
         for n in ray.nodes()
         if n["Alive"]
     ]

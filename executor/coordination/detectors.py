@@ -46,7 +46,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AlarmLimits:
     """When a metric counts as wrong."""
 
     steps: int = 3
@@ -110,7 +110,7 @@ def non_finite(history: History) -> Finding | None:
     )
 
 
-def exploding(history: History, limits: Limits) -> Finding | None:
+def exploding(history: History, limits: AlarmLimits) -> Finding | None:
     """Loss or gradient norm far above what was usual, two steps in a row."""
     watched = {
         "policy/loss": limits.loss_floor,
@@ -131,7 +131,7 @@ def exploding(history: History, limits: Limits) -> Finding | None:
     return None
 
 
-def kl_blow_up(history: History, limits: Limits) -> Finding | None:
+def kl_blow_up(history: History, limits: AlarmLimits) -> Finding | None:
     """The policy leaves the reference."""
     now, before = _split(_series(history, "kl/mean"), 2, limits.usual)
     if not len(now):
@@ -150,7 +150,7 @@ def kl_blow_up(history: History, limits: Limits) -> Finding | None:
 # --- rewards and policy -----------------------------------------------------------------------------
 
 
-def equal_rewards(history: History, limits: Limits) -> Finding | None:
+def equal_rewards(history: History, limits: AlarmLimits) -> Finding | None:
     """All samples of a batch have the same reward, several steps in a row: nothing can be learnt."""
     now = _last(history, "reward/std", limits.steps)
     if not len(now) or now.max() > 1e-8:
@@ -164,7 +164,7 @@ def equal_rewards(history: History, limits: Limits) -> Finding | None:
     )
 
 
-def falling_reward(history: History, limits: Limits, window: int = 5) -> Finding | None:
+def falling_reward(history: History, limits: AlarmLimits, window: int = 5) -> Finding | None:
     """The mean reward of the last steps is far below its best, in terms of both noises.
 
     Rewards inside a batch vary by `reward/std`, means of batches by the noise between steps (from the median
@@ -189,7 +189,7 @@ def falling_reward(history: History, limits: Limits, window: int = 5) -> Finding
     )
 
 
-def entropy_collapse(history: History, limits: Limits) -> Finding | None:
+def entropy_collapse(history: History, limits: AlarmLimits) -> Finding | None:
     """The policy has become deterministic: samples of one prompt no longer differ."""
     series = _series(history, "policy/entropy")
     if len(series) < 5 + limits.steps:
@@ -205,7 +205,7 @@ def entropy_collapse(history: History, limits: Limits) -> Finding | None:
     )
 
 
-def truncated_responses(history: History, limits: Limits) -> Finding | None:
+def truncated_responses(history: History, limits: AlarmLimits) -> Finding | None:
     """Many responses end at the length limit: what they were about to say is not rewarded."""
     now = _last(history, "response/truncated", limits.steps)
     if not len(now) or now.min() <= limits.truncated:
@@ -221,7 +221,7 @@ def truncated_responses(history: History, limits: Limits) -> Finding | None:
 # --- rollout ----------------------------------------------------------------------------------------
 
 
-def mismatch(history: History, limits: Limits) -> Finding | None:
+def mismatch(history: History, limits: AlarmLimits) -> Finding | None:
     """Rollout and training engine disagree about the tokens that were sampled."""
     now = _last(history, "mismatch/mean_abs_dlogp", 1)
     if not len(now) or now[0] <= limits.mismatch:
@@ -234,7 +234,7 @@ def mismatch(history: History, limits: Limits) -> Finding | None:
     )
 
 
-def stale_rollouts(history: History, limits: Limits, plan: Expected) -> Finding | None:
+def stale_rollouts(history: History, limits: AlarmLimits, plan: Expected) -> Finding | None:
     """Samples older than the schedule allows, or old ones together with much clipping."""
     oldest = _last(history, "staleness/max", 1)
     if len(oldest) and oldest[0] > math.ceil(plan.staleness):
@@ -257,7 +257,7 @@ def stale_rollouts(history: History, limits: Limits, plan: Expected) -> Finding 
     return None
 
 
-def slow_generation(history: History, limits: Limits, plan: Expected) -> Finding | None:
+def slow_generation(history: History, limits: AlarmLimits, plan: Expected) -> Finding | None:
     """Generation takes longer than the plan's interval; the first step (warm-up) does not count."""
     if plan.generate is None:
         return None
@@ -283,11 +283,11 @@ def _share(history: History) -> str:
 # --- all --------------------------------------------------------------------------------------------
 
 
-def findings(history: History, plan: Expected, limits: Limits | None = None) -> tuple[Finding, ...]:
+def findings(history: History, plan: Expected, limits: AlarmLimits | None = None) -> tuple[Finding, ...]:
     """Everything that is wrong in the newest step."""
     if not history:
         return ()
-    limits = limits or Limits()
+    limits = limits or AlarmLimits()
     if stop := non_finite(history):  # nothing else means much then
         return (stop,)
     found = (
@@ -308,11 +308,11 @@ class Detectors:
     """Say a finding when it appears, not while it lasts, and again when it returns."""
 
     def __init__(
-        self, plan: Plan | Expected, limits: Limits | None = None, *, priced_here: bool = False
+        self, plan: Plan | Expected, limits: AlarmLimits | None = None, *, priced_here: bool = False
     ) -> None:
         """`plan` is what the run is measured against; `priced_here`: its seconds are those of this hardware."""
         self._plan = plan if isinstance(plan, Expected) else expected(plan, priced_here=priced_here)
-        self._limits = limits or Limits()
+        self._limits = limits or AlarmLimits()
         self._lasting: set[str] = set()
 
     def look(self, history: History) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ from executor.coordination.worker import Reply
 from rlhfsim.trace import Span, Trace
 
 
-class Recorder:
+class SpanRecorder:
     """Collects the spans of every reply; threads may share it."""
 
     def __init__(self) -> None:

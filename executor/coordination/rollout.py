@@ -31,7 +31,7 @@ Record = Callable[[Reply], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class RolloutPool:
+class ReplicaPool:
     """Living replicas."""
 
     pool: str
@@ -178,7 +178,7 @@ def spawn(
     environment: Mapping[str, str],
     fake_seconds: Mapping[str, float] | None,
     record: Record,
-) -> RolloutPool:
+) -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout
     assert role is not None, "the plan has no rollout role"
@@ -192,7 +192,7 @@ def spawn(
         ).remote(ReplicaIdentity(index=index, pool=role.pool, fake_seconds=fake_seconds))
         for index, places in enumerate(replica_places(plan))
     ]
-    return RolloutPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)
+    return ReplicaPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)
 
 
 def replica_places(plan: Plan) -> list[tuple[Place, ...]]:

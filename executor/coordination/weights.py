@@ -16,7 +16,7 @@ from uuid import uuid4
 import ray
 
 from executor.coordination.failures import PartFailed
-from executor.coordination.rollout import RolloutPool
+from executor.coordination.rollout import ReplicaPool
 from executor.coordination.worker import Reply, Tags
 from executor.coordination.worker_group import WorkerGroup
 from executor.engines.protocols import ChannelSpec
@@ -28,7 +28,7 @@ from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 Record = Callable[[WorkerGroup, Sequence[Reply]], None]
 
 
-class Route:
+class WeightRoute:
     """The weight path of a plan, open between a trainer group and a rollout pool."""
 
     def __init__(self, job: Job, trainer: WorkerGroup, scratch: Path) -> None:
@@ -37,7 +37,7 @@ class Route:
         self._folder = scratch / "weights"
         self._channel: ChannelSpec | None = None
 
-    def open(self, rollout: RolloutPool) -> None:
+    def open(self, rollout: ReplicaPool) -> None:
         """Make the channel and join every replica. A new set of replicas needs a new channel."""
         self.close()
         limit = self._job.settings.limits.sync_s
@@ -73,7 +73,7 @@ class Route:
             device="cuda" if self._job.gpu else "cpu",
         )
 
-    def send(self, rollout: RolloutPool | None, version: int, step: int, record: Record) -> Transfer:
+    def send(self, rollout: ReplicaPool | None, version: int, step: int, record: Record) -> Transfer:
         """One sync.
 
         Raises:
@@ -100,7 +100,7 @@ class Route:
         _compare(sent, received)
         return sent
 
-    def _receive(self, rollout: RolloutPool, version: int, tags: Tags, limit: float) -> list[Transfer]:
+    def _receive(self, rollout: ReplicaPool, version: int, tags: Tags, limit: float) -> list[Transfer]:
         assert self._channel is not None
         schedule = self._job.plan.placement.schedule
         if schedule.overlapped_sync:

@@ -37,7 +37,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class WorkerIdentity:
     """Which rank of which group this is."""
 
     group: str
@@ -51,7 +51,7 @@ class Identity:
 class Worker:
     """Runs as a Ray actor; methods are called on all ranks of the group in the same order."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: WorkerIdentity) -> None:
         self._me = identity
         self._tracer = Tracer()
         self._engines: dict[str, Any] = {}

@@ -11,7 +11,7 @@ import ray
 
 from executor.coordination.cluster import Place, Reservation
 from executor.coordination.failures import collect
-from executor.coordination.worker import Identity, Reply, Worker
+from executor.coordination.worker import Reply, Worker, WorkerIdentity
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -102,7 +102,7 @@ def spawn(
             runtime_env={"env_vars": _rank_environment(environment, rank, len(spec.places))},
             **reservation.options(place, share),
         ).remote(
-            Identity(
+            WorkerIdentity(
                 group=spec.name, pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds
             )
         )

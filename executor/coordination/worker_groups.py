@@ -25,9 +25,9 @@ from executor.coordination import worker_group as groups
 from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
-from executor.coordination.recorder import Recorder
+from executor.coordination.recorder import SpanRecorder
 from executor.coordination.residency import Move, Residency
-from executor.coordination.rollout import RolloutPool
+from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker import Reply, Tags
@@ -55,7 +55,7 @@ class WorkerGroups:
     """Living processes of one plan."""
 
     def __init__(
-        self, job: Job, reservation: Reservation, scratch: Path, recorder: Recorder, rules: Rules
+        self, job: Job, reservation: Reservation, scratch: Path, recorder: SpanRecorder, rules: Rules
     ) -> None:
         self.job = job
         self._rules = rules
@@ -74,8 +74,8 @@ class WorkerGroups:
         self._residency = Residency(job, scratch, self._move)
         self._asleep = False
         """The rollout engines gave their memory back."""
-        self.rollout: RolloutPool | None = None
-        self.route: weights.Route | None = None
+        self.rollout: ReplicaPool | None = None
+        self.route: weights.WeightRoute | None = None
         self.watch = Watch(self._actors, self.stop)
         self._stopped = False
 
@@ -99,7 +99,7 @@ class WorkerGroups:
         self.watch.start()
         _together(tasks, self.stop)
         if self.rollout is not None:
-            self.route = weights.Route(self.job, self._groups["actor"], self._scratch)
+            self.route = weights.WeightRoute(self.job, self._groups["actor"], self._scratch)
             self.route.open(self.rollout)
         self._note_processes()
 
@@ -130,7 +130,7 @@ class WorkerGroups:
         """The group that trains the policy."""
         return self._groups["actor"]
 
-    def reroute(self, route: weights.Route) -> None:
+    def reroute(self, route: weights.WeightRoute) -> None:
         """Send weights along another path from now on."""
         if self.route is not None:
             self.route.close()

@@ -6,7 +6,7 @@ from itertools import product
 
 import torch
 
-from executor.microbench.setup import Setup, samples
+from executor.microbench.setup import ProbeSetup, samples
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 GRID = ((2.0, 8.0, 32.0), (16.0, 128.0, 512.0), (1.0, 4.0), (32.0, 128.0))
@@ -15,7 +15,7 @@ CUDA = ((8.0, 64.0), (128.0, 1024.0, 8192.0), (1.0, 8.0), (64.0, 128.0))
 """KV streams (sequences times KV heads), length, query heads on each, head width."""
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """`attention`, seconds of one layer forward, at every node of the grid."""
     cuda = setup.device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32

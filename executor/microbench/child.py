@@ -33,7 +33,7 @@ def main(task_file: Path) -> None:
 def _answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     import torch
 
-    from executor.microbench.setup import Device, Setup
+    from executor.microbench.setup import Device, ProbeSetup
     from rlhfsim.errors import RlhfsimError
 
     torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def _answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     scratch = folder / "scratch"
     scratch.mkdir()
     device: Device = "cuda" if torch.cuda.is_available() else "cpu"
-    setup = Setup(
+    setup = ProbeSetup(
         device=device, scratch=scratch, quick=task["quick"], part=task["part"], spawned=task["spawned"]
     )
     module = importlib.import_module(task["module"])

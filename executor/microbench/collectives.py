@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from executor.microbench.setup import Setup, unavailable
+from executor.microbench.setup import ProbeSetup, unavailable
 from rlhfsim.specs.hardware.measured import Measured, summarise
 from rlhfsim.units import KIB, MIB
 
@@ -21,7 +21,7 @@ WARM = 2
 CPU_RANKS = 2
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """Seconds of an all-reduce by (ranks, bytes), and of the start of a group with its first collective."""
     cuda = setup.device == "cuda"
     ranks = torch.cuda.device_count() if cuda else CPU_RANKS

@@ -13,7 +13,7 @@ import numpy as np
 
 from executor.engines.protocols import RolloutSpec
 from executor.engines.vllm.engine import VllmEngine
-from executor.microbench.setup import Setup
+from executor.microbench.setup import ProbeSetup
 from executor.samples import GenerationRequest
 from executor.settings import Precision
 from executor.tasks import tiny
@@ -29,7 +29,7 @@ WARM = 3
 """First decode steps of a point, not counted."""
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """`decode_step` by (layers, sequences, mean context), `prefill_step` by (layers, prompts, length)."""
     layers = int(setup.part)
     engine = engine_at(setup, layers)
@@ -43,7 +43,7 @@ def measure(setup: Setup) -> list[Measured]:
     return found
 
 
-def engine_at(setup: Setup, layers: int) -> VllmEngine:
+def engine_at(setup: ProbeSetup, layers: int) -> VllmEngine:
     """An engine on a new tiny model."""
     folder = tiny.build(setup.scratch / "model", hidden=HIDDEN, layers=layers, heads=HEADS, kv_heads=KV_HEADS)
     precision: Precision = "bf16" if setup.device == "cuda" else "fp32"

@@ -11,7 +11,7 @@ from itertools import product
 
 import torch
 
-from executor.microbench.setup import Setup, samples
+from executor.microbench.setup import ProbeSetup, samples
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 CPU = ((1.0, 8.0, 64.0, 512.0, 4096.0), (64.0, 256.0, 1024.0, 4096.0))
@@ -21,7 +21,7 @@ CUDA_QUICK = ((1.0, 64.0, 4096.0), (256.0, 2048.0, 8192.0))
 """Knots of m, and of n and k."""
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """Seconds of (m, k) times (k, n) at every node of the grid."""
     cuda = setup.device == "cuda"
     rows, widths = (CUDA_QUICK if setup.quick else CUDA) if cuda else (CPU_QUICK if setup.quick else CPU)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-from executor.microbench.setup import Setup, samples
+from executor.microbench.setup import ProbeSetup, samples
 from rlhfsim.specs.hardware.measured import Measured, summarise
 from rlhfsim.units import MIB
 
@@ -21,7 +21,7 @@ SERIALISED = 64 * int(MIB)
 BARRIER_S = 60.0
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """Rates of copies, byte/s; reads and writes of device memory count both."""
     size = COPIED // (4 if setup.quick else 1)
     found = [_copy(setup, size)]
@@ -30,7 +30,7 @@ def measure(setup: Setup) -> list[Measured]:
     )
 
 
-def _copy(setup: Setup, size: int) -> Measured:
+def _copy(setup: ProbeSetup, size: int) -> Measured:
     x = torch.ones(size // 4, device=setup.device)
     y = torch.empty_like(x)
     taken = samples(lambda: y.copy_(x), setup.repeats(20, 8), setup.device)
@@ -43,7 +43,7 @@ def _copy(setup: Setup, size: int) -> Measured:
     )
 
 
-def _serialised(setup: Setup) -> Measured:
+def _serialised(setup: ProbeSetup) -> Measured:
     """How a tensor leaves a process on a CPU: written by torch into bytes, then read back."""
     tensor = torch.ones(SERIALISED // 4)
 
@@ -62,7 +62,7 @@ def _serialised(setup: Setup) -> Measured:
     )
 
 
-def _together(setup: Setup, size: int) -> Measured:
+def _together(setup: ProbeSetup, size: int) -> Measured:
     """All cores copy at once; a round lasts as long as its slowest process."""
     cores, rounds = len(os.sched_getaffinity(0)), setup.repeats(12, 6)
     context = mp.get_context("spawn")
@@ -99,7 +99,7 @@ def _copier(barrier: Barrier, results: Any, size: int, rounds: int) -> None:
     results.put(found)
 
 
-def _host_device(setup: Setup, size: int) -> list[Measured]:
+def _host_device(setup: ProbeSetup, size: int) -> list[Measured]:
     """Pinned copies both ways, pageable ones, and the start of a copy; not run so far (no GPU at hand)."""
     on_gpu = torch.ones(size // 4, device="cuda")
     pinned, plain = torch.ones(size // 4).pin_memory(), torch.ones(size // 4)

@@ -6,7 +6,7 @@ import torch
 
 from executor.engines.optimizers import adam
 from executor.engines.protocols import EngineSpec
-from executor.microbench.setup import Setup, samples
+from executor.microbench.setup import ProbeSetup, samples
 from executor.settings import Optimizer
 from rlhfsim.specs.hardware.measured import Measured, summarise
 from rlhfsim.specs.placement.layout import Layout
@@ -17,13 +17,13 @@ QUICK = (2**18, 2**23)
 TENSORS = 16
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """`optimizer_step`, seconds, by (parameters,)."""
     spec = EngineSpec(role="actor", model="", layout=Layout(), optimizer=Optimizer())
     return [_step(setup, spec, size) for size in (QUICK if setup.quick else SIZES)]
 
 
-def _step(setup: Setup, spec: EngineSpec, size: int) -> Measured:
+def _step(setup: ProbeSetup, spec: EngineSpec, size: int) -> Measured:
     weights = [torch.nn.Parameter(torch.randn(size // TENSORS, device=setup.device)) for _ in range(TENSORS)]
     for weight in weights:
         weight.grad = torch.randn_like(weight)

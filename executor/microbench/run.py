@@ -33,7 +33,7 @@ ENVIRONMENT = {
 """Of the processes, where a CPU computes: one core is one device, as the executor runs."""
 
 
-class Listener(Protocol):
+class ProbeListener(Protocol):
     """What happens, for a person who waits."""
 
     def started(self, probe: Probe, number: int, total: int) -> None:
@@ -43,7 +43,7 @@ class Listener(Protocol):
         """It ended, or has no result."""
 
 
-def measure(probes: Sequence[Probe], listener: Listener, *, quick: bool = False) -> Session:
+def measure(probes: Sequence[Probe], listener: ProbeListener, *, quick: bool = False) -> Session:
     """Run the probes; what fails is named and the others go on.
 
     Raises:

@@ -21,7 +21,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class ProbeSetup:
     """One probe's task."""
 
     device: Device

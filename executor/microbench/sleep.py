@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from executor.microbench.decode import engine_at
-from executor.microbench.setup import Setup, unavailable, wait
+from executor.microbench.setup import ProbeSetup, unavailable, wait
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 LAYERS = 2
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """Seconds of sleep at level 2 and of the wake after it."""
     if setup.device == "cpu":
         raise unavailable("vLLM's CPU build frees nothing when it sleeps; sleep and wake need a GPU")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from executor.microbench.decode import engine_at
-from executor.microbench.setup import Setup
+from executor.microbench.setup import ProbeSetup
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 LAYERS = 2
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """Seconds since the parent started this process; the weights of the tiny model take next to none."""
     engine = engine_at(setup, LAYERS)
     ready = time.monotonic() - setup.spawned

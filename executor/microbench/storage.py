@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from executor.microbench.setup import Setup
+from executor.microbench.setup import ProbeSetup
 from rlhfsim.specs.hardware.measured import Measured, summarise
 from rlhfsim.units import MIB
 
@@ -16,7 +16,7 @@ FULL, QUICK = 32, 8
 """Chunks in the file."""
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """Rates of one sequential file, byte/s."""
     chunks, repeats = (QUICK, 4) if setup.quick else (FULL, 6)
     path, size = setup.scratch / "block", chunks * CHUNK

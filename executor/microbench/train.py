@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from executor.microbench.setup import Setup, samples
+from executor.microbench.setup import ProbeSetup, samples
 from executor.tasks import tiny
 from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, Measured, summarise
 
@@ -14,12 +14,12 @@ LAYERS = (2, 6)
 SEQUENCES, LENGTH = 2, 16
 
 
-def measure(setup: Setup) -> list[Measured]:
+def measure(setup: ProbeSetup) -> list[Measured]:
     """`train_pass`, seconds of forward and backward, by (layers, tokens, length)."""
     return [_pass(setup, layers) for layers in LAYERS]
 
 
-def _pass(setup: Setup, layers: int) -> Measured:
+def _pass(setup: ProbeSetup, layers: int) -> Measured:
     from transformers import AutoModelForCausalLM
 
     folder = tiny.build(

@@ -406,7 +406,7 @@ def execute(run: Run, runs: Path, address: str) -> float:
     """
     import shutil
 
-    from executor.launch import Options, launch
+    from executor.launch import LaunchOptions, launch
 
     final, partial = runs / run.name, runs / f"{run.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -416,7 +416,7 @@ def execute(run: Run, runs: Path, address: str) -> float:
         launch(
             plan_of(run.config, model),
             settings_of(run.config, model, runs),
-            Options(out=partial, address=address),
+            LaunchOptions(out=partial, address=address),
             heard,
         )
         busy = others.share(heard.steps_from)

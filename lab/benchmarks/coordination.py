@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from executor.coordination.tracing import coordination_overhead
-from executor.launch import Options, launch
+from executor.launch import LaunchOptions, launch
 from executor.settings import RewardRule, Settings, Tracking
 from executor.tasks import tiny
 
@@ -43,7 +43,7 @@ def share(architecture: str, algorithm: str, step_s: float) -> float:
             architecture, algorithm, tiny.build(Path(folder) / "model", layers=2), workload={"prompts": 128}
         )
         settings = Settings(rewards=(RewardRule(kind="digits"),), tracking=Tracking(tensorboard=False))
-        options = Options(out=Path(folder) / "run", dry_run=True, dry_step_s=step_s)
+        options = LaunchOptions(out=Path(folder) / "run", dry_run=True, dry_step_s=step_s)
         outcome = launch(made, settings, options, runs.Quiet())
         return list(coordination_overhead(outcome.ended.trace).values())[-1]
 

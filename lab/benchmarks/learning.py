@@ -147,7 +147,7 @@ class Heard:
 
 def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
     """Warm-up and run of one seed."""
-    from executor.launch import Options, launch
+    from executor.launch import LaunchOptions, launch
     from executor.tasks import tiny
     from executor.tasks.prompts import Generated
 
@@ -160,7 +160,7 @@ def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
         ended = launch(
             plan(algorithm, model),
             settings(name, algorithm, model, seed),
-            Options(out=Path(folder) / "run"),
+            LaunchOptions(out=Path(folder) / "run"),
             heard,
         ).ended
     accuracy = {str(step): value for step, value in sorted(ended.evaluations.items())}

@@ -274,10 +274,12 @@ class Ours:
         self._last = time.perf_counter()
 
     def _run(self) -> None:
-        from executor.launch import Options, launch
+        from executor.launch import LaunchOptions, launch
 
         try:
-            launch(self._plan(), self._settings(), Options(out=self.work / "run", self_check=False), self)
+            launch(
+                self._plan(), self._settings(), LaunchOptions(out=self.work / "run", self_check=False), self
+            )
         except BaseException as error:
             self.failure = error
             self._done.release()

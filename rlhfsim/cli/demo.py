@@ -53,7 +53,7 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     (Ray, DeepSpeed, vLLM; the reward is the share of digits in a response), and prints predicted against measured.
     """
     need_stack()
-    from executor.launch import Options
+    from executor.launch import LaunchOptions
     from executor.settings import Optimizer, RewardRule, Settings
 
     folder = out or Path(mkdtemp(prefix="rlhfsim-demo-")) / "run"
@@ -67,7 +67,7 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
         rewards=(RewardRule(kind="digits"),),
         optimizer=Optimizer(learning_rate=LEARNING_RATE),
     )
-    return run(plan, settings, Options(out=folder), as_json=as_json)
+    return run(plan, settings, LaunchOptions(out=folder), as_json=as_json)
 
 
 def designed(model: str) -> Plan:

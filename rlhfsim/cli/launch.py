@@ -121,7 +121,7 @@ def launch(
 ) -> int | None:
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
     need_stack(DRY if dry_run and not scale else STACK)
-    from executor.launch import Options
+    from executor.launch import LaunchOptions
 
     with on_command_line():
         plan = scaled(file, scale, out) if scale else read(file)
@@ -131,7 +131,7 @@ def launch(
             model=model or (str(tiny_folder(out)) if scale else None),
             iterations=iterations,
         )
-    options = Options(
+    options = LaunchOptions(
         out=out,
         address=address,
         resume=resume,
@@ -167,7 +167,7 @@ def run(
         RlhfsimError: bad input, or the run stopped.
     """
     from executor.launch import launch as start
-    from executor.run import Watch
+    from executor.run import TraceWatch
     from rlhfsim.cli.replan import Replan, profile_line
 
     screen = view.console(stderr=as_json)
@@ -178,7 +178,7 @@ def run(
         make_tiny(options.out)
     replan = Replan(plan, options.out.name) if recalibrate_every and not options.dry_run else None
     if replan is not None and recalibrate_every:
-        options = replace(options, watch=Watch(every=recalibrate_every, look=replan.look))
+        options = replace(options, watch=TraceWatch(every=recalibrate_every, look=replan.look))
     outcome = start(plan, settings, options, listener)
     report = launch_view.result(plan, outcome, dry_run=options.dry_run)
     if replan is not None:

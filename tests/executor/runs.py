@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from executor.launch import Options, Outcome, launch
+from executor.launch import FinishedRun, LaunchOptions, launch
 from executor.settings import Limits, Optimizer, RewardRule, Settings, Tracking
 from rlhfsim.api import estimate
 from rlhfsim.plan import Plan
@@ -131,7 +131,7 @@ class Quiet:
         self.findings.append(finding)
 
 
-def run(made: Plan, wanted: Settings, out: Path, address: str, **options: Any) -> tuple[Outcome, Quiet]:
+def run(made: Plan, wanted: Settings, out: Path, address: str, **options: Any) -> tuple[FinishedRun, Quiet]:
     """A launch on the test cluster."""
     heard = Quiet()
-    return launch(made, wanted, Options(out=out, address=address, **options), heard), heard
+    return launch(made, wanted, LaunchOptions(out=out, address=address, **options), heard), heard

@@ -12,7 +12,7 @@ import pytest
 import runs
 
 from executor.coordination import cluster
-from executor.launch import Options, launch
+from executor.launch import LaunchOptions, launch
 from executor.settings import Data
 from executor.weight_transfer.shared_memory import SHARED, prefix
 from rlhfsim.errors import RlhfsimError
@@ -35,7 +35,7 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 def _refused(plan: Plan, tmp_path: Path, model: Path, **changes: object) -> RlhfsimError:
     out = tmp_path / "run"
     with pytest.raises(RlhfsimError) as error:
-        launch(plan, runs.settings(model, **changes), Options(out=out), runs.Quiet())
+        launch(plan, runs.settings(model, **changes), LaunchOptions(out=out), runs.Quiet())
     assert error.value.help or error.value.place
     return error.value
 
@@ -71,7 +71,9 @@ def test_run_folder_that_holds_something_is_refused(plan: Plan, tiny_model: Path
 
 def test_resume_where_no_run_is_says_so(plan: Plan, tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(RlhfsimError, match="no run in this folder"):
-        launch(plan, runs.settings(tiny_model), Options(out=tmp_path / "run", resume=True), runs.Quiet())
+        launch(
+            plan, runs.settings(tiny_model), LaunchOptions(out=tmp_path / "run", resume=True), runs.Quiet()
+        )
 
 
 def test_run_folder_of_a_launch_that_was_killed_at_once_can_be_used(
@@ -82,7 +84,7 @@ def test_run_folder_of_a_launch_that_was_killed_at_once_can_be_used(
         (out / name).mkdir(parents=True)
     (out / ".lock").touch()
     with pytest.raises(AssertionError, match="Ray was started"):
-        launch(plan, runs.settings(tiny_model), Options(out=out), runs.Quiet())
+        launch(plan, runs.settings(tiny_model), LaunchOptions(out=out), runs.Quiet())
 
 
 def test_shared_memory_that_a_killed_run_left_is_removed_at_the_next_launch(
@@ -92,14 +94,14 @@ def test_shared_memory_that_a_killed_run_left_is_removed_at_the_next_launch(
     left = SHARED / f"{prefix(str(out / 'scratch' / 'weights'))}weights-1-whole"
     left.touch()
     with pytest.raises(AssertionError, match="Ray was started"):
-        launch(plan, runs.settings(tiny_model), Options(out=out), runs.Quiet())
+        launch(plan, runs.settings(tiny_model), LaunchOptions(out=out), runs.Quiet())
     assert not left.exists()
 
 
 def test_slots_that_are_not_there_are_counted_node_by_node(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = [cluster.Node(id="a", address="10.0.0.1", slots=1)]
+    there = [cluster.RayNode(id="a", address="10.0.0.1", slots=1)]
     monkeypatch.setattr(cluster, "nodes", lambda resource: there)
     with pytest.raises(
         RlhfsimError, match=r"the plan needs 2 slots \(1 node of 2\), the cluster has 1 \(1 node of 1\)"

@@ -14,8 +14,8 @@ import pytest
 from executor.coordination import checkpoints
 from executor.coordination.checkpoints import (
     Checkpoint,
-    Identity,
-    Progress,
+    RunIdentity,
+    RunProgress,
     check_resumable,
     differences,
     identity,
@@ -25,7 +25,7 @@ from executor.coordination.checkpoints import (
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 
-WHOSE = Identity(
+WHOSE = RunIdentity(
     plan_hash="aaaa",
     settings_hash="s",
     world={"actor": {"ranks": 2, "dp": 2, "zero": 2}},
@@ -33,8 +33,8 @@ WHOSE = Identity(
 )
 
 
-def progress(iteration: int) -> Progress:
-    return Progress(
+def progress(iteration: int) -> RunProgress:
+    return RunProgress(
         iteration=iteration,
         weight_version=iteration,
         data_position={"epoch": 0, "next": 8 * iteration},

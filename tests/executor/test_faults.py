@@ -12,7 +12,7 @@ import runs
 import survival
 
 from executor.coordination import checkpoints
-from executor.launch import Options, launch
+from executor.launch import LaunchOptions, launch
 from executor.settings import RewardRule
 from rlhfsim.errors import RlhfsimError
 
@@ -33,7 +33,7 @@ def test_dead_rank_replica_and_reward_worker_are_named_and_the_run_ends_as_if_no
         folder, {1: "actor rank 1", 2: "rollout replica 0", 3: "reward rank 0"}, delay_s=0.05
     )
     wanted = survival.settings(tiny_model, every=1, retries=3)
-    outcome = launch(survival.plan(tiny_model), wanted, Options(out=folder, address=ray_address), heard)
+    outcome = launch(survival.plan(tiny_model), wanted, LaunchOptions(out=folder, address=ray_address), heard)
     for line in heard.report():
         record_property("fault", line)
     for (killed_at, part), (found_at, text) in zip(heard.killed, heard.restarted, strict=True):
@@ -68,7 +68,7 @@ def test_asynchronous_run_loses_a_replica_of_two_processes_and_trains_every_prom
 
     heard = Watcher(folder, {1: "rollout replica 0"})
     wanted = survival.settings(tiny_model, every=1, retries=1)
-    outcome = launch(made, wanted, Options(out=folder, address=ray_address), heard)
+    outcome = launch(made, wanted, LaunchOptions(out=folder, address=ray_address), heard)
     assert len(outcome.restarts) == 1
     assert outcome.restarts[0].startswith("rollout replica 0 died")
     assert len(children) >= 2
@@ -90,7 +90,7 @@ def test_run_whose_retries_are_used_up_stops_and_names_the_part(
         launch(
             survival.plan(tiny_model),
             wanted,
-            Options(out=tmp_path / "run", address=ray_address, dry_run=True),
+            LaunchOptions(out=tmp_path / "run", address=ray_address, dry_run=True),
             heard,
         )
     assert error.value.code == "run-failed"
@@ -125,7 +125,12 @@ def test_lost_node_is_named_and_a_spare_node_takes_its_place(tiny_model: Path, t
         heard = Remover()
         wanted = survival.settings(tiny_model, retries=3)
         with pytest.raises(RlhfsimError, match="it cannot start again: the plan needs 4 slots") as error:
-            launch(made, wanted, Options(out=tmp_path / "run", address=cluster.address, dry_run=True), heard)
+            launch(
+                made,
+                wanted,
+                LaunchOptions(out=tmp_path / "run", address=cluster.address, dry_run=True),
+                heard,
+            )
         assert error.value.code == "cluster-too-small"
         [restart] = [text for text in heard.phases if "; restart 1 of 3" in text]
         assert f"its Ray node {removed[0][:8]}" in restart

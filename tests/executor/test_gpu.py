@@ -97,11 +97,11 @@ def _receive(spec: ChannelSpec, answer: Any) -> None:
 
 
 def test_a_hybrid_run_on_one_gpu(tmp_path: Path) -> None:
-    from executor.launch import Options, launch
+    from executor.launch import LaunchOptions, launch
     from executor.tasks import tiny
 
     model = tiny.build(tmp_path / "model", layers=2)
     made = runs.plan("hybrid", "grpo", model, layout={"dp": 1, "zero": 0})
     heard = runs.Quiet()
-    launch(made, runs.settings(model, logprob_tolerance=0.1), Options(out=tmp_path / "run"), heard)
+    launch(made, runs.settings(model, logprob_tolerance=0.1), LaunchOptions(out=tmp_path / "run"), heard)
     assert [row["step"] for row in heard.rows] == [0, 1]

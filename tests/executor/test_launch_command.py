@@ -107,7 +107,7 @@ def test_a_dry_run_starts_fake_engines_and_needs_no_model(tmp_path: Path, ray_ad
 
 @pytest.mark.slow
 def test_who_watches_a_run_sees_its_trace_grow(tmp_path: Path, ray_address: str) -> None:
-    from executor.run import Watch
+    from executor.run import TraceWatch
     from executor.tasks import tiny
 
     seen: list[tuple[int, set[int], int]] = []
@@ -123,7 +123,7 @@ def test_who_watches_a_run_sees_its_trace_grow(tmp_path: Path, ray_address: str)
         tmp_path / "run",
         ray_address,
         dry_run=True,
-        watch=Watch(every=1, look=look),
+        watch=TraceWatch(every=1, look=look),
     )
     assert seen == [(1, {0}, 1), (2, {0, 1}, 2)]
     assert [text for text in heard.phases if text.startswith("looked")] == ["looked at 1", "looked at 2"]

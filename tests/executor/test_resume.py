@@ -19,7 +19,7 @@ import survival
 from executor.coordination import checkpoints
 from executor.coordination.run_folder import settings_text
 from executor.coordination.tracking import read_metrics
-from executor.launch import Options, launch
+from executor.launch import LaunchOptions, launch
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import write_plan
@@ -123,6 +123,6 @@ def test_finished_run_is_not_resumed_and_other_settings_are_said(survivor: Path,
     heard = runs.Quiet()
     wanted = replace(survival.settings(tiny_model), optimizer=Optimizer(learning_rate=2e-3))
     with pytest.raises(RlhfsimError, match="has done its 6 iterations") as error:
-        launch(survival.plan(tiny_model), wanted, Options(out=survivor, resume=True), heard)
+        launch(survival.plan(tiny_model), wanted, LaunchOptions(out=survivor, resume=True), heard)
     assert error.value.code == "run-is-done"
     assert heard.phases == ["another setting than before: optimizer.learning_rate was 0.001, is 0.002"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from executor.coordination import rollout
-from executor.coordination.rollout import RolloutPool
+from executor.coordination.rollout import ReplicaPool
 from executor.coordination.worker import Reply
 from executor.samples import Completion, GenerationRequest
 
@@ -44,14 +44,14 @@ def _request(number: int) -> GenerationRequest:
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> RolloutPool:
+def pool(monkeypatch: pytest.MonkeyPatch) -> ReplicaPool:
     monkeypatch.setattr(rollout, "collect", lambda refs, parts, what, limit_s: list(refs))
-    return RolloutPool(
+    return ReplicaPool(
         pool="all", actors=[_Replica(), _Replica()], receivers_each=1, record=lambda reply: None
     )
 
 
-def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: RolloutPool) -> None:
+def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: ReplicaPool) -> None:
     pool.submit([_request(i) for i in range(40)], 0, 1.0)
     polled: list[int] = []
     feeder = threading.Thread(target=lambda: polled.extend(c.id for _ in range(60) for c in pool.poll(0.01)))
@@ -63,10 +63,10 @@ def test_evaluation_beside_a_running_rollout_takes_only_its_own_responses(pool: 
     assert pool.outstanding == {}
 
 
-def test_requests_go_to_the_replica_with_least_outstanding_work(pool: RolloutPool) -> None:
+def test_requests_go_to_the_replica_with_least_outstanding_work(pool: ReplicaPool) -> None:
     pool.submit([_request(i) for i in range(5)], 0, 1.0)
     assert [len(actor.queue) for actor in pool.actors] == [3, 2]
 
 
-def test_poll_with_nothing_outstanding_returns_nothing(pool: RolloutPool) -> None:
+def test_poll_with_nothing_outstanding_returns_nothing(pool: ReplicaPool) -> None:
     assert pool.poll(5.0) == []
