@@ -16,7 +16,7 @@ def device_of(pool: NodeGroup, oversubscription: float = 1.0) -> Device:
 
     The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node.
     """
-    return _device(Identity(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
+    return _device(DeviceKey(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
 
 
 def domain_of(pool: NodeGroup) -> int:
@@ -47,7 +47,7 @@ def _met(profile: Profile) -> Profile:
     return profile
 
 
-class Identity:
+class DeviceKey:
     """A profile hashed by identity: profiles hold dicts."""
 
     __slots__ = ("profile",)
@@ -59,11 +59,11 @@ class Identity:
         return id(self.profile)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and other.profile is self.profile
+        return isinstance(other, DeviceKey) and other.profile is self.profile
 
 
 @lru_cache(maxsize=256)
-def _device(key: Identity, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
+def _device(key: DeviceKey, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
     profile = key.profile
     return Device(
         profile=profile,

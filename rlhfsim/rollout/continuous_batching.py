@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.kernels.cost import Resource
-from rlhfsim.rollout.engine_step import RESOURCES, Floats, Step
+from rlhfsim.rollout.engine_step import RESOURCES, EngineStep, Floats
 
 Ints = NDArray[np.int64]
 SIDE_BY_SIDE = 6
@@ -81,7 +81,7 @@ class StepTable:
         return np.asarray(area + width * (tau + slope * width / 2))
 
 
-def tabulate(sequences: Floats, context: Floats, step: Step) -> StepTable:
+def tabulate(sequences: Floats, context: Floats, step: EngineStep) -> StepTable:
     """A table from a step evaluated on the outer grid `sequences[:, None]`, `context[None, :]`."""
     shape = (len(sequences), len(context))
     arrays = (step.compute, step.hbm, step.nvlink, step.network, step.overhead, step.seconds)

@@ -29,7 +29,7 @@ from rlhfsim.kernels.layers import (
     mlp_matrices,
     shared_matrices,
 )
-from rlhfsim.rollout.engine_step import Floats, Step, kernel, nothing, on
+from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -54,7 +54,7 @@ def decode_step(
     context: ArrayLike,
     *,
     engine: Engine = "vllm",
-) -> Step:
+) -> EngineStep:
     """Seconds of one decode step of a replica with `sequences` running per attention-DP rank.
 
     `context` is the mean context in tokens, prompt and response so far. Pipeline stages work on
@@ -69,7 +69,7 @@ def decode_step(
 
 def gpu_work(
     device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
-) -> Step:
+) -> EngineStep:
     """Kernels and collectives of one decode step, without the engine's own time."""
     n = sequences / layout.pp
     rows = padded(np.ceil(n), layout.cuda_graphs)
@@ -91,7 +91,7 @@ def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:
     return np.where(rows > VLLM.graph_limit, rows, grid)
 
 
-def token_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+def token_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     """All layers' matrix products, experts, collectives and element-wise kernels for `rows` tokens.
 
     `rows` are the tokens of one attention-DP rank in one pass; attention cores and the LM head
@@ -110,7 +110,7 @@ def token_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Fl
     return step
 
 
-def head_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+def head_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     """LM head, gather of n V logits over TP (G4) and sampling, which reads FP32 logits several times."""
     head = head_matrix(model, layout.tp)
     size = rows * model.vocab * ACTIVATION_BYTES
@@ -122,7 +122,7 @@ def head_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Flo
 
 def decode_attention(
     device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
-) -> Step:
+) -> EngineStep:
     """Attention cores of all layers for one new token per sequence; windowed layers see their window.
 
     GQA: 4 a d n c FLOP and kappa n c bytes    absorbed MLA: 2 a (2 d_c + d_rope) n c    (G1)
@@ -136,7 +136,7 @@ def decode_attention(
     return step
 
 
-def _decode_core(device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats) -> Step:
+def _decode_core(device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats) -> EngineStep:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
     c = np.maximum(c, 1.0)
@@ -155,7 +155,7 @@ def _decode_core(device: Device, model: ModelSpec, layout: RolloutLayout, n: Flo
     return kernel(device, seconds, flop=flop, size=size, precision="bf16")
 
 
-def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str) -> Step:
+def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str) -> EngineStep:
     """One matrix product from the measured curve; routers and the LM head stay BF16."""
     name = precision if matrix.linear else "bf16"
     m, each = np.maximum(rows, 1.0), BYTES_PER_ELEMENT[name]
@@ -164,14 +164,14 @@ def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str) -> Step:
     return kernel(device, seconds, flop=2.0 * m * matrix.n * matrix.k, size=size, precision=name)
 
 
-def _dense(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+def _dense(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     step = tp_all_reduce(device, model, rows, layout.tp)
     for matrix in mlp_matrices(model, layout.tp):
         step = step + gemm(device, matrix, rows, layout.precision)
     return step
 
 
-def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     """Router, routed and shared experts of one layer with their communication.
 
     Tokens of all attention-DP ranks meet in the experts: q n rows. The curves are measured with
@@ -187,7 +187,7 @@ def _experts(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floa
     return step + expert_work(device, model, layout, everyone) + _expert_exchange(device, model, layout, rows)
 
 
-def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats) -> Step:
+def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats) -> EngineStep:
     """Routed experts of one layer for `tokens` tokens of the whole replica, on its fullest GPU.
 
         at least beta params max(1, k/e) bytes and 2 params n k / e FLOP      params: of one expert / etp
@@ -230,12 +230,12 @@ def expert_layout(layout: RolloutLayout) -> tuple[int, int]:
     return ep, max(1, ranks // ep)
 
 
-def tp_all_reduce(device: Device, model: ModelSpec, rows: Floats, tp: int) -> Step:
+def tp_all_reduce(device: Device, model: ModelSpec, rows: Floats, tp: int) -> EngineStep:
     """All-reduce of n h activations over TP (G4): the faster of custom one- or two-shot and NCCL."""
     return _collective(device, "all_reduce", rows * model.hidden * ACTIVATION_BYTES, tp)
 
 
-def _expert_exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+def _expert_exchange(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     """Bring tokens to the experts and back.
 
     Without attention DP every GPU holds all tokens, one all-reduce adds the outputs. With it,
@@ -252,7 +252,7 @@ def _expert_exchange(device: Device, model: ModelSpec, layout: RolloutLayout, ro
     return both + _collective(device, "reduce_scatter", gathered, ranks)
 
 
-def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> Step:
+def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> EngineStep:
     """A collective over neighbouring GPUs: curves inside one domain, hierarchical beyond."""
     if ranks == 1:
         return nothing()
@@ -271,12 +271,12 @@ def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) ->
     return on("nvlink", seconds)
 
 
-def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> Step:
+def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> EngineStep:
     size = ELEMENTWISE_PASSES * rows * model.hidden * ACTIVATION_BYTES
     return on("hbm", size / (device.profile.hbm.value * device["hbm_efficiency"]))
 
 
-def pipeline_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> Step:
+def pipeline_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
     """Turns the pass of n/p rows into a step of all n: p passes, each with p hops of n/p h bytes.
 
     A stage does 1/p of the layers on n/p rows; p micro-batches follow each other, so a token of
@@ -298,7 +298,7 @@ def overhead(
     gpu_seconds: Floats,
     *,
     engine: Engine,
-) -> Step:
+) -> EngineStep:
     """Engine time that the kernels do not show: a_step + a_layer L + a_seq n.
 
     Without CUDA graphs (or beyond the largest captured batch) the CPU launches every kernel: the

@@ -29,7 +29,7 @@ _RESTS_ON: dict[Resource, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class EngineStep:
     """Seconds by resource; the arrays broadcast to one shape."""
 
     compute: Floats
@@ -43,8 +43,8 @@ class Step:
         """Sum over the resources."""
         return self.compute + self.hbm + self.nvlink + self.network + self.overhead
 
-    def __add__(self, other: Step) -> Step:
-        return Step(
+    def __add__(self, other: EngineStep) -> EngineStep:
+        return EngineStep(
             compute=self.compute + other.compute,
             hbm=self.hbm + other.hbm,
             nvlink=self.nvlink + other.nvlink,
@@ -52,10 +52,10 @@ class Step:
             overhead=self.overhead + other.overhead,
         )
 
-    def scaled(self, factor: ArrayLike) -> Step:
+    def scaled(self, factor: ArrayLike) -> EngineStep:
         """Every part times `factor`."""
         f = np.asarray(factor, dtype=np.float64)
-        return Step(
+        return EngineStep(
             compute=self.compute * f,
             hbm=self.hbm * f,
             nvlink=self.nvlink * f,
@@ -90,17 +90,17 @@ def _part(device: Device, resource: Resource, seconds: float) -> Part:
     return part(resource, seconds, name, spread=device.spread(name) if own else CURVE_SPREAD)
 
 
-def nothing() -> Step:
+def nothing() -> EngineStep:
     """A step that takes no time."""
     zero = np.zeros(())
-    return Step(compute=zero, hbm=zero, nvlink=zero, network=zero, overhead=zero)
+    return EngineStep(compute=zero, hbm=zero, nvlink=zero, network=zero, overhead=zero)
 
 
-def on(resource: Resource, seconds: ArrayLike) -> Step:
+def on(resource: Resource, seconds: ArrayLike) -> EngineStep:
     """A step that spends `seconds` on one resource."""
     s, zero = np.asarray(seconds, dtype=np.float64), np.zeros(())
     parts = {name: s if name == resource else zero for name in RESOURCES}
-    return Step(
+    return EngineStep(
         compute=parts["compute"],
         hbm=parts["hbm"],
         nvlink=parts["nvlink"],
@@ -109,7 +109,9 @@ def on(resource: Resource, seconds: ArrayLike) -> Step:
     )
 
 
-def kernel(device: Device, seconds: ArrayLike, *, flop: ArrayLike, size: ArrayLike, precision: str) -> Step:
+def kernel(
+    device: Device, seconds: ArrayLike, *, flop: ArrayLike, size: ArrayLike, precision: str
+) -> EngineStep:
     """A kernel of measured `seconds`, at least flop / F and size / B_m, on the larger of the two.
 
     `size` is bytes through HBM. Source: Williams et al. 2009, CACM 52(4), roofline.
@@ -119,7 +121,7 @@ def kernel(device: Device, seconds: ArrayLike, *, flop: ArrayLike, size: ArrayLi
     taken = np.maximum(np.asarray(seconds, dtype=np.float64), np.maximum(roof_compute, roof_hbm))
     bound = roof_compute > roof_hbm
     zero = np.zeros(())
-    return Step(
+    return EngineStep(
         compute=np.where(bound, taken, 0.0),
         hbm=np.where(bound, 0.0, taken),
         nvlink=zero,

@@ -20,7 +20,7 @@ from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound
 from rlhfsim.rollout.decode import Engine, decode_step
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.prefill import group_prefill
-from rlhfsim.rollout.schedule import Requests, Schedule, expected_schedule, schedule
+from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_schedule, schedule
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 
@@ -124,7 +124,7 @@ def _first(
     model: ModelSpec,
     layout: RolloutLayout,
     requests: Requests,
-    plan: Schedule,
+    plan: SequenceSchedule,
     shared: bool,
     engine: Engine,
 ) -> Cost:
@@ -218,7 +218,7 @@ def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> floa
 def _assemble(
     device: Device,
     layout: RolloutLayout,
-    plan: Schedule,
+    plan: SequenceSchedule,
     table: StepTable,
     first: Cost,
     capacity: float,

@@ -26,7 +26,7 @@ from rlhfsim.rollout.decode import (
     pipeline_work,
     token_work,
 )
-from rlhfsim.rollout.engine_step import Floats, Step, kernel, nothing, on
+from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
@@ -41,7 +41,7 @@ def prefill(
     *,
     cached: float = 0.0,
     engine: Engine = "vllm",
-) -> Step:
+) -> EngineStep:
     """Seconds to prefill `prompts` prompts of `length` new tokens on one attention-DP rank.
 
     Prompts are packed into passes of at most `max_batched_tokens`; a longer prompt is cut into
@@ -76,7 +76,7 @@ def group_prefill(
     *,
     shared: bool = True,
     engine: Engine = "vllm",
-) -> Step:
+) -> EngineStep:
     """Prefill of `sequences` sequences in groups of `samples` with one prompt each (G6).
 
     With a prefix cache and all G samples on one replica, a prompt is computed once per group. Of the
@@ -94,7 +94,7 @@ def prefill_attention(
     prompts: float,
     length: float,
     cached: float = 0.0,
-) -> Step:
+) -> EngineStep:
     """Attention cores of all layers for `prompts` prompts, whatever the chunks.
 
         2 a (d_k + d_v) (s^2/2 + c s) FLOP a prompt; windowed layers see at most their window
@@ -121,7 +121,7 @@ def _pairs(length: float, cached: float, window: float | None) -> float:
 
 def _prefill_core(
     device: Device, model: ModelSpec, layout: RolloutLayout, prompts: float, length: float, cached: float
-) -> Step:
+) -> EngineStep:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
     if at.kv_lora_rank is not None:
@@ -137,7 +137,7 @@ def _prefill_core(
 
 def eager(
     device: Device, model: ModelSpec, layout: RolloutLayout, gpu_seconds: Floats, engine: Engine
-) -> Step:
+) -> EngineStep:
     """Overhead of one pass outside CUDA graphs: what launching all kernels takes beyond GPU time.
 
     max(0, eager_layer_overhead L - gpu) + prefill_overhead

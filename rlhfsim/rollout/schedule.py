@@ -39,7 +39,7 @@ class Requests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Schedule:
+class SequenceSchedule:
     """The decode of all replicas in steps."""
 
     timeline: Timeline
@@ -82,14 +82,14 @@ def expected_lengths(requests: Requests) -> Floats:
 @lru_cache(maxsize=1024)
 def expected_schedule(
     requests: Requests, replicas: int, most: int, capacity: float, shared: bool
-) -> Schedule:
+) -> SequenceSchedule:
     """The schedule of the expected lengths; cached, because many layouts share it."""
     return schedule(expected_lengths(requests), requests, replicas, most, capacity, shared)
 
 
 def schedule(
     lengths: Floats, requests: Requests, replicas: int, most: int, capacity: float, shared: bool
-) -> Schedule:
+) -> SequenceSchedule:
     """Sequences dealt to `replicas`, at most `most` at a time and `capacity` tokens of KV cache each.
 
     Where all fit they start together (G8), else finished ones are replaced (G9).
@@ -99,7 +99,7 @@ def schedule(
     dealt = deal(lengths, replicas, requests.samples, requests.seed)
     timeline, slots = _fitted(dealt, prompt, saved, most, capacity)
     preempted, recomputed = _preemption(int(dealt.shape[1]), slots, most, prompt - saved, capacity)
-    return Schedule(
+    return SequenceSchedule(
         timeline=timeline,
         each=int(dealt.shape[1]),
         slots=slots,

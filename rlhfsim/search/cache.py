@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from rlhfsim.kernels.devices import Identity, domain_of
+from rlhfsim.kernels.devices import DeviceKey, domain_of
 from rlhfsim.search.layouts import is_long
 from rlhfsim.search.options import Floats, Key, OptionTable
 from rlhfsim.search.request import Request
@@ -60,7 +60,7 @@ class Kept:
     def of(cls, request: Request, models: Models) -> Kept:
         """What this process remembers of a request."""
         work, cluster = request.workload, request.cluster
-        pools = tuple((Identity(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups)
+        pools = tuple((DeviceKey(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups)
         fixed = tuple((role, *sorted(fields.items())) for role, fields in sorted(request.fix.items()))
         asked = models, request.backend, request.forbid, fixed, request.limits
         domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.kernels.devices import Identity
+from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.residency import entry
 from rlhfsim.memory.risk import Item, moments, risky
 from rlhfsim.memory.role_bytes import Component, EngineBytes, RoleBytes
@@ -67,7 +67,7 @@ NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
 
 
 @lru_cache(maxsize=64)
-def _scales(same: Identity, role: str, names: tuple[Component, ...]) -> tuple[Floats, Floats]:
+def _scales(same: DeviceKey, role: str, names: tuple[Component, ...]) -> tuple[Floats, Floats]:
     """Mean and variance of each component at one byte: log-normal items scale with their size."""
     profile = same.profile
     unit = [entry(profile, role, name, 1.0) for name in names]
@@ -77,7 +77,7 @@ def _scales(same: Identity, role: str, names: tuple[Component, ...]) -> tuple[Fl
 
 def summed(profile: Profile, role: str, names: tuple[Component, ...], sizes: Floats) -> Floats:
     """(..., 3) bytes, mean and variance of sizes (..., component)."""
-    mean, variance = _scales(Identity(profile), role, names)
+    mean, variance = _scales(DeviceKey(profile), role, names)
     return np.stack([sizes.sum(-1), sizes @ mean, sizes**2 @ variance], axis=-1)
 
 

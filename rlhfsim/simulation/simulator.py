@@ -61,7 +61,7 @@ class Turn:
         self.left.succeed()
 
 
-class Lane:
+class PoolTurns:
     """One pool: calls run one after the other, strictly in the order in which they queued."""
 
     def __init__(self, env: simpy.Environment, name: str) -> None:
@@ -72,7 +72,7 @@ class Lane:
 
 
 @dataclass(slots=True)
-class Recorder:
+class SpanRecorder:
     """Spans and counters as plain tuples, checked once when they become a trace."""
 
     on: bool = True
@@ -163,15 +163,15 @@ class Simulator:
         self.env = simpy.Environment()
         self.shared_links = SharedLinks(self.env)
         self.topology = Topology.of(setting)
-        self.recorder = Recorder(on=record)
+        self.recorder = SpanRecorder(on=record)
         self.memory_timeline = memory_timeline
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, PoolTurns] = {}
         if memory_timeline is not None:
             memory_timeline.attach(self.recorder)
 
-    def lane(self, name: str) -> Lane:
+    def lane(self, name: str) -> PoolTurns:
         """The pool `name`; the CPU workers are one too."""
-        return self._lanes.setdefault(name, Lane(self.env, name))
+        return self._lanes.setdefault(name, PoolTurns(self.env, name))
 
     def queue(self, pools: Iterable[str]) -> Turn:
         """A place at the end of the line of each of these pools."""

@@ -65,7 +65,7 @@ class SimulationOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goodput:
+class GoodputSummary:
     """Share of the time that makes progress, failures and checkpoints counted."""
 
     simulated: float
@@ -129,7 +129,7 @@ class Simulation:
     """Weight versions between generation and training, mean and most; None: synchronous."""
     queue: Level | None = None
     """Finished samples that wait for the trainer; None: synchronous."""
-    goodput: Goodput | None = None
+    goodput: GoodputSummary | None = None
     rejected_by: str | None = None
     """What does not fit and when, in words; None: it fits."""
 
@@ -201,7 +201,7 @@ def pool_runs(setting: Setting, trace: Trace, warmup: int) -> tuple[PoolRun, ...
     return tuple(sorted(found, key=lambda p: order.index(p.name) if p.gpus else len(order)))
 
 
-def goodput_of(setting: Setting, asked: SimulationOptions) -> Goodput | None:
+def goodput_of(setting: Setting, asked: SimulationOptions) -> GoodputSummary | None:
     """A long job of the plan with failures; None where nobody asked."""
     given = asked.faults
     if given is None:
@@ -220,7 +220,7 @@ def goodput_of(setting: Setting, asked: SimulationOptions) -> Goodput | None:
     job = replace(job, interval=given.interval_s or best)
     _check_progress(job.mtbf, job.interval + job.checkpoint + job.restart, nodes)
     work = min(FAILURES * job.mtbf, MAX_CHECKPOINTS * job.interval)
-    return Goodput(
+    return GoodputSummary(
         simulated=simulate_faults(job, work, seed=asked.seed).goodput,
         first_order=first_order(job),
         interval_s=job.interval,

@@ -23,7 +23,7 @@ written, BF16 weight written (3 x 8 + 2); 8-bit moments 8 + 4 + 2; SGD 8 + 2. Co
 
 @hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard(Hashed):
+class GradientShard(Hashed):
     """Parameters of one kind on one GPU and the ranks that hold the same ones."""
 
     params: float
@@ -35,7 +35,9 @@ class Shard(Hashed):
         return self.params / self.ranks.ranks if zero else self.params
 
 
-def shards(device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0) -> tuple[Shard, ...]:
+def shards(
+    device: Device, model: ModelSpec, layout: Layout, *, share: float = 1.0
+) -> tuple[GradientShard, ...]:
     """Dense parameters over d x c ranks, experts over N_gpu/(p e x); the mean pipeline stage.
 
     `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
@@ -48,23 +50,23 @@ def shards(device: Device, model: ModelSpec, layout: Layout, *, share: float = 1
 @lru_cache(maxsize=65536)
 def _shards(
     domain: int, model: ModelSpec, tp: int, pp: int, ep: int, etp: int, ranks: int, share: float
-) -> tuple[Shard, ...]:
+) -> tuple[GradientShard, ...]:
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
     dense = model.num_dense_layers * layers.layer_params(model, tp, experts=False) + ends / tp
     routed = 0.0
     if model.num_moe_layers:
         dense += model.num_moe_layers * layers.layer_params(model, tp, experts=True)
         routed = model.num_moe_layers * layers.layer_expert_params(model, ep, etp)
-    wide = Shard(params=share * dense / pp, ranks=group(ranks, tp, domain))
+    wide = GradientShard(params=share * dense / pp, ranks=group(ranks, tp, domain))
     if not routed:
         return (wide,)
     held = max(1, ranks * tp // (ep * etp))
     narrow = group(held, ep * etp, domain)
-    return wide, Shard(params=share * routed / pp, ranks=narrow)
+    return wide, GradientShard(params=share * routed / pp, ranks=narrow)
 
 
 def traffic(
-    device: Device, shard: Shard, layout: Layout, micro_batches: int, reduce_bytes: float
+    device: Device, shard: GradientShard, layout: Layout, micro_batches: int, reduce_bytes: float
 ) -> tuple[float, float]:
     """Raw seconds of (parameter gathers, gradient reductions) per optimizer step (T5).
 
@@ -81,7 +83,7 @@ def traffic(
 
 
 @lru_cache(maxsize=65536)
-def _once(device: Device, shard: Shard, reduce_bytes: float, sharded: bool) -> tuple[float, float]:
+def _once(device: Device, shard: GradientShard, reduce_bytes: float, sharded: bool) -> tuple[float, float]:
     """One gather of the parameters, and one reduction of the gradients: to their owner or to all."""
     gather = collectives.all_gather(device, BF16 * shard.params, shard.ranks)
     reduce = collectives.reduce_scatter if sharded else collectives.all_reduce

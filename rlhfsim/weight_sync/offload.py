@@ -35,7 +35,7 @@ and FSDP workers of verl and NeMo-RL use `tensor.to("cpu")`, which is pageable."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class MovedBytes:
     """Bytes on each GPU of a role that a move may carry, by what becomes of them."""
 
     frozen: float
@@ -54,19 +54,19 @@ def held(
     trained: bool,
     optimizer: Optimizer = "adam",
     lora: Lora | None = None,
-) -> Held:
+) -> MovedBytes:
     """What a role holds on one GPU during a call; states that live on the host anyway left out.
 
     Gradients are not counted: they are zero between steps, so frameworks free them.
     """
     part = shard(model, layout, backend, stages(layout)[0])
     if not trained:
-        return Held(frozen=frozen_states(part, layout).weights, learned=0.0, optimizer=0.0)
+        return MovedBytes(frozen=frozen_states(part, layout).weights, learned=0.0, optimizer=0.0)
     if lora is None:
         states = trained_states(part, layout, backend, optimizer=optimizer)
-        return Held(frozen=0.0, learned=states.weights, optimizer=states.optimizer)
+        return MovedBytes(frozen=0.0, learned=states.weights, optimizer=states.optimizer)
     base, adapters = lora_states(model, part, layout, backend, lora, optimizer=optimizer)
-    return Held(frozen=base.weights, learned=adapters.weights, optimizer=adapters.optimizer)
+    return MovedBytes(frozen=base.weights, learned=adapters.weights, optimizer=adapters.optimizer)
 
 
 def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
@@ -202,7 +202,9 @@ def _around_rollout(
     return wake(device, size, level=level), sleep(device, size, level=level)
 
 
-def _around_role(device: Device, placed: RolePlacement, role: Held, *, pinned: bool) -> tuple[Cost, Cost]:
+def _around_role(
+    device: Device, placed: RolePlacement, role: MovedBytes, *, pinned: bool
+) -> tuple[Cost, Cost]:
     """Weights move when the role is not resident, optimizer states also with `offload_between`."""
     if placed.residency == "recreated":
         size = role.frozen + role.learned + role.optimizer

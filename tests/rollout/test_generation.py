@@ -11,7 +11,7 @@ import pytest
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.rollout.continuous_batching import StepTable, lower_bound, one_wave, refill, tabulate
-from rlhfsim.rollout.engine_step import Step
+from rlhfsim.rollout.engine_step import EngineStep
 from rlhfsim.rollout.generation import Generation, Requests, generate, kv_capacity
 from rlhfsim.rollout.schedule import deal
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -36,7 +36,7 @@ def linear_table(a: float = 3.0, b: float = 2.0, d: float = 0.5) -> StepTable:
     n, c = np.array([1.0, 2, 4, 8, 64]), np.array([0.0, 10, 1000])
     zero = np.zeros(())
     tau = a + b * n[:, None] + d * n[:, None] * c[None, :]
-    return tabulate(n, c, Step(compute=zero, hbm=tau, nvlink=zero, network=zero, overhead=zero))
+    return tabulate(n, c, EngineStep(compute=zero, hbm=tau, nvlink=zero, network=zero, overhead=zero))
 
 
 def requests(prompts: int = 256, samples: int = 4, **changes: object) -> Requests:

@@ -19,7 +19,7 @@ from rlhfsim.rollout.engine_step import on
 from rlhfsim.simulation.asynchronous import run as stale
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.asynchronous.bounds import floor_of, lower_hull
-from rlhfsim.simulation.asynchronous.engine import Engine, StepClock
+from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, StepClock
 from rlhfsim.simulation.asynchronous.run import simulate
 from rlhfsim.simulation.noise import Noise
 from rlhfsim.simulation.result import Simulated
@@ -109,10 +109,10 @@ def engine(
     fixed: float = 1.0,
     each: float = 0.0,
     read: float = 0.0,
-) -> Engine:
+) -> ReplicaEngine:
     n, c = np.array([1.0, 2.0, 4.0, 1024.0]), np.array([1.0, 100.0, 1e6])
     tau = fixed + each * n[:, None] + read * n[:, None] * c
-    return Engine(
+    return ReplicaEngine(
         clock=StepClock(tabulate(n, c, on("compute", tau))),
         slots=slots,
         capacity=capacity,
@@ -129,7 +129,7 @@ def run(
     learn: float,
     sync: float,
     *,
-    replica: Engine | None = None,
+    replica: ReplicaEngine | None = None,
     generate: float = 10.0,
     steps: int = 6,
     record: bool = False,

@@ -13,8 +13,8 @@ from rlhfsim.kernels.devices import device_of
 from rlhfsim.rollout.continuous_batching import StepTable, one_wave, tabulate
 from rlhfsim.rollout.engine_step import on
 from rlhfsim.rollout.generation import Requests, generate, step_table
-from rlhfsim.simulation.asynchronous.engine import Engine, StepClock, engine_of
-from rlhfsim.simulation.asynchronous.replica import Replica
+from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, StepClock, engine_of
+from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.presets import resolve_model
@@ -39,8 +39,8 @@ def engine(
     fixed: float = 1.0,
     each: float = 0.0,
     read: float = 0.0,
-) -> Engine:
-    return Engine(
+) -> ReplicaEngine:
+    return ReplicaEngine(
         clock=StepClock(affine(fixed, each, read)),
         slots=slots,
         capacity=capacity,
@@ -51,7 +51,7 @@ def engine(
     )
 
 
-def finishes(replica: Replica, until: float = math.inf) -> list[tuple[float, list[int]]]:
+def finishes(replica: RolloutReplica, until: float = math.inf) -> list[tuple[float, list[int]]]:
     found = []
     while (time := replica.next_time()) <= until and time < math.inf:
         found.append((round(time, 9), replica.fire(time)))
@@ -77,7 +77,7 @@ def test_the_clock_is_the_step_table_and_its_own_inverse(n: int, start: float, s
 
 
 def test_samples_finish_at_their_lengths_and_waiting_ones_take_their_slots() -> None:
-    replica = Replica(engine(slots=2))
+    replica = RolloutReplica(engine(slots=2))
     replica.add(7, [3.0, 5.0, 4.0])
     # slots: 3 from 0 to 3, 5 from 0 to 5, then 4 from 3 to 7; one second a step whatever runs
     assert finishes(replica) == [(3.0, [7]), (5.0, [7]), (7.0, [7])]
@@ -86,7 +86,7 @@ def test_samples_finish_at_their_lengths_and_waiting_ones_take_their_slots() -> 
 
 
 def test_a_step_is_longer_with_more_sequences_and_more_context() -> None:
-    replica = Replica(engine(slots=2, fixed=1.0, each=0.5, read=0.01))
+    replica = RolloutReplica(engine(slots=2, fixed=1.0, each=0.5, read=0.01))
     replica.add(0, [2.0, 4.0])
     # 2 steps with two at mean contexts 10 to 12: 2 (1 + 2 x 0.5) + 0.01 x 2 x 22 = 4.44
     # 2 steps with one at contexts 12 to 14: 2 x 1.5 + 0.01 x 26 = 3.26
@@ -96,7 +96,7 @@ def test_a_step_is_longer_with_more_sequences_and_more_context() -> None:
 
 
 def test_a_prompt_is_prefilled_before_the_next_step() -> None:
-    replica = Replica(engine(slots=4, prefill=0.25))
+    replica = RolloutReplica(engine(slots=4, prefill=0.25))
     replica.add(0, [3.0])
     replica.add(1, [3.0])
     assert finishes(replica) == [(3.5, [0, 1])]
@@ -104,7 +104,7 @@ def test_a_prompt_is_prefilled_before_the_next_step() -> None:
 
 
 def test_new_weights_make_running_sequences_prefill_again() -> None:
-    replica = Replica(engine(slots=2, again=0.01))
+    replica = RolloutReplica(engine(slots=2, again=0.01))
     replica.add(0, [6.0, 6.0])
     replica.next_time()
     replica.advance(4.0)
@@ -117,7 +117,7 @@ def test_new_weights_make_running_sequences_prefill_again() -> None:
 def test_progress_is_fluid_and_an_interruption_without_cost_changes_nothing() -> None:
     times = []
     for stops in ((), (0.4, 1.7, 2.25)):
-        replica = Replica(engine(slots=3, each=0.3, read=0.002))
+        replica = RolloutReplica(engine(slots=3, each=0.3, read=0.002))
         replica.add(0, [2.0, 7.0, 9.0])
         for stop in stops:
             replica.next_time()
@@ -129,7 +129,7 @@ def test_progress_is_fluid_and_an_interruption_without_cost_changes_nothing() ->
 
 def test_a_full_cache_evicts_the_latest_and_brings_it_back() -> None:
     # own 10 tokens each: two sequences hold 20 + 2 s tokens, 30 at step 5
-    replica = Replica(engine(slots=2, capacity=30.0, again=0.01))
+    replica = RolloutReplica(engine(slots=2, capacity=30.0, again=0.01))
     replica.add(0, [8.0])
     replica.add(1, [8.0])
     assert [replica.fire(replica.next_time()), replica.now, replica.preempted] == [[], 5.0, 1]
@@ -140,7 +140,7 @@ def test_a_full_cache_evicts_the_latest_and_brings_it_back() -> None:
 
 
 def test_a_slow_replica_takes_longer_in_everything() -> None:
-    slow, fast = (Replica(engine(prefill=0.5, again=0.1), pace) for pace in (2.0, 1.0))
+    slow, fast = (RolloutReplica(engine(prefill=0.5, again=0.1), pace) for pace in (2.0, 1.0))
     for replica in (slow, fast):
         replica.add(0, [4.0])
     assert finishes(slow) == [(9.0, [0])]
@@ -156,7 +156,7 @@ def test_a_slow_replica_takes_longer_in_everything() -> None:
 def test_every_token_is_generated_once_and_the_cache_never_overflows(
     lengths: list[int], slots: int, capacity: int, stops: list[float]
 ) -> None:
-    replica = Replica(engine(slots=slots, capacity=float(capacity), again=0.001, each=0.1))
+    replica = RolloutReplica(engine(slots=slots, capacity=float(capacity), again=0.001, each=0.1))
     for i, length in enumerate(lengths):
         replica.add(i, [float(length)])
     done: list[int] = []
@@ -178,7 +178,9 @@ def test_a_whole_batch_on_one_replica_takes_what_generate_says() -> None:
     )
     lengths = np.linspace(100, 600, 32).round()
     made = generate(DEVICE, MODEL, RolloutLayout(), requests, kv_tokens=1e6, lengths=lengths)
-    replica = Replica(engine_of(DEVICE, MODEL, RolloutLayout(), requests, 1e6, 600.0, 32.0, worker=False))
+    replica = RolloutReplica(
+        engine_of(DEVICE, MODEL, RolloutLayout(), requests, 1e6, 600.0, 32.0, worker=False)
+    )
     for i in range(8):
         replica.add(i, lengths[4 * i : 4 * i + 4].tolist())
     assert finishes(replica)[-1][0] == pytest.approx(made.seconds, rel=1e-6)
@@ -194,7 +196,7 @@ def pool(
     given = [lengths] if isinstance(lengths, float) else lengths
     slots = int(more.pop("slots", 4))  # type: ignore[call-overload]
     return RolloutPool(
-        replicas=[Replica(engine(slots=slots)) for _ in range(replicas)],
+        replicas=[RolloutReplica(engine(slots=slots)) for _ in range(replicas)],
         lengths=lambda k: [[given[(k * batch + i) % len(given)]] for i in range(batch)],
         batch=batch,
         staleness=staleness,

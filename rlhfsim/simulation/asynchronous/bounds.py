@@ -30,7 +30,7 @@ from functools import lru_cache
 import numpy as np
 
 from rlhfsim.rollout.engine_step import Floats
-from rlhfsim.simulation.asynchronous.engine import Engine
+from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 
 CONTEXTS = 64
 """Intervals of context beside the columns of the table."""
@@ -50,7 +50,7 @@ class Floor:
     """Response tokens of one batch."""
     work: float
     """Seconds of replica time that one batch needs at least (W)."""
-    engine: Engine
+    engine: ReplicaEngine
     longest: float
     """Most context of a sequence, tokens."""
 
@@ -69,7 +69,7 @@ class Floor:
         return replicas * float(np.interp(sequences / replicas, n, self.rate))
 
 
-def floor_of(engine: Engine, lengths: Floats, groups: int) -> Floor:
+def floor_of(engine: ReplicaEngine, lengths: Floats, groups: int) -> Floor:
     """The bounds for batches of these response lengths in that many groups."""
     total, square = float(lengths.sum()), float((lengths**2).sum())
     at = engine.prompt + square / (2 * total)
@@ -87,19 +87,19 @@ def floor_of(engine: Engine, lengths: Floats, groups: int) -> Floor:
     )
 
 
-def _contexts(engine: Engine, longest: float) -> Floats:
+def _contexts(engine: ReplicaEngine, longest: float) -> Floats:
     columns = engine.clock.table.context
     inside = columns[(columns > engine.prompt) & (columns < longest)]
     return np.unique(np.concatenate([np.linspace(engine.prompt, longest, CONTEXTS + 1), inside]))
 
 
-def _most(engine: Engine, context: Floats) -> Floats:
+def _most(engine: ReplicaEngine, context: Floats) -> Floats:
     """Sequences that the cache holds at a mean context; one always runs."""
     held = np.floor(engine.capacity / (context - engine.prompt + engine.own) * (1 + 1e-9))
     return np.clip(held, 1, engine.slots)
 
 
-def _line(engine: Engine, at: float, longest: float) -> tuple[float, float]:
+def _line(engine: ReplicaEngine, at: float, longest: float) -> tuple[float, float]:
     """The supporting line (alpha, beta) at context `at`."""
     table, edges = engine.clock.table, _contexts(engine, longest)
     most = _most(engine, edges[:-1])
@@ -115,7 +115,7 @@ def _line(engine: Engine, at: float, longest: float) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=256)
-def _rates(engine: Engine, longest: float) -> tuple[float, ...]:
+def _rates(engine: ReplicaEngine, longest: float) -> tuple[float, ...]:
     columns = _contexts(engine, longest)
     n = np.arange(1, engine.slots + 1, dtype=np.float64)
     least = engine.clock.table.tau(n[:, None] + 0 * columns, columns + 0 * n[:, None]).min(axis=1)

@@ -79,7 +79,7 @@ class Reprefill(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Engine:
+class ReplicaEngine:
     """What one rollout replica can do, priced."""
 
     clock: StepClock
@@ -107,7 +107,7 @@ def engine_of(
     admitted: float,
     *,
     worker: bool = True,
-) -> Engine:
+) -> ReplicaEngine:
     """The replica of a rollout role, priced as `rollout.steady_state` prices it.
 
     slots = min(max_num_seqs, C / (p / G + E[l^2] / 2 E[l] + half a block))
@@ -124,7 +124,7 @@ def engine_of(
     slots = max(1, min(most, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = group_prefill(device, model, layout, share, requests.samples, prompt).cost(device)
-    return Engine(
+    return ReplicaEngine(
         clock=StepClock(step_table(device, model, layout, float(slots), prompt + longest, worker=worker)),
         slots=slots,
         capacity=capacity,

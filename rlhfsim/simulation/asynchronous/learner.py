@@ -18,7 +18,7 @@ Programs = Callable[[int], Program]
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class LearnerRun:
     """The trainer's side of a run and what is measured."""
 
     simulator: Simulator

@@ -19,7 +19,7 @@ from collections import deque
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 
-from rlhfsim.simulation.asynchronous.engine import Engine
+from rlhfsim.simulation.asynchronous.engine import ReplicaEngine
 
 WATERMARK = 0.01
 """Share of the KV cache kept free when a sequence is admitted. Source: vLLM block manager, default."""
@@ -30,7 +30,7 @@ Sequence = tuple[float, int, float, int, float]
 """Step at which it ends, order of its start, step at which it would have begun, group, length."""
 
 
-class Replica:
+class RolloutReplica:
     """One inference engine: the sequences that run, those that wait for a slot, and its clock."""
 
     __slots__ = (
@@ -58,7 +58,7 @@ class Replica:
         "waiting",
     )
 
-    def __init__(self, engine: Engine, pace: float = 1.0) -> None:
+    def __init__(self, engine: ReplicaEngine, pace: float = 1.0) -> None:
         self.engine = engine
         self.pace = pace
         """Seconds per second of the priced engine; above 1 on a straggler."""

@@ -21,14 +21,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from rlhfsim.simulation.asynchronous.replica import EPSILON, Replica
+from rlhfsim.simulation.asynchronous.replica import EPSILON, RolloutReplica
 
 BatchLengths = Callable[[int], list[list[float]]]
 """Response lengths of batch k, one list a group, in the order in which its groups start."""
 
 
 @dataclass(slots=True)
-class Group:
+class SampleGroup:
     """A group in flight or finished."""
 
     start: int
@@ -54,7 +54,7 @@ class Taken:
 class RolloutPool:
     """Replicas with one dispatcher and one queue."""
 
-    replicas: list[Replica]
+    replicas: list[RolloutReplica]
     lengths: BatchLengths
     batch: int
     """Groups of a batch (P)."""
@@ -73,7 +73,7 @@ class RolloutPool:
     """Stopped from outside."""
     blocked_seconds: float = 0.0
     """Time in which the full queue stopped generation."""
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[int, SampleGroup] = field(default_factory=dict)
     finished: list[tuple[int, int]] = field(default_factory=list)
     """Version and number of the groups that wait for the trainer."""
     _events: list[tuple[float, int, int]] = field(default_factory=list)
@@ -170,12 +170,12 @@ class RolloutPool:
 
     # --- admission ----------------------------------------------------------------------------------
 
-    def _install(self, replica: Replica, version: int) -> None:
+    def _install(self, replica: RolloutReplica, version: int) -> None:
         """New weights on a replica, and with them more groups that it may start."""
         replica.version, replica.pending, replica.closed = version, None, False
         replica.limit = int((version + self.staleness + 1.0) * self.batch + EPSILON)
 
-    def _pull(self, replica: Replica) -> None:
+    def _pull(self, replica: RolloutReplica) -> None:
         while self.started < replica.limit and not replica.waiting and replica.room:
             self._start(replica)
 
@@ -195,12 +195,12 @@ class RolloutPool:
         for r in range(len(self.replicas)):
             self._schedule(r)
 
-    def _start(self, replica: Replica) -> None:
+    def _start(self, replica: RolloutReplica) -> None:
         index = self.started % self.batch
         if index == 0:
             self._batch_lengths = self.lengths(self.started // self.batch)
         lengths, version = self._batch_lengths[index], replica.version
-        self.groups[self.started] = Group(version, len(lengths), version)
+        self.groups[self.started] = SampleGroup(version, len(lengths), version)
         if not self.partial:
             self._count(self._untaken, version, 1)
         replica.add(self.started, lengths)
@@ -208,7 +208,7 @@ class RolloutPool:
 
     # --- the queue ----------------------------------------------------------------------------------
 
-    def _group_done(self, number: int, group: Group, version: int) -> None:
+    def _group_done(self, number: int, group: SampleGroup, version: int) -> None:
         if self.partial:  # none is ever late: no counts
             group.version = version
         else:
@@ -307,6 +307,6 @@ class RolloutPool:
                 self._take_pending(replica)
         self.pull_all()
 
-    def _take_pending(self, replica: Replica) -> None:
+    def _take_pending(self, replica: RolloutReplica) -> None:
         assert replica.pending is not None
         self._install(replica, replica.pending)

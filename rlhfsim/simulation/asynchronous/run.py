@@ -36,9 +36,9 @@ from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.rollout.schedule import Requests
 from rlhfsim.simulation.asynchronous.batch_means import interval_of
 from rlhfsim.simulation.asynchronous.bounds import Floor, floor_of
-from rlhfsim.simulation.asynchronous.engine import Engine, engine_of
-from rlhfsim.simulation.asynchronous.learner import Programs, Run, learner_steps
-from rlhfsim.simulation.asynchronous.replica import Replica
+from rlhfsim.simulation.asynchronous.engine import ReplicaEngine, engine_of
+from rlhfsim.simulation.asynchronous.learner import LearnerRun, Programs, learner_steps
+from rlhfsim.simulation.asynchronous.replica import RolloutReplica
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.simulation.asynchronous.schedules import Async, OneStepOff
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
@@ -78,7 +78,7 @@ def simulate(
     memory_timeline = MemoryTimeline.of(setting, strict=memory == "strict") if memory or record else None
     simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
     schedule = setting.placement.schedule
-    run = Run(
+    run = LearnerRun(
         simulator=simulator,
         programs=programs,
         steps=steps,
@@ -104,7 +104,7 @@ def _programs(draws: Draws, usual: Program, kv_tokens: float | None) -> Programs
     return lambda k: draws.program(kv_tokens, k)
 
 
-def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) -> Engine:
+def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) -> ReplicaEngine:
     """One priced replica of the plan."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
     assert role is not None
@@ -127,7 +127,7 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
         return found
 
     return RolloutPool(
-        replicas=[Replica(engine, pace) for pace in draws.replica_paces()],
+        replicas=[RolloutReplica(engine, pace) for pace in draws.replica_paces()],
         lengths=lengths,
         batch=workload.prompts,
         staleness=schedule.staleness,
@@ -139,7 +139,7 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
 # --- results ----------------------------------------------------------------------------------------
 
 
-def _simulated(run: Run, usual: Program, seed: int | None, plan_hash: str) -> Simulated:
+def _simulated(run: LearnerRun, usual: Program, seed: int | None, plan_hash: str) -> Simulated:
     simulator, seconds = run.simulator, run.seconds
     ages = [age for step in run.ages[run.warmup : len(run.ends)] for age in step]
     recorder, memory_timeline = simulator.recorder, simulator.memory_timeline
@@ -156,7 +156,7 @@ def _simulated(run: Run, usual: Program, seed: int | None, plan_hash: str) -> Si
     )
 
 
-def _iteration(run: Run, usual: Program) -> Iteration:
+def _iteration(run: LearnerRun, usual: Program) -> Iteration:
     """The mean step as a chain: the wait for samples, the trainer's calls, the weights.
 
     Generation goes on beside training, off the chain; on it is the part that the trainer waits for.
@@ -240,5 +240,5 @@ def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor
 
 
 @lru_cache(maxsize=1024)
-def _known_floor(engine: Engine, requests: Requests, drawn: tuple[float, ...] | None) -> Floor:
+def _known_floor(engine: ReplicaEngine, requests: Requests, drawn: tuple[float, ...] | None) -> Floor:
     return floor_of(engine, known_lengths(requests, drawn), requests.prompts)

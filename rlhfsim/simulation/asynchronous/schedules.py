@@ -8,7 +8,7 @@ import numpy as np
 import simpy
 
 from rlhfsim.simulation.asynchronous.bounds import floor_of
-from rlhfsim.simulation.asynchronous.learner import Run
+from rlhfsim.simulation.asynchronous.learner import LearnerRun
 from rlhfsim.simulation.asynchronous.rollout_pool import RolloutPool
 from rlhfsim.simulation.simulator import Running
 from rlhfsim.specs.placement.placement import Schedule
@@ -20,7 +20,7 @@ from rlhfsim.step.timetable import ROLLOUT
 class OneStepOff:
     """Each batch generated whole while the one before is trained."""
 
-    def __init__(self, run: Run, schedule: Schedule) -> None:
+    def __init__(self, run: LearnerRun, schedule: Schedule) -> None:
         self.run = run
         self.env = run.simulator.env
         self.overlapped = schedule.overlapped_sync
@@ -72,7 +72,7 @@ class OneStepOff:
 class Async:
     """Replicas that are refilled all the time, beside the trainer."""
 
-    def __init__(self, run: Run, pool: RolloutPool) -> None:
+    def __init__(self, run: LearnerRun, pool: RolloutPool) -> None:
         self.run = run
         self.env = run.simulator.env
         self.pool = pool

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, content_hash
-from rlhfsim.simulation.summary import FaultOptions, Goodput, SimulationOptions, goodput_of
+from rlhfsim.simulation.summary import FaultOptions, GoodputSummary, SimulationOptions, goodput_of
 from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.step.iteration import Setting
@@ -231,7 +231,7 @@ def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
     ]
 
 
-def _faulty(case: Case, found: Found, faults: FaultsText) -> Goodput | None:
+def _faulty(case: Case, found: Found, faults: FaultsText) -> GoodputSummary | None:
     assert found.plan is not None
     workload = case.request.workload
     setting = Setting(
