@@ -12,7 +12,8 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Recompute
 
 FLASH_BACKWARD = 2.5
-"""FLOP of the flash backward over its forward: five products for two (Dao, arXiv 2307.08691, section 3.1.2)."""
+"""FLOP of the flash backward over its forward: five products for two (Dao, arXiv 2307.08691, section
+3.1.2)."""
 
 
 def attended_pairs(length: float, window: float | None = None) -> float:

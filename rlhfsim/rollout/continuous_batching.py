@@ -172,7 +172,7 @@ def _finished_with(ordered: Floats) -> Floats:
     return out.reshape(replicas, count)
 
 
-def refill(lengths: Floats, slots: int, prompt: float) -> Timeline:
+def continuous_timeline(lengths: Floats, slots: int, prompt: float) -> Timeline:
     """Continuous batching: `slots` sequences run on each replica, a finished one is replaced (G9).
 
     List scheduling in the order given, steps as the clock: every running sequence gains one token

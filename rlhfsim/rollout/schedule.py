@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from rlhfsim.rollout.continuous_batching import Timeline, one_wave, refill
+from rlhfsim.rollout.continuous_batching import Timeline, continuous_timeline, one_wave
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
@@ -142,14 +142,14 @@ def _fitted(dealt: Floats, prompt: float, saved: float, most: int, capacity: flo
     real = dealt[dealt > 0]
     age = float(np.mean(real**2) / (2 * np.mean(real)))
     slots = max(1, min(each, most, int(capacity / (held + age))))
-    timeline = refill(dealt, slots, prompt)
+    timeline = continuous_timeline(dealt, slots, prompt)
     tries = 1
     while (peak := _peak(timeline, saved)) > capacity and slots > 1 and tries < TRIES:
         worst = dealt[_fullest(timeline, saved)][None]  # one replica decides; all are checked again
         while peak > capacity and slots > 1 and tries < TRIES:
             slots, tries = max(1, min(slots - 1, int(slots * capacity / peak))), tries + 1
-            peak = _peak(refill(worst, slots, prompt), saved)
-        timeline = refill(dealt, slots, prompt)
+            peak = _peak(continuous_timeline(worst, slots, prompt), saved)
+        timeline = continuous_timeline(dealt, slots, prompt)
     return timeline, slots
 
 

@@ -32,7 +32,7 @@ from rlhfsim.search.options import (
 )
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.request import Request
-from rlhfsim.simulation.asynchronous.run import refilled_bound
+from rlhfsim.simulation.asynchronous.run import continuous_bound
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import Layout
@@ -352,7 +352,7 @@ class Pricer:
             # staleness admits more sequences at a time, and a fuller engine works faster
             schedule = Schedule(staleness=self.request.max_staleness)
             setting = replace(setting, placement=replace(setting.placement, schedule=schedule))
-            self._paces[name] = refilled_bound(setting, engine.kv_tokens)
+            self._paces[name] = continuous_bound(setting, engine.kv_tokens)
         return self._paces[name]
 
     def _with(self, key: Key, role: RolloutPlacement) -> Setting:

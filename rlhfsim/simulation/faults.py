@@ -1,15 +1,18 @@
 """Goodput of a job that fails and restarts from its last checkpoint: simulated, and in closed form.
 
-Legend: M mean time between failures of the whole job, C blocking seconds of a checkpoint, D seconds of useful work
+Legend: M mean time between failures of the whole job, C blocking seconds of a checkpoint, D seconds of
+useful work
 between checkpoints, R seconds to restart.
 
     goodput = useful time / time = 1 / (1 + C/D + (D/2 + R)/M)                         physics section 8
 
-First order in D/M: a failure loses half an interval on average and at most one failure falls into an interval.
+First order in D/M: a failure loses half an interval on average and at most one failure falls into an
+interval.
 
     D* = sqrt(2 C M)        Young 1974, CACM 17(9);  Daly 2006, FGCS 22(3), eq. 37 adds higher orders
 
-Nodes fail independently, memoryless, also while the job restarts or writes a checkpoint; a restart that is hit
+Nodes fail independently, memoryless, also while the job restarts or writes a checkpoint; a restart that is
+hit
 begins anew. Not known here: hot spares, checkpoints written beside training (give the blocking part
 as C), failures that shrink the job.
 """

@@ -5,7 +5,7 @@ The roles and states of `memory.residency`, put on the clock. A pool's state is 
 at rest plus what each call adds. While a role moves out it is still there; when it moves in its
 bytes are there from the start (M9).
 
-    memory_timeline = MemoryTimeline.of(setting, strict=True)      # raises "out-of-memory" at the instant that does not fit
+    memory_timeline = MemoryTimeline.of(setting, strict=True)      # raises where memory runs out
     memory_timeline.begin("actor.train.load", now); memory_timeline.end("actor.train.load", now); ...
     memory_timeline.level("trainer"), memory_timeline.peaks()
 

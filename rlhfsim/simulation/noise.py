@@ -1,6 +1,7 @@
 """Everything random in a simulated run, from one seed: lengths, reward times, stragglers. Off by default.
 
-    draws = Draws(setting, Noise(lengths=True, reward_spread=0.3, straggler_share=0.01, straggler_slowdown=1.2), seed=1)
+    draws = Draws(setting, Noise(lengths=True, reward_spread=0.3, straggler_share=0.01,
+    straggler_slowdown=1.2), seed=1)
     draws.lengths(step)          # response lengths of that step
     draws.program(None, step)    # the priced step with them, slow ranks and reward times
     draws.disturbed(call, step)  # the priced call as it runs in that step

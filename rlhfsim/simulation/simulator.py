@@ -2,7 +2,8 @@
 
 How to use it (both kinds of schedule):
 
-    simulator = Simulator(setting, record=True)                  # memory_timeline=MemoryTimeline(...) for memory at every instant
+    simulator = Simulator(setting, record=True)                  # memory_timeline=... for bytes at every
+    instant
     lane = simulator.lane("trainer")                         # one program-ordered pool
     turn = simulator.queue(("trainer", "rollout"))           # take a place in line, in program order
     def process():
@@ -12,7 +13,7 @@ How to use it (both kinds of schedule):
     simulator.env.process(process()); simulator.env.run()
 
 `work` returns `Done(start, end, cost)`; its cost has a part `contention` where shared links made it
-longer. It begins and ends the call in the memory memory_timeline and records one span a pool. It takes no place
+longer. It begins and ends the call in the memory timeline and records one span a pool. It takes no place
 in line: what runs beside the pool's calls (an overlapped sync, one replica) calls it alone. Parts of
 a call (a replica, a piece) use `simulator.shared_links` and `simulator.recorder.span(...)` themselves.
 """

@@ -108,7 +108,7 @@ class Program:
     steps: tuple[Step, ...]
     """In the order of the dataflow, moves around their calls."""
     generation: Generation | None
-    refilled: Cost | None
+    continuous: Cost | None
     """Generation per batch of an engine that never drains; None where each batch drains."""
     tokens: float
     """Prompt and response tokens of the iteration."""
@@ -148,7 +148,8 @@ Known = dict[tuple[object, ...], list[Step]]
 def program(setting: Setting, kv_tokens: float | None = None, known: Known | None = None) -> Program:
     """Every call and move of the step, priced; `kv_tokens` is the KV capacity of one rollout replica.
 
-    `known`: steps of plans with the same pools, workload, backend and weight path; those of this plan are added.
+    `known`: steps of plans with the same pools, workload, backend and weight path; those of this plan are
+    added.
     """
     generation, known = generation_of(setting, kv_tokens), {} if known is None else known
     steps: list[Step] = []
@@ -160,11 +161,10 @@ def program(setting: Setting, kv_tokens: float | None = None, known: Known | Non
     if setting.workload.generates:
         blocking = bool(setting.device(setting.placement.actor)["blocking_moves"])
         steps = with_controller(steps, controller_cost(setting), blocking=blocking)
-    stale = setting.placement.schedule.asynchronous
     return Program(
         steps=tuple(steps),
         generation=generation,
-        refilled=refilled_cost(setting, kv_tokens) if stale else None,
+        continuous=continuous_cost(setting, kv_tokens),
         tokens=sequences_of(_unpadded(setting.workload), setting.drawn).tokens,
         gpus=sum(pool.gpus for pool in setting.placement.pools),
         turns=turns_of(setting, kv_tokens),
@@ -212,7 +212,7 @@ def closed_form(priced: Program, schedule: Schedule) -> Iteration:
     """The program put in order by `timetable`, in steady state where staleness is allowed."""
     steps = list(priced.steps)
     if schedule.asynchronous:
-        phases, critical = steady_timetable(steps, schedule, priced.refilled)
+        phases, critical = steady_timetable(steps, schedule, priced.continuous)
     else:
         finish = priced.generation.finish if priced.generation else None
         phases, critical = timetable(steps, schedule, finish)
@@ -287,7 +287,7 @@ def _rollout_layout(role: RolloutPlacement, kv_tokens: float | None) -> RolloutL
     return replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
 
 
-def refilled_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
+def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
     """Generation per batch where the engine never drains: staleness above 1 or partial rollouts."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
     if role is None or not setting.workload.generates or not schedule.continuous:

@@ -80,7 +80,8 @@ def _away(known: Provenance, phase: str, plan: Plan) -> float | None:
 
 
 def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """The plan with wider intervals where its profile was not calibrated; the same plan where it was not at all."""
+    """The plan with wider intervals where its profile was not calibrated; the same plan where it was not at
+    all."""
     drifts = [p.calibration.drift.value for p in profiles if p.calibration is not None]
     if not drifts:
         return plan
@@ -104,7 +105,8 @@ def _wider(item: T, seconds: float, more: float) -> T:
 
 
 def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """A sentence for the phases that matter and lie far from the calibrated region; those as far as each other share one."""
+    """A sentence for the phases that matter and lie far from the calibrated region; those as far as each
+    other share one."""
     told: dict[str, list[str]] = {}
     seconds = {p.name: p.seconds for p in plan.prediction.phases}
     for item in outside(plan, profiles):

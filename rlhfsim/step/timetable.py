@@ -137,19 +137,19 @@ def chain(phases: list[Phase]) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def steady_timetable(steps: list[Step], schedule: Schedule, refilled: Cost | None) -> Timetable:
+def steady_timetable(steps: list[Step], schedule: Schedule, continuous: Cost | None) -> Timetable:
     """Generation beside everything else; the step is the slower side plus the exposed sync.
 
         T = max(T_gen', T_score + T_train) + T_sync          (sync overlapped: inside the max)
 
-    T_gen' is `refilled`, the time per batch of an engine that never drains, where given; with
+    T_gen' is `continuous`, the time per batch of an engine that never drains, where given; with
     staleness 1 each batch drains (one-step-off).
     """
     sync = [s for s in steps if s.name == SYNC]
     producing = [s for s in steps if s.name.startswith(ROLLOUT)]
     learning = [s for s in steps if s not in producing and s not in sync]
-    if refilled is not None:
-        producing = [replace(s, cost=refilled) if s.name == ROLLOUT else s for s in producing]
+    if continuous is not None:
+        producing = [replace(s, cost=continuous) if s.name == ROLLOUT else s for s in producing]
     plain = replace(schedule, streaming=False)
     producer, left = timetable(producing, plain)
     learner, right = timetable(learning, plain)

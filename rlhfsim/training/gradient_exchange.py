@@ -91,7 +91,8 @@ def _once(device: Device, shard: GradientShard, reduce_bytes: float, sharded: bo
 
 
 def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -> float:
-    """What stays exposed: max(T/L, T - eta T_comp) (T6): the first layer's part has nothing to hide behind."""
+    """What stays exposed: max(T/L, T - eta T_comp) (T6): the first layer's part has nothing to hide
+    behind."""
     return max(seconds / max(1, layers), seconds - overlap * compute)
 
 

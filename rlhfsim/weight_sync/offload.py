@@ -109,7 +109,8 @@ def _copied(
 def sleep(device: Device, weights: float, *, level: int) -> Cost:
     """The engine frees its memory: level 0 nothing, 1 weights to the host, 2 weights dropped.
 
-    `engine_sleep_fraction` of `sleep_latency`: all of it on a GPU, next to nothing on a CPU, where vLLM frees nothing.
+    `engine_sleep_fraction` of `sleep_latency`: all of it on a GPU, next to nothing on a CPU, where vLLM
+    frees nothing.
     """
     if level == 0:
         return Cost()

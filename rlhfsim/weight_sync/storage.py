@@ -69,7 +69,8 @@ def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
         T = start + communicator + (S / n) / B_h2d + pipeline(broadcast, reload)
 
     n rollout GPUs. The process group is made for each update (checkpoint-engine `ps.py`,
-    `auto_pg`), so that engines may come and go; copies into the GPU and the broadcast share PCIe, so they do not overlap
+    `auto_pg`), so that engines may come and go; copies into the GPU and the broadcast share PCIe, so they do
+    not overlap
     (Kimi K2, arXiv 2507.20534, appendix; checkpoint-engine README). `staged` replaces B_h2d.
     """
     gpus = ends.rollout.gpus

@@ -324,7 +324,8 @@ VARIANTS = {
         ),
     )
 }
-"""By name, in the order of the ladder; the usual form of a path has the path's own name (disk: local or shared)."""
+"""By name, in the order of the ladder; the usual form of a path has the path's own name (disk: local or
+shared)."""
 
 
 def quantised(ends: Route) -> SyncCost:

@@ -1,4 +1,4 @@
-"""Drain, refill, KV capacity and the whole rollout stage."""
+"""Continuous batching, KV capacity and the whole rollout stage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import pytest
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.rollout.continuous_batching import StepTable, lower_bound, one_wave, refill, tabulate
+from rlhfsim.rollout.continuous_batching import (
+    StepTable,
+    continuous_timeline,
+    lower_bound,
+    one_wave,
+    tabulate,
+)
 from rlhfsim.rollout.engine_step import EngineStep
 from rlhfsim.rollout.generation import Generation, Requests, generate, kv_capacity
 from rlhfsim.rollout.schedule import deal
@@ -78,7 +84,7 @@ def test_the_table_integrates_and_evaluates_exactly_where_tau_is_linear():
 def test_refill_lies_between_the_bounds_of_g9():
     rng, table = np.random.default_rng(1), linear_table(d=0.0)
     lengths, slots = np.rint(rng.lognormal(4, 0.8, 200)) + 1, 8
-    taken = total(table, refill(lengths[None, :], slots, 10.0))
+    taken = total(table, continuous_timeline(lengths[None, :], slots, 10.0))
     one, full = 3 + 2.0, 3 + 2 * 8.0
     work, longest = lengths.sum() * full / slots, lengths.max()
     # tau(n)/n falls with n, so the last sequences, at smaller n, stay below l_max tau(n)
@@ -88,13 +94,13 @@ def test_refill_lies_between_the_bounds_of_g9():
 def test_refill_with_a_slot_for_each_is_one_wave():
     lengths = np.array([[4.0, 9.0, 1.0, 9.0]])
     table = linear_table()
-    a, b = refill(lengths, 4, 3.0), one_wave(lengths, 3.0)
+    a, b = continuous_timeline(lengths, 4, 3.0), one_wave(lengths, 3.0)
     assert total(table, a) == pytest.approx(total(table, b))
     assert a.completions.sum() == b.completions.sum() == 4
 
 
 def test_refill_with_one_slot_runs_one_after_the_other():
-    timeline = refill(np.array([[4.0, 9.0]]), 1, 3.0)
+    timeline = continuous_timeline(np.array([[4.0, 9.0]]), 1, 3.0)
     assert timeline.steps.tolist() == [4, 9]
     assert timeline.start.tolist() == [3, 3]
     assert timeline.running.tolist() == [1, 1]

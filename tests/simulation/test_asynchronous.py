@@ -98,7 +98,7 @@ def by_hand(generate: float, learn: float, sync: float) -> Program:
         Step(name="actor.train", pools=("t",), cost=seconds(learn * 3 / 4), needs=("actor.logprob",)),
         Step(name=SYNC, pools=("t", "r"), cost=seconds(sync), needs=("actor.train",)),
     )
-    return Program(steps=steps, generation=made, refilled=seconds(generate), tokens=1.0, gpus=4)
+    return Program(steps=steps, generation=made, continuous=seconds(generate), tokens=1.0, gpus=4)
 
 
 def engine(

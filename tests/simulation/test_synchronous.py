@@ -58,7 +58,7 @@ def program(*steps: Step, turns: Turns | None = None, finish: Any = None) -> Pro
     cost = next((s.cost for s in steps if s.name == ROLLOUT), Cost())
     even = tuple(cost.seconds * (i + 1) / FINISH_POINTS for i in range(FINISH_POINTS))
     made: Any = SimpleNamespace(cost=cost, finish=finish or even, kv_tokens=1000.0)
-    return Program(steps=steps, generation=made, refilled=None, tokens=1.0, gpus=24, turns=turns)
+    return Program(steps=steps, generation=made, continuous=None, tokens=1.0, gpus=24, turns=turns)
 
 
 def ran(priced: Program, schedule: Schedule | None = None, count: int = 1) -> Simulated:

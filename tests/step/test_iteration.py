@@ -12,7 +12,7 @@ import pytest
 
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.rollout.continuous_batching import refill
+from rlhfsim.rollout.continuous_batching import continuous_timeline
 from rlhfsim.rollout.generation import Requests, step_table
 from rlhfsim.rollout.steady_state import mean_of_longest, steady_state
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -271,7 +271,7 @@ def test_streamed_calls_of_one_pool_share_it() -> None:
     assert phases[chain[-1]].end == pytest.approx(17.25)
 
 
-# --- the refilled engine ----------------------------------------------------------------------------
+# --- the continuous engine ----------------------------------------------------------------------------
 
 DEVICE = device_of(node_group("h100", 8), 1.0)
 MODEL = resolve_model("qwen3-8b")
@@ -284,7 +284,7 @@ def test_steady_state_agrees_with_many_batches_decoded_one_after_the_other() -> 
     found = steady_state(DEVICE, MODEL, layout, REQUESTS, staleness=4, interrupted=False, kv_tokens=1e6)
     assert found.running == 64
     lengths = np.maximum(1, draw(LENGTHS, 256 * 40, np.random.default_rng(0)))[None, :]
-    timeline = refill(lengths, 64, 256.0)
+    timeline = continuous_timeline(lengths, 64, 256.0)
     steps = step_table(DEVICE, MODEL, layout, 64, 256 + 4096)
     end = timeline.start + timeline.steps
     decoded = steps.between(timeline.running, timeline.start, end).sum() / 40

@@ -1,6 +1,7 @@
 """Schedules with stale samples: one-step-off and fully asynchronous, on the clock.
 
-Legend: L seconds of the trainer's calls for one batch, s weight sync, g generation of a whole batch, eta staleness.
+Legend: L seconds of the trainer's calls for one batch, s weight sync, g generation of a whole batch, eta
+staleness.
 
 One-step-off (eta = 1, no partial rollouts). Batch k+1 is generated whole while batch k is trained; weights
 move when both are done, T = max(g, L) + s. With `overlapped_sync` they move as soon as the trainer is
@@ -172,7 +173,7 @@ def _iteration(run: LearnerRun, usual: Program) -> Iteration:
     wait = max(0.0, mean - learned - sync)
     calls, chain = timetable(learner_steps(usual), PLAIN)
     stretch = learned / max((p.end for p in calls), default=1.0)
-    made = usual.refilled or (usual.generation.cost if usual.generation else Cost())
+    made = usual.continuous or (usual.generation.cost if usual.generation else Cost())
     rollout = next(s.pools for s in usual.steps if s.name == ROLLOUT)
     phases = [
         Phase(name=WAIT, pools=rollout, start=0.0, cost=_as_long(made, wait), after=None),
@@ -224,7 +225,7 @@ def _moved(phase: Phase, by: float, stretch: float) -> Phase:
 # --- a bound without simulation ---------------------------------------------------------------------
 
 
-def refilled_bound(setting: Setting, kv_tokens: float | None) -> float:
+def continuous_bound(setting: Setting, kv_tokens: float | None) -> float:
     """Seconds per batch that a pool of replicas which never drains does not go below: W / R."""
     floor, replicas = floor_and_replicas(setting, kv_tokens)
     return floor.work / replicas

@@ -1,4 +1,4 @@
-"""One-step-off and fully asynchronous as processes; what they do and why stands in `stale`."""
+"""One-step-off and fully asynchronous as processes; what they do and why stands in `run`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class OneStepOff:
 
 
 class Async:
-    """Replicas that are refilled all the time, beside the trainer."""
+    """Replicas that take requests all the time, beside the trainer."""
 
     def __init__(self, run: LearnerRun, pool: RolloutPool) -> None:
         self.run = run
