@@ -69,7 +69,7 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
         yield (
             "backend-not-launchable",
             f"the plan trains with {rules.title}, which the executor does not run",
-            "simulate it, export it (rlhfsim export), or design again with --backend deepspeed",
+            "simulate it (rlhfsim simulate), or design again with --backend deepspeed",
         )
     if workload.generates and placement.rollout is None:
         yield (

@@ -320,10 +320,9 @@ def _alternative(text: str, request: Request, models: Models) -> Alternative:
                 f"--why-not {text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
             )
         asked = alternative(request, text, limit)
+        narrow = asked.question.request
         with on_command_line(f"--why-not {text}: "):
-            check_layouts(
-                replace(asked.request, fix={limit.role: asked.request.fix.get(limit.role, {})}), models
-            )
+            check_layouts(replace(narrow, fix={limit.role: narrow.fix.get(limit.role, {})}), models)
         return asked
     names = [*ARCHITECTURES, *ROLES, "streaming", *SWITCHES, *BACKENDS, *PATHS]
     names += [FORBID_PREFIX + name for name in CHOICES]

@@ -10,9 +10,10 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from rlhfsim.cli.planned import Planned, plan_options, planned
+from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal import plan as view
+from rlhfsim.what_if.planned import Planned
 
 SCHEMA = "rlhfsim.estimate/1"
 EPILOG = """\b

@@ -16,7 +16,6 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import Whole, bad_option
 from rlhfsim.cli.planned import profile_notes
-from rlhfsim.cli.remedies import remedy
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.present.terminal import launch as launch_view
@@ -26,6 +25,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, load, parse_yaml
 from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
+from rlhfsim.what_if.remedies import remedy
 
 if TYPE_CHECKING:
     from executor.settings import Settings

@@ -12,11 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.cli.estimate import verdict
-from rlhfsim.cli.planned import Planned, plan_options, planned
+from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.words import component_text, new_table, profile_of, size
 from rlhfsim.units import GB
+from rlhfsim.what_if.planned import Planned
 
 SCHEMA = "rlhfsim.memory/1"
 EPILOG = """\b

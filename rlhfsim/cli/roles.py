@@ -20,6 +20,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.layout import Layout, Recompute
+from rlhfsim.what_if.planned import ranks
 
 F = TypeVar("F", bound=Callable[..., Any])
 Fields = dict[str, int | str]
@@ -150,11 +151,6 @@ def _check_hardware(request: Request, role: str, fields: Mapping[str, int | str]
             f"the layout needs {size:,} GPUs, there are {pool.gpus:,}",
             help="lower tp, pp, cp or dp",
         )
-
-
-def ranks(fields: Mapping[str, int | str]) -> int:
-    """GPUs of one model replica: tp x pp x cp."""
-    return _degree(fields, "tp") * _degree(fields, "pp") * _degree(fields, "cp")
 
 
 def _check_backend(request: Request, fields: Mapping[str, int | str]) -> None:

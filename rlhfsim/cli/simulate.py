@@ -18,8 +18,7 @@ from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
 from rlhfsim.cli.inputs import MAX_PRICE, json_option, on_command_line
 from rlhfsim.cli.params import Number, ParamType, Whole, bad_option
-from rlhfsim.cli.planned import NOT_FOUND, profile_notes
-from rlhfsim.cli.remedies import remedy
+from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 from rlhfsim.present.terminal import plan as view
@@ -27,6 +26,7 @@ from rlhfsim.present.terminal import simulate as simulate_view
 from rlhfsim.simulation.summary import FaultOptions, Simulation, SimulationOptions
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
+from rlhfsim.what_if.planned import fitting_change
 
 F = TypeVar("F", bound=Callable[..., Any])
 SCHEMA = "rlhfsim.simulation/1"
@@ -234,8 +234,7 @@ def _told(file: str, answer: Simulation) -> Told:
     plan = answer.plan
     if answer.rejected_by is None:
         return Told(answer, profile_notes(file), None)
-    help = remedy(plan.placement, plan.workload, cluster_of(plan)) or NOT_FOUND
-    return Told(answer, profile_notes(file), help)
+    return Told(answer, profile_notes(file), fitting_change(plan, cluster_of(plan)))
 
 
 def _check(ctx: click.Context, given: dict[str, Any]) -> None:

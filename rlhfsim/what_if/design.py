@@ -5,33 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import combinations
 from math import inf
 
 from rlhfsim.plan import BreakEven, Choice, Plan
-from rlhfsim.search.branch_and_bound import Found, Search
+from rlhfsim.search.branch_and_bound import Found
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import probability_better, reasons
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request, switched
-from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
+from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.gains import Gain, gains
-from rlhfsim.what_if.nothing_fits import nearest_change, shortage
+from rlhfsim.what_if.remedies import nearest_change, shortage
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
 
 RUNNERS_UP = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A plan of one workload variant."""
-
-    candidate: Candidate
-    workload: Workload
-    models: Models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +34,17 @@ class Design:
     request: Request
     chosen: Plan | None
     """None when nothing fits."""
-    runners_up: tuple[Plan, ...]
+    runners_up: tuple[Plan, ...] = ()
     """The best plan that was met of every other kind; simulated, but not proven to be its best."""
     certificate: Certificate
     """Where every plan of the space went."""
-    confidence: float | None
+    confidence: float | None = None
     """Probability that the chosen plan is faster than the first runner-up; None without one."""
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
     """Why the chosen plan won."""
-    break_evens: tuple[BreakEven, ...]
+    break_evens: tuple[BreakEven, ...] = ()
     """Single changes that would make another plan the best."""
-    gains: tuple[Gain, ...]
+    gains: tuple[Gain, ...] = ()
     """What each choice that is not allowed would bring, where that was asked."""
     refused: Counter[str] = field(default_factory=Counter)
     """Layouts outside the space by reason."""
@@ -95,46 +88,38 @@ def design(
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
     found = list(_searched(request, rivals=rivals))
-    certificate = found[0][1].certificate
-    for _, more in found[1:]:
-        certificate = certificate.plus(more.certificate)
+    certificate = reduce(lambda whole, more: whole.plus(more), (f.certificate for _, f in found))
     refused = sum((f.refused for _, f in found), Counter())
     ranked = _ranked(request, found)
     if not ranked:
         return Design(
             request=request,
             chosen=None,
-            runners_up=(),
             certificate=certificate,
-            confidence=None,
-            reasons=(),
-            break_evens=(),
-            gains=(),
             refused=refused,
-            shortage=shortage(request, found[0][1]),
+            shortage=shortage(found[0][1]),
             remedy=nearest_change(request) if explain else None,
         )
-    best = ranked[0]
     plans = [
-        plan_of(a.candidate, a.workload, a.models, request.cluster, request.price)
-        for a in ranked[: RUNNERS_UP + 1]
+        plan_of(c, workload, models_of(workload), request.cluster, request.price)
+        for workload, c in ranked[: RUNNERS_UP + 1]
     ]
-    base = replace(request, workload=best.workload)
-    source = next(f for w, f in found if w == best.workload)
-    same = [a.candidate for a in ranked if a.workload == best.workload]
+    workload, best = ranked[0]
+    prices = Prices(
+        request=replace(request, workload=workload), pricer=next(f.pricer for w, f in found if w == workload)
+    )
+    same_work = [c for w, c in ranked if w == workload]
     return Design(
         request=request,
         chosen=plans[0],
         runners_up=tuple(plans[1:]),
         certificate=certificate,
         refused=refused,
-        confidence=probability_better(best.candidate.iteration, ranked[1].candidate.iteration)
-        if len(ranked) > 1
-        else None,
+        confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
-        break_evens=tuple(break_evens(base, best.models, same)) if explain else (),
-        gains=tuple(gains(base, best.models, source.pricer, best.candidate)) if left_out else (),
-        whynots=tuple(why_not(a, plans[0], base, source.pricer) for a in instead),
+        break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
+        gains=tuple(gains(prices, best)) if left_out else (),
+        whynots=tuple(why_not(a, plans[0], prices) for a in instead),
     )
 
 
@@ -142,9 +127,9 @@ def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, Fou
     """A search for each variant of the workload; a later one must beat the earlier ones."""
     known = inf
     for workload in variants(request):
-        search = Search(replace(request, workload=workload), models_of(workload), known=known, rivals=rivals)
-        found = search.run()
-        known = min(known, search.limit)
+        found = answer(Question(request=replace(request, workload=workload), below=known, rivals=rivals))
+        if found.best is not None:
+            known = min(known, value(request, found.best)[0])
         yield workload, found
 
 
@@ -158,15 +143,10 @@ def variants(request: Request) -> Iterator[Workload]:
             yield switched(request.workload, frozenset(chosen))
 
 
-def _ranked(request: Request, found: list[tuple[Workload, Found]]) -> list[Answer]:
-    """The best plan first, then the best of every other kind that was met."""
-    answers = []
-    for workload, one in found:
-        models = models_of(workload)
-        candidates = [*([one.best] if one.best else []), *one.rivals]
-        answers += [Answer(candidate=c, workload=workload, models=models) for c in candidates]
-    answers.sort(key=lambda a: value(request, a.candidate))
-    return answers
+def _ranked(request: Request, found: list[tuple[Workload, Found]]) -> list[tuple[Workload, Candidate]]:
+    """The best plan first, then the best of every other kind that was met, each with its workload."""
+    plans = [(workload, c) for workload, f in found for c in (f.best, *f.rivals) if c is not None]
+    return sorted(plans, key=lambda plan: value(request, plan[1]))
 
 
 def value(request: Request, candidate: Candidate) -> tuple[float, float]:

@@ -18,13 +18,14 @@ from rlhfsim.what_if import break_evens as module
 from rlhfsim.what_if.break_evens import (
     CLEAR,
     BreakEven,
-    Change,
+    Quantity,
     break_evens,
     label,
     scaled,
     spread,
     with_memory,
 )
+from rlhfsim.what_if.engine import Question
 
 REQUEST = Request(
     cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=256)
@@ -41,14 +42,13 @@ def ranked() -> tuple[Candidate, ...]:
 
 @cache
 def found() -> tuple[BreakEven, ...]:
-    return tuple(break_evens(REQUEST, MODELS, ranked()))
+    return tuple(break_evens(REQUEST, ranked()))
 
 
-def times(change: Change, factor: float) -> dict[str, float]:
+def times(change: Quantity, factor: float) -> dict[str, float]:
     """Step of every kind under a change."""
-    there = change.apply(REQUEST, factor)
     return {
-        label(c.placement): module._after(change, there, MODELS, c.placement, factor)
+        label(c.placement): change.seconds(Question(request=REQUEST, placement=c.placement), factor)
         for c in module._other_kinds(ranked())
     }
 
@@ -58,7 +58,7 @@ def test_some_change_break_evens_the_choice() -> None:
 
 
 def test_a_break_even_lies_between_a_point_where_the_choice_holds_and_one_where_it_does_not() -> None:
-    changes = {(c.text, c.far > 1): c for c in module._changes(REQUEST)}
+    changes = {(c.text, c.far > 1): c for c in module._quantities(REQUEST)}
     own = label(ranked()[0].placement)
     for break_even in found():
         change = changes[break_even.change, break_even.factor > 1]
@@ -80,14 +80,15 @@ def test_the_break_even_is_told_in_the_unit_of_the_quantity() -> None:
 def test_a_known_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     best, other = module._other_kinds(ranked())[:2]
     fake = {best.placement: lambda f: 10.0 * f, other.placement: lambda f: 30.0}
-    change = Change(text="x", far=8.0, apply=lambda request, factor: request, now=2.0)
-    monkeypatch.setattr(module, "_after", lambda c, r, m, p, f: fake[p](f))
-    break_even = module._break_even(change, REQUEST, MODELS, [best, other])
+    change = Quantity(text="x", far=8.0, path="workload", times=lambda workload, factor: workload, now=2.0)
+    monkeypatch.setattr(Quantity, "seconds", lambda self, q, f: fake[q.placement](f))
+    rivals = [Question(request=REQUEST, placement=c.placement) for c in (best, other)]
+    break_even = module._break_even(change, rivals)
     assert break_even is not None
     assert break_even.factor == pytest.approx(3 * (1 + CLEAR), rel=8 ** (1 / 2**module.HALVINGS) - 1)
     assert break_even.winner == label(other.placement)
     fake[other.placement] = lambda f: inf
-    assert module._break_even(change, REQUEST, MODELS, [best, other]) is None
+    assert module._break_even(change, rivals) is None
 
 
 def test_more_gpus_are_more_ranks_of_the_same_cut() -> None:

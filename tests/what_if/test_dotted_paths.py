@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.what_if.dotted_paths import check_known, factor, keys, known, put, value_at
 from rlhfsim.what_if.scenarios.document import Base
-from rlhfsim.what_if.scenarios.dotted_paths import check_known, factor, keys, known, put, value_at
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def chosen(answer: Design) -> Plan:
 def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None:
     question = alternative(PAIR, name)
     found = only(PAIR, question)
-    alone = chosen(design(question.request, explain=False))
+    alone = chosen(design(question.question.request, explain=False))
     assert found.plan is not None
     assert found.plan.prediction.step_s == pytest.approx(alone.prediction.step_s, rel=1e-6)
     assert found.certificate.proven

@@ -14,7 +14,7 @@ from rlhfsim.present.terminal.words import component_text, new_table, percent
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import Point
 from rlhfsim.units import format, significant
-from rlhfsim.what_if.why_not import Missing, WhyNot
+from rlhfsim.what_if.why_not import MissingBytes, WhyNot
 
 ROWS = 5
 """Terms that a table shows."""
@@ -64,7 +64,7 @@ def _peak(plan: Plan) -> str:
     return f"{format(p.peak_memory_bytes, 'byte')} in {p.peak_phase}"
 
 
-def _missing(missing: Missing) -> str:
+def _missing(missing: MissingBytes) -> str:
     """`actor.train needs 132 GB of 85 GB per GPU in pool all; 70 GB of it are weights of actor`."""
     return (
         f"the plan that comes nearest lacks {format(missing.bytes - missing.capacity, 'byte')} per GPU in pool {missing.pool}, "

@@ -8,10 +8,10 @@ from itertools import pairwise
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.search.request import Request
+from rlhfsim.what_if.dotted_paths import dimension
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
-from rlhfsim.what_if.scenarios.dotted_paths import dimension
 from rlhfsim.what_if.scenarios.points import BASE, Case, Cases, standing, worded
 from rlhfsim.what_if.scenarios.result import BreakEven, PointResult, Tried
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of

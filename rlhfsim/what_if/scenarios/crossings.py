@@ -13,7 +13,6 @@ Two crossings between neighbouring samples are not seen.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -22,6 +21,7 @@ from typing import Literal
 import numpy as np
 from scipy.optimize import brentq
 
+from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.scenarios.result import Tried
 
 SAMPLES = 9
@@ -31,7 +31,6 @@ SAME = 1e-9
 """Difference below which both sides are the same."""
 JUMP = 0.01
 """Difference on both sides of a crossing above which it is a jump."""
-MAX_HALVINGS = 60
 State = Literal["less", "same", "more", "nothing"]
 """a against b; nothing: neither fits."""
 
@@ -133,19 +132,15 @@ class Curve:
 
     def _halved(self, left: Tried, right: Tried, tolerance: float, whole: bool) -> Crossing:
         """The first value with another state than `left`, by halving."""
-        low, high = left.x, right.x
-        for _ in range(MAX_HALVINGS):
+
+        def middle(low: float, high: float) -> float:
             if high - low <= (1 if whole else tolerance * max(abs(low), abs(high))):
-                break
-            middle = math.sqrt(low * high) if low > 0 and high / low >= WIDE else (low + high) / 2
-            middle = float(round(middle)) if whole else middle
-            if not low < middle < high:
-                break
-            if state(self.at(middle)) == state(left):
-                low = middle
-            else:
-                high = middle
-        return Crossing(x=high, jump=abs(_or_one(self.at(high))) > JUMP)
+                return high
+            between = geometric(low, high) if low > 0 and high / low >= WIDE else (low + high) / 2
+            return float(round(between)) if whole else between
+
+        x = edge(left.x, right.x, lambda x: state(self.at(x)) != state(left), middle)
+        return Crossing(x=x, jump=abs(_or_one(self.at(x))) > JUMP)
 
 
 def _or_one(tried: Tried) -> float:

@@ -40,6 +40,7 @@ PREDICTS = (
     "simulation",
     "search",
     "what_if/design.py",
+    "what_if/engine.py",
     "units.py",
     "plan.py",
     "what_if/scenarios/designs.py",

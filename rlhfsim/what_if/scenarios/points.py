@@ -16,8 +16,8 @@ from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source, convert
 from rlhfsim.units import GB, format, significant
+from rlhfsim.what_if.dotted_paths import Keys, check_known, dimension, factor, keys, put, value_at
 from rlhfsim.what_if.scenarios.document import Base, Document
-from rlhfsim.what_if.scenarios.dotted_paths import Keys, check_known, dimension, factor, keys, put, value_at
 from rlhfsim.what_if.scenarios.question import request_of
 
 BASE = "base"

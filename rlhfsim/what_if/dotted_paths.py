@@ -1,14 +1,14 @@
-"""Dotted paths into a scenario's base: which exist, what stands there, and documents with a value replaced.
+"""Dotted paths into questions and documents: which exist, what stands there, and data with a value replaced.
 
-`cluster.node_groups.0.gpus` counts list items from 0; one past the end adds an item. A text `4x` stands for
-four times what the base has there.
+`cluster.node_groups.0.gpus` counts list items from 0; one past the end of a document's list adds an item, and
+`*` is every item of typed data. A text `4x` stands for four times what the base has there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -19,6 +19,7 @@ from rlhfsim.units import Dimension
 Keys = tuple[int | str, ...]
 ITEM = "0"
 """Stands for every item of a list in `known`."""
+EVERY = "*"
 MAX_DEPTH = 8
 _TIMES = re.compile(r"^\s*(\d+(?:\.\d*)?|\.\d+)\s*x\s*$")
 DIMENSIONS: dict[str, Dimension] = {
@@ -124,16 +125,20 @@ def value_at(data: Any, path: Keys) -> Any:
 
 
 def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
-    """The document with the value at a path, or without what is there where the value is None.
+    """Data with the value at a path (a function: of what stands there), a document without it where it is None.
 
-    What lies on the way and is absent is made.
+    What lies on the way in a document and is absent is made.
 
     Raises:
         RlhfsimError: a list item beyond the one after the last.
     """
     if not path:
-        return value
+        return value(data) if callable(value) else value
     key, rest = path[0], path[1:]
+    if key == EVERY:
+        return tuple(put(item, rest, value) for item in data)
+    if is_dataclass(data) and not isinstance(data, type):
+        return replace(data, **{str(key): put(getattr(data, str(key)), rest, value)})
     if isinstance(data, list):
         if not isinstance(key, int) or key > len(data):
             raise RlhfsimError(

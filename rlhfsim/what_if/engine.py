@@ -1,0 +1,156 @@
+"""Ask again under a change: what every break-even, gain, why-not, remedy, size and scenario calls.
+
+    answer(change(question))
+
+A question is a design request, whose best plan is searched, or a placement that keeps its layouts and is
+priced again. Roles that a change leaves alone keep the prices that the first answer came with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rlhfsim.search.branch_and_bound import Found, Search
+from rlhfsim.search.candidates import Candidate, judged
+from rlhfsim.search.parallel import mapped
+from rlhfsim.search.pricer import Pricer
+from rlhfsim.search.request import FIXABLE_ROLES, Limit, Request, switched
+from rlhfsim.search.space import Partition
+from rlhfsim.specs.model.roles import Models, models_of
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.what_if.dotted_paths import keys, put
+
+T = TypeVar("T")
+TOUCHED: dict[str, frozenset[str]] = {
+    "adam8bit": frozenset({"actor", "critic"}),
+    "fp8": frozenset({"rollout"}),
+    "lora": frozenset({"actor", "reference", "rollout"}),
+    "rollout-logprobs": frozenset({"actor"}),
+}
+"""Roles whose price a switch changes; with LoRA the reference shares the weights of the actor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked: the best plan of a request, or one placement under it."""
+
+    request: Request
+    placement: Placement | None = None
+    """Priced again as it is; None: the best one is searched."""
+    only: Callable[[Partition], bool] | None = None
+    """Ways to share the GPUs that may compete, where the request cannot say so."""
+    sizes: tuple[int, ...] | None = None
+    """GPUs of each pool."""
+    below: float = math.inf
+    """What an answer must beat."""
+    rivals: bool = True
+    """Whether good plans of other kinds are wanted too."""
+
+    @property
+    def models(self) -> Models:
+        """The models of its workload."""
+        return models_of(self.request.workload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another question, and its name in words."""
+
+    name: str
+    apply: Callable[[Question], Question]
+
+
+def setting(name: str, values: Mapping[str, Any]) -> Change:
+    """The change that puts values at dotted paths of a question, in order; a function is applied to what stands there."""
+
+    def apply(question: Question) -> Question:
+        for path, value in values.items():
+            question = put(question, keys(path), value)
+        return question
+
+    return Change(name=name, apply=apply)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Roles as they were priced for a question that is answered."""
+
+    request: Request
+    pricer: Pricer
+
+    def kept(self, other: Request) -> Pricer | None:
+        """Prices of the roles that another request leaves alone; None where it leaves none."""
+        base = self.request
+        if base.backend != other.backend or base.max_oom != other.max_oom:
+            return None
+        if (base.forbid ^ other.forbid) & {"offload", "recompute"}:
+            return None
+        touched: frozenset[str] = frozenset()
+        if base.workload != other.workload:
+            switches = [n for n in TOUCHED if switched(base.workload, frozenset({n})) == other.workload]
+            if not switches:
+                return None
+            touched = TOUCHED[switches[0]]
+        changed = {role for role in FIXABLE_ROLES if _narrowed(base, role) != _narrowed(other, role)}
+        return self.pricer.again(other, models_of(other.workload), touched | changed)
+
+
+def _narrowed(request: Request, role: str) -> tuple[Mapping[str, int | str], tuple[Limit, ...]]:
+    """What a request says about the layouts of a role."""
+    limits = (x for x in request.limits if x.role == role and x.field not in ("gpus", "hardware"))
+    return request.fix.get(role, {}), tuple(limits)
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+def answer(question: Question, prices: Prices | None = None) -> Found:
+    """The best plan of a question, with the proof."""
+    return _search(question, prices).run()
+
+
+def good(question: Question, prices: Prices | None = None) -> Candidate | None:
+    """A good plan of a question without the proof, or its placement priced again; None where nothing fits."""
+    if question.placement is None:
+        return _search(question, prices).first()
+    if not _has_work(question.request, question.placement):
+        return None
+    return judged(question.request, question.models, question.placement)
+
+
+def _search(question: Question, prices: Prices | None) -> Search:
+    request = question.request
+    return Search(
+        request,
+        question.models,
+        prices.kept(request) if prices else None,
+        known=question.below,
+        only=question.only,
+        sizes=question.sizes,
+        rivals=question.rivals,
+    )
+
+
+def _has_work(request: Request, placement: Placement) -> bool:
+    """Whether every rank has a micro-batch, as `search.layouts` asks."""
+    sequences = request.workload.num_sequences // request.workload.mini_batches
+    roles = [s for s in placement.roles.values() if isinstance(s, RolePlacement)]
+    return all(s.layout.dp * s.layout.micro_batch <= sequences for s in roles)
+
+
+def vary(question: Question, changes: Sequence[Change], ask: Callable[[Question], T]) -> list[T]:
+    """The answers under each change, side by side on the cores of this machine."""
+    return mapped(lambda change: ask(change.apply(question)), changes)
+
+
+def first_that(
+    question: Question, changes: Iterable[Change], ask: Callable[[Question], T | None]
+) -> tuple[str, T] | None:
+    """The name of the first change under which there is an answer, and that answer."""
+    for change in changes:
+        if (found := ask(change.apply(question))) is not None:
+            return change.name, found
+    return None

@@ -1,0 +1,150 @@
+"""What makes something fit: the gentlest of the changes that are tried, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+from typing import Any
+
+from rlhfsim.memory.ledger import ledger
+from rlhfsim.search.branch_and_bound import Found
+from rlhfsim.search.request import Request, switched
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
+from rlhfsim.specs.placement.backends import BACKENDS, violation
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.units import format
+from rlhfsim.what_if.engine import Change, Question, first_that, good, setting
+
+MORE_GPUS = (2, 3, 4, 6, 8, 16, 32, 64)
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+"""Shares of a GPU's memory that a rollout engine is left with."""
+MAX_PAIRS = 300
+LIKELY = 0.5
+"""Risk of running out of memory from which a plan does not count as fitting."""
+
+
+# --- a request that nothing fits --------------------------------------------------------------------
+
+
+def shortage(found: Found) -> str | None:
+    """What the plan that misses memory by least lacks, in words; None where none was looked at."""
+    if found.nearest is None:
+        return None
+    skeleton, pool, lacking = found.nearest
+    if not 0 < lacking < inf:
+        return None
+    kinds = " or ".join(sorted(skeleton.partition.labels))
+    return f"the nearest plan ({kinds}) misses {format(lacking, 'byte')} per GPU in pool {pool}"
+
+
+def nearest_change(request: Request) -> str | None:
+    """The smallest change with which something fits: a restriction dropped, a switch, more GPUs."""
+    remedy = first_that(Question(request=request), _relaxations(request), good)
+    return remedy[0] if remedy else None
+
+
+def _relaxations(request: Request) -> Iterator[Change]:
+    for name in sorted(request.forbid):
+        yield setting(f"allow {name} again", {"request.forbid": request.forbid - {name}})
+    for role in request.fix:
+        others = {k: v for k, v in request.fix.items() if k != role}
+        yield setting(f"do not fix the layout of the {role}", {"request.fix": others})
+    for limit in (x for x in request.limits if x not in request.hardware_limits):
+        left = tuple(x for x in request.limits if x is not limit)
+        yield setting(f"do not ask for {limit.text}", {"request.limits": left})
+    if request.max_memory is not None:
+        yield setting("more memory on a GPU", {"request.max_memory": None})
+    free: dict[str, Any] = {
+        "fix": {},
+        "limits": request.hardware_limits,
+        "forbid": frozenset(),
+        **dict.fromkeys(("architecture", "weight_path", "max_gpus_per_role", "max_memory")),
+    }
+    if any(getattr(request, name) != value for name, value in free.items()):
+        yield setting("free every choice", {f"request.{name}": value for name, value in free.items()})
+    for backend in BACKENDS:
+        if backend != request.backend:
+            yield setting(f"--backend {backend}", {"request.backend": backend, "request.fix": {}})
+    for name in ("adam8bit", "lora"):
+        if name not in request.switches:
+            work = switched(request.workload, frozenset({name}))
+            yield setting(f"--allow {name}", {"request.workload": work})
+    yield from _more_gpus(request.cluster)
+
+
+def _more_gpus(cluster: Cluster) -> Iterator[Change]:
+    pool = cluster.node_group
+    if pool.gpus > pool.gpus_per_node and pool.gpus_per_node < pool.profile.node.gpus:
+        return
+    for factor in MORE_GPUS:
+        groups = (sized(pool, pool.gpus * factor, pool.profile.node.gpus), *cluster.node_groups[1:])
+        yield setting(f"--gpus {groups[0].gpus}", {"request.cluster.node_groups": groups})
+
+
+def sized(pool: NodeGroup, gpus: int, per_node: int) -> NodeGroup:
+    """A node group of so many GPUs, in nodes of up to `per_node`."""
+    return replace(pool, gpus=gpus, gpus_per_node=min(gpus, per_node))
+
+
+# --- a placement that does not fit ------------------------------------------------------------------
+
+
+def remedy(placement: Placement, workload: Workload, cluster: Cluster) -> str | None:
+    """The smallest change of the placement with which it fits, or pair; None when none of those tried does."""
+    question = Question(request=Request(cluster=cluster, workload=workload), placement=placement)
+    edits = list(_edits(placement))
+    pairs = [
+        Change(name=f"{a.name} and {b.name}", apply=lambda q, a=a, b=b: b.apply(a.apply(q)))  # type: ignore[misc]
+        for a, b in list(combinations(edits, 2))[:MAX_PAIRS]
+    ]
+    found = first_that(question, [*edits, *pairs], _fits)
+    return found[0] if found else None
+
+
+def _fits(question: Question) -> bool | None:
+    assert question.placement is not None
+    request = question.request
+    memory = ledger(question.models, question.placement, request.workload, request.cluster)
+    return True if memory.fits and memory.probability_out_of_memory < LIKELY else None
+
+
+def _edits(placement: Placement) -> Iterator[Change]:
+    """Gentle first: memory share, micro-batch, recompute, moving states out, ZeRO, Adam on the host."""
+    roles = {n: s for n, s in placement.roles.items() if isinstance(s, RolePlacement)}
+    rollout = placement.rollout
+    if rollout is not None:
+        for share in SHARES:
+            if share < rollout.layout.memory_utilization:
+                words = f"memory_utilization {share} for the rollout"
+                yield _edit(words, "rollout.layout.memory_utilization", share)
+    for name, role in roles.items():
+        if role.layout.micro_batch > 1:
+            yield _edit(f"micro_batch 1 for {name}", f"{name}.layout.micro_batch", 1)
+    for name, role in roles.items():
+        trained = name in ("actor", "critic")
+        if trained and role.layout.recompute != "full":
+            yield _edit(f"recompute full for {name}", f"{name}.layout.recompute", "full")
+        if not trained and role.residency == "resident":
+            yield _edit(f"weights of {name} on the host between its calls", f"{name}.residency", "offloaded")
+    if rollout is not None and rollout.sleep < 2 and rollout.pool == placement.actor.pool:
+        yield _edit("sleep 2 for the rollout", "rollout.sleep", 2)
+    for name, role in roles.items():
+        yield from _heavier(placement, name, role)
+
+
+def _heavier(placement: Placement, name: str, role: RolePlacement) -> Iterator[Change]:
+    for zero in range(role.layout.zero + 1, 4):
+        if violation(placement.backend, replace(role.layout, zero=zero)) is None:
+            yield _edit(f"ZeRO-{zero} for {name}", f"{name}.layout.zero", zero)
+    if name in ("actor", "critic"):
+        if not role.offload_between:
+            yield _edit(f"optimizer of {name} on the host between its calls", f"{name}.offload_between", True)
+        if role.layout.offload_optimizer == "none":
+            yield _edit(f"Adam of {name} on the CPU", f"{name}.layout.offload_optimizer", "cpu")
+
+
+def _edit(name: str, path: str, value: Any) -> Change:
+    return setting(name, {f"placement.{path}": value})

@@ -1,0 +1,76 @@
+"""A run that goes on, calibrated: would another plan now be better than the one that runs?
+
+Better means: faster with a probability of at least `SURE`, both plans priced on the profile as this run shows it
+(coefficients that both rest on cancel, search.explain). The run itself keeps its plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+
+from rlhfsim.calibration.fit import Calibration
+from rlhfsim.calibration.observation import Observation
+from rlhfsim.calibration.predict import cluster_with, with_lengths
+from rlhfsim.calibration.profile_writer import provenance
+from rlhfsim.plan import Plan
+from rlhfsim.search.explain import probability_better
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.what_if.design import design
+from rlhfsim.what_if.estimate import estimate, priced_placement
+
+SEARCH_S = 10.0
+"""Most seconds that the search for another plan may take while the run waits."""
+SURE = 0.9
+"""Probability from which another plan is called better."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned:
+    """The plan that runs against the best one, on the profile as the run shows it."""
+
+    measured_s: float
+    """Median step of the run."""
+    current: Plan
+    """The plan that runs, priced again."""
+    best: Plan | None = None
+    """The best other plan; None where the one that runs is the best."""
+    probability: float = 0.0
+    """That the other one is faster."""
+
+    @property
+    def better(self) -> bool:
+        """Whether the other plan is surely better."""
+        return self.probability >= SURE
+
+
+def replanned(plan: Plan, run: Observation, calibration: Calibration) -> Replanned:
+    """The question of a plan asked again, with the lengths and the coefficients that its run shows."""
+    work = with_lengths(run.plan.workload, run.prompt_tokens, run.response_tokens)
+    cluster = cluster_with(plan, calibrated(calibration))
+    current = estimate(plan.placement, work, cluster)
+    staleness = plan.placement.schedule.staleness
+    request = Request(
+        cluster=cluster,
+        workload=work,
+        backend=plan.placement.backend,
+        time_limit=SEARCH_S,
+        allow=frozenset({"async"} if staleness else ()),
+        max_staleness=staleness or 1,
+    )
+    best = design(request, explain=False).chosen
+    answer = Replanned(measured_s=median(run.step_s), current=current)
+    if best is None or best.placement == plan.placement:
+        return answer
+    other, own = (priced_placement(p.placement, p.workload, cluster).iteration for p in (best, current))
+    return replace(answer, best=best, probability=probability_better(other, own))
+
+
+def calibrated(calibration: Calibration) -> Profile:
+    """The profile with what was fitted, in memory."""
+    fitted = {c.name: c.after for c in calibration.coefficients}
+    profile = calibration.profile
+    return replace(
+        profile, coefficients={**profile.coefficients, **fitted}, calibration=provenance(calibration)
+    )
