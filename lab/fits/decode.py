@@ -19,11 +19,11 @@ from importlib import import_module
 import numpy as np
 from numpy.typing import NDArray
 
+from lab.decode.load import left_out, terms
+from lab.decode.points import Serving, servings, skip_reason
 from rlhfsim.rollout.decode import ENGINES, Engine
 from rlhfsim.rollout.prefill import Terms, output_time
 from rlhfsim.units import MICROSECOND, MILLISECOND
-from rlhfsim.validation.cases.decode import left_out, terms
-from rlhfsim.validation.cases.decode_points import Serving, servings, skip_reason
 
 Floats = NDArray[np.float64]
 SHARED = ("decode_layer_overhead",)

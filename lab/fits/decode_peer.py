@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.validation.cases.decode_points import Serving, installed, servings, skip_reason
+from lab.decode.points import Serving, installed, servings, skip_reason
 
 SDK = "aiconfigurator_core.sdk"
 TABLES = {"trtllm": "1.3.0rc20", "sglang": "0.5.14", "vllm": "0.24.0"}
@@ -29,7 +29,7 @@ NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
 }
 """Checkpoints whose shape the SDK ships under another name."""
-OUTPUT = Path(__file__).parents[2] / "rlhfsim" / "validation" / "data" / "decode_peer.csv"
+OUTPUT = Path(__file__).parents[1] / "decode" / "decode_peer.csv"
 ATTEMPTS = ((None, False), ("bfloat16", False), (None, True), ("bfloat16", True))
 """KV-cache format, and whether to ask for block-scaled FP8."""
 

@@ -1,12 +1,11 @@
 """The scoreboard: figures of every kind from its outcomes, and the comparison with committed ones.
 
-`python -m rlhfsim.validation.scoreboard --check` fails when the committed figures are stale.
+`rlhfsim validate --check reports/accuracy.json` fails when the committed figures are stale.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -244,12 +243,6 @@ def _shown(value: float | None) -> str:
     return "none" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
-def check(path: Path) -> list[str]:
-    """Rerun everything and compare with the committed figures; empty when they are current."""
-    outcomes, not_rerun = collect(registry.SECTIONS)
-    return differences(board(outcomes, not_rerun), read_board(path))
-
-
 def dumps(figures: Mapping[str, Any]) -> str:
     """The figures as JSON text; NaN and infinity are a bug."""
     return json.dumps(figures, indent=1, allow_nan=False) + "\n"
@@ -262,15 +255,3 @@ def _rounded(data: Any) -> Any:
     if isinstance(data, Mapping):
         return {key: _rounded(value) for key, value in data.items()}
     return [_rounded(value) for value in data] if isinstance(data, list | tuple) else data
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`--check [FILE]`: 0 when the committed figures are current, else 1 with what differs."""
-    path = Path(arguments[1]) if len(arguments) > 1 else committed_file()
-    found = check(path)
-    sys.stderr.write("".join(f"{line}\n" for line in found))
-    return 1 if found else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -20,19 +20,26 @@ class RowKind:
     """One module of predictions; it may score several kinds (`memory.weights`, ...)."""
 
     name: str
-    """Module in `rlhfsim.validation` with `outcomes(rows) -> list[Outcome]`."""
+    """First word of its kinds."""
     table: str | None
     """Table that it reads; None when the rows come from an installed package."""
-    needs: str | None = None
-    """Package without which it cannot run."""
-    title: str = ""
+    outside: tuple[str, ...] = ()
+    """Its module where that is not in the wheel, and the package that it reads."""
+    title: str
     """What is predicted, for people."""
+
+    @property
+    def module(self) -> str:
+        """With `outcomes(rows) -> list[Outcome]`."""
+        return self.outside[0] if self.outside else f"rlhfsim.validation.kinds.{self.name}"
 
     @property
     def runnable(self) -> bool:
         """Whether its module and its package are there."""
-        modules = (f"rlhfsim.validation.kinds.{self.name}", self.needs)
-        return all(find_spec(module) is not None for module in modules if module)
+        try:
+            return all(find_spec(module) is not None for module in self.outside)
+        except ModuleNotFoundError:
+            return False
 
 
 SECTIONS: dict[str, RowKind] = {
@@ -40,7 +47,12 @@ SECTIONS: dict[str, RowKind] = {
     for section in (
         RowKind(name="training", table="training", title="training step time"),
         RowKind(name="memory", table="memory", title="memory: weights, KV cache, training peak"),
-        RowKind(name="decode", table=None, needs="aiconfigurator_core", title="decode step time"),
+        RowKind(
+            name="decode",
+            table=None,
+            outside=("lab.decode.kind", "aiconfigurator_core"),
+            title="decode step time",
+        ),
         RowKind(name="inference", table="inference", title="serving throughput"),
         RowKind(name="rlhf", table="rlhf", title="RLHF step and phase time"),
         RowKind(name="weight_sync", table="weight_sync", title="weight sync time"),
@@ -75,7 +87,7 @@ def run(section: RowKind, rows: Sequence[Row] | None = None) -> list[Outcome]:
     reason; it does not stop the others. Neither does a bug of ours: the row says `internal error`,
     and a test keeps the shipped rows free of it.
     """
-    module = importlib.import_module(f"rlhfsim.validation.kinds.{section.name}")
+    module = importlib.import_module(section.module)
     predict: Callable[[list[Row]], list[Outcome]] = module.outcomes
     if rows is None:
         rows = shipped(section.table) if section.table else []

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rlhfsim.validation.cases.decode import conflicts, impossible, load, misfits, predicted, utilisation
-from rlhfsim.validation.cases.decode_points import Serving, corrected, installed, servings, skip_reason
-from rlhfsim.validation.kinds import decode, inference
+from lab.decode import kind as decode
+from lab.decode.load import conflicts, impossible, load, misfits, predicted, utilisation
+from lab.decode.points import Serving, corrected, installed, servings, skip_reason
+from rlhfsim.validation.kinds import inference
 from rlhfsim.validation.rows import shipped
 
 needs_rows = pytest.mark.skipif(installed() is None, reason="development package not installed")

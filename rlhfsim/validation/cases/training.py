@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import resources
 from typing import Any
+
+import yaml
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
@@ -48,63 +51,6 @@ class TrainingJob:
     """What the software of the row is taken to do, with its source."""
 
 
-_FULL: dict[str, Any] = {"graphs": "full", "scheduled_ep": True, "fused_experts": True, "fp8_attention": True}
-_PARTIAL: dict[str, Any] = {"graphs": "partial"}
-_GB, _B, _ALL = ("GB200", "GB300"), ("B200", "B300"), ("GB200", "GB300", "B200", "B300")
-_NOTE = "graphs and dispatcher of Megatron-Bridge perf_recipes (commit 067f987df0): "
-RECIPES: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str, dict[str, Any], str], ...] = (
-    (
-        ("DeepSeekV3", "Qwen3"),
-        (*_GB, "B300"),
-        "26.06",
-        "MXFP8",
-        _FULL,
-        _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts",
-    ),
-    (
-        ("GPT OSS",),
-        _GB,
-        "26.06",
-        "MXFP8",
-        _FULL,
-        _NOTE + "whole iteration, overlapped all-to-all, FP8 attention, fused experts",
-    ),
-    (("Qwen3",), _GB, "25.11", "", _PARTIAL, _NOTE + "attention and router"),
-    (("Qwen3_30B",), _ALL, "26.02.01", "", _PARTIAL, _NOTE + "attention and router"),
-    (("Qwen3_30B",), ("H100",), "26.04", "", _PARTIAL, _NOTE + "attention and router"),
-    (("DeepSeekV3",), ("GB200",), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
-    (("DeepSeekV3",), ("GB300",), "25.11", "BF16", _PARTIAL, _NOTE + "attention and router"),
-    (
-        ("DeepSeekV3",),
-        ("B200",),
-        "25.11",
-        "",
-        {"scheduled_ep": True},
-        _NOTE + "DeepEP, overlapped all-to-all",
-    ),
-    (("GPT OSS",), ("B300", "GB300"), "25.11", "", _PARTIAL, _NOTE + "attention and router"),
-    (("GPT OSS",), ("GB200",), "25.11", "BF16", {"scheduled_ep": True}, _NOTE + "overlapped all-to-all"),
-    (
-        ("GPT OSS",),
-        ("H100", "B200"),
-        "25.09",
-        "",
-        {"token_once": False},
-        _NOTE + "plain all-to-all dispatcher",
-    ),
-    (
-        ("Qwen3_235B",),
-        ("H100",),
-        "25.09",
-        "",
-        {"token_once": False, "scheduled_ep": True},
-        _NOTE + "plain all-to-all dispatcher, overlapped",
-    ),
-    (("Qwen3_235B",), ("B200",), "25.09", "", {"token_once": False}, _NOTE + "plain all-to-all dispatcher"),
-    (("Kimi",), _ALL, "25.09", "", {}, _NOTE + "none"),
-    (("LLAMA3_8B",), _ALL, "25.09", "", {"graphs": "full"}, _NOTE + "whole iteration"),
-)
-"""Model prefixes, GPUs, first release, precision, changes, note; the first that fits counts."""
 Lookup = Callable[[str], Profile]
 """Finds a hardware profile by name or alias; always the same object for the same name."""
 
@@ -115,52 +61,12 @@ def shipped_profile(name: str) -> Profile:
     return load_profile(name)
 
 
-FRAMEWORKS: tuple[tuple[str, Backend, Software, str], ...] = (
-    (
-        "Megatron-Bridge",
-        "megatron",
-        Software(reduce_bytes=2, balanced=True, user_buffers=True),
-        "fused kernels, BF16 gradient reduction, forced balance: perf_recipes/_common.py of NVIDIA-NeMo/Megatron-Bridge (commit 067f987df0)",
-    ),
-    (
-        "NeMo AutoModel",
-        "fsdp2",
-        Software(reduce_bytes=4, balanced=True),
-        "Transformer Engine kernels, FSDP2 with FP32 reduction, balanced gate: its performance summary",
-    ),
-    (
-        "NeMo",
-        "megatron",
-        Software(reduce_bytes=2, balanced=True, user_buffers=True),
-        "Megatron-Core kernels; NeMo performance guide",
-    ),
-    (
-        "Megatron-LM (2021)",
-        "megatron",
-        Software(flash=False),
-        "arXiv 2104.04473: before FlashAttention; fused softmax, FP32 gradient reduction",
-    ),
-    (
-        "Megatron-Core",
-        "megatron",
-        Software(user_buffers=True),
-        "its README: TP, DP and PP communication overlap on, FP32 gradient reduction",
-    ),
-    ("Megatron", "megatron", Software(), "Megatron-Core: fused kernels, FP32 gradient reduction"),
-    (
-        "Meta in-house",
-        "megatron",
-        Software(),
-        "arXiv 2407.21783 section 3.3: FP32 gradient reduction, own kernels",
-    ),
-    (
-        "llm-foundry",
-        "fsdp2",
-        Software(fused=False, reduce_bytes=2),
-        "eager PyTorch modules, PURE mixed precision (reduction in BF16): its benchmark README",
-    ),
-)
-"""Prefix of the framework cell, backend, software, source; the first that fits counts."""
+@cache
+def _known_software() -> dict[str, Any]:
+    """`training_software.yaml`: what frameworks and the recipes of their releases do, with sources."""
+    text = (resources.files("rlhfsim.validation") / "training_software.yaml").read_text(encoding="utf-8")
+    known: dict[str, Any] = yaml.safe_load(text)
+    return known
 
 
 def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
@@ -362,22 +268,22 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
     framework = row.text("framework") or ""
     backend: Backend = "fsdp2" if _zero(row.text("fsdp_or_zero") or "", "") == 3 else "megatron"
     software, stated = Software(fused=False), "eager PyTorch modules (default)"
-    for prefix, kind, habits, source in FRAMEWORKS:
-        if framework.startswith(prefix):
-            backend, software, stated = kind, habits, source
-            break
+    entries = _known_software()["frameworks"]
+    known = next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
+    if known:
+        backend, software, stated = known["backend"], Software(**known["software"]), known["source"]
     if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
         software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
     software, recipe = recipe_of(row, software)
     slow = 1.0
-    if prefix == "llm-foundry" and framework.startswith(prefix) and "h100" in device.profile.name:
+    if framework.startswith("llm-foundry") and "h100" in device.profile.name:
         slow = device["flash2_on_hopper"]
     software = replace(software, attention_slowdown=slow, recomputed=recomputed(row.text("recompute")))
     return backend, software, (stated, recipe) if recipe else (stated,)
 
 
 def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
-    """The software of a row as its release's recipe sets it (see `RECIPES`)."""
+    """The software of a row as its release's recipe sets it (`training_software.yaml`)."""
     framework, text = row.text("framework") or "", row.text("precision") or ""
     release = re.search(r"\((\d\d\.\d\d(?:\.\d\d)?)", framework)
     if not release or "Megatron-Bridge" not in framework:
@@ -385,10 +291,11 @@ def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
     model, gpu = row.text("model") or "", row.text("gpu_type") or ""
     if "tokendrop" in model:
         return replace(software, graphs="partial"), "token drop: fixed capacity, no host waits"
-    for names, gpus, since, precision, changes, note in RECIPES:
-        fits = model.startswith(names) and gpu in gpus and precision in text
-        if fits and release[1] >= since:
-            return replace(software, **changes), note
+    known = _known_software()
+    for recipe in known["recipes"]:
+        fits = model.startswith(tuple(recipe["models"])) and gpu in recipe["gpus"]
+        if fits and recipe.get("precision", "") in text and release[1] >= recipe["since"]:
+            return replace(software, **recipe["software"]), known["recipes_source"] + recipe["source"]
     return software, "recipe: no CUDA graphs"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Literal
 
+from lab.decode.points import PROFILES, Serving, skip_reason
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.memory import kv_cache
@@ -18,7 +19,6 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.units import MILLISECOND
-from rlhfsim.validation.cases.decode_points import PROFILES, Serving, skip_reason
 
 RANGE_MEAN = 0.9
 """InferenceMAX draws lengths uniformly from 0.8 to 1.0 of the stated ones (`random_range_ratio`)."""

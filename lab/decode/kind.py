@@ -1,8 +1,8 @@
 """Time per output token in aggregated serving, against the points of the pinned development package.
 
 Predicted from kernel curves and a few coefficients per engine, fitted on the even rows (see
-`rlhfsim.validation.cases.decode_points.Serving.fitted`) and reported on the odd ones. What another planner, AIConfigurator,
-predicts for the odd rows stands in `data/decode_peer.csv`, one figure a row, written once by
+`lab.decode.points.Serving.fitted`) and reported on the odd ones. What another planner, AIConfigurator,
+predicts for the odd rows stands in `decode_peer.csv`, one figure a row, written once by
 `python -m lab.fits.decode_peer`.
 """
 
@@ -11,11 +11,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
+from pathlib import Path
 
+from lab.decode.load import kv_precision_of, left_out, predicted
+from lab.decode.points import FILE, Serving, installed, servings, skip_reason
 from rlhfsim.units import MILLISECOND
-from rlhfsim.validation.cases.decode import kv_precision_of, left_out, predicted
-from rlhfsim.validation.cases.decode_points import FILE, Serving, installed, servings, skip_reason
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
 
@@ -70,7 +70,7 @@ def _assumptions(point: Serving) -> tuple[str, ...]:
 @cache
 def peers() -> dict[str, float]:
     """AIConfigurator's TPOT in seconds by row id, for the version it was asked from."""
-    data = resources.files("rlhfsim.validation") / "data" / PEER_FILE
+    data = Path(__file__).parent / PEER_FILE
     if not data.is_file():
         return {}
     with data.open(encoding="utf-8") as file:

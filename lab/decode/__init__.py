@@ -1,0 +1,1 @@
+"""Serving points of a pinned development package: read, priced, scored."""
