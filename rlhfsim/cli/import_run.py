@@ -19,7 +19,8 @@ from rlhfsim.cli import completion
 from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.params import Number, OneOf, bad_option
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.logs.imported import FRAMEWORKS, Choices, Imported
+from rlhfsim.frameworks.logs.framework import framework_named, framework_names
+from rlhfsim.frameworks.logs.imported import Choices, Imported
 from rlhfsim.frameworks.logs.imported import import_run as read_logs
 from rlhfsim.frameworks.logs.run_folder import environment, metrics_of, provenance, step_seconds, trace_of
 from rlhfsim.plan import Plan, write_atomically, write_plan
@@ -36,13 +37,12 @@ Examples:
   rlhfsim compare runs/verl/plan.json runs/verl/
 """
 MAX_TOKENS = 10_000_000
+NAMES = framework_names()
 
 
 @click.command(name="import-run", epilog=EPILOG)
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--framework", required=True, type=OneOf("framework", FRAMEWORKS), help=f"{', '.join(FRAMEWORKS)}."
-)
+@click.option("--framework", required=True, type=OneOf("framework", NAMES), help=f"{', '.join(NAMES)}.")
 @click.option(
     "--gpu",
     required=True,
@@ -101,7 +101,7 @@ def import_run(
         gpu=gpu, rollout_gpu=rollout_gpu, configs=configs, given=settings(given), prompt_tokens=prompt_len
     )
     with on_command_line():
-        run = read_logs(path, FRAMEWORKS[framework], choices)
+        run = read_logs(path, framework_named(framework), choices)
         plan = estimate(run.setup.placement, run.setup.workload, run.setup.cluster)
     answer = Answer(run, plan, trace_of(run, plan.input_hash), out)
     write(answer, path)

@@ -14,9 +14,9 @@ from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.configuration import read_settings
-from rlhfsim.frameworks.logs.console import lines
-from rlhfsim.frameworks.logs.imported import FRAMEWORKS, Choices, Imported, import_run
-from rlhfsim.frameworks.logs.records import Log, Record, merged, number
+from rlhfsim.frameworks.logs.framework import framework_named, framework_names
+from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
+from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number
 from rlhfsim.frameworks.logs.run_folder import trace_of
 
 VERL_CONFIG = """
@@ -111,7 +111,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def read(path: Path, framework: str, *configs: Path, **choices: Any) -> Imported:
-    return import_run(path, FRAMEWORKS[framework], Choices(gpu="h100", configs=configs, **choices))
+    return import_run(path, framework_named(framework), Choices(gpu="h100", configs=configs, **choices))
 
 
 def observed(run: Imported, tmp_path: Path, *arguments: str) -> Observation:
@@ -158,7 +158,7 @@ def test_older_verl_times_the_weight_sync_with_generation(tmp_path: Path, config
     assert "actor.sync" in run.mapped["timing_s/gen"]
     newer = import_run(
         _file(tmp_path / "n.jsonl", [verl_step(1)]),
-        FRAMEWORKS["verl"],
+        framework_named("verl"),
         Choices(gpu="h100", configs=(config,)),
     )
     assert "actor.sync" not in newer.mapped["timing_s/gen"]
@@ -370,6 +370,11 @@ def test_an_imported_folder_is_a_run(tmp_path: Path, config: Path) -> None:
     )
     assert isinstance(again.exception, RlhfsimError)
     assert again.exception.code == "folder-not-empty"
+
+
+def test_a_folder_with_logs_is_a_framework_and_nothing_lists_it() -> None:
+    assert set(framework_names()) >= {"verl", "openrlhf", "nemo-rl", "trl"}
+    assert all(framework_named(name).name == name for name in framework_names())
 
 
 # --- bad logs -------------------------------------------------------------------------------------

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.logs.console import cut_off, lines
 from rlhfsim.frameworks.logs.framework import Framework
-from rlhfsim.frameworks.logs.jsonl import read_jsonl, read_trainer_state
-from rlhfsim.frameworks.logs.records import Log, Record, merged
+from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, read_jsonl, read_trainer_state
 from rlhfsim.frameworks.logs.tensorboard import MARK, read_events
 from rlhfsim.specs.loading import read_text
 
@@ -124,7 +122,7 @@ def _console(path: Path, framework: Framework) -> Log:
             help="give the console log as text",
         )
     notes: tuple[str, ...] = ()
-    if cut_off(text) and text.rstrip().count("\n"):
+    if not text.endswith(("\n", "\r")) and text.rstrip().count("\n"):
         text, _, _ = text.rpartition("\n")
         notes = (f"{path.name}: the last line is cut off and was left out",)
     records = tuple(framework.console(tuple(lines(text))))

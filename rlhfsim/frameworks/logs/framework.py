@@ -1,16 +1,34 @@
-"""What an importer knows about a framework: its timers under our names, its lengths, its console lines."""
+"""What an importer knows about a framework: its timers under our names, its lengths, its console lines.
+
+A framework is a folder of `rlhfsim.frameworks` whose module `logs` has a `FRAMEWORK`; nothing lists them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module, resources
 
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
-from rlhfsim.frameworks.logs.recipe import RunDescription
 from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.frameworks.logs.run_description import RunDescription
 
-Console = Callable[[Sequence[str]], Iterator[Record]]
-"""From clean lines to records."""
+
+def framework_names() -> tuple[str, ...]:
+    """Names of the frameworks whose logs can be read: their folders, `-` for `_`."""
+    folders = resources.files("rlhfsim.frameworks").iterdir()
+    return tuple(sorted(f.name.replace("_", "-") for f in folders if (f / "logs.py").is_file()))
+
+
+def framework_named(name: str) -> Framework:
+    """How to read the logs of one of `framework_names`."""
+    known: Framework = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.logs").FRAMEWORK
+    return known
+
+
+def around(*calls: str) -> tuple[str, ...]:
+    """The calls, each between the moves of its role: load, the call, unload."""
+    return tuple(f"{call}{move}" for call in calls for move in (".load", "", ".unload"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +54,7 @@ class Framework:
     """How to read the logs of one framework."""
 
     name: str
+    """As in `framework_names`."""
     title: str
     timers: tuple[Timer, ...]
     """In the order in which a step runs them."""
@@ -59,9 +78,10 @@ class Framework:
     """Longest response of a step."""
     strip: str = ""
     """Prefix that some loggers put before every metric."""
-    console: Console
-    recipe: Callable[[FrameworkSettings, Mapping[str, float]], RunDescription]
-    """From the configuration and the mean metrics to a recipe."""
+    console: Callable[[Sequence[str]], Iterator[Record]]
+    """From clean lines to records."""
+    describe: Callable[[FrameworkSettings, Mapping[str, float]], RunDescription]
+    """From the configuration and the mean metrics to what the run was."""
     prompts_of: Callable[[FrameworkSettings, Sequence[Record]], float | None] | None = None
     """Mean prompt tokens where no metric says them directly."""
     folds: bool = False

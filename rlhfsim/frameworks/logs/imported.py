@@ -12,16 +12,11 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings, read_settings
 from rlhfsim.frameworks.logs.files import find, framework_times, read_log
 from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.recipe import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.frameworks.logs.records import Log, Record
-from rlhfsim.frameworks.nemo_rl.logs import NEMO_RL
-from rlhfsim.frameworks.openrlhf.logs import OPENRLHF
-from rlhfsim.frameworks.trl.logs import TRL
-from rlhfsim.frameworks.verl.logs import VERL
+from rlhfsim.frameworks.logs.run_description import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import CONTROLLER, WAIT
 
-FRAMEWORKS: dict[str, Framework] = {f.name: f for f in (VERL, OPENRLHF, NEMO_RL, TRL)}
 MOST_S = 30 * 86400.0
 """Longer times are no time of a step."""
 
@@ -85,10 +80,10 @@ def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
     steps, notes = _steps(path, log, framework, settings)
     records = [Record(step=s.logged, values=s.values) for s in steps]
     means = _means(records)
-    recipe = framework.recipe(settings, means)
+    description = framework.describe(settings, means)
     lengths = _lengths(path, framework, settings, log.records, means, choices)
-    specs = setup(recipe, lengths, choices.gpu, choices.rollout_gpu)
-    used = _used(framework, specs, recipe, log)
+    specs = setup(description, lengths, choices.gpu, choices.rollout_gpu)
+    used = _used(framework, specs, description, log)
     times = framework_times(log.names, framework)
     known = {
         *used,
@@ -118,12 +113,12 @@ def _means(records: Sequence[Record]) -> dict[str, float]:
 
 
 def _used(
-    framework: Framework, specs: RunSpecs, recipe: RunDescription, log: Log
+    framework: Framework, specs: RunSpecs, description: RunDescription, log: Log
 ) -> dict[str, tuple[str, ...]]:
     """Metrics that become spans, and what each covers of the calls that this run has."""
     here = {call.name for call in dataflow(specs.workload)} | {CONTROLLER, "actor.generate.wait"}
     found = {}
-    for timer in timers(framework, recipe.staleness > 0):
+    for timer in timers(framework, description.staleness > 0):
         covered = tuple(name for name in timer.of(log.names) if call_of(name) in here)
         if timer.metric in log.names and covered:
             found[timer.metric] = covered

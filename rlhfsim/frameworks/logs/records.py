@@ -1,16 +1,37 @@
-"""What a framework logged, step by step, and what of it could not be read."""
+"""What a framework logged, step by step, from console text, printed dicts and JSON lines, and what could not be read.
+
+Accepted forms of a JSON line: `{"step": 3, "data": {...}}` (verl's file logger) and `{"step": 3, "name": 1.5}`;
+the step may be called as in `STEPS` (exports of Weights & Biases, OpenRLHF, transformers). What is no
+number is left out.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.loading import parse_json
+
+STEPS = ("step", "global_step", "train/global_step", "_step")
+"""Names of the step, the first that is there counts."""
+SHOWN = 3
+"""Broken lines that are named by number."""
 _NUMBER = re.compile(
     r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*\)?s?\s*$"
 )
 """A number as Python prints it, also `np.float64(1.5)`, as NumPy 2 does."""
+_ITEM = re.compile(r"['\"]([^'\"]+)['\"]: ('[^']*'|\"[^\"]*\"|[^,{}\[\]]+)(?=[,}])")
+"""A key and a value that ends: of a dict that is cut off the last item does not count."""
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+_PREFIX = re.compile(r"^\s*\((?:[^()\s]+\s+)?(?:[\w.:-]+\s+)*pid=\d+(?:,\s*ip=[\w.:]+)?\)\s?")
+"""`(TaskRunner pid=4242, ip=10.0.0.1) ` and `(main_task pid=17) `."""
+_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +67,12 @@ def number(value: object) -> float | None:
     return float(found[1]) if found else None
 
 
+def numbers(values: Iterable[tuple[str, object]]) -> dict[str, float]:
+    """Those of the values that are numbers, by name."""
+    found = ((name, number(value)) for name, value in values)
+    return {name: value for name, value in found if value is not None}
+
+
 def merged(parts: Sequence[Log]) -> Log:
     """Several files of one run as one log; the same step in two of them is one record.
 
@@ -75,3 +102,85 @@ def _steps(steps: Iterable[int]) -> str:
     shown = list(steps)
     rest = f" and {len(shown) - 8} more" if len(shown) > 8 else ""
     return f"step{'s' * (len(shown) > 1)} {', '.join(map(str, shown[:8]))}{rest}"
+
+
+# --- console text ---------------------------------------------------------------------------------
+
+
+def lines(text: str) -> Iterator[str]:
+    """Lines of a console log as the job printed them, without colours and Ray's prefixes; a carriage return begins a new one."""
+    for line in re.split(r"[\r\n]+", _ANSI.sub("", text)):
+        clean = _REPEATED.sub("", _PREFIX.sub("", line)).rstrip()
+        if clean:
+            yield clean
+
+
+def pairs(text: str) -> dict[str, float]:
+    """Numbers by name from a Python dict as a log prints it: `{'a': 1.5, 'b': np.float64(2.0), 'c': '3'}`."""
+    return numbers((key, value.strip().strip("'\"")) for key, value in _ITEM.findall(text))
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def read_jsonl(text: str, name: str) -> Log:
+    """The records of JSON lines.
+
+    Raises:
+        RlhfsimError: no line is a JSON object with a step.
+    """
+    records, broken = [], []
+    rows = [(i, line) for i, line in enumerate(text.splitlines(), start=1) if line.strip()]
+    for i, line in rows:
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            data = None
+        record = record_of(data) if isinstance(data, dict) else None
+        (records.append(record) if record else broken.append(i))
+    if not records:
+        raise RlhfsimError(
+            "no-metrics",
+            "no line is a JSON object with a step",
+            place=Place(file=name, line=rows[0][0] if rows else None),
+            help=f"one object a line, with {', '.join(STEPS[:2])} and numbers by name",
+        )
+    return Log(records=tuple(records), notes=tuple(_broken(broken, len(rows), rows[-1][0], name)))
+
+
+def _broken(lines: list[int], total: int, last: int, name: str) -> Iterator[str]:
+    if lines == [last]:
+        yield f"{Path(name).name}: the last line is cut off and was left out"
+    elif lines:
+        shown = ", ".join(map(str, lines[:SHOWN])) + (", ..." if len(lines) > SHOWN else "")
+        yield f"{Path(name).name}: {len(lines)} of {total} lines are no metrics of a step (line {shown})"
+
+
+def record_of(data: Mapping[str, Any]) -> Record | None:
+    """A record from one JSON object; None where it has no step."""
+    inner = data.get("data")
+    values = inner if isinstance(inner, Mapping) else data
+    step = next((number(data[name]) for name in STEPS if name in data), None)
+    if step is None or step != step or step < 0 or step > 1e12:
+        return None
+    return Record(step=int(step), values=numbers((str(k), v) for k, v in values.items() if k not in STEPS))
+
+
+def read_trainer_state(text: str, name: str) -> Log:
+    """The records of `log_history` in a transformers `trainer_state.json`.
+
+    Raises:
+        RlhfsimError: malformed, or without such records.
+    """
+    data = parse_json(text, name).data
+    history = data.get("log_history") if isinstance(data, dict) else None
+    rows = [record_of(row) for row in history or () if isinstance(row, dict)]
+    found = tuple(row for row in rows if row is not None)
+    if not found:
+        raise RlhfsimError(
+            "no-metrics",
+            "there is no log_history with steps in it",
+            place=Place(file=name),
+            help="give trainer_state.json of a checkpoint, or JSON lines",
+        )
+    return Log(records=found)

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
-from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.recipe import Degrees, RunDescription
+from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.frameworks.logs.run_description import Degrees, RunDescription
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -17,14 +17,6 @@ from rlhfsim.specs.workload.workload import Algorithm
 # what each covers: the same files (NVIDIA-NeMo/RL at 7ea279abf, 2026-08-22). The rollout's timer covers
 # putting the engine to sleep, that of the log-probs policy and reference with the actor's way back.
 P = "timing/train/"
-MOVED = (
-    "actor.logprob.load",
-    "actor.logprob",
-    "actor.logprob.unload",
-    "reference.logprob.load",
-    "reference.logprob",
-    "reference.logprob.unload",
-)
 TIMERS = (
     Timer(
         metric=P + "prepare_for_generation/total",
@@ -36,23 +28,15 @@ TIMERS = (
         phase="actor.generate",
         covers=("actor.generate", "rules.score", "actor.generate.unload"),
     ),
+    Timer(metric=P + "reward_calculation", phase="reward.score", covers=around("reward.score")),
+    Timer(metric=P + "value_inference", phase="critic.value", covers=around("critic.value")),
     Timer(
-        metric=P + "reward_calculation",
-        phase="reward.score",
-        covers=("reward.score.load", "reward.score", "reward.score.unload"),
+        metric=P + "policy_and_reference_logprobs",
+        phase="actor.logprob",
+        covers=around("actor.logprob", "reference.logprob"),
     ),
-    Timer(
-        metric=P + "value_inference",
-        phase="critic.value",
-        covers=("critic.value.load", "critic.value", "critic.value.unload"),
-    ),
-    Timer(metric=P + "policy_and_reference_logprobs", phase="actor.logprob", covers=MOVED),
     Timer(metric=P + "advantage_calculation", phase="controller"),
-    Timer(
-        metric=P + "value_training",
-        phase="critic.train",
-        covers=("critic.train.load", "critic.train", "critic.train.unload"),
-    ),
+    Timer(metric=P + "value_training", phase="critic.train", covers=around("critic.train")),
     Timer(metric=P + "training_prep", phase="actor.train.load"),
     Timer(metric=P + "policy_training", phase="actor.train"),
     Timer(metric=P + "weight_sync", phase="actor.sync"),
@@ -85,7 +69,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 
 # Keys and defaults: examples/configs/grpo_math_1B.yaml (same commit), on which the recipes build.
-def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that a YAML configuration describes."""
     megatron = s.flag("policy.megatron_cfg.enabled", default=False)
     per_node, nodes = (s.whole("cluster.gpus_per_node", default=1), s.whole("cluster.num_nodes", default=1))
@@ -179,7 +163,7 @@ def _precision(s: FrameworkSettings) -> Literal["bf16", "fp8"]:
     return "fp8" if "fp8" in str(s.find("policy.generation.vllm_cfg.precision") or "") else "bf16"
 
 
-NEMO_RL = Framework(
+FRAMEWORK = Framework(
     name="nemo-rl",
     title="NeMo-RL",
     timers=TIMERS,
@@ -201,5 +185,5 @@ NEMO_RL = Framework(
     response=("train/mean_gen_tokens_per_sample", "train/gen_tokens_per_sample/mean"),
     longest=("train/gen_tokens_per_sample/max", "train/max_gen_tokens_per_sample"),
     console=console,
-    recipe=recipe,
+    describe=describe,
 )

@@ -7,39 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
-from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.python_dicts import pairs
-from rlhfsim.frameworks.logs.recipe import Degrees, RunDescription
-from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.frameworks.logs.framework import Framework, Timer, around
+from rlhfsim.frameworks.logs.records import Record, pairs
+from rlhfsim.frameworks.logs.run_description import Degrees, RunDescription
 from rlhfsim.specs.workload.workload import Algorithm
 
 # Names of timers: openrlhf/trainer/ppo_trainer.py (train_step, fit) and ppo_trainer_async.py; TensorBoard
 # and W&B put `train/` before them (openrlhf/utils/logging_utils.py); OpenRLHF/OpenRLHF at 3c3be623, 2026-08-13.
 TIMERS = (
-    Timer(
-        metric="timing/generation",
-        phase="actor.generate",
-        covers=("actor.generate.load", "actor.generate", "actor.generate.unload"),
-    ),
+    Timer(metric="timing/generation", phase="actor.generate", covers=around("actor.generate")),
     Timer(
         metric="timing/make_experience",
         phase="actor.logprob",
-        covers=(
-            "rules.score",
-            *(
-                f"{call}{move}"
-                for call in ("reward.score", "reference.logprob", "critic.value", "actor.logprob")
-                for move in (".load", "", ".unload")
-            ),
-        ),
+        covers=("rules.score", *around("reward.score", "reference.logprob", "critic.value", "actor.logprob")),
     ),
-    Timer(
-        metric="timing/ppo_train",
-        phase="actor.train",
-        covers=tuple(
-            f"{call}{move}" for call in ("critic.train", "actor.train") for move in (".load", "", ".unload")
-        ),
-    ),
+    Timer(metric="timing/ppo_train", phase="actor.train", covers=around("critic.train", "actor.train")),
     Timer(metric="timing/broadcast", phase="actor.sync"),
 )
 ESTIMATORS: dict[str, Algorithm] = {
@@ -63,7 +45,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 
 # Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of v0.8 and before.
-def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
     per_node = s.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
     gpus = per_node * s.whole("actor.num_nodes", "actor_num_nodes", default=1)
@@ -143,7 +125,7 @@ def _named(s: FrameworkSettings, *keys: str) -> str:
     return str(s.find(*keys) or "same").split(",")[0]
 
 
-OPENRLHF = Framework(
+FRAMEWORK = Framework(
     name="openrlhf",
     title="OpenRLHF",
     timers=TIMERS,
@@ -152,7 +134,7 @@ OPENRLHF = Framework(
     response=("rollout/response_length_mean", "response_length"),
     strip="train/",
     console=console,
-    recipe=recipe,
+    describe=describe,
     prompts_of=lambda s, records: _prompt(records),
 )
 

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
-from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.python_dicts import pairs
-from rlhfsim.frameworks.logs.recipe import RunDescription
-from rlhfsim.frameworks.logs.records import Record
+from rlhfsim.frameworks.logs.framework import Framework, Timer, around
+from rlhfsim.frameworks.logs.records import Record, pairs
+from rlhfsim.frameworks.logs.run_description import RunDescription
 from rlhfsim.specs.workload.workload import Algorithm
 
 # Names: trl/extras/profiling.py (`profiling/Time taken: <trainer>.<block>`, sent to W&B, MLflow and
@@ -50,7 +49,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 # Arguments and defaults: trl/trainer/grpo_config.py (same commit) and transformers' TrainingArguments.
 # How many processes run stands in the launcher's configuration (accelerate: num_processes, zero_stage).
-def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
     gpus = s.whole("num_processes", "n_gpus", "world_size")
     samples = s.whole("num_generations", default=8)
@@ -125,7 +124,7 @@ def prompt(s: FrameworkSettings, records: Sequence[Record]) -> float | None:
     return max(1.0, tokens - response)
 
 
-TRL = Framework(
+FRAMEWORK = Framework(
     name="trl",
     title="TRL",
     timers=TIMERS,
@@ -137,17 +136,13 @@ TRL = Framework(
     rest=Timer(
         metric="step_time",
         phase="actor.train",
-        covers=tuple(
-            f"{call}{move}"
-            for call in ("reference.logprob", "actor.logprob", "actor.train")
-            for move in (".load", "", ".unload")
-        ),
+        covers=around("reference.logprob", "actor.logprob", "actor.train"),
     ),
     response=("completions/mean_length",),
     longest=("completions/max_length",),
     strip="train/",
     console=console,
-    recipe=recipe,
+    describe=describe,
     prompts_of=prompt,
     group=group,
     folds=True,

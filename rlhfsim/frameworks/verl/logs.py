@@ -8,9 +8,9 @@ from typing import cast
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
-from rlhfsim.frameworks.logs.framework import Framework, Timer
-from rlhfsim.frameworks.logs.recipe import Degrees, RunDescription
+from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
+from rlhfsim.frameworks.logs.run_description import Degrees, RunDescription
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -31,32 +31,12 @@ TIMERS = (
         phase="reward.score",
         covers=("reward.score", "rules.score", "reward.score.load", "reward.score.unload"),
     ),
-    Timer(
-        metric="timing_s/old_log_prob",
-        phase="actor.logprob",
-        covers=("actor.logprob.load", "actor.logprob", "actor.logprob.unload"),
-    ),
-    Timer(
-        metric="timing_s/ref",
-        phase="reference.logprob",
-        covers=("reference.logprob.load", "reference.logprob", "reference.logprob.unload"),
-    ),
-    Timer(
-        metric="timing_s/values",
-        phase="critic.value",
-        covers=("critic.value.load", "critic.value", "critic.value.unload"),
-    ),
+    Timer(metric="timing_s/old_log_prob", phase="actor.logprob", covers=around("actor.logprob")),
+    Timer(metric="timing_s/ref", phase="reference.logprob", covers=around("reference.logprob")),
+    Timer(metric="timing_s/values", phase="critic.value", covers=around("critic.value")),
     Timer(metric="timing_s/adv", phase="controller"),
-    Timer(
-        metric="timing_s/update_critic",
-        phase="critic.train",
-        covers=("critic.train.load", "critic.train", "critic.train.unload"),
-    ),
-    Timer(
-        metric="timing_s/update_actor",
-        phase="actor.train",
-        covers=("actor.train.load", "actor.train", "actor.train.unload"),
-    ),
+    Timer(metric="timing_s/update_critic", phase="critic.train", covers=around("critic.train")),
+    Timer(metric="timing_s/update_actor", phase="actor.train", covers=around("actor.train")),
     Timer(metric="timing_s/update_weights", phase="actor.sync", covers=("actor.generate.load", "actor.sync")),
     Timer(metric="timing_s/sync_rollout_weights", phase="actor.sync"),
     Timer(metric="timing_s/param_sync", phase="actor.sync"),
@@ -96,7 +76,7 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
 
 # Keys and defaults: verl/trainer/config/_generated_ppo_trainer.yaml and ..._megatron_trainer.yaml, and
 # verl/experimental/{one_step_off_policy,fully_async_policy}/config (same commit).
-def recipe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that a Hydra configuration describes."""
     megatron = s.text(f"{ACTOR}.strategy", default="fsdp") == "megatron"
     per_node = s.whole("trainer.n_gpus_per_node", default=8)
@@ -225,7 +205,7 @@ def _staleness(s: FrameworkSettings, apart: bool) -> float:
     )
 
 
-VERL = Framework(
+FRAMEWORK = Framework(
     name="verl",
     title="verl",
     timers=TIMERS,
@@ -245,5 +225,5 @@ VERL = Framework(
     response=("response_length/mean",),
     longest=("response_length/max",),
     console=console,
-    recipe=recipe,
+    describe=describe,
 )
