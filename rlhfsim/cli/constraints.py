@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-import click
-
-from rlhfsim.cli.inputs import on_command_line
-from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Several, Whole, bad_option
+from rlhfsim.cli.params import (
+    COMMAND_LINE,
+    Number,
+    OneOf,
+    Several,
+    Whole,
+    Words,
+    bad_option,
+    on_command_line,
+    option,
+    together,
+)
 from rlhfsim.cli.roles import MAX_DEGREE, check_layouts
 from rlhfsim.errors import unknown_name
 from rlhfsim.search.request import (
@@ -32,7 +40,6 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.units import DAY
 from rlhfsim.what_if.why_not import DEGREES, FORBID_PREFIX, ROLE_DEGREES, ROLES, Alternative, alternative
 
-F = TypeVar("F", bound=Callable[..., Any])
 CHOICES = {**FORBIDDABLE, **SWITCHES}
 PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
 ARCHITECTURES = get_args(Architecture)
@@ -57,72 +64,53 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 """RolePlacement -> fields; the other roles have those of the actor."""
 _FORM = re.compile(r"^\s*([^\s.=<>!]+)\.([^\s=<>!]+)\s*(<=|>=|!=|=|<|>)\s*(\S+)\s*$")
-RELATIONS = ("=", "!=", "<=", ">=")
 
 
-def constraint_options(command: F) -> F:
-    """Everything that narrows the space."""
-    options = [
-        click.option(
-            "--allow",
-            type=Several("switch", SWITCHES),
-            default="",
-            help=f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}.",
-        ),
-        click.option(
-            "--max-staleness",
-            type=Number(1, 64),
-            default=1,
-            show_default=True,
-            help="Most policy versions of lag with --allow async.",
-        ),
-        click.option(
-            "--architecture",
-            type=OneOf("architecture", ARCHITECTURES),
-            help=f"Only this one: {', '.join(ARCHITECTURES)}.",
-        ),
-        click.option(
-            "--weight-path",
-            type=OneOf("weight path", PATHS),
-            help=f"Only this way of weights to the rollout: {', '.join(PATHS)}.",
-        ),
-        click.option(
-            "--fix",
-            multiple=True,
-            metavar="ROLE.FIELD=VALUE",
-            help="Fix or bound a field of a role: actor.tp=8, 'actor.tp<=4', rollout.gpus=16; repeatable.",
-        ),
-        click.option(
-            "--forbid", type=Several("choice", CHOICES), default="", help=f"Rule out: {', '.join(CHOICES)}."
-        ),
-        click.option(
-            "--max-gpus-per-role", type=Whole(1, MAX_GPUS), help="Largest pool where there are several."
-        ),
-        click.option(
-            "--max-oom",
-            type=Number(0.001, 0.3),
-            default=0.1,
-            show_default=True,
-            help="Largest risk of running out of memory that a plan may carry.",
-        ),
-        click.option(
-            "--time-limit",
-            type=Number(0.1, DAY, "s"),
-            help="Longest search; then the best plan so far, and how much better one could still be.",
-        ),
-        click.option(
-            "--require",
-            multiple=True,
-            metavar="QUANTITY<VALUE",
-            help=f"A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. Quantities: {', '.join(QUANTITIES)}.",
-        ),
-        click.option(
-            "--steps", type=Whole(1, 1_000_000_000), help="Steps of the whole run, for its time and cost."
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+constraint_options = together(
+    option(
+        "--allow",
+        Several("switch", SWITCHES),
+        f"Choices that change what is learnt may compete: {', '.join(SWITCHES)}.",
+        default="",
+    ),
+    option("--max-staleness", Number(1, 64), "Most policy versions of lag with --allow async.", default=1),
+    option(
+        "--architecture", OneOf("architecture", ARCHITECTURES), f"Only this one: {', '.join(ARCHITECTURES)}."
+    ),
+    option(
+        "--weight-path",
+        OneOf("weight path", PATHS),
+        f"Only this way of weights to the rollout: {', '.join(PATHS)}.",
+    ),
+    option(
+        "--fix",
+        Words("ROLE.FIELD=VALUE"),
+        "Fix or bound a field of a role: actor.tp=8, 'actor.tp<=4', rollout.gpus=16; repeatable.",
+        multiple=True,
+    ),
+    option("--forbid", Several("choice", CHOICES), f"Rule out: {', '.join(CHOICES)}.", default=""),
+    option("--max-gpus-per-role", Whole(1, MAX_GPUS), "Largest pool where there are several."),
+    option(
+        "--max-oom",
+        Number(0.001, 0.3),
+        "Largest risk of running out of memory that a plan may carry.",
+        default=0.1,
+    ),
+    option(
+        "--time-limit",
+        Number(0.1, DAY, "s"),
+        "Longest search; then the best plan so far, and how much better one could still be.",
+    ),
+    option(
+        "--require",
+        Words("QUANTITY<VALUE"),
+        "A target, as in 'step_time<90s'; exit code 1 where it is missed; repeatable. "
+        f"Quantities: {', '.join(QUANTITIES)}.",
+        multiple=True,
+    ),
+    option("--steps", Whole(1, 1_000_000_000), "Steps of the whole run, for its time and cost."),
+)
+"""Everything that narrows the space."""
 
 
 # --- fields of roles --------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -11,16 +10,8 @@ import click
 
 from rlhfsim.api import design as search_design
 from rlhfsim.cli.constraints import alternatives, check_request, constrained, constraint_options, requirements
-from rlhfsim.cli.inputs import (
-    backend_option,
-    build_cluster,
-    build_workload,
-    cluster_options,
-    json_option,
-    on_command_line,
-    workload_options,
-)
-from rlhfsim.cli.params import OneOf, bad_option
+from rlhfsim.cli.inputs import backend_option, build_cluster, build_workload, cluster_options, workload_options
+from rlhfsim.cli.params import PATH, OneOf, Words, bad_option, emit, flag, json_option, on_command_line, option
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.design import Extras, design_dict, show
 from rlhfsim.present.terminal.plan import console
@@ -48,31 +39,24 @@ OBJECTIVES = get_args(Objective)
 @cluster_options
 @workload_options
 @backend_option
-@click.option(
+@option(
     "--objective",
-    type=OneOf("objective", OBJECTIVES),
+    OneOf("objective", OBJECTIVES),
+    f"What is optimised: {', '.join(OBJECTIVES)}. "
+    "All but memory choose the shortest step: the cluster is rented whole.",
     default="time",
-    show_default=True,
-    help=f"What is optimised: {', '.join(OBJECTIVES)}. All but memory choose the shortest step: the cluster is rented whole.",
 )
 @constraint_options
-@click.option(
+@option(
     "--why-not",
+    Words("CHOICE"),
+    "Compare with the best plan of another choice: "
+    "actor.tp=4, async, disaggregated, disk, megatron, no-offload; repeatable.",
     multiple=True,
-    metavar="CHOICE",
-    help="Compare with the best plan of another choice: actor.tp=4, async, disaggregated, disk, megatron, no-offload; repeatable.",
 )
-@click.option(
-    "--gains", is_flag=True, help="Also what each switch and backend that does not compete would bring."
-)
-@click.option("--pareto", is_flag=True, help="Also the plans that trade time for memory, staleness or risk.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("plan.json"),
-    show_default=True,
-    help="Where the plan is written.",
-)
+@flag("--gains", "Also what each switch and backend that does not compete would bring.")
+@flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
+@option("--out", PATH, "Where the plan is written.", default=Path("plan.json"))
 @json_option
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
@@ -90,10 +74,11 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     )
     if (plan := answer.told) is not None:
         write_plan(given["out"], plan)
-    if given["as_json"]:
-        click.echo(json.dumps(design_dict(answer, extras), indent=1))
-    else:
-        show(console(), answer, extras, str(given["out"]))
+    emit(
+        given["as_json"],
+        lambda: design_dict(answer, extras),
+        lambda: show(console(), answer, extras, str(given["out"])),
+    )
     ctx.exit(0 if answer.chosen is not None and all(v.met for v in extras.verdicts) else 1)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.text import Text
 
+from rlhfsim.cli.params import FILE, emit, option
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal import plan as view
@@ -27,12 +26,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @plan_options
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the plan as plan.json.",
-)
+@option("--out", FILE, "Write the plan as plan.json.", metavar="FILE")
 @click.pass_context
 def estimate(ctx: click.Context, /, **given: Any) -> None:
     """Price one plan: time by phase and what binds it, memory, money, energy.
@@ -45,10 +39,7 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     answer = planned(ctx, given)
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    if given["as_json"]:
-        click.echo(json.dumps(as_data(answer), indent=1))
-    else:
-        show(answer, view.console())
+    emit(given["as_json"], lambda: as_data(answer), lambda: show(answer, view.console()))
     ctx.exit(0 if answer.fits else 1)
 
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar, get_args
-
-import click
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
 
 from rlhfsim import units
 from rlhfsim.cli import completion
-from rlhfsim.cli.options import parse_pairs
-from rlhfsim.cli.params import COMMAND_LINE, Number, OneOf, Whole, bad_option
+from rlhfsim.cli.params import (
+    COMMAND_LINE,
+    F,
+    Number,
+    OneOf,
+    Option,
+    Whole,
+    Words,
+    bad_option,
+    flag,
+    from_pairs,
+    json_option,
+    on_command_line,
+    option,
+    parse_pairs,
+    together,
+)
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -22,8 +34,7 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Algorithm, Rules, Workload
 
-__all__ = [
-    "COMMAND_LINE",
+__all__ = [  # planned, demo and others read the last two here
     "backend_option",
     "build_cluster",
     "build_workload",
@@ -34,202 +45,77 @@ __all__ = [
     "on_command_line",
     "workload_options",
 ]
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T")
 MAX_SEQUENCES = 10_000_000
 """Sequences of one step; a larger batch is a slip."""
 MAX_PRICE = 10_000.0
 """USD per GPU-hour; more is a slip."""
-DISTRIBUTIONS: dict[str, Any] = {
-    "fixed": Fixed,
-    "lognormal": LogNormal,
-    "truncated": Truncated,
-    "empirical": Empirical,
-}
-_LENGTHS = "1024, 8k, lognormal:mean=2000,sigma=0.8,max=8192, truncated:mean=500,std=200,max=2048 or empirical:file=lengths.txt"
-
-
-def _all(options: list[Callable[[F], F]]) -> Callable[[F], F]:
-    def apply(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return apply
-
-
-def _cluster(required: bool) -> list[Callable[[F], F]]:
-    return [
-        click.option(
-            "--gpus",
-            type=Whole(1, MAX_GPUS),
-            required=required,
-            help="GPUs in the cluster; with --rollout-gpus: those that train.",
-        ),
-        click.option(
-            "--gpu",
-            "--profile",
-            "gpu",
-            default="h100-sxm",
-            show_default=True,
-            metavar="NAME",
-            shell_complete=completion.gpus,
-            help="GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate.",
-        ),
-        click.option(
-            "--gpus-per-node",
-            type=Whole(1, MAX_GPUS),
-            help="GPUs per node; default: the usual node of the GPU.",
-        ),
-        click.option(
-            "--rollout-gpus", type=Whole(1, MAX_GPUS), help="GPUs of a second pool, for the rollout only."
-        ),
-        click.option(
-            "--rollout-gpu",
-            metavar="NAME",
-            shell_complete=completion.gpus,
-            help="Another GPU for that second pool.",
-        ),
-        click.option(
-            "--oversubscription",
-            type=Number(1, MAX_OVERSUBSCRIPTION),
-            default=1.0,
-            show_default=True,
-            help="2: the network between nodes carries half of what the NICs could.",
-        ),
-        click.option(
-            "--price",
-            type=Number(0, MAX_PRICE, "usd/h"),
-            help="USD per GPU-hour, in place of the listed price.",
-        ),
-    ]
-
-
-def _workload(required: bool) -> list[Callable[[F], F]]:
-    algorithms = get_args(Algorithm)
-    return [
-        click.option(
-            "--model",
-            required=required,
-            metavar="NAME",
-            shell_complete=completion.models,
-            help="Policy: name or alias (rlhfsim models), or a config.json.",
-        ),
-        click.option(
-            "--algorithm",
-            default="ppo",
-            show_default=True,
-            type=OneOf("algorithm", algorithms),
-            help=f"{', '.join(algorithms)}.",
-        ),
-        click.option(
-            "--prompts",
-            type=Whole(1, MAX_SEQUENCES),
-            default=1024,
-            show_default=True,
-            help="Prompts per step.",
-        ),
-        click.option(
-            "--samples",
-            type=Whole(1, MAX_SEQUENCES),
-            default=1,
-            show_default=True,
-            help="Responses per prompt.",
-        ),
-        click.option(
-            "--prompt-len",
-            default="1024",
-            show_default=True,
-            metavar="TOKENS",
-            help="Tokens, or a distribution as for --response-len.",
-        ),
-        click.option(
-            "--response-len",
-            default="1024",
-            show_default=True,
-            metavar="TOKENS",
-            help="Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md.",
-        ),
-        click.option(
-            "--epochs",
-            type=Whole(1, 100),
-            default=1,
-            show_default=True,
-            help="Passes over the batch in one step.",
-        ),
-        click.option(
-            "--mini-batches",
-            type=Whole(1, 4096),
-            default=1,
-            show_default=True,
-            help="Optimizer updates per epoch.",
-        ),
-        click.option(
-            "--critic",
-            default="same",
-            show_default=True,
-            metavar="NAME",
-            help="Critic model (PPO); same: as the policy.",
-        ),
-        click.option(
-            "--reference",
-            default="same",
-            show_default=True,
-            metavar="NAME",
-            help="Reference model, same or none.",
-        ),
-        click.option(
-            "--reward",
-            metavar="NAME",
-            help="Reward model, same or none; default: same, or none with --rules.",
-        ),
-        click.option(
-            "--rules",
-            metavar="KEY=VALUE,...",
-            help="Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64.",
-        ),
-        click.option("--no-kl", is_flag=True, help="No KL term, so no reference model."),
-        click.option("--no-packing", is_flag=True, help="Pad every sequence to the longest."),
-        click.option(
-            "--seed", type=Whole(0, 2**63 - 1), default=0, show_default=True, help="Seed of drawn lengths."
-        ),
-    ]
-
-
-cluster_options = _all(_cluster(required=True))
-workload_options = _all(_workload(required=True))
-input_options = _all([*_cluster(required=False), *_workload(required=False)])
-"""Both, for commands that read a file instead."""
-
-backend_option = click.option(
-    "--backend",
-    default="deepspeed",
-    show_default=True,
-    type=OneOf("backend", BACKENDS),
-    help=f"Training backend: {', '.join(BACKENDS)}.",
+DISTRIBUTIONS: dict[str, Any] = {k.kind: k for k in (Fixed, LogNormal, Truncated, Empirical)}
+_WRITE = (
+    "write 1024, 8k, lognormal:mean=2000,sigma=0.8,max=8192, truncated:mean=500,std=200,max=2048 "
+    "or empirical:file=lengths.txt"
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the same content as JSON.")
 
 
-@contextmanager
-def on_command_line(prefix: str = "") -> Iterator[None]:
-    """Errors without a place of their own stand on the command line; `prefix` names the option."""
-    try:
-        yield
-    except RlhfsimError as error:
-        place = error.place if error.place and error.place.file != COMMAND_LINE.file else None
-        message = f"{prefix}{error.message}" if place is None else error.message
-        raise RlhfsimError(error.code, message, place=place or COMMAND_LINE, help=error.help) from error
+GPU, NAME = Words("NAME", completion.gpus), Words("NAME")
+oversubscription_option = option(
+    "--oversubscription",
+    Number(1, MAX_OVERSUBSCRIPTION),
+    "2: the network between nodes carries half of what the NICs could.",
+    default=1.0,
+)
+backend_option = option(
+    "--backend", OneOf("backend", BACKENDS), f"Training backend: {', '.join(BACKENDS)}.", default="deepspeed"
+)
 
 
-def from_pairs(kind: type[T], pairs: Mapping[str, Any], option: str) -> T:
-    """A spec from `name=value` pairs; errors name the option.
+def price_option(help: str = "USD per GPU-hour, in place of the listed price.") -> Option:
+    """What a GPU costs."""
+    return option("--price", Number(0, MAX_PRICE, "usd/h"), help)
 
-    Raises:
-        RlhfsimError: an unknown name, a missing one, or a bad value.
-    """
-    with on_command_line(f"{option}: "):
-        return convert(kind, parse_json(json.dumps(pairs), COMMAND_LINE.file))
+
+def _cluster(*, required: bool) -> Callable[[F], F]:
+    gpus = Whole(1, MAX_GPUS)
+    known = "GPU: name or alias (rlhfsim gpus), or a YAML file, such as one of rlhfsim calibrate."
+    return together(
+        option(
+            "--gpus", gpus, "GPUs in the cluster; with --rollout-gpus: those that train.", required=required
+        ),
+        option("--gpu --profile gpu", GPU, known, default="h100-sxm"),
+        option("--gpus-per-node", gpus, "GPUs per node; default: the usual node of the GPU."),
+        option("--rollout-gpus", gpus, "GPUs of a second pool, for the rollout only."),
+        option("--rollout-gpu", GPU, "Another GPU for that second pool."),
+        oversubscription_option,
+        price_option(),
+    )
+
+
+def _workload(*, required: bool) -> Callable[[F], F]:
+    sequences, tokens, algorithms = Whole(1, MAX_SEQUENCES), Words("TOKENS"), get_args(Algorithm)
+    model = Words("NAME", completion.models)
+    drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
+    ruled = "Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."
+    return together(
+        option("--model", model, "Policy: name or alias (rlhfsim models), or a config.json.", required=required),
+        option("--algorithm", OneOf("algorithm", algorithms), f"{', '.join(algorithms)}.", default="ppo"),
+        option("--prompts", sequences, "Prompts per step.", default=1024),
+        option("--samples", sequences, "Responses per prompt.", default=1),
+        option("--prompt-len", tokens, "Tokens, or a distribution as for --response-len.", default="1024"),
+        option("--response-len", tokens, drawn, default="1024"),
+        option("--epochs", Whole(1, 100), "Passes over the batch in one step.", default=1),
+        option("--mini-batches", Whole(1, 4096), "Optimizer updates per epoch.", default=1),
+        option("--critic", NAME, "Critic model (PPO); same: as the policy.", default="same"),
+        option("--reference", NAME, "Reference model, same or none.", default="same"),
+        option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
+        option("--rules", Words("KEY=VALUE,..."), ruled),
+        flag("--no-kl", "No KL term, so no reference model."),
+        flag("--no-packing", "Pad every sequence to the longest."),
+        option("--seed", Whole(0, 2**63 - 1), "Seed of drawn lengths.", default=0),
+    )
+
+
+cluster_options, workload_options = _cluster(required=True), _workload(required=True)
+input_options = together(_cluster(required=False), _workload(required=False))
+"""Both, for commands that read a file instead."""
 
 
 # --- cluster and workload ---------------------------------------------------------------------------
@@ -242,19 +128,12 @@ def build_cluster(given: Mapping[str, Any]) -> Cluster:
         RlhfsimError: an unknown GPU, a bad profile, or a rollout pool without a size.
     """
     _needed(given, "gpus")
+    names = ("gpus", "gpu", "gpus_per_node", "rollout_gpu", "rollout_gpus", "oversubscription", "price")
     with on_command_line():
-        return parse_cluster(
-            gpus=given["gpus"],
-            gpu=given["gpu"],
-            gpus_per_node=given["gpus_per_node"],
-            rollout_gpu=given["rollout_gpu"],
-            rollout_gpus=given["rollout_gpus"],
-            oversubscription=given["oversubscription"],
-            price=given["price"],
-        )
+        return parse_cluster(**{name: given[name] for name in names})
 
 
-def build_workload(given: Mapping[str, Any], **changes: Any) -> Workload:
+def build_workload(given: Mapping[str, Any]) -> Workload:
     """The workload of `workload_options`; every model it names is known.
 
     Raises:
@@ -266,22 +145,14 @@ def build_workload(given: Mapping[str, Any], **changes: Any) -> Workload:
             f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range",
             f"at most {MAX_SEQUENCES:,} sequences per step",
         )
+    same = ("algorithm", "model", "critic", "reference", "prompts", "samples", "epochs", "mini_batches", "seed")
     raw: dict[str, Any] = {
-        "algorithm": given["algorithm"],
-        "model": given["model"],
-        "critic": given["critic"],
-        "reference": given["reference"],
+        **{name: given[name] for name in same},
         "reward": _reward(given),
-        "prompts": given["prompts"],
-        "samples": given["samples"],
         "prompt_len": lengths(given["prompt_len"], "--prompt-len"),
         "response_len": lengths(given["response_len"], "--response-len"),
-        "epochs": given["epochs"],
-        "mini_batches": given["mini_batches"],
         "kl": not given["no_kl"],
         "packing": not given["no_packing"],
-        "seed": given["seed"],
-        **changes,
     }
     with on_command_line():
         workload = convert(Workload, parse_json(json.dumps(raw), COMMAND_LINE.file))
@@ -319,7 +190,7 @@ def lengths(text: str, option: str) -> dict[str, Any]:
     """
     kind, colon, rest = (part.strip() for part in text.partition(":"))
     if not colon:
-        pairs: dict[str, Any] = {"value": _tokens(kind, option)}
+        pairs: dict[str, Any] = {"value": _number("value", kind, option)}
         kind = "fixed"
     else:
         if kind not in DISTRIBUTIONS:
@@ -328,26 +199,17 @@ def lengths(text: str, option: str) -> dict[str, Any]:
     try:
         spec: AnyLengths = from_pairs(DISTRIBUTIONS[kind], pairs, option)
     except RlhfsimError as error:
-        raise RlhfsimError(error.code, error.message, place=COMMAND_LINE, help=f"write {_LENGTHS}") from error
+        raise RlhfsimError(error.code, error.message, place=COMMAND_LINE, help=_WRITE) from error
     spec.maximum  # noqa: B018  # a file of lengths is read now, so that a bad one is reported here
     return {"kind": kind, **pairs}
 
 
-def _number(name: str, value: str, option: str) -> float | str:
+def _number(name: str, text: str, option: str) -> float | str:
     if name == "file":
-        return value
-    return _tokens(value, option) if name in ("value", "mean", "std", "min", "max") else _plain(value, option)
-
-
-def _tokens(text: str, option: str) -> float:
+        return text
+    tokens = name in ("value", "mean", "std", "min", "max")
     try:
-        return units.parse(text, "token")
+        return units.parse(text, "token" if tokens else "1")
     except RlhfsimError as error:
-        raise bad_option(f"{option}: {text[:40]!r} is not a number of tokens", f"write {_LENGTHS}") from error
-
-
-def _plain(text: str, option: str) -> float:
-    try:
-        return units.parse(text, "1")
-    except RlhfsimError as error:
-        raise bad_option(f"{option}: {text[:40]!r} is not a number", f"write {_LENGTHS}") from error
+        meaning = "a number of tokens" if tokens else "a number"
+        raise bad_option(f"{option}: {text[:40]!r} is not {meaning}", _WRITE) from error

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import click
-from rich.table import Table
-from rich.text import Text
 
-from rlhfsim import units
-from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.present.terminal.words import NARROW, console, labelled, new_table
-from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.model.presets import aliases, preset, preset_name, preset_names, resolve_model
+from rlhfsim.cli.params import emit, json_option, on_command_line
+from rlhfsim.present.terminal import models as view
+from rlhfsim.specs.model.presets import preset, preset_name, preset_names, resolve_model
 
-SCHEMA = "rlhfsim.models/1"
 EPILOG = """\b
 Examples:
   rlhfsim models
   rlhfsim models 70b
   rlhfsim models ./config.json
 """
-NOTE = (
-    "active: parameters that one token uses. KV: bytes per token in BF16 over the whole model. Other names: "
-    "Hugging Face ids, and any config.json (docs/models.md)."
-)
 
 
 @click.command(epilog=EPILOG)
@@ -37,120 +25,10 @@ def models(name: str | None, as_json: bool) -> None:
     NAME is a preset, an alias (8b, 70b), a Hugging Face id or a config.json.
     """
     if name is None:
-        rows = [row(preset(known), known) for known in preset_names()]
-        data = {"schema": SCHEMA, "models": rows}
-        shown: tuple[Any, ...] = (listing(rows), Text(NOTE))
-    else:
-        with on_command_line():
-            spec = resolve_model(name)
-        data = {"schema": SCHEMA, "models": [details(spec, preset_name(name))]}
-        shown = sheet(spec, preset_name(name))
-    if as_json:
-        click.echo(json.dumps(data, indent=1))
+        rows = [view.row(preset(known), known) for known in preset_names()]
+        emit(as_json, lambda: {"schema": view.SCHEMA, "models": rows}, lambda: view.listing(rows))
         return
-    for part in shown:
-        console().print(part)
-
-
-def row(spec: ModelSpec, name: str | None) -> dict[str, Any]:
-    """What the list shows."""
-    return {
-        "name": spec.name,
-        "aliases": [a for a, owner in aliases().items() if owner == name],
-        "params": spec.num_params,
-        "active_params": spec.num_active_params,
-        "num_layers": spec.num_layers,
-        "hidden": spec.hidden,
-        "num_heads": spec.attention.num_heads,
-        "num_kv_heads": spec.attention.num_kv_heads,
-        "kv_bytes_per_token": spec.kv_bytes_per_token(),
-        "experts": spec.moe.num_experts if spec.moe else None,
-    }
-
-
-def details(spec: ModelSpec, name: str | None) -> dict[str, Any]:
-    """The whole shape of one model."""
-    attention, moe = spec.attention, spec.moe
-    return {
-        **row(spec, name),
-        "vocab": spec.vocab,
-        "ffn": spec.ffn,
-        "attention": attention.kind,
-        "head_dim": attention.head_dim,
-        "tied_embeddings": spec.tied_embeddings,
-        "max_position": spec.max_position,
-        "moe": None
-        if moe is None
-        else {
-            "layers": moe.num_moe_layers,
-            "experts": moe.num_experts,
-            "top_k": moe.top_k,
-            "expert_ffn": moe.expert_ffn,
-            "shared_experts": moe.num_shared_experts,
-        },
-        "bf16_bytes": 2.0 * spec.num_params,
-        "valid_tp": valid_tp(spec),
-        "source": spec.source,
-    }
-
-
-def valid_tp(spec: ModelSpec) -> list[int]:
-    """Tensor-parallel degrees up to 64 that split the heads evenly."""
-    heads, kv_heads = spec.attention.num_heads, spec.attention.num_kv_heads
-    return [
-        t for t in range(1, min(heads, 64) + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)
-    ]
-
-
-def count(params: float) -> str:
-    """`70.6B`, `350M`."""
-    large = params >= units.BILLION
-    scale, letter = (units.BILLION, "B") if large else (units.MILLION, "M")
-    return f"{units.significant(params / scale)}{letter}"
-
-
-def listing(rows: list[dict[str, Any]]) -> Table:
-    """One line per preset."""
-    table = new_table(console().width)
-    table.add_column("name", no_wrap=True)
-    table.add_column("also", ratio=1, no_wrap=True, overflow="ellipsis")
-    narrow = table.width is not None and table.width < NARROW
-    shape = ("layers",) if narrow else ("layers", "hidden", "heads")
-    for name in ("params", "active", *shape, "KV/token"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in rows:
-        active = count(each["active_params"]) if each["experts"] else ""
-        heads = f"{each['num_heads']}/{each['num_kv_heads']}"
-        dims = [each["num_layers"], each["hidden"], heads][: len(shape)]
-        table.add_row(
-            each["name"],
-            ", ".join(sorted(each["aliases"], key=len)),
-            count(each["params"]),
-            active,
-            *map(str, dims),
-            units.format(each["kv_bytes_per_token"], "byte"),
-        )
-    return table
-
-
-def sheet(spec: ModelSpec, name: str | None) -> tuple[Any, ...]:
-    """One model as labelled lines."""
-    each = details(spec, name)
-    rows = {
-        "aliases": ", ".join(each["aliases"]) or "none",
-        "params": f"{count(each['params'])} ({each['params']:,}), {units.format(each['bf16_bytes'], 'byte')} in BF16",
-        "shape": f"{spec.num_layers} layers, hidden {spec.hidden:,}, FFN {spec.ffn:,}, vocabulary {spec.vocab:,}"
-        + (", tied embeddings" if spec.tied_embeddings else ""),
-        "heads": f"{spec.attention.kind.upper()}, {spec.attention.num_heads} query and {spec.attention.num_kv_heads} key/value heads of {spec.attention.head_dim}",
-        "KV cache": f"{units.format(each['kv_bytes_per_token'], 'byte')} per token in BF16",
-        "context": f"{spec.max_position:,} tokens" if spec.max_position else "not stated",
-        "TP": f"may be {', '.join(map(str, each['valid_tp']))}",
-        "source": spec.source or "given",
-    }
-    if spec.moe:
-        moe = spec.moe
-        rows["experts"] = (
-            f"{moe.num_experts} in {moe.num_moe_layers} layers, {moe.top_k} per token, FFN {moe.expert_ffn:,}, "
-            f"{moe.num_shared_experts} shared; {count(each['active_params'])} parameters active"
-        )
-    return Text(spec.name, style="bold"), labelled(rows)
+    with on_command_line():
+        spec = resolve_model(name)
+    details = view.details(spec, preset_name(name))
+    emit(as_json, lambda: {"schema": view.SCHEMA, "models": [details]}, lambda: view.sheet(spec, details))

@@ -1,23 +1,72 @@
-"""Types of option values: a bad one becomes an error that names the option, the value and the rule."""
+"""Options and the types of their values: a bad one becomes an error that names option, value and rule."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
+from rlhfsim.specs.loading import convert, parse_json
 
 if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # generic for the type checker only (click < 8.2)
 
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Option = Callable[[Any], Any]
 COMMAND_LINE = Place(file="command line")
+PATH = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def option(names: str, kind: Any, help: str, **more: Any) -> Option:
+    """A click option of the `names` (`--gpu --profile gpu`); a default that says something is shown."""
+    shown = more.get("default", "") != ""
+    return click.option(*names.split(), type=kind, help=help, show_default=shown, **more)
+
+
+def flag(names: str, help: str) -> Option:
+    """An option without a value."""
+    return click.option(*names.split(), is_flag=True, help=help)
+
+
+def together(*options: Option) -> Callable[[F], F]:
+    """Several options as one decorator, in the order of the help."""
+
+    def apply(command: F) -> F:
+        for decorate in reversed(options):
+            command = decorate(command)
+        return command
+
+    return apply
+
+
+json_option = flag("--json as_json", "Print the same content as JSON.")
+
+
+def emit(
+    as_json: bool, data: Callable[[], Any], show: Callable[[], Iterable[Any] | None], *, indent: int = 1
+) -> None:
+    """The answer as JSON, or for people: what `show` returns is printed part by part."""
+    if as_json:
+        click.echo(json.dumps(data(), indent=indent))
+        return
+    from rlhfsim.present.terminal.words import console
+
+    screen = console()
+    for part in show() or ():
+        screen.print(part)
 
 
 def bad_option(message: str, help: str) -> RlhfsimError:
@@ -25,8 +74,60 @@ def bad_option(message: str, help: str) -> RlhfsimError:
     return RlhfsimError("bad-option", message, place=COMMAND_LINE, help=help)
 
 
-def _option(param: click.Parameter | None) -> str:
+@contextmanager
+def on_command_line(prefix: str = "") -> Iterator[None]:
+    """Errors without a place of their own stand on the command line; `prefix` names the option."""
+    try:
+        yield
+    except RlhfsimError as error:
+        place = error.place if error.place and error.place.file != COMMAND_LINE.file else None
+        message = f"{prefix}{error.message}" if place is None else error.message
+        raise RlhfsimError(error.code, message, place=place or COMMAND_LINE, help=error.help) from error
+
+
+def parse_pairs(text: str, option: str) -> dict[str, str]:
+    """`tp=8,dp=2` as a mapping; spaces around names and values do not matter.
+
+    Raises:
+        RlhfsimError: an item without `=`, without a name or value, or a name that stands twice.
+    """
+    pairs: dict[str, str] = {}
+    for item in text.split(","):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not (name and equals and value):
+            raise bad_option(f"{option}: {item.strip()!r} is not name=value", f"write {option} tp=8,dp=2")
+        if name in pairs:
+            raise bad_option(f"{option}: {name!r} stands twice", "give each name once")
+        pairs[name] = value
+    return pairs
+
+
+def from_pairs(kind: type[T], pairs: Mapping[str, Any], option: str) -> T:
+    """A spec from `name=value` pairs; errors name the option.
+
+    Raises:
+        RlhfsimError: an unknown name, a missing one, or a bad value.
+    """
+    with on_command_line(f"{option}: "):
+        return convert(kind, parse_json(json.dumps(pairs), COMMAND_LINE.file))
+
+
+def _name(param: click.Parameter | None) -> str:
     return param.opts[0] if param and param.opts else "value"
+
+
+class Words(ParamType):
+    """Text, with the word that stands for it in the help and what a shell offers after TAB."""
+
+    def __init__(self, name: str, offered: Callable[..., list[CompletionItem]] | None = None) -> None:
+        """`offered`: a function of `rlhfsim.cli.completion`."""
+        self.name, self.offered = name, offered
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """What begins so."""
+        return self.offered(ctx, param, incomplete) if self.offered else []
 
 
 class Whole(ParamType):
@@ -40,7 +141,7 @@ class Whole(ParamType):
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number, or the error of `read`."""
-        return self.read(str(value), _option(param))
+        return self.read(str(value), _name(param))
 
     def read(self, value: str, option: str) -> int:
         """The number.
@@ -78,9 +179,9 @@ class Number(ParamType):
         try:
             number = units.parse(str(value), self.dimension)
         except RlhfsimError as error:
-            raise bad_option(f"{_option(param)}: {error.message}", rule) from error
+            raise bad_option(f"{_name(param)}: {error.message}", rule) from error
         if not (math.isfinite(number) and self.low <= number <= self.high):
-            raise bad_option(f"{_option(param)}: {str(value)[:40]} is out of range", rule)
+            raise bad_option(f"{_name(param)}: {str(value)[:40]} is out of range", rule)
         return number
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, cast, get_args
 
-import click
-
-from rlhfsim.cli.inputs import on_command_line
-from rlhfsim.cli.options import parse_pairs
-from rlhfsim.cli.params import COMMAND_LINE, OneOf, Whole, bad_option
+from rlhfsim.cli.params import (
+    COMMAND_LINE,
+    OneOf,
+    Option,
+    Whole,
+    Words,
+    bad_option,
+    on_command_line,
+    option,
+    parse_pairs,
+    together,
+)
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.layouts import splits_layers
@@ -22,7 +29,6 @@ from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.what_if.planned import ranks
 
-F = TypeVar("F", bound=Callable[..., Any])
 Fields = dict[str, int | str]
 OPTIONS = {
     "actor": "--actor",
@@ -37,22 +43,15 @@ ROLLOUT_FIELDS = ("tp", "pp", "ep")
 MAX_DEGREE = 65536
 
 
-def role_options(command: F) -> F:
-    """`--actor tp=8,pp=2`, `--rollout tp=8`, ...: what is left out is chosen."""
-    for role, name in reversed(OPTIONS.items()):
-        fields = ROLLOUT_FIELDS if role == "rollout" else ROLE_FIELDS
-        text = (
-            f"Layout of the {role}: {', '.join(fields)}."
-            if role in ("actor", "rollout")
-            else f"The same for the {role}."
-        )
-        command = click.option(
-            name,
-            f"{role}_layout",
-            metavar="KEY=VALUE,...",
-            help=text + (" What is left out is chosen." if role == "actor" else ""),
-        )(command)
-    return command
+def _role_option(role: str, name: str) -> Option:
+    fields = ", ".join(ROLLOUT_FIELDS if role == "rollout" else ROLE_FIELDS)
+    help = f"Layout of the {role}: {fields}." if role in ("actor", "rollout") else f"The same for the {role}."
+    left_out = " What is left out is chosen." if role == "actor" else ""
+    return option(f"{name} {role}_layout", Words("KEY=VALUE,..."), help + left_out)
+
+
+role_options = together(*(_role_option(role, name) for role, name in OPTIONS.items()))
+"""`--actor tp=8,pp=2`, `--rollout tp=8`, ...: what is left out is chosen."""
 
 
 def fixed_layouts(given: Mapping[str, Any]) -> dict[str, Fields]:

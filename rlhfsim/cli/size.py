@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from rlhfsim.cli.constraints import constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
-    MAX_PRICE,
     backend_option,
     build_workload,
-    json_option,
-    on_command_line,
+    oversubscription_option,
+    price_option,
     workload_options,
 )
-from rlhfsim.cli.params import Number, OneOf, Whole, bad_option
+from rlhfsim.cli.params import (
+    PATH,
+    OneOf,
+    Whole,
+    Words,
+    bad_option,
+    emit,
+    flag,
+    json_option,
+    on_command_line,
+    option,
+)
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.plan import console
 from rlhfsim.present.terminal.size import front_dict, show, show_front, size_dict
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement
 from rlhfsim.search.space import roles_of
-from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster, Profile
+from rlhfsim.specs.hardware.hardware import MAX_GPUS, Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.what_if.sizing import fronts, resized
@@ -39,40 +47,23 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option(
+@option(
     "--gpu",
+    Words("NAME,..."),
+    "Kinds of GPUs: names or aliases (rlhfsim gpus), or YAML files.",
     default="h100-sxm",
-    show_default=True,
-    metavar="NAME,...",
-    help="Kinds of GPUs: names or aliases (rlhfsim gpus), or YAML files.",
 )
-@click.option("--max-gpus", type=Whole(1, MAX_GPUS), default=512, show_default=True, help="Largest cluster.")
-@click.option(
-    "--oversubscription",
-    type=Number(1, MAX_OVERSUBSCRIPTION),
-    default=1.0,
-    show_default=True,
-    help="2: the network between nodes carries half of what the NICs could.",
-)
-@click.option(
-    "--price",
-    type=Number(0, MAX_PRICE, "usd/h"),
-    help="USD per GPU-hour of every kind, in place of the listed prices.",
-)
+@option("--max-gpus", Whole(1, MAX_GPUS), "Largest cluster.", default=512)
+@oversubscription_option
+@price_option("USD per GPU-hour of every kind, in place of the listed prices.")
 @workload_options
 @backend_option
-@click.option(
-    "--objective",
-    type=OneOf("objective", ("gpus", "cost")),
-    default="gpus",
-    show_default=True,
-    help="Fewest GPUs, or least USD per step.",
+@option(
+    "--objective", OneOf("objective", ("gpus", "cost")), "Fewest GPUs, or least USD per step.", default="gpus"
 )
 @constraint_options
-@click.option(
-    "--pareto", is_flag=True, help="Instead: every size that no other one beats in GPUs, time and money."
-)
-@click.option("--out", type=click.Path(path_type=Path), help="Write the plan of the answer.")
+@flag("--pareto", "Instead: every size that no other one beats in GPUs, time and money.")
+@option("--out", PATH, "Write the plan of the answer.")
 @json_option
 @click.pass_context
 def size(ctx: click.Context, /, **given: Any) -> None:
@@ -81,10 +72,7 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     request = _request(given, profiles)
     if given["pareto"]:
         trials = fronts(request, profiles, given["max_gpus"])
-        if given["as_json"]:
-            click.echo(json.dumps(front_dict(trials), indent=1))
-        else:
-            show_front(console(), trials)
+        emit(given["as_json"], lambda: front_dict(trials), lambda: show_front(console(), trials))
         ctx.exit(0 if trials else 1)
     targets: tuple[Requirement, ...] = ()
     for profile in profiles:  # each must have a price where a target is money
@@ -98,10 +86,11 @@ def size(ctx: click.Context, /, **given: Any) -> None:
     )
     if answer.best is not None and answer.best.plan is not None and given["out"]:
         write_plan(given["out"], answer.best.plan)
-    if given["as_json"]:
-        click.echo(json.dumps(size_dict(answer, targets, given["steps"]), indent=1))
-    else:
-        show(console(), answer, targets, given["steps"])
+    emit(
+        given["as_json"],
+        lambda: size_dict(answer, targets, given["steps"]),
+        lambda: show(console(), answer, targets, given["steps"]),
+    )
     ctx.exit(0 if answer.best is not None else 1)
 
 

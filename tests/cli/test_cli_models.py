@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlhfsim.cli.models import count, models
+from rlhfsim.cli.models import models
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.present.terminal.models import count
 from rlhfsim.specs.model.presets import preset_names
 
 

@@ -255,6 +255,11 @@ class ModelSpec(Hashed):
         moe = replace(self.moe, num_moe_layers=moe_layers) if moe_layers > 0 else None
         return replace(self, name=name, num_layers=num_layers, attention=attention, moe=moe)
 
+    def tp_degrees(self, most: int) -> list[int]:
+        """Tensor-parallel degrees up to `most` that split no head."""
+        heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
+        return [t for t in range(1, most + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)]
+
     def check_tp(self, tp: int) -> None:
         """Refuse a tensor-parallel degree that would split a head.
 
@@ -265,12 +270,9 @@ class ModelSpec(Hashed):
         """
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         if tp < 1 or heads % tp or (kv_heads % tp and tp % kv_heads):
-            good = [
-                t for t in range(1, heads + 1) if not heads % t and (not kv_heads % t or not t % kv_heads)
-            ]
             raise RlhfsimError(
                 "tp-does-not-divide-heads",
                 f"tensor parallelism {tp} does not divide the {heads} heads "
                 f"({kv_heads} key/value heads) of {self.name}",
-                help=f"use tp of {', '.join(map(str, good[:12]))}",
+                help=f"use tp of {', '.join(map(str, self.tp_degrees(heads)[:12]))}",
             )

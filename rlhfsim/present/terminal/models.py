@@ -1,0 +1,114 @@
+"""What `rlhfsim models` shows: the model presets, and the shape of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.present.terminal.words import NARROW, console, labelled, new_table
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import aliases
+
+SCHEMA = "rlhfsim.models/1"
+NOTE = (
+    "active: parameters that one token uses. KV: bytes per token in BF16 over the whole model. Other names: "
+    "Hugging Face ids, and any config.json (docs/models.md)."
+)
+
+
+def row(spec: ModelSpec, name: str | None) -> dict[str, Any]:
+    """What the list shows."""
+    return {
+        "name": spec.name,
+        "aliases": [a for a, owner in aliases().items() if owner == name],
+        "params": spec.num_params,
+        "active_params": spec.num_active_params,
+        "num_layers": spec.num_layers,
+        "hidden": spec.hidden,
+        "num_heads": spec.attention.num_heads,
+        "num_kv_heads": spec.attention.num_kv_heads,
+        "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        "experts": spec.moe.num_experts if spec.moe else None,
+    }
+
+
+def details(spec: ModelSpec, name: str | None) -> dict[str, Any]:
+    """The whole shape of one model."""
+    attention, moe = spec.attention, spec.moe
+    return {
+        **row(spec, name),
+        "vocab": spec.vocab,
+        "ffn": spec.ffn,
+        "attention": attention.kind,
+        "head_dim": attention.head_dim,
+        "tied_embeddings": spec.tied_embeddings,
+        "max_position": spec.max_position,
+        "moe": None
+        if moe is None
+        else {
+            "layers": moe.num_moe_layers,
+            "experts": moe.num_experts,
+            "top_k": moe.top_k,
+            "expert_ffn": moe.expert_ffn,
+            "shared_experts": moe.num_shared_experts,
+        },
+        "bf16_bytes": 2.0 * spec.num_params,
+        "valid_tp": spec.tp_degrees(min(spec.attention.num_heads, 64)),
+        "source": spec.source,
+    }
+
+
+def count(params: float) -> str:
+    """`70.6B`, `350M`."""
+    large = params >= units.BILLION
+    scale, letter = (units.BILLION, "B") if large else (units.MILLION, "M")
+    return f"{units.significant(params / scale)}{letter}"
+
+
+def listing(rows: Sequence[dict[str, Any]]) -> Sequence[RenderableType]:
+    """One line per preset, and what the columns mean."""
+    table = new_table(console().width)
+    table.add_column("name", no_wrap=True)
+    table.add_column("also", ratio=1, no_wrap=True, overflow="ellipsis")
+    shape = ("layers",) if console().width < NARROW else ("layers", "hidden", "heads")
+    for name in ("params", "active", *shape, "KV/token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in rows:
+        active = count(each["active_params"]) if each["experts"] else ""
+        heads = f"{each['num_heads']}/{each['num_kv_heads']}"
+        dims = [each["num_layers"], each["hidden"], heads][: len(shape)]
+        table.add_row(
+            each["name"],
+            ", ".join(sorted(each["aliases"], key=len)),
+            count(each["params"]),
+            active,
+            *map(str, dims),
+            units.format(each["kv_bytes_per_token"], "byte"),
+        )
+    return table, Text(NOTE)
+
+
+def sheet(spec: ModelSpec, each: dict[str, Any]) -> Sequence[RenderableType]:
+    """One model as labelled lines; `each` are its `details`."""
+    rows = {
+        "aliases": ", ".join(each["aliases"]) or "none",
+        "params": f"{count(each['params'])} ({each['params']:,}), {units.format(each['bf16_bytes'], 'byte')} in BF16",
+        "shape": f"{spec.num_layers} layers, hidden {spec.hidden:,}, FFN {spec.ffn:,}, vocabulary {spec.vocab:,}"
+        + (", tied embeddings" if spec.tied_embeddings else ""),
+        "heads": f"{spec.attention.kind.upper()}, {spec.attention.num_heads} query and {spec.attention.num_kv_heads} key/value heads of {spec.attention.head_dim}",
+        "KV cache": f"{units.format(each['kv_bytes_per_token'], 'byte')} per token in BF16",
+        "context": f"{spec.max_position:,} tokens" if spec.max_position else "not stated",
+        "TP": f"may be {', '.join(map(str, each['valid_tp']))}",
+        "source": spec.source or "given",
+    }
+    if spec.moe:
+        moe = spec.moe
+        rows["experts"] = (
+            f"{moe.num_experts} in {moe.num_moe_layers} layers, {moe.top_k} per token, FFN {moe.expert_ffn:,}, "
+            f"{moe.num_shared_experts} shared; {count(each['active_params'])} parameters active"
+        )
+    return Text(spec.name, style="bold"), labelled(rows)
