@@ -42,6 +42,10 @@ class RlhfsimError(ValueError):
         """The same error with a place, unless it has one already."""
         return self if self.place else RlhfsimError(self.code, self.message, place=place, help=self.help)
 
+    def with_help(self, help: str) -> RlhfsimError:
+        """The same error with another remedy."""
+        return RlhfsimError(self.code, self.message, place=self.place, help=help)
+
     def __str__(self) -> str:
         lines = [f"error[{self.code}]: {self.message}"]
         if self.place:

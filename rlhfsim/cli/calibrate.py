@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.fit import calibrate as fit
-from rlhfsim.calibration.observation import Observation, read_run
-from rlhfsim.calibration.profile_writer import check_new, error_pair, provenance, write_profile
-from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.params import bad_option
+from rlhfsim.calibration.observation import read_run
+from rlhfsim.calibration.profile_writer import check_new, write_profile
+from rlhfsim.cli.params import FILE, PATH, Words, bad_option, emit, json_option, on_command_line, option
+from rlhfsim.present import plain
 from rlhfsim.present.terminal import calibrate as calibrate_view
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.specs.hardware.profiles import load_profile, profile_hash
-from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.present.terminal.words import console
+from rlhfsim.specs.hardware.profiles import load_profile
 
-SCHEMA = "rlhfsim.calibrate/1"
 EPILOG = """\b
 Examples:
   rlhfsim calibrate runs/a runs/b runs/c
@@ -31,17 +25,17 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=PATH)
+@option(
     "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
+    FILE,
+    "Write the calibrated profile: a new file, named by its stem. Without it nothing is written.",
     metavar="FILE.yaml",
-    help="Write the calibrated profile: a new file, named by its stem. Without it nothing is written.",
 )
-@click.option(
+@option(
     "--profile",
-    metavar="NAME",
-    help="The profile before: name, alias or YAML file; default: the one of the runs' plans.",
+    Words("NAME"),
+    "The profile before: name, alias or YAML file; default: the one of the runs' plans.",
 )
 @json_option
 def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_json: bool) -> None:
@@ -55,20 +49,19 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_
     if out is not None:
         check_new(out)
     _check_once(runs)
-    with view.console(stderr=True).status(f"reading {len(runs)} runs") as status:
+    with console(stderr=True).status(f"reading {len(runs)} runs") as status:
         with on_command_line():
             base = None if profile is None else load_profile(profile)
         seen = tuple(read_run(folder) for folder in runs)
         status.update("fitting, then fitting again without each run in turn")
-        found = fit(seen, base)
+        fitted = fit(seen, base)
     if out is not None:
-        write_profile(out, found, profile)
-    if as_json:
-        click.echo(json.dumps(as_data(found, out), indent=1))
-        return
-    console = view.console()
-    for part in calibrate_view.report(found, console.width, out):
-        console.print(part)
+        write_profile(out, fitted, profile)
+    emit(
+        as_json,
+        lambda: plain.calibration(fitted, out),
+        lambda: calibrate_view.report(fitted, console().width, out),
+    )
 
 
 def _check_once(runs: Sequence[Path]) -> None:
@@ -82,61 +75,3 @@ def _check_once(runs: Sequence[Path]) -> None:
         if folder.resolve() in known:
             raise bad_option(f"run {folder} is given twice", "give each run once")
         known.add(folder.resolve())
-
-
-# --- for machines ---------------------------------------------------------------------------------
-
-
-def as_data(found: Calibration, out: Path | None) -> dict[str, Any]:
-    """The same content; schema in docs/calibration.md."""
-    told = provenance(found)
-    return {
-        "schema": SCHEMA,
-        "profile": found.profile.name,
-        "profile_hash": profile_hash(found.profile),
-        "runs": [_run(run) for run in found.observations],
-        "data": found.data,
-        "coefficients": [_coefficient(c) for c in found.coefficients],
-        "unidentified": [asdict(u) for u in found.unidentified],
-        "phase_error": error_pair(found.errors, step=False),
-        "step_error": error_pair(found.errors, step=True),
-        "errors": [_error(e) for e in found.errors],
-        "mismatch": found.mismatch,
-        "device": told.device,
-        "interconnect": told.interconnect,
-        "versions": dict(told.versions),
-        "outliers": list(found.outliers),
-        "notes": list(found.notes),
-        "out": None if out is None else str(out),
-    }
-
-
-def _run(run: Observation) -> dict[str, Any]:
-    return {
-        "name": run.name,
-        "plan_hash": run.plan.input_hash,
-        "device": run.device,
-        "date": run.date,
-        "steps": run.steps,
-        "prompt_tokens": run.prompt_tokens,
-        "response_tokens": run.response_tokens,
-    }
-
-
-def _coefficient(c: Calibrated) -> dict[str, Any]:
-    return {
-        "name": c.name,
-        "dimension": c.before.dimension,
-        "before": _value(c.before),
-        "after": _value(c.after),
-        "n": c.n,
-        "runs": c.runs,
-    }
-
-
-def _value(c: Coefficient) -> dict[str, float]:
-    return {"value": c.value, "low": c.low, "high": c.high}
-
-
-def _error(e: PhaseError) -> dict[str, Any]:
-    return {**asdict(e), "before": off(e.before_s, e.measured_s), "after": off(e.after_s, e.measured_s)}

@@ -254,7 +254,7 @@ def _why_empty(request: Request) -> str:
         return "drop one of them"
     rules = WEIGHT_PATHS[path]
     if rules.adapters_only and request.workload.lora is None:
-        return "weight path {path} moves adapters only: add --allow lora"
+        return f"weight path {path} moves adapters only: add --allow lora"
     if rules.needs_backend and BACKENDS[request.backend].launchable:
         others = [name for name, rules in BACKENDS.items() if not rules.launchable]
         return f"weight path {path} needs --backend {' or '.join(others)}"

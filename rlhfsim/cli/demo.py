@@ -9,9 +9,8 @@ from tempfile import mkdtemp
 import click
 
 from rlhfsim.api import design
-from rlhfsim.cli.inputs import json_option
 from rlhfsim.cli.launch import CORE, make_tiny, need_stack, run, tiny_folder
-from rlhfsim.cli.params import Whole
+from rlhfsim.cli.params import Whole, json_option
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import plan as view

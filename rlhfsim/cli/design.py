@@ -10,8 +10,24 @@ import click
 
 from rlhfsim.api import design as search_design
 from rlhfsim.cli.constraints import alternatives, check_request, constrained, constraint_options, requirements
-from rlhfsim.cli.inputs import backend_option, build_cluster, build_workload, cluster_options, workload_options
-from rlhfsim.cli.params import PATH, OneOf, Words, bad_option, emit, flag, json_option, on_command_line, option
+from rlhfsim.cli.inputs import (
+    backend_option,
+    build_cluster,
+    build_workload,
+    cluster_options,
+    workload_options,
+)
+from rlhfsim.cli.params import (
+    PATH,
+    OneOf,
+    Words,
+    bad_option,
+    emit,
+    flag,
+    json_option,
+    on_command_line,
+    option,
+)
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.design import Extras, design_dict, show
 from rlhfsim.present.terminal.plan import console

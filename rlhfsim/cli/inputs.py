@@ -49,7 +49,12 @@ MAX_SEQUENCES = 10_000_000
 """Sequences of one step; a larger batch is a slip."""
 MAX_PRICE = 10_000.0
 """USD per GPU-hour; more is a slip."""
-DISTRIBUTIONS: dict[str, Any] = {k.kind: k for k in (Fixed, LogNormal, Truncated, Empirical)}
+DISTRIBUTIONS: dict[str, Any] = {
+    "fixed": Fixed,
+    "lognormal": LogNormal,
+    "truncated": Truncated,
+    "empirical": Empirical,
+}
 _WRITE = (
     "write 1024, 8k, lognormal:mean=2000,sigma=0.8,max=8192, truncated:mean=500,std=200,max=2048 "
     "or empirical:file=lengths.txt"
@@ -95,7 +100,9 @@ def _workload(*, required: bool) -> Callable[[F], F]:
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
     ruled = "Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."
     return together(
-        option("--model", model, "Policy: name or alias (rlhfsim models), or a config.json.", required=required),
+        option(
+            "--model", model, "Policy: name or alias (rlhfsim models), or a config.json.", required=required
+        ),
         option("--algorithm", OneOf("algorithm", algorithms), f"{', '.join(algorithms)}.", default="ppo"),
         option("--prompts", sequences, "Prompts per step.", default=1024),
         option("--samples", sequences, "Responses per prompt.", default=1),
@@ -145,7 +152,17 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
             f"--prompts {given['prompts']:,} times --samples {given['samples']:,} is out of range",
             f"at most {MAX_SEQUENCES:,} sequences per step",
         )
-    same = ("algorithm", "model", "critic", "reference", "prompts", "samples", "epochs", "mini_batches", "seed")
+    same = (
+        "algorithm",
+        "model",
+        "critic",
+        "reference",
+        "prompts",
+        "samples",
+        "epochs",
+        "mini_batches",
+        "seed",
+    )
     raw: dict[str, Any] = {
         **{name: given[name] for name in same},
         "reward": _reward(given),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,17 @@ import click
 
 from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli import completion
-from rlhfsim.cli.inputs import json_option, on_command_line
-from rlhfsim.cli.params import Whole, bad_option
+from rlhfsim.cli.params import (
+    FILE,
+    FOLDER,
+    Whole,
+    Words,
+    bad_option,
+    flag,
+    json_option,
+    on_command_line,
+    option,
+)
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, read_plan
@@ -43,82 +51,48 @@ Examples:
   rlhfsim launch openrlhf --scale 4
   rlhfsim launch plan.json --out runs/a --resume
 """
-_OPTIONS: list[Callable[[Any], Any]] = [
-    click.argument("file", shell_complete=completion.systems),
-    click.option(
-        "--settings",
-        "settings_file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="RUN.yaml",
-        help="Data, rewards, loss constants, learning rates: docs/executor.md.",
-    ),
-    click.option(
-        "--set",
-        "pairs",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="One setting, as in optimizer.learning_rate=1e-5; repeatable.",
-    ),
-    click.option(
-        "--model",
-        metavar="FOLDER",
-        help="Weights and tokenizer of the policy; default: the path in the plan, a tiny model with --scale.",
-    ),
-    click.option("--iterations", type=Whole(1, 10**9), help="Iterations of the run."),
-    click.option(
-        "--out",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=Path("runs/latest"),
-        show_default=True,
-        help="Folder of the run.",
-    ),
-    click.option("--address", help="A running Ray cluster; default: one is started here."),
-    click.option(
-        "--scale",
-        type=Whole(1, 64),
-        metavar="SLOTS",
-        help="Shrink the plan to about so many slots of this machine, with a tiny model.",
-    ),
-    click.option(
-        "--dry-run",
-        is_flag=True,
-        help="Check plan against cluster, show placement and memory, start fake engines, stop.",
-    ),
-    click.option("--resume", is_flag=True, help="Go on from the newest whole checkpoint in --out."),
-    click.option(
-        "--recalibrate-every",
-        type=Whole(2, 10**6),
-        metavar="N",
-        help="Every N iterations fit the profile to this run and say whether another plan would now be better; the run keeps its plan.",
-    ),
-    click.option("--no-self-check", is_flag=True, help="Skip the first minute's check."),
-    json_option,
-]
-
-
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command(epilog=EPILOG)
-@_options
-def launch(
-    file: str,
-    settings_file: Path | None,
-    pairs: tuple[str, ...],
-    model: str | None,
-    iterations: int | None,
-    out: Path,
-    address: str | None,
-    scale: int | None,
-    dry_run: bool,
-    resume: bool,
-    recalibrate_every: int | None,
-    no_self_check: bool,
-    as_json: bool,
-) -> int | None:
+@click.argument("file", shell_complete=completion.systems)
+@option(
+    "--settings settings_file",
+    FILE,
+    "Data, rewards, loss constants, learning rates: docs/executor.md.",
+    metavar="RUN.yaml",
+)
+@option(
+    "--set pairs",
+    Words("KEY=VALUE"),
+    "One setting, as in optimizer.learning_rate=1e-5; repeatable.",
+    multiple=True,
+)
+@option(
+    "--model",
+    Words("FOLDER"),
+    "Weights and tokenizer of the policy; default: the path in the plan, a tiny model with --scale.",
+)
+@option("--iterations", Whole(1, 10**9), "Iterations of the run.")
+@option("--out", FOLDER, "Folder of the run.", default=Path("runs/latest"))
+@option("--address", None, "A running Ray cluster; default: one is started here.")
+@option(
+    "--scale",
+    Whole(1, 64),
+    "Shrink the plan to about so many slots of this machine, with a tiny model.",
+    metavar="SLOTS",
+)
+@flag("--dry-run", "Check plan against cluster, show placement and memory, start fake engines, stop.")
+@flag("--resume", "Go on from the newest whole checkpoint in --out.")
+@option(
+    "--recalibrate-every",
+    Whole(2, 10**6),
+    "Every N iterations fit the profile to this run and say whether another plan would now be better; "
+    "the run keeps its plan.",
+    metavar="N",
+)
+@flag("--no-self-check", "Skip the first minute's check.")
+@json_option
+def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool, **given: Any) -> int | None:
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
     need_stack(DRY if dry_run and not scale else STACK)
     from executor.launch import LaunchOptions
@@ -126,28 +100,27 @@ def launch(
     with on_command_line():
         plan = scaled(file, scale, out) if scale else read(file)
         settings = settings_of(
-            settings_file,
-            pairs,
-            model=model or (str(tiny_folder(out)) if scale else None),
-            iterations=iterations,
+            given["settings_file"],
+            given["pairs"],
+            model=given["model"] or (str(tiny_folder(out)) if scale else None),
+            iterations=given["iterations"],
         )
     options = LaunchOptions(
         out=out,
-        address=address,
-        resume=resume,
+        address=given["address"],
+        resume=given["resume"],
         dry_run=dry_run,
-        self_check=not no_self_check,
+        self_check=not given["no_self_check"],
         smallest_change=smallest_change,
     )
-    notes = profile_notes(file) if not scale else ()
     return run(
         plan,
         settings,
         options,
         as_json=as_json,
-        notes=notes,
+        notes=profile_notes(file) if not scale else (),
         scale=bool(scale),
-        recalibrate_every=recalibrate_every,
+        recalibrate_every=given["recalibrate_every"],
     )
 
 
@@ -268,8 +241,6 @@ def settings_of(file: Path | None, pairs: tuple[str, ...], **given: Any) -> Sett
 
 
 def _with(settings: Settings, pair: str) -> Settings:
-    from dataclasses import asdict
-
     from executor.settings import Settings as Kind
 
     key, equals, value = pair.partition("=")

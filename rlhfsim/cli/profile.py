@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.inputs import json_option, on_command_line
 from rlhfsim.cli.launch import need_stack
+from rlhfsim.cli.params import FILE, Words, flag, json_option, on_command_line, option
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import profile as profile_view
@@ -38,19 +38,13 @@ def profile() -> None:
 
 
 @profile.command(epilog=EPILOG)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=DEFAULT,
-    show_default=True,
-    help="The new profile; an existing file is never overwritten.",
-)
-@click.option(
+@option("--out", FILE, "The new profile; an existing file is never overwritten.", default=DEFAULT)
+@option(
     "--only",
-    metavar="NAME,...",
-    help="Only these: gemm, attention, memory, collectives, storage, optimizer, train, decode, start, sleep.",
+    Words("NAME,..."),
+    "Only these: gemm, attention, memory, collectives, storage, optimizer, train, decode, start, sleep.",
 )
-@click.option("--quick", is_flag=True, help="Fewer sizes and repeats: about a minute, wider intervals.")
+@flag("--quick", "Fewer sizes and repeats: about a minute, wider intervals.")
 @json_option
 def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | None:
     """Run short micro-benchmarks here and write a profile from them.
@@ -120,9 +114,7 @@ def check_out(out: Path) -> None:
     except RlhfsimError as error:
         if error.code not in ("file-exists", "name-taken"):
             raise
-        raise RlhfsimError(
-            error.code, error.message, place=error.place, help=f"measure into another file: --out {free(out)}"
-        ) from error
+        raise error.with_help(f"measure into another file: --out {free(out)}") from error
 
 
 def free(out: Path) -> Path:

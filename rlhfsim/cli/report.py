@@ -13,14 +13,13 @@ import click
 
 from rlhfsim.calibration.comparison.side_by_side import read
 from rlhfsim.calibration.observation import PLAN, TRACE
-from rlhfsim.cli.inputs import json_option
-from rlhfsim.cli.params import Number, bad_option
+from rlhfsim.cli.params import FILE, FOLDER, PATH, Number, bad_option, flag, json_option, option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.plan import read_plan
-from rlhfsim.present import sizes
+from rlhfsim.present import plain, sizes
 from rlhfsim.present.basis import basis
-from rlhfsim.present.html.content import Figure, Page
+from rlhfsim.present.html.content import Page
 from rlhfsim.present.html.page import write
 from rlhfsim.present.pages.plan import plan_page
 from rlhfsim.present.pages.run import run_page
@@ -30,7 +29,6 @@ from rlhfsim.units import DAY, format
 from rlhfsim.what_if.scenarios.result import MAX_BYTES, read_whatif
 from rlhfsim.what_if.scenarios.result import SCHEMA as WHATIF_SCHEMA
 
-SCHEMA = "rlhfsim.present.html/1"
 EPILOG = """\b
 Examples:
   rlhfsim report plan.json
@@ -42,26 +40,21 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.argument("source", type=click.Path(path_type=Path))
-@click.option(
+@click.argument("source", type=PATH)
+@option(
     "--compare",
-    type=click.Path(path_type=Path, file_okay=False),
+    FOLDER,
+    "The folder of a run: SOURCE is then the plan that it is held against.",
     metavar="RUN",
-    help="The folder of a run: SOURCE is then the plan that it is held against.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the page is written; default: the name of SOURCE with .html, here.",
-)
-@click.option("--title", help="Title of the page; default: what it is about.")
-@click.option("--no-sizes", is_flag=True, help="Do not search the best plans of other numbers of GPUs.")
-@click.option(
+@option("--out", FILE, "Where the page is written; default: the name of SOURCE with .html, here.")
+@option("--title", None, "Title of the page; default: what it is about.")
+@flag("--no-sizes", "Do not search the best plans of other numbers of GPUs.")
+@option(
     "--size-limit",
-    type=Number(0.1, DAY, "s"),
+    Number(0.1, DAY, "s"),
+    "Longest search of one other number of GPUs, seconds.",
     default=sizes.LIMIT_S,
-    show_default=True,
-    help="Longest search of one other number of GPUs, seconds.",
 )
 @json_option
 def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, **given: Any) -> None:
@@ -72,13 +65,11 @@ def report(source: Path, compare: Path | None, out: Path | None, as_json: bool, 
     page = _page(source, compare, given)
     where = out or Path(f"{source.resolve().stem}.html")
     write(where, page)
+    written = f"{len(page.figures)} figures in {where} ({format(where.stat().st_size, 'byte')})"
     if as_json:
-        click.echo(json.dumps(as_data(page, where), indent=1))
-        return
-    click.echo(page.verdict)
-    click.echo(
-        f"{len(page.figures)} figures in {where} ({format(where.stat().st_size, 'byte')}); open it in a browser, it needs no network"
-    )
+        click.echo(json.dumps(plain.page(page, where), indent=1))
+    else:
+        click.echo(f"{page.verdict}\n{written}; open it in a browser, it needs no network")
 
 
 def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
@@ -147,28 +138,3 @@ def _searching(count: int) -> Iterator[sizes.Step]:
         return
     with click.progressbar(length=count, label="best plans of other sizes", file=sys.stderr) as bar:
         yield lambda: bar.update(1)
-
-
-def as_data(page: Page, where: Path) -> dict[str, Any]:
-    """The findings for machines; schema in docs/report.md."""
-    return {
-        "schema": SCHEMA,
-        "out": str(where),
-        "bytes": where.stat().st_size,
-        "title": page.title,
-        "subtitle": page.subtitle,
-        "verdict": page.verdict,
-        "sure": list(page.sure),
-        "tiles": [{"label": t.label, "value": t.value, "detail": t.detail} for t in page.tiles],
-        "sections": [
-            {
-                "heading": s.heading,
-                "figures": [
-                    {"key": b.key, "finding": b.title, "alt": b.alt}
-                    for b in s.blocks
-                    if isinstance(b, Figure)
-                ],
-            }
-            for s in page.sections
-        ],
-    }

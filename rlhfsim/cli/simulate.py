@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.api import cluster_of, simulate_file
-from rlhfsim.cli.inputs import MAX_PRICE, json_option, on_command_line
-from rlhfsim.cli.params import Number, ParamType, Whole, bad_option
+from rlhfsim.cli.inputs import price_option
+from rlhfsim.cli.params import (
+    FILE,
+    Number,
+    ParamType,
+    Whole,
+    bad_option,
+    emit,
+    flag,
+    json_option,
+    on_command_line,
+    option,
+)
 from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import simulate as simulate_view
@@ -28,8 +38,6 @@ from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
 from rlhfsim.what_if.planned import fitting_change
 
-F = TypeVar("F", bound=Callable[..., Any])
-SCHEMA = "rlhfsim.simulation/1"
 MAX_STEPS, MAX_REPLICATIONS = 100_000, 10_000
 MAX_SECONDS = 1000 * 365 * units.DAY
 EPILOG = """\b
@@ -109,92 +117,31 @@ class Duration(ParamType):
 _TIME = Duration()
 
 
-_OPTIONS: list[Callable[[Any], Any]] = [
-    click.argument("file", required=False),
-    click.option(
-        "--iterations",
-        type=Whole(1, MAX_STEPS),
-        default=20,
-        show_default=True,
-        help="Steps that are measured.",
-    ),
-    click.option(
-        "--warmup",
-        type=Whole(0, MAX_STEPS),
-        default=0,
-        show_default=True,
-        help="Steps before them that no figure counts; staleness + 2 at least when async.",
-    ),
-    click.option(
-        "--seed", type=Whole(0, 2**31), default=0, show_default=True, help="Seed of all that is random."
-    ),
-    click.option(
-        "--replications",
-        type=Whole(1, MAX_REPLICATIONS),
-        default=1,
-        show_default=True,
-        help="Runs with seeds of their own: N, N + 1, ...",
-    ),
-    click.option(
-        "--expected-lengths",
-        is_flag=True,
-        help="Every step has the expected response lengths; default: each draws its own.",
-    ),
-    click.option(
-        "--reward-spread",
-        type=Number(0, 4),
-        default=0.0,
-        show_default=True,
-        help="Standard deviation of the log of reward times: 0.5.",
-    ),
-    click.option(
-        "--straggler", type=Straggler(), help="Share of the GPUs that are slow, and how much: 0.05:1.5."
-    ),
-    click.option(
-        "--mtbf", type=_TIME, help="Mean time between failures of one node: 5000h. Asks for goodput."
-    ),
-    click.option(
-        "--restart",
-        type=_TIME,
-        default="10 min",
-        show_default=True,
-        help="From a failure until the run goes on.",
-    ),
-    click.option(
-        "--checkpoint",
-        type=_TIME,
-        default="60 s",
-        show_default=True,
-        help="Time that one checkpoint blocks the run.",
-    ),
-    click.option(
-        "--checkpoint-interval",
-        type=Interval(),
-        default="auto",
-        show_default=True,
-        help="Time between checkpoints, or auto: the best one.",
-    ),
-    click.option(
-        "--trace",
-        type=click.Path(path_type=Path, dir_okay=False),
-        metavar="OUT.json",
-        help="Write the trace, and OUT.chrome.json for ui.perfetto.dev.",
-    ),
-    click.option(
-        "--price", type=Number(0, MAX_PRICE, "usd/h"), help="USD per GPU-hour, in place of the listed price."
-    ),
-    json_option,
-]
-
-
-def _options(command: F) -> F:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command(epilog=EPILOG)
-@_options
+@click.argument("file", required=False)
+@option("--iterations", Whole(1, MAX_STEPS), "Steps that are measured.", default=20)
+@option(
+    "--warmup",
+    Whole(0, MAX_STEPS),
+    "Steps before them that no figure counts; staleness + 2 at least when async.",
+    default=0,
+)
+@option("--seed", Whole(0, 2**31), "Seed of all that is random.", default=0)
+@option(
+    "--replications", Whole(1, MAX_REPLICATIONS), "Runs with seeds of their own: N, N + 1, ...", default=1
+)
+@flag("--expected-lengths", "Every step has the expected response lengths; default: each draws its own.")
+@option("--reward-spread", Number(0, 4), "Standard deviation of the log of reward times: 0.5.", default=0.0)
+@option("--straggler", Straggler(), "Share of the GPUs that are slow, and how much: 0.05:1.5.")
+@option("--mtbf", _TIME, "Mean time between failures of one node: 5000h. Asks for goodput.")
+@option("--restart", _TIME, "From a failure until the run goes on.", default="10 min")
+@option("--checkpoint", _TIME, "Time that one checkpoint blocks the run.", default="60 s")
+@option(
+    "--checkpoint-interval", Interval(), "Time between checkpoints, or auto: the best one.", default="auto"
+)
+@option("--trace", FILE, "Write the trace, and OUT.chrome.json for ui.perfetto.dev.", metavar="OUT.json")
+@price_option()
+@json_option
 @click.pass_context
 def simulate(ctx: click.Context, /, **given: Any) -> None:
     """Run one plan step by step: step times, waiting, shared links, memory over time.
@@ -206,35 +153,20 @@ def simulate(ctx: click.Context, /, **given: Any) -> None:
     Exit codes: 0 done, 1 the plan does not fit, 2 bad input.
     """
     _check(ctx, given)
+    notes = profile_notes(given["file"])
     with progress(given["replications"]) as tick, on_command_line():
         answer = simulate_file(given["file"], options_of(given), price=given["price"], progress=tick)
-        told = _told(given["file"], answer)
+        help = fitting_change(answer.plan, cluster_of(answer.plan)) if answer.rejected_by else None
     written = given["trace"] if answer.trace is not None else None
     if written is not None and answer.trace is not None:
         write_trace(written, answer.trace)
         write_chrome(chrome_path(written), answer.trace)
-    if given["as_json"]:
-        click.echo(json.dumps(as_data(told, written), indent=1))
-    else:
-        show(told, view.console(), written)
+    emit(
+        given["as_json"],
+        lambda: plain.simulation(answer, notes, help, written),
+        lambda: _report(answer, notes, help, written),
+    )
     ctx.exit(0 if answer.rejected_by is None else 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A run and what is said about it."""
-
-    answer: Simulation
-    notes: tuple[str, ...]
-    remedy: str | None
-    """The smallest change with which the plan fits; None where it fits."""
-
-
-def _told(file: str, answer: Simulation) -> Told:
-    plan = answer.plan
-    if answer.rejected_by is None:
-        return Told(answer, profile_notes(file), None)
-    return Told(answer, profile_notes(file), fitting_change(plan, cluster_of(plan)))
 
 
 def _check(ctx: click.Context, given: dict[str, Any]) -> None:
@@ -285,68 +217,18 @@ def progress(replications: int) -> Iterator[Callable[[], None] | None]:
         yield lambda: bar.advance(task)
 
 
-# --- for people -------------------------------------------------------------------------------------
-
-
-def show(told: Told, console: Console, trace: Path | None) -> None:
+def _report(
+    answer: Simulation, notes: Sequence[str], help: str | None, trace: Path | None
+) -> Iterator[RenderableType]:
     """Verdict when it does not fit, or the run; then where the traces lie."""
-    answer = told.answer
-    for note in told.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
+    yield from (Text(f"note: {note}", style="yellow") for note in notes)
     if answer.rejected_by is not None:
-        console.print(view.header(answer.plan))
-        console.print(Text(f"does not fit: {answer.rejected_by}", style="bold red"))
-        console.print(Text(f"smallest change that fits: {told.remedy}", style="bold"))
+        yield view.header(answer.plan)
+        yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
+        yield Text(f"smallest change that fits: {help}", style="bold")
         return
-    for part in simulate_view.report(answer, console.width):
-        console.print(part)
+    yield from simulate_view.report(answer, view.console().width)
     if trace is not None:
-        console.print()
-        console.print(
-            view.labelled(
-                {"trace": str(trace), "to see it": f"open {chrome_path(trace)} at https://ui.perfetto.dev"}
-            )
-        )
-
-
-# --- for machines -----------------------------------------------------------------------------------
-
-
-def as_data(told: Told, trace: Path | None) -> dict[str, Any]:
-    """The same content; schema in docs/plan.md."""
-    answer = told.answer
-    verdict = {
-        "schema": SCHEMA,
-        "fits": answer.rejected_by is None,
-        "rejected_by": answer.rejected_by,
-        "remedy": told.remedy,
-        "notes": list(told.notes),
-        "plan": answer.plan.to_dict(),
-    }
-    if answer.rejected_by is not None:
-        return verdict
-    return {
-        **verdict,
-        "run": {
-            "steps": len(answer.runs[0]),
-            "warmup": answer.warmup,
-            "seed": answer.seed,
-            "replications": len(answer.runs),
-            "randomness": answer.randomness,
-        },
-        "step": {
-            "mean_s": answer.mean,
-            "p10_s": answer.percentile(10),
-            "p50_s": answer.percentile(50),
-            "p90_s": answer.percentile(90),
-            "estimate_s": answer.estimate.prediction.step_s,
-        },
-        "step_seconds": [list(run) for run in answer.runs],
-        "pools": [asdict(pool) for pool in answer.pools],
-        "contention": [{"link": link, "seconds": seconds} for link, seconds in answer.contention.items()],
-        "staleness": {"mean": answer.staleness[0], "max": answer.staleness[1]} if answer.staleness else None,
-        "queue": {"mean": answer.queue.mean, "max": answer.queue.maximum} if answer.queue else None,
-        "goodput": asdict(answer.goodput) if answer.goodput else None,
-        "trace": str(trace) if trace else None,
-        "chrome_trace": str(chrome_path(trace)) if trace else None,
-    }
+        yield ""
+        shown = f"open {chrome_path(trace)} at https://ui.perfetto.dev"
+        yield view.labelled({"trace": str(trace), "to see it": shown})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
@@ -16,8 +15,18 @@ import click
 
 from rlhfsim import api
 from rlhfsim.cli import completion
-from rlhfsim.cli.inputs import json_option
-from rlhfsim.cli.params import COMMAND_LINE, Whole, bad_option
+from rlhfsim.cli.params import (
+    COMMAND_LINE,
+    FILE,
+    FOLDER,
+    Whole,
+    Words,
+    bad_option,
+    emit,
+    flag,
+    json_option,
+    option,
+)
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.whatif import show
 from rlhfsim.specs.loading import parse_yaml
@@ -41,54 +50,28 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("scenario", required=False, shell_complete=completion.scenarios)
-@click.option(
-    "--set",
-    "settings",
+@option(
+    "--set settings",
+    Words("PATH=VALUE"),
+    "Change the base before anything else: cluster.node_groups.0.gpus=32; repeatable.",
     multiple=True,
-    metavar="PATH=VALUE",
-    help="Change the base before anything else: cluster.node_groups.0.gpus=32; repeatable.",
 )
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="NAME",
-    help="Only points of this name (* matches), and the base; repeatable.",
+@option(
+    "--only", Words("NAME"), "Only points of this name (* matches), and the base; repeatable.", multiple=True
 )
-@click.option(
-    "--jobs", type=Whole(1, MAX_JOBS), help="Searches at the same time; default: one for each core."
-)
-@click.option(
+@option("--jobs", Whole(1, MAX_JOBS), "Searches at the same time; default: one for each core.")
+@option(
     "--ray",
+    Words("[ADDRESS]"),
+    "Search on a Ray cluster; without an address one is started here and ended.",
     is_flag=False,
     flag_value=LOCAL,
-    metavar="[ADDRESS]",
-    help="Search on a Ray cluster; without an address one is started here and ended.",
 )
-@click.option(
-    "--cache",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="FOLDER",
-    help="Where designs are kept; default: ~/.cache/rlhfsim/designs.",
-)
-@click.option("--no-cache", is_flag=True, help="Keep nothing and search everything.")
-@click.option(
-    "--csv",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the table of points as CSV.",
-)
-@click.option(
-    "--parquet",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the table of points as Parquet.",
-)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the result as JSON, with every plan.",
-)
+@option("--cache", FOLDER, "Where designs are kept; default: ~/.cache/rlhfsim/designs.", metavar="FOLDER")
+@flag("--no-cache", "Keep nothing and search everything.")
+@option("--csv", FILE, "Write the table of points as CSV.", metavar="FILE")
+@option("--parquet", FILE, "Write the table of points as Parquet.", metavar="FILE")
+@option("--out", FILE, "Write the result as JSON, with every plan.", metavar="FILE")
 @json_option
 @click.pass_context
 def whatif(ctx: click.Context, /, **given: Any) -> None:
@@ -110,10 +93,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         ctx.exit(INTERRUPTED)
     for path in files:
         answer.write(path)
-    if given["as_json"]:
-        click.echo(json.dumps(answer.to_dict(), indent=1))
-    else:
-        show(view.console(), answer, folder, given["out"])
+    emit(given["as_json"], answer.to_dict, lambda: show(view.console(), answer, folder, given["out"]))
     ctx.exit(0 if answer.base.plan is not None else 1)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from rlhfsim.cli.options import layout_option, parse_pairs, rollout_layout_option
-from rlhfsim.cli.sync import sync
+from rlhfsim.cli.params import parse_pairs
+from rlhfsim.cli.sync import layout_option, rollout_layout_option, sync
 from rlhfsim.errors import RlhfsimError
 
 ASK = ["--model", "70b", "--from", "tp=8,dp=2", "--to", "tp=8"]
