@@ -21,7 +21,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 from rlhfsim.trace import Span, Trace
 
 

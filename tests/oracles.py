@@ -12,7 +12,8 @@ from rlhfsim.simulation.asynchronous.bounds import Floor
 from rlhfsim.simulation.asynchronous.learner import learner_steps
 from rlhfsim.simulation.asynchronous.run import PLAIN, floor_and_replicas
 from rlhfsim.simulation.faults import Faults, daly_interval, simulate_faults
-from rlhfsim.step.iteration import Program, Setting
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, timetable
 
 

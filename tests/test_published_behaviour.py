@@ -38,7 +38,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 
 DOC = Path(__file__).parent.parent / "docs" / "published_behaviour.md"
 KINDS = ("colocated", "split", "standalone")

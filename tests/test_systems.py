@@ -15,7 +15,8 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Schedule
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.dataflow import dataflow
-from rlhfsim.step.iteration import Setting, iteration, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import iteration, program
 from tests.oracles import asynchronous_bound
 
 SYSTEMS = {  # name -> architecture, role placement, weight path

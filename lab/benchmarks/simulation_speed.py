@@ -37,7 +37,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 
 TAIL = LogNormal(mean=1500, sigma=0.8, max=8192)
 WORKLOAD = Workload(model="70b", prompts=512, samples=16, response_len=TAIL)

@@ -26,7 +26,8 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.iteration import Iteration, Program, Setting, closed_form, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Iteration, Program, closed_form, program
 
 STEP = "step"
 """Name under which the whole step stands beside its phases."""

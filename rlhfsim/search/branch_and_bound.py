@@ -28,7 +28,8 @@ from rlhfsim.search.space import Partition, Skeleton, partitions, splits
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.step.iteration import Known, Setting, closed_form, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Known, closed_form, program
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -9,7 +9,8 @@ from rlhfsim.search.request import Request
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
-from rlhfsim.step.iteration import Iteration, Setting
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import format
 
 STEPS, WARMUP = 6, 3

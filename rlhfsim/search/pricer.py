@@ -44,7 +44,7 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
-from rlhfsim.step.iteration import Setting, forward_cost, generation_of, train_cost
+from rlhfsim.step.calls import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
 

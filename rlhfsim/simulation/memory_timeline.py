@@ -33,7 +33,7 @@ from rlhfsim.memory.residency import (
     profile_of,
     stages_of,
 )
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from rlhfsim.units import format
 from rlhfsim.weight_sync.weight_sync import sync

@@ -25,7 +25,8 @@ from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.rollout.schedule import Requests, expected_lengths
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.workload.lengths import draw
-from rlhfsim.step.iteration import Program, Setting, program, requests_of
+from rlhfsim.step.calls import Setting, requests_of
+from rlhfsim.step.iteration import Program, program
 from rlhfsim.step.timetable import Step
 
 GPU_RESOURCES = frozenset({"compute", "hbm", "overhead", "bubble", "tail"})

@@ -21,7 +21,8 @@ from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.simulation.synchronous import run_steps
 from rlhfsim.specs.placement.placement import Schedule
-from rlhfsim.step.iteration import Iteration, Program, Setting, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Iteration, Program, program
 
 if TYPE_CHECKING:
     from rlhfsim.simulation.noise import Noise

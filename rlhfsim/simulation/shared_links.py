@@ -32,7 +32,7 @@ import simpy
 from rlhfsim.kernels.cost import Cost, Part, Resource, part
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.placement.placement import ResourcePool
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 
 Use = Mapping[str, float]
 """Share of a flow's time for which it needs each link whole."""

@@ -31,7 +31,7 @@ from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL, Counter, CounterName, Span, Trace
 

@@ -14,7 +14,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.simulation.pool_figures import Level, pool_figures
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 from rlhfsim.trace import Trace
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""One RLHF step, priced: every call of the dataflow, the moves between them, and their order.
+"""One RLHF step, priced and ordered: the calls of `step.calls`, put in order by `timetable`.
 
-Closed forms (physics section 8), put in order by `timetable`. In a pool calls run one after the other;
+Closed forms (physics section 8). In a pool calls run one after the other;
 pools run side by side; a call starts when its inputs and its pool are ready, so the synchronous step
 is the length of the critical chain. With staleness the pools run side by side for good and the step
 is the slower side (steady state) plus the exposed weight sync.
@@ -13,46 +13,26 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
-
-from rlhfsim.errors import RlhfsimError
-from rlhfsim.kernels.cost import Cost, part, total
-from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.devices import device_of
-from rlhfsim.kernels.sequences import Sequences
-from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
-from rlhfsim.rollout.generation import Generation, Requests, generate
-from rlhfsim.rollout.steady_state import steady_state
+from rlhfsim.kernels.cost import Cost, total
+from rlhfsim.rollout.environment import Turns
+from rlhfsim.rollout.generation import Generation
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement, Schedule
+from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.workload.dataflow import Call, dataflow
-from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.framework_overhead import controller, packed_call, trains_pieces, with_controller
+from rlhfsim.step.calls import (
+    Setting,
+    continuous_cost,
+    controller_cost,
+    generation_of,
+    sequences_of,
+    steps_of,
+    turns_of,
+)
+from rlhfsim.step.framework_overhead import with_controller
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
-from rlhfsim.trace import CPU_POOL
-from rlhfsim.training.forward import forward
-from rlhfsim.training.packing import Packs, fill
-from rlhfsim.training.training import train
-from rlhfsim.weight_sync import offload
-from rlhfsim.weight_sync.weight_sync import sync
-
-__all__ = [
-    "Iteration",
-    "Phase",
-    "Program",
-    "Setting",
-    "forward_cost",
-    "generation_of",
-    "iteration",
-    "program",
-    "sequences_of",
-    "sync_cost",
-    "train_cost",
-]
+from rlhfsim.training.packing import Packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,27 +61,6 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """Everything that prices a call."""
-
-    models: Models
-    placement: Placement
-    workload: Workload
-    cluster: Cluster
-    drawn: tuple[float, ...] | None = None
-    """Response lengths of one step, tokens; None: expected order statistics of the distribution."""
-    train_precision: str = "bf16"
-    """Matrix products of training and scoring."""
-    packs: Packs | None = None
-    """Limits of packs; None: `micro_batch` sequences of mean length, forwards like training."""
-
-    def device(self, role: RolePlacement | RolloutPlacement) -> Device:
-        """The device of the pool a role sits in."""
-        pool = self.cluster.node_groups[self.placement.pool(role.pool).hardware]
-        return device_of(pool, self.cluster.oversubscription)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The priced steps of one iteration, before anything is said about when they run."""
 
@@ -115,30 +74,6 @@ class Program:
     gpus: int
     turns: Turns | None = None
     """How the rollout alternates with its environment; its time is part of `generation`."""
-
-
-@lru_cache(maxsize=64)
-def sequences_of(workload: Workload, drawn: tuple[float, ...] | None = None) -> Sequences:
-    """All sequences of one epoch, prompt and response joined; the two lengths are independent.
-
-    With `drawn` response lengths their moments count, not those of the distribution.
-    """
-    prompt, response = stats(workload.prompt_len), stats(workload.response_len)
-    mean_response, square = response.mean, response.mean_square
-    longest = workload.response_len.maximum
-    if drawn is not None:
-        lengths = np.asarray(drawn)
-        mean_response, square = float(lengths.mean()), float((lengths**2).mean())
-        longest = float(lengths.max())
-    mean = prompt.mean + mean_response
-    variance = prompt.mean_square - prompt.mean**2 + square - mean_response**2
-    return Sequences(
-        count=workload.num_sequences,
-        mean=mean,
-        mean_square=mean**2 + max(0.0, variance),
-        maximum=workload.prompt_len.maximum + longest,
-        packed=workload.packing,
-    )
 
 
 Known = dict[tuple[object, ...], list[Step]]
@@ -156,7 +91,7 @@ def program(setting: Setting, kv_tokens: float | None = None, known: Known | Non
     for call in dataflow(setting.workload):
         name = _decided_by(setting.placement, call, kv_tokens)
         if name not in known:
-            known[name] = _steps(setting, call, generation)
+            known[name] = steps_of(setting, call, generation)
         steps += known[name]
     if setting.workload.generates:
         blocking = bool(setting.device(setting.placement.actor)["blocking_moves"])
@@ -224,250 +159,3 @@ def closed_form(priced: Program, schedule: Schedule) -> Iteration:
         tokens=priced.tokens,
         gpus=priced.gpus,
     )
-
-
-# --- pricing of calls -----------------------------------------------------------------------------
-
-
-def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | None:
-    """The rollout stage with its environment; None where the algorithm or the placement has none."""
-    role = setting.placement.rollout
-    if role is None or not setting.workload.generates:
-        return None
-    made = _rollout(setting, role, kv_tokens, requests_of(setting.workload), setting.drawn)
-    turns = turns_of(setting, kv_tokens)
-    return made if turns is None else with_environment(made, turns)
-
-
-def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
-    """Generation and environment by turns: the whole batch, or two halves that alternate."""
-    workload, role = setting.workload, setting.placement.rollout
-    if workload.environment is None or role is None or not workload.generates:
-        return None
-    requests, drawn = requests_of(workload), setting.drawn
-    buffers, first = [], 0
-    parts = halves(workload.prompts, setting.placement.schedule.double_buffered)
-    for prompts in parts:
-        last = first + prompts * workload.samples
-        lengths = None if drawn is None else drawn[first:last]
-        mine = replace(requests, prompts=prompts)
-        buffers.append(_rollout(setting, role, kv_tokens, mine, lengths).cost)
-        first = last
-    return Turns(
-        buffers=tuple(buffers),
-        sequences=tuple(prompts * workload.samples for prompts in parts),
-        environment=workload.environment,
-    )
-
-
-def _rollout(
-    setting: Setting,
-    role: RolloutPlacement,
-    kv_tokens: float | None,
-    requests: Requests,
-    drawn: tuple[float, ...] | None,
-) -> Generation:
-    layout = _rollout_layout(role, kv_tokens)
-    return _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
-
-
-def requests_of(workload: Workload) -> Requests:
-    """What the rollout engine is asked for in one step."""
-    return Requests(
-        prompts=workload.prompts,
-        samples=workload.samples,
-        prompt_lengths=workload.prompt_len,
-        response_lengths=workload.response_len,
-        seed=workload.seed,
-    )
-
-
-def _rollout_layout(role: RolloutPlacement, kv_tokens: float | None) -> RolloutLayout:
-    # the share of memory acts through the KV capacity alone
-    return replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
-
-
-def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
-    """Generation per batch where the engine never drains: staleness above 1 or partial rollouts."""
-    role, schedule = setting.placement.rollout, setting.placement.schedule
-    if role is None or not setting.workload.generates or not schedule.continuous:
-        return None
-    made = steady_state(
-        setting.device(role),
-        setting.models.actor,
-        _rollout_layout(role, kv_tokens),
-        requests_of(setting.workload),
-        staleness=schedule.staleness,
-        interrupted=schedule.partial_rollout,
-        kv_tokens=kv_tokens,
-        worker=True,
-    ).cost
-    return answered_at_least(made, setting.workload)
-
-
-@lru_cache(maxsize=4096)
-def _generate(
-    device: Device,
-    model: ModelSpec,
-    layout: RolloutLayout,
-    requests: Requests,
-    kv_tokens: float | None,
-    drawn: tuple[float, ...] | None,
-) -> Generation:
-    lengths = None if drawn is None else np.asarray(drawn)
-    return generate(device, model, layout, requests, kv_tokens=kv_tokens, lengths=lengths, worker=True)
-
-
-def _steps(setting: Setting, call: Call, generation: Generation | None) -> list[Step]:
-    if call.role == "rules":
-        return [
-            Step(
-                name=call.name,
-                pools=(CPU_POOL,),
-                cost=rules_cost(setting.workload),
-                needs=call.needs,
-                streams=True,
-            )
-        ]
-    if call.kind == "sync":
-        return _sync_steps(setting, call)
-    if call.kind == "generate":
-        assert generation is not None
-        assert setting.placement.rollout is not None
-        return _around(setting, call, setting.placement.rollout, generation.cost)
-    role = getattr(setting.placement, call.role)
-    assert isinstance(role, RolePlacement), f"the placement has no role for {call.role}"
-    cost = train_cost(setting, call.role, role) if call.kind == "train" else forward_cost(setting, call, role)
-    return _around(setting, call, role, cost)
-
-
-def rules_cost(workload: Workload) -> Cost:
-    """Rule rewards on parallel CPU workers: n t / workers."""
-    rules = workload.reward.rules
-    assert rules is not None
-    seconds = workload.num_sequences * rules.seconds_per_sample / rules.workers
-    return Cost(parts=(part("host", seconds, "rules.seconds_per_sample"),))
-
-
-def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
-    """All epochs of one trained role."""
-    workload, device = setting.workload, setting.device(placed)
-    cost = train(
-        device,
-        setting.models.of(role),
-        placed.layout,
-        sequences_of(workload, setting.drawn),
-        backend=setting.placement.backend,
-        optimizer_steps=workload.mini_batches,
-        optimizer=workload.optimizer,
-        lora=workload.lora if role == "actor" else None,
-        value_head=role == "critic",
-        precision=setting.train_precision,
-        pack_len=_pack_len(setting, training=True),
-    )
-    return _called(setting, device, cost).scaled(workload.epochs)
-
-
-def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
-    """One scoring forward over the whole batch."""
-    assert call.kind in ("logprob", "value", "score"), call.name
-    device = setting.device(role)
-    cost = forward(
-        device,
-        setting.models.of(call.role),
-        role.layout,
-        sequences_of(setting.workload, setting.drawn),
-        backend=setting.placement.backend,
-        head=call.kind,
-        precision=setting.train_precision,
-        pack_len=_pack_len(setting, training=False),
-    )
-    return _called(setting, device, cost)
-
-
-def _called(setting: Setting, device: Device, cost: Cost) -> Cost:
-    return packed_call(device, cost) if setting.workload.packing else cost
-
-
-def _pack_len(setting: Setting, *, training: bool) -> float | None:
-    """Mean tokens of a pack, where limits of packs are known."""
-    workload, packs = setting.workload, setting.packs
-    if packs is None or not workload.packing:
-        return None
-    count = workload.num_sequences // (workload.mini_batches if training else 1)
-    limit = packs.train if training else packs.forward
-    return fill(workload.prompt_len, workload.response_len, count, limit)
-
-
-def controller_cost(setting: Setting) -> Cost:
-    """The controller's own work in a step."""
-    return controller(setting.device(setting.placement.actor))
-
-
-def _sync_steps(setting: Setting, call: Call) -> list[Step]:
-    """The weight path; around it the actor's moves where a role that was moved out comes back to send.
-
-    `blocking_moves` is 0 where frameworks send before they offload, as on GPUs.
-    """
-    placement, actor = setting.placement, setting.placement.actor
-    assert placement.rollout is not None
-    pools = tuple(dict.fromkeys((actor.pool, placement.rollout.pool)))
-    sent = Step(name=call.name, pools=pools, cost=sync_cost(setting), needs=call.needs)
-    device = setting.device(actor)
-    if actor.residency == "resident" or not device["blocking_moves"]:
-        return [sent]
-    training = Call(role="actor", kind="train")  # all its states move, whatever the call
-    before, after = offload.moves(device, setting.models.actor, actor, training, setting.workload, placement)
-    load, unload = f"{call.name}.load", f"{call.name}.unload"
-    return [
-        Step(name=load, pools=(actor.pool,), cost=before, needs=call.needs),
-        replace(sent, needs=(load,)),
-        Step(name=unload, pools=(actor.pool,), cost=after, needs=(call.name,)),
-    ]
-
-
-def sync_cost(setting: Setting) -> Cost:
-    """The weight path of the plan; `none` where rollout and training share one copy.
-
-    Raises:
-        RlhfsimError: the path cannot join these two layouts.
-    """
-    placement = setting.placement
-    assert placement.rollout is not None
-    priced = sync(
-        placement.weight_path,
-        setting.models.actor,
-        placement.actor.layout,
-        placement.rollout.layout,
-        source=setting.device(placement.actor),
-        target=setting.device(placement.rollout),
-        backend=placement.backend,
-        same_pool=placement.actor.pool == placement.rollout.pool,
-        lora=setting.workload.lora,
-    )
-    if not priced.available:
-        raise RlhfsimError(
-            "weight-path-unavailable",
-            f"weight path {placement.weight_path!r} cannot be used: {priced.why_not}",
-            help="compare the paths with: rlhfsim sync",
-        )
-    return priced.cost
-
-
-def _around(setting: Setting, call: Call, role: RolePlacement | RolloutPlacement, cost: Cost) -> list[Step]:
-    """A call between the moves that bring its role into GPU memory and out again."""
-    before, after = offload.moves(
-        setting.device(role), setting.models.of(call.role), role, call, setting.workload, setting.placement
-    )
-    pools, name = (role.pool,), call.name
-    steps = []
-    needs = call.needs
-    if before.parts:
-        steps.append(Step(name=f"{name}.load", pools=pools, cost=before, needs=needs))
-        needs = (steps[-1].name,)
-    whole = call.kind == "train" and not trains_pieces(setting.workload, setting.placement.backend)
-    streams = not (before.parts or after.parts or whole or call.kind == "generate")
-    steps.append(Step(name=name, pools=pools, cost=cost, needs=needs, streams=streams))
-    if after.parts:
-        steps.append(Step(name=f"{name}.unload", pools=pools, cost=after, needs=(name,)))
-    return steps

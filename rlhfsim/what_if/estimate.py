@@ -13,7 +13,8 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.scenario import check_placement
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.iteration import Iteration, Setting, iteration
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Iteration, iteration
 
 
 def estimate(

@@ -34,7 +34,7 @@ from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.iteration import sequences_of
+from rlhfsim.step.calls import sequences_of
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import HOUR
 

@@ -19,7 +19,8 @@ from rlhfsim.search.space import Partition, Skeleton
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.placement import Placement, Schedule
 from rlhfsim.specs.quantities import Coefficient
-from rlhfsim.step.iteration import Setting, closed_form, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import closed_form, program
 
 REL = 1e-9
 SKELETONS, PLANS = 6, 2

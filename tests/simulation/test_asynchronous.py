@@ -37,7 +37,8 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Environment, Reward, Rules, Workload
-from rlhfsim.step.iteration import Program, Setting, closed_form, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Program, closed_form, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, Step
 from tests.oracles import asynchronous_bound
 

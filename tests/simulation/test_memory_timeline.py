@@ -12,7 +12,7 @@ from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.scenario import load_scenario, system_names
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
 

@@ -18,7 +18,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step.iteration import Setting, requests_of
+from rlhfsim.step.calls import Setting, requests_of
 from rlhfsim.step.timetable import Step
 
 WORKLOAD = Workload(

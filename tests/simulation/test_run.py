@@ -16,7 +16,8 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.scenario import load_scenario, system_names
 from rlhfsim.specs.workload.workload import Environment, Workload
-from rlhfsim.step.iteration import Setting, closed_form, iteration, program
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import closed_form, iteration, program
 
 SYNCHRONOUS = [n for n in system_names() if load_scenario(n).placement.schedule.staleness == 0]
 

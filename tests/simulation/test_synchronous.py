@@ -29,7 +29,8 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.workload.workload import Environment, Workload
-from rlhfsim.step.iteration import Program, Setting, closed_form
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Program, closed_form
 from rlhfsim.step.timetable import ROLLOUT, STREAM_CHUNKS, SYNC, Step, streamed_ends
 
 STREAMING = Schedule(streaming=True)

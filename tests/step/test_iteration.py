@@ -29,7 +29,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal, draw, stats
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.step import iteration as module
+from rlhfsim.step import calls as module
 from rlhfsim.step.iteration import Iteration, iteration
 from rlhfsim.step.timetable import STREAM_CHUNKS, Step, streamed_ends, timetable
 

@@ -47,7 +47,8 @@ from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
 from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.placement.placement import Schedule
-from rlhfsim.step.iteration import Iteration, Program, Setting, program, requests_of
+from rlhfsim.step.calls import Setting, requests_of
+from rlhfsim.step.iteration import Iteration, Program, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
 
 PLAIN = Schedule()

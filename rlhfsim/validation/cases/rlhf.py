@@ -27,7 +27,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Reward, Rules, Workload
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 from rlhfsim.training.packing import Packs
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, missing

@@ -16,7 +16,8 @@ from rlhfsim.calibration.one_run import Timed
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.simulation.run import simulate
-from rlhfsim.step.iteration import Iteration, Setting
+from rlhfsim.step.calls import Setting
+from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import setting_of, staleness_of

@@ -22,7 +22,7 @@ from rlhfsim.plan import Plan, content_hash
 from rlhfsim.simulation.summary import FaultOptions, GoodputSummary, SimulationOptions, goodput_of
 from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
-from rlhfsim.step.iteration import Setting
+from rlhfsim.step.calls import Setting
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.scenarios.cache import Found
 from rlhfsim.what_if.scenarios.designs import search_key
