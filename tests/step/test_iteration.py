@@ -149,7 +149,7 @@ def test_rules_that_do_not_overlap_come_before_the_models() -> None:
 
 
 def test_the_controller_works_between_scoring_and_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "controller_cost", lambda s: seconds(2.0))
+    monkeypatch.setattr("rlhfsim.step.iteration.controller_cost", lambda s: seconds(2.0))
     found = priced(PPO, placed(dict.fromkeys(FOUR, "all")))
     assert table(found)["controller"] == (75, 77)
     assert table(found)["critic.train"] == (77, 89)
