@@ -20,62 +20,16 @@ the schedule exposes (`simulation.asynchronous.run` proves T_rollout).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import device_of
+from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.framework_overhead import controller, trains_pieces
-
-Floats = NDArray[np.float64]
-FIXED = 6
-"""Columns of a pool's numbers before the pieces of a stream."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Numbers:
-    """a, R, F and X of one pool (arrays that broadcast against those of the others)."""
-
-    a: Floats
-    r: Floats
-    f: Floats
-    x: Floats
-    peak: Floats
-    """Most bytes on a GPU of the pool."""
-    pieces: tuple[Floats, ...] = ()
-    """When equal shares of the samples have been generated, the last at `a`; read where they stream."""
-
-    @classmethod
-    def of(cls, table: Floats) -> Numbers:
-        """From an array (..., column): a, R, F, X, host bytes, peak bytes, then the pieces."""
-        a, r, f, x, _, peak = (table[..., i] for i in range(FIXED))
-        pieces = tuple(table[..., i] for i in range(FIXED, table.shape[-1]))
-        return cls(a=a, r=r, f=f, x=x, peak=peak, pieces=pieces)
-
-    def delayed(self, seconds: Floats) -> Numbers:
-        """With something more at the end."""
-        return replace(self, x=self.x + seconds)
-
-    def along(self, axis: int, axes: int) -> Numbers:
-        """The same along one of several axes, to be broadcast against other pools."""
-        shape = tuple(-1 if i == axis else 1 for i in range(axes))
-
-        def put(values: Floats) -> Floats:
-            return values.reshape(shape)
-
-        return Numbers(
-            a=put(self.a),
-            r=put(self.r),
-            f=put(self.f),
-            x=put(self.x),
-            peak=put(self.peak),
-            pieces=tuple(map(put, self.pieces)),
-        )
 
 
 def objective_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:
@@ -174,7 +128,7 @@ def _stale(partition: Partition, rules: float, own: float, pools: Sequence[Numbe
     learn = _learner(partition, rules, own, pools)
     made = pools[rollout].a + (pools[rollout].f if batches else 0.0)
     if not partition.schedule.overlapped_sync:
-        return np.maximum(learn, made) + sync
+        return np.asarray(np.maximum(learn, made) + sync)
     paired = (made + learn + sync) / 2 if batches else np.asarray(0.0)
     return _most([learn, made, sync, paired])
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlhfsim.kernels.devices import met
 from rlhfsim.memory.residency import engine_in_plan
-from rlhfsim.search.bound import Numbers, objective_bound
+from rlhfsim.search.bound import objective_bound
 from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.columns import Floats, Ints, Numbers
 from rlhfsim.search.pools import PoolTable
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
@@ -31,8 +31,6 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.iteration import Known, closed_form, program
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 WARM_STARTS = 2
 """Skeletons of a kind of plan that the warm start tries."""
 RIVAL = 1.25
@@ -178,9 +176,8 @@ class Search:
         for i in range(len(partition.groups)):
             values, at = np.unique(sizes[:, i], return_inverse=True)
             least = [self.subproblems.least(partition, i, int(gpus)) for gpus in values]
-            table = np.array([row.numbers for row in least])[at]
             fits &= np.array([row.fitting > 0 for row in least])[at]
-            pools.append(Numbers.of(table))
+            pools.append(Numbers(np.array([row.numbers.values for row in least])[at]))
             legal = [n * least[k].legal for n, k in zip(legal, at, strict=True)]
             fitting = [n * least[k].fitting for n, k in zip(fitting, at, strict=True)]
         bound = objective_bound(partition, self.request, pools, np.zeros(len(sizes)))
@@ -249,7 +246,7 @@ class Search:
         least, before = float(self.subproblems.bound(skeleton)), self.counts.copy()
         if least > self.threshold:
             return True
-        close = self.threshold < inf and skeleton.partition.pace != "refilled"  # whose bound is far below
+        close = self.threshold < inf and skeleton.partition.pace != "continuous"  # whose bound is far below
         for above in rungs if close else (inf,):
             limit = min(self.threshold, least * above)
             self._open_up_to(limit, skeleton, fitting)
@@ -293,16 +290,16 @@ class Search:
         """
         thin = limit is None
         rows, bounds, unfit = self.subproblems.combined(skeleton, pools, inf if limit is None else limit)
-        beaten, refilled = 0, skeleton.partition.pace == "refilled" and self.request.objective != "memory"
+        beaten, continuous = 0, skeleton.partition.pace == "continuous" and self.request.objective != "memory"
         known: Known = {}
-        beside = self.subproblems.beside(skeleton, pools, rows) if refilled else np.zeros((len(rows), 0))
+        beside = self.subproblems.beside(skeleton, pools, rows) if continuous else np.zeros((len(rows), 0))
         for choice, bound, own in zip(rows, bounds.tolist(), beside, strict=True):
             if not thin and bound > self._leaf_threshold:
                 break
             placement = self.subproblems.placement(skeleton, pools, choice)
             if not thin and self._too_slow(placement, known):
                 continue
-            met = self._met.setdefault(self._rollout(placement), []) if refilled else []
+            met = self._met.setdefault(self._rollout(placement), []) if continuous else []
             if not thin and placement not in self._seen and any((x <= own).all() for x in met):
                 beaten += 1
                 continue

@@ -8,7 +8,8 @@ from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
 from rlhfsim.search.layouts import is_long
-from rlhfsim.search.options import Floats, Key, OptionTable
+from rlhfsim.search.columns import Floats
+from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import RolePlacement

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlhfsim.search.columns import Floats, Ints
 from rlhfsim.search.options import OptionTable
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> Ints:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.fit import NO_SYNC, SyncBytes, engine_states, role_states
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
@@ -21,13 +22,9 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 AnyRolePlacement = RolePlacement | RolloutPlacement
 ALONE = "alone"
 """Pool name while a role is priced by itself."""
-SCORE, TRAIN = slice(0, 3), slice(3, 6)
-"""Columns of load, run and unload: of the forward call (or generation) and of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +52,15 @@ class OptionTable:
     refused: Counter[str]
     """Layouts outside the space, by reason."""
     options: tuple[RolePlacement | RolloutPlacement, ...]
-    times: Floats
-    """(n, 6) seconds: load, run, unload of the forward call or generation, then of training."""
+    times: OptionTimes
     sizes: Floats
     """Bytes by component: (n, view, :) of a role (`fit.role_sizes`), (n, :) of an engine."""
     host: Floats
     """Bytes of host memory for each GPU, processes included."""
     pieces: Floats
     """(n, pieces) seconds until equal shares of the samples are generated, waking included; a rollout's."""
-    refilled: Floats
-    """(n,) seconds per batch that a rollout which never drains does not go below; 0 where none may."""
+    continuous: Floats
+    """(n,) seconds per batch that continuous batching does not go below; 0 where it does not compete."""
     sync_class: Ints
     """Options of one class have the same layout for the weight sync."""
 
@@ -89,13 +85,9 @@ class OptionTable:
     @property
     def moved(self) -> Ints:
         """Whether a move surrounds the forward call (1) and training (2): such calls do not stream."""
-        moves = self.times[:, [0, 3]] + self.times[:, [2, 5]] > 0
-        return np.asarray(moves @ np.array([1, 2]), dtype=np.int64)
-
-    @property
-    def seconds(self) -> Floats:
-        """All calls and moves of a step."""
-        return np.asarray(self.times.sum(axis=1))
+        times = self.times
+        waits = (times.load + times.unload > 0) + 2 * (times.train_load + times.train_unload > 0)
+        return np.asarray(waits, dtype=np.int64)
 
     def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
         """Bytes, mean and variance of each state (see `search.fit`)."""
@@ -105,17 +97,14 @@ class OptionTable:
 
     def only(self, rows: Ints) -> OptionTable:
         """The table with these options alone, in this order; `legal` stays."""
-        pick = rows.tolist()
-        return OptionTable(
-            key=self.key,
-            legal=self.legal,
-            refused=self.refused,
-            options=tuple(self.options[i] for i in pick),
-            times=self.times[rows],
+        return replace(
+            self,
+            options=tuple(self.options[i] for i in rows.tolist()),
+            times=self.times.only(rows),
             sizes=self.sizes[rows],
             host=self.host[rows],
             pieces=self.pieces[rows],
-            refilled=self.refilled[rows],
+            continuous=self.continuous[rows],
             sync_class=self.sync_class[rows],
         )
 

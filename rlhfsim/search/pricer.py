@@ -16,13 +16,12 @@ from rlhfsim.memory.role_bytes import EngineBytes, RoleBytes, batch_of, engine_b
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import Fit, Kept, Options
+from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.fit import NO_SYNC, VIEWS, engine_sizes, engine_states, fitting, role_sizes, role_states
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
     AnyRolePlacement,
-    Floats,
-    Ints,
     Key,
     OptionTable,
     broken_limit,
@@ -141,10 +140,10 @@ class Pricer:
                 refused=fit.refused,
                 options=fit.roles,
                 sizes=fit.sizes,
-                times=self._times(key, fit.roles),
+                times=OptionTimes(self._times(key, fit.roles)),
                 host=fit.host,
                 pieces=np.zeros((len(fit.roles), STREAM_CHUNKS)),
-                refilled=np.zeros(len(fit.roles)),
+                continuous=np.zeros(len(fit.roles)),
                 sync_class=sync_classes(fit.roles),
             )
         )
@@ -294,7 +293,7 @@ class Pricer:
         kept, held = [roles[i] for i in fit], [engines[i] for i in fit]
         process = pool.profile["host_process_bytes"]
         stages = [self._stage(key, s, e) for s, e in zip(kept, held, strict=True)]
-        refilled = [self._refilled(key, s, e) for s, e in zip(kept, held, strict=True)]
+        continuous = [self._continuous(key, s, e) for s, e in zip(kept, held, strict=True)]
         return _sorted(
             OptionTable(
                 key=key,
@@ -302,9 +301,9 @@ class Pricer:
                 refused=Counter(),
                 options=tuple(kept),
                 sizes=sizes[fit],
-                times=np.array([times for times, _ in stages]).reshape(-1, 6),
+                times=OptionTimes(np.array([times for times, _ in stages]).reshape(-1, 6)),
                 pieces=np.array([pieces for _, pieces in stages]).reshape(-1, STREAM_CHUNKS),
-                refilled=np.array(refilled),
+                continuous=np.array(continuous),
                 host=np.array([e.host + process for e in held]),
                 sync_class=sync_classes(kept),
             )
@@ -342,7 +341,7 @@ class Pricer:
         pieces = [woken + t for t in made.finish[shares - 1 :: shares]]
         return [woken, made.seconds, after.seconds, 0.0, 0.0, 0.0], pieces
 
-    def _refilled(self, key: Key, role: RolloutPlacement, engine: EngineBytes) -> float:
+    def _continuous(self, key: Key, role: RolloutPlacement, engine: EngineBytes) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
         if "async" not in self.request.switches:
             return 0.0
@@ -373,7 +372,7 @@ class Pricer:
 
 
 def _sorted(table: OptionTable) -> OptionTable:
-    order: Ints = np.argsort(table.seconds, kind="stable")
+    order: Ints = np.argsort(table.times.total, kind="stable")
     return table.only(order)
 
 

@@ -34,7 +34,7 @@ MAX_UNITS = 32
 HUGE = 512
 """Nodes."""
 SYNCHRONOUS = Schedule()
-Pace = Literal["batches", "pieces", "refilled"]
+Pace = Literal["batches", "pieces", "continuous"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +59,10 @@ class Partition:
 
     @property
     def pace(self) -> Pace:
-        """How its rollout goes on: batch by batch, or never drained."""
+        """How its rollout goes on: batch by batch, in pieces, or never drained."""
         if self.schedule.streaming:
             return "pieces"
-        return "refilled" if self.schedule.continuous else "batches"
+        return "continuous" if self.schedule.continuous else "batches"
 
     def pool_of(self, role: str) -> int | None:
         """Index of the group with a role."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rlhfsim.memory.residency import sync_buffers, sync_group
-from rlhfsim.search.bound import FIXED, Numbers, head_seconds, learner_seconds, objective_bound
+from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound
+from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
 from rlhfsim.search.fit import NO_SYNC, SyncBytes
 from rlhfsim.search.options import Key, OptionTable
-from rlhfsim.search.pools import ENDS, HOST, PoolTable, Subproblem, pool_table
+from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition, Skeleton, freeing
@@ -25,8 +25,6 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 BEAM = 300
 """Parts of a pool that the warm start carries from role to role."""
 MOST = 2_000_000
@@ -37,7 +35,7 @@ MOST = 2_000_000
 class Least:
     """The least that a pool can contribute, role by role."""
 
-    numbers: Floats
+    numbers: Numbers
     legal: int
     """Combinations of its roles."""
     fitting: int
@@ -93,38 +91,39 @@ class Subproblems:
 
     def least(self, partition: Partition, index: int, gpus: int) -> Least:
         """Bounds of one pool from the fastest options of its roles."""
-        refilled = partition.pace == "refilled"
+        continuous = partition.pace == "continuous"
         name = (
             partition.groups[index],
             partition.hardware[index],
             gpus,
             partition.adapters_only,
-            refilled,
+            continuous,
             partition.schedule.double_buffered,
         )
         if name not in self._least:
             tables = [self.pricer.table(k) for k in self.keys_of(partition, index, gpus)]
-            self._least[name] = self._sum(tables, refilled=refilled)
+            self._least[name] = self._sum(tables, continuous=continuous)
         return self._least[name]
 
-    def _sum(self, tables: Sequence[OptionTable], *, refilled: bool) -> Least:
-        numbers, legal, fitting = np.zeros(FIXED + STREAM_CHUNKS), 1, 1
-        scores = False
+    def _sum(self, tables: Sequence[OptionTable], *, continuous: bool) -> Least:
+        legal, fitting = prod(t.legal for t in tables), prod(map(len, tables))
+        if not fitting:
+            return Least(numbers=Numbers(np.full(Numbers.FIXED + STREAM_CHUNKS, inf)), legal=legal, fitting=0)
+        others = [t for t in tables if t.key.role != "rollout"]
+        score = sum(float(t.times.ready.min()) for t in others)
+        if any(t.times.run.any() for t in others):
+            score += head_seconds(self.request.workload)
+        numbers = Numbers.of(
+            pieces=np.zeros(STREAM_CHUNKS),
+            r=score,
+            f=score,
+            x=sum(float(t.times.training.min()) for t in others),
+            peak=max(t.least_bytes for t in tables),
+        )
         for table in tables:
-            legal, fitting = legal * table.legal, fitting * len(table)
-            if not len(table):
-                numbers[:] = inf
-                continue
-            numbers[5] = max(numbers[5], table.least_bytes)
             if table.key.role == "rollout":
-                numbers[0] += generating(table, refilled=refilled).min()
-                numbers[FIXED:] = table.pieces.min(axis=0)
-                continue
-            scores = scores or bool(table.times[:, 1].any())
-            numbers[1] += table.times[:, :2].sum(axis=1).min()
-            numbers[3] += table.times[:, 3:].sum(axis=1).min()
-        numbers[1] += head_seconds(self.request.workload) if scores else 0.0
-        numbers[2] = numbers[1]
+                numbers.a[...] = generating(table, continuous=continuous).min()
+                numbers.values[Numbers.FIXED :] = table.pieces.min(axis=0)
         return Least(numbers=numbers, legal=legal, fitting=fitting)
 
     # --- the weight path ----------------------------------------------------------------------------
@@ -148,7 +147,7 @@ class Subproblems:
 
     # --- combinations of a pool ---------------------------------------------------------------------
 
-    def bound(self, skeleton: Skeleton, index: int | None = None, numbers: Floats | None = None) -> Floats:
+    def bound(self, skeleton: Skeleton, index: int | None = None, numbers: Numbers | None = None) -> Floats:
         """What no plan of a skeleton goes below, with the fastest transfer between actor and rollout.
 
         `numbers`: of combinations of pool `index`, in place of the least that it contributes.
@@ -157,9 +156,9 @@ class Subproblems:
         pools = []
         for i, gpus in enumerate(skeleton.sizes):
             if i == index and numbers is not None:
-                pools.append(Numbers.of(numbers))
+                pools.append(numbers)
                 continue
-            least = Numbers.of(self.least(partition, i, gpus).numbers)
+            least = self.least(partition, i, gpus).numbers
             pools.append(
                 least.delayed(sync) if partition.joined and i == partition.pool_of("actor") else least
             )
@@ -194,40 +193,30 @@ class Subproblems:
             subproblem = self.subproblem(skeleton, index)
             least = self._outside(skeleton, index)
 
-            def bound(numbers: Floats) -> Floats:
-                pools = [Numbers.of(numbers if i == index else row) for i, row in enumerate(least)]
+            def bound(numbers: Numbers) -> Floats:
+                pools = [numbers if i == index else others for i, others in enumerate(least)]
                 return objective_bound(partition, self.request, pools, np.zeros(1))
 
             self._pools[name] = pool_table(subproblem, bound, inf, beam=BEAM)
         return self._pools[name]
 
-    def _outside(self, skeleton: Skeleton, index: int) -> list[Floats]:
-        """For the other pools of a skeleton: nothing, but generation and training take what they take at best."""
-        rows = []
-        for i, group in enumerate(skeleton.partition.groups):
-            row = np.zeros(FIXED + STREAM_CHUNKS)
-            if i != index and "rollout" in group:
-                row[0] = self._fastest_rollout(refilled=skeleton.partition.pace == "refilled")
-                row[FIXED:] = self._earliest()
-            if i != index and "actor" in group:
-                row[3] = self._fastest_training()
-            rows.append(row)
-        return rows
-
-    def _fastest_rollout(self, *, refilled: bool) -> float:
-        """The least seconds of generation over every size of its pool."""
-        tables = [t for t in self.pricer.tables("rollout") if len(t)]
-        return min((float(generating(t, refilled=refilled).min()) for t in tables), default=0.0)
-
-    def _fastest_training(self) -> float:
-        """The least seconds of the actor's training over every size of its pool."""
-        tables = [t for t in self.pricer.tables("actor") if len(t)]
-        return min((float(t.times[:, 3:].sum(axis=1).min()) for t in tables), default=0.0)
-
-    def _earliest(self) -> Floats:
-        """When pieces of a batch are generated at the earliest, over every size of the rollout's pool."""
-        tables = [t for t in self.pricer.tables("rollout") if len(t)]
-        return np.min([t.pieces.min(axis=0) for t in tables], axis=0) if tables else np.zeros(STREAM_CHUNKS)
+    def _outside(self, skeleton: Skeleton, index: int) -> list[Numbers]:
+        """Of the other pools nothing, but generation and training take what they take at best, in any pool."""
+        continuous = skeleton.partition.pace == "continuous"
+        rollouts, actors = ([t for t in self.pricer.tables(r) if len(t)] for r in ("rollout", "actor"))
+        generate = min((float(generating(t, continuous=continuous).min()) for t in rollouts), default=0.0)
+        train = min((float(t.times.training.min()) for t in actors), default=0.0)
+        pieces = (
+            np.min([t.pieces.min(axis=0) for t in rollouts], axis=0) if rollouts else np.zeros(STREAM_CHUNKS)
+        )
+        return [
+            Numbers.of(
+                pieces=pieces * ("rollout" in group and i != index),
+                a=generate * ("rollout" in group and i != index),
+                x=train * ("actor" in group and i != index),
+            )
+            for i, group in enumerate(skeleton.partition.groups)
+        ]
 
     def _shares_host(self, skeleton: Skeleton) -> bool:
         """Whether pools of this skeleton sit on one node."""
@@ -301,7 +290,7 @@ class Subproblems:
             profile = self.request.cluster.node_groups[key.hardware].profile
             states = table.states(profile, sync_bytes, with_actor=with_actor)
             flat = [s.reshape(len(table), -1) for s in states.values()]
-            columns = np.concatenate([table.times, table.pieces, table.host[:, None], *flat], axis=1)
+            columns = np.concatenate([table.times.values, table.pieces, table.host[:, None], *flat], axis=1)
             by_class = key.role in ENDS
             self._lean[name] = table.only(
                 lean(table, columns, by_class=by_class, by_label=by_label, by_move=by_move)
@@ -315,9 +304,7 @@ class Subproblems:
     ) -> tuple[Ints, Floats, int]:
         """Choices of one combination a pool with a bound below `limit`, best first; and the infeasible."""
         between = self._between(skeleton, pools)
-        numbers = [Numbers.of(p.numbers) for p in pools]
-        axes = len(pools)
-        placed = [n.along(i, axes) for i, n in enumerate(numbers)]
+        placed = [p.numbers.along(i, len(pools)) for i, p in enumerate(pools)]
         bound = objective_bound(skeleton.partition, self.request, placed, between)
         bound = np.broadcast_to(bound, tuple(len(p) for p in pools))
         possible = np.isfinite(bound) & self._host_fits(skeleton, pools)
@@ -328,7 +315,7 @@ class Subproblems:
 
     def beside(self, skeleton: Skeleton, pools: Sequence[PoolTable], choices: Ints) -> Floats:
         """(n, 2) seconds of the learner's chain and of the weight sync, for rows of `combined`."""
-        numbers = [Numbers.of(p.numbers[choices[:, i]]) for i, p in enumerate(pools)]
+        numbers = [p.numbers.only(choices[:, i]) for i, p in enumerate(pools)]
         shape = tuple(len(p) for p in pools)
         sync = np.broadcast_to(self._between(skeleton, pools), shape)[tuple(choices.T)]
         return np.stack([learner_seconds(skeleton.partition, self.request, numbers), sync], axis=1)
@@ -353,14 +340,14 @@ class Subproblems:
         shape[actor], shape[rollout] = len(rows[0]), len(rows[1])
         return table.reshape(shape)
 
-    def _host_fits(self, skeleton: Skeleton, pools: Sequence[PoolTable]) -> NDArray[np.bool_]:
+    def _host_fits(self, skeleton: Skeleton, pools: Sequence[PoolTable]) -> Bools:
         """Whether pools that share a node fit into its host memory together."""
         shape = tuple(len(p) for p in pools)
         if not self._shares_host(skeleton):
             return np.ones(shape, dtype=np.bool_)
         fits = np.ones(shape, dtype=np.bool_)
         for kind, present in self._nodes(skeleton):
-            total = sum(_along(share * pools[i].numbers[:, HOST], i, len(pools)) for i, share in present)
+            total = sum(share * pools[i].numbers.along(i, len(pools)).host for i, share in present)
             fits &= total <= kind.profile.node.host_memory.value
         return fits
 
@@ -394,10 +381,6 @@ class Subproblems:
         )
 
 
-def generating(table: OptionTable, *, refilled: bool) -> Floats:
+def generating(table: OptionTable, *, continuous: bool) -> Floats:
     """Seconds of generation of each option: of a batch, or per batch where the engine never drains."""
-    return table.refilled if refilled else np.asarray(table.times[:, :2].sum(axis=1))
-
-
-def _along(values: Floats, axis: int, axes: int) -> Floats:
-    return values.reshape(tuple(-1 if i == axis else 1 for i in range(axes)))
+    return table.continuous if continuous else table.times.ready

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from rlhfsim.memory.ledger import ledger
-from rlhfsim.search.bound import Numbers, objective_bound, step_bound
+from rlhfsim.search.bound import objective_bound, step_bound
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import simulated
+from rlhfsim.search.columns import Numbers
 from rlhfsim.search.space import Partition, Skeleton
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.placement import Placement, Schedule
@@ -111,7 +112,7 @@ def test_the_bound_of_an_asynchronous_plan_is_below_its_simulation(questions: An
 
 
 def numbers(a: float = 0, r: float = 0, f: float = 0, x: float = 0, peak: float = 0) -> Numbers:
-    return Numbers.of(np.array([a, r, f, x, 0.0, peak]))
+    return Numbers.of(a=a, r=r, f=f, x=x, peak=peak)
 
 
 def partition(*groups: tuple[str, ...], **schedule: Any) -> Partition:
@@ -169,7 +170,7 @@ def test_the_sync_waits_for_both_ends_and_the_step_for_the_slowest_pool(plain: A
 def test_streamed_samples_are_scored_while_others_generate(plain: Any) -> None:
     streams = partition(("actor", "reference"), ("rollout",), streaming=True)
     pieces = np.arange(1.0, 9.0)  # a piece a second
-    made = Numbers.of(np.concatenate([[8.0, 0, 0, 0, 0, 0], pieces]))
+    made = Numbers.of(pieces=pieces, a=8.0)
     # DeepSpeed: 0.25 s to score the last piece, then training
     waits = replace(plain, backend="deepspeed")
     assert step(streams, waits, numbers(r=2, f=2, x=4), made) == pytest.approx(8 + 0.25 + 4)
@@ -210,5 +211,5 @@ def test_no_number_of_a_pool_lowers_the_bound_when_it_grows(plain: Any, schedule
         rows[2, 0] = rows[2, -1]
         more = rows.copy()
         more[rng.integers(3), rng.choice([0, 1, 2, 3])] += 1.0
-        one, two = (step(apart, plain, *map(Numbers.of, r), sync=1.0) for r in (rows, more))
+        one, two = (step(apart, plain, *map(Numbers, r), sync=1.0) for r in (rows, more))
         assert two >= one

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhfsim.search.bound import FIXED
+from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import lean, undominated
 from rlhfsim.search.fit import NO_SYNC, fitting
 from rlhfsim.search.options import Key, OptionTable
@@ -54,11 +54,11 @@ def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable
         legal=options,
         refused=Counter(),
         options=(made,) * options,
-        times=times,
+        times=OptionTimes(times),
         sizes=sizes,
         host=rng.uniform(0, 0.06, options) * HOST,
         pieces=ends,
-        refilled=rng.uniform(1, 5, options),
+        continuous=rng.uniform(1, 5, options),
         sync_class=rng.integers(0, 2, options),
     )
 
@@ -94,7 +94,7 @@ def subproblem(rng: np.random.Generator, **changes: Any) -> Subproblem:
 
 def seconds(numbers: Any) -> Any:
     """A step of one pool: monotone in a, F and X."""
-    return numbers[:, 0] + numbers[:, 2] + numbers[:, 3]
+    return numbers.a + numbers.f + numbers.x
 
 
 def by_hand(c: Subproblem) -> list[tuple[float, float]]:
@@ -119,7 +119,7 @@ def by_hand(c: Subproblem) -> list[tuple[float, float]]:
         host = 8 * (actor.host[i] + critic.host[j] + rollout.host[k])
         if fits and host <= HOST:
             path = float(c.sync_seconds(np.array([i]), np.array([k]))[0])  # type: ignore[misc]
-            total = actor.times[i].sum() + critic.times[j].sum() + rollout.times[k].sum() + path
+            total = actor.times.total[i] + critic.times.total[j] + rollout.times.total[k] + path
             found.append((float(total), max(float(m[:, 0].max()) for m in moments)))
     return found
 
@@ -146,7 +146,7 @@ def test_the_leanest_of_a_pool_is_kept_when_memory_is_the_objective(seed: int) -
     c = subproblem(np.random.default_rng(100 + seed), wants_memory=True)
     table, every = pool_table(c, seconds, inf), by_hand(c)
     if every:
-        assert float(table.numbers[:, 5].min()) == pytest.approx(min(b for _, b in every))
+        assert float(table.numbers.peak.min()) == pytest.approx(min(b for _, b in every))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -217,13 +217,15 @@ def test_any_monotone_cost_has_its_least_among_the_undominated() -> None:
 
 def test_options_of_a_role_are_compared_within_label_class_and_moves() -> None:
     table = replace(
-        role_table(np.random.default_rng(0), "critic", 3), times=np.zeros((3, 6)), sync_class=np.arange(3)
+        role_table(np.random.default_rng(0), "critic", 3),
+        times=OptionTimes(np.zeros((3, 6))),
+        sync_class=np.arange(3),
     )
     same = np.ones((3, 1))
     rules: dict[str, bool] = {"by_class": False, "by_label": False, "by_move": False}
     assert len(lean(table, same, **rules)) == 1
     assert len(lean(table, same, **(rules | {"by_class": True}))) == 3
-    moving = replace(table, times=np.array([[0.0] * 6, [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]]))
+    moving = replace(table, times=OptionTimes(np.array([[0.0] * 6, [1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]])))
     assert moving.moved.tolist() == [0, 1, 2]
     assert len(lean(moving, same, **(rules | {"by_move": True}))) == 3
 
@@ -233,7 +235,7 @@ def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_wh
     rng = np.random.default_rng(0)
     table = replace(
         role_table(rng, "critic", 2),
-        times=np.array([[0.0, 5, 0, 0, 1, 0], [0.5, 3, 0.5, 0, 1, 0]]),
+        times=OptionTimes(np.array([[0.0, 5, 0, 0, 1, 0], [0.5, 3, 0.5, 0, 1, 0]])),
         sizes=np.zeros((2, 2, 19)),
         host=np.zeros(2),
     )
@@ -250,4 +252,4 @@ def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_wh
     streams = pool_table(subproblem(rng, **given, pace="pieces"), seconds, inf)
     assert plain.rows[:, 0].tolist() == [1]
     assert sorted(streams.rows[:, 0].tolist()) == [0, 1]
-    assert streams.numbers.shape[1] == FIXED
+    assert streams.numbers.values.shape[1] == Numbers.FIXED

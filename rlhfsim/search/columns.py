@@ -1,0 +1,131 @@
+"""Tables whose columns have names: one array underneath, so that rows are taken, added and compared at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+def column(index: int) -> Any:
+    """A view of one column; `[...]` behind it writes into the table."""
+    return property(lambda self: self.values[..., index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Rows of numbers, or a single row."""
+
+    values: Floats
+    """(..., column)"""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def only(self, rows: Any) -> Self:
+        """Some of the rows."""
+        return replace(self, values=self.values[rows])
+
+
+class OptionTimes(Columns):
+    """Seconds of an option: moves around and run of its forward call or generation, then of its training."""
+
+    __slots__ = ()
+    load = column(0)
+    run = column(1)
+    unload = column(2)
+    train_load = column(3)
+    train_run = column(4)
+    train_unload = column(5)
+
+    def of_call(self, *, train: bool) -> Floats:
+        """(load, run, unload) of one of its two calls, each (n,)."""
+        return self.values.T[3:] if train else self.values.T[:3]
+
+    @property
+    def ready(self) -> Floats:
+        """Until the result of the forward call or generation is there."""
+        return np.asarray(self.load + self.run)
+
+    @property
+    def training(self) -> Floats:
+        """Training with its moves."""
+        return np.asarray(self.values[..., 3:].sum(axis=-1))
+
+    @property
+    def total(self) -> Floats:
+        """All calls and moves of a step."""
+        return np.asarray(self.values.sum(axis=-1))
+
+
+class Sums(Columns):
+    """What some roles of a pool add to its numbers: seconds, and bytes of a node's host memory.
+
+    Behind them, where samples stream, the seconds until equal shares of a batch are generated.
+    """
+
+    __slots__ = ()
+    FIXED = 6
+    generate = column(0)
+    unload = column(1)
+    """Of the engine."""
+    score = column(2)
+    """Until the last sample is scored."""
+    score_and_unload = column(3)
+    train = column(4)
+    host = column(5)
+
+    @property
+    def pieces(self) -> Floats:
+        """(n, pieces)"""
+        return self.values[..., self.FIXED :]
+
+
+class Numbers(Columns):
+    """What a pool contributes to the step (arrays that broadcast against those of other pools).
+
+    Behind the named columns, where samples stream, when equal shares of them are generated, the last at `a`.
+    """
+
+    __slots__ = ()
+    FIXED = 6
+    a = column(0)
+    r = column(1)
+    f = column(2)
+    x = column(3)
+    host = column(4)
+    """Bytes of host memory on a node."""
+    peak = column(5)
+    """Most bytes on a GPU of the pool."""
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...] = (), pieces: Any = (), **columns: Any) -> Numbers:
+        """From columns by name; what is left out is 0."""
+        found = cls(np.zeros((*shape, cls.FIXED + np.shape(pieces)[-1])))
+        for name, value in columns.items():
+            getattr(found, name)[...] = value
+        found.values[..., cls.FIXED :] = pieces
+        return found
+
+    @property
+    def pieces(self) -> list[Floats]:
+        """One array a piece."""
+        return [self.values[..., i] for i in range(self.FIXED, self.values.shape[-1])]
+
+    def delayed(self, seconds: Floats) -> Numbers:
+        """With something more at the end."""
+        later = Numbers(self.values.copy())
+        later.x[...] += seconds
+        return later
+
+    def along(self, axis: int, axes: int) -> Numbers:
+        """The rows along one of several axes, to be broadcast against other pools."""
+        shape = [1] * axes
+        shape[axis] = -1
+        return Numbers(self.values.reshape(*shape, self.values.shape[-1]))
