@@ -14,9 +14,9 @@ from ray.exceptions import RayError
 from executor.algorithms.iteration import Learned, Loop
 from executor.algorithms.position import Position
 from executor.coordination import checkpoints, metrics
+from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
-from executor.coordination.experience import Experience, settings_of
 from executor.coordination.failures import PartFailed
 from executor.coordination.recorder import SpanRecorder
 from executor.coordination.run_folder import RunFiles, settings_hash
