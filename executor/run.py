@@ -18,8 +18,8 @@ from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
-from executor.coordination.recorder import SpanRecorder
 from executor.coordination.run_folder import RunFiles, settings_hash
+from executor.coordination.tracing import SpanRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import Rules, WorkerGroups
 from executor.resolve import Job

@@ -11,7 +11,7 @@ from pathlib import Path
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
-from executor.coordination.recorder import SpanRecorder
+from executor.coordination.tracing import SpanRecorder
 from executor.coordination.worker_groups import WorkerGroups
 from executor.launch import prepare
 from executor.resolve import Job, environment

@@ -7,7 +7,6 @@ with the new weights; else a command waits until the engine is empty and later r
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +14,11 @@ from dataclasses import dataclass
 from queue import Queue
 from typing import Any
 
-from executor.coordination.tracing import Tracer
-from executor.coordination.worker import Reply, Tags
+from executor.coordination.tracing import Reply, Tags
+from executor.coordination.worker import TracedProcess
 from executor.engines.protocols import ChannelSpec, RolloutEngine, RolloutSpec
-from executor.samples import Completion, GenerationRequest, Transfer
-from rlhfsim.trace import Span
+from executor.samples import Completion, GenerationRequest
+from rlhfsim.trace import MEASURED, Span
 
 IDLE_S = 0.02
 """Longest sleep of the thread when nothing runs."""
@@ -44,12 +43,12 @@ class _Command:
     error: BaseException | None = None
 
 
-class Replica:
+class Replica(TracedProcess):
     """Runs as a threaded Ray actor."""
 
     def __init__(self, identity: ReplicaIdentity) -> None:
-        self._me = identity
-        self._tracer = Tracer()
+        super().__init__(identity.pool, f"replica {identity.index}")
+        self._fake_seconds = identity.fake_seconds
         self._engine: RolloutEngine | None = None
         self._incoming: list[GenerationRequest] = []
         self._finished: list[Completion] = []
@@ -64,25 +63,15 @@ class Replica:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        """This process's clock, for alignment."""
-        return time.time()
-
-    def whereabouts(self) -> tuple[int, str]:
-        """Process id and Ray node: also a sign of life."""
-        import ray
-
-        return os.getpid(), str(ray.get_runtime_context().get_node_id())
-
     def build(self, spec: RolloutSpec) -> Reply:
         """Create the engine in the thread that will step it."""
         return self._command(lambda: self._build(spec))
 
     def _build(self, spec: RolloutSpec) -> None:
-        if self._me.fake_seconds is not None:
+        if self._fake_seconds is not None:
             from executor.engines.fake import FakeRollout
 
-            self._engine = FakeRollout(self._me.fake_seconds)
+            self._engine = FakeRollout(self._fake_seconds)
             return
         from executor.engines.vllm.engine import VllmEngine
 
@@ -114,17 +103,12 @@ class Replica:
 
     def receive(self, channel: str, version: int, keep: bool, tags: Tags) -> Reply:
         """Load new weights between two scheduler steps."""
-
-        def act() -> Transfer:
-            with self._span(tags):
-                return self._engine_now().receive(channel, version)
-
-        return self._command(act, keep=keep)
+        return self._spanned(lambda: self._engine_now().receive(channel, version), tags, keep=keep)
 
     def stage(self, channel: str, version: int, tags: Tags) -> Reply:
         """Overlapped: receive beside the running generation, then load between two steps."""
         engine = self._engine_now()
-        with self._span(tags):
+        with self._span("actor", tags):
             engine.stage(channel, version)
             while not engine.staged():
                 self._raise()
@@ -138,18 +122,6 @@ class Replica:
     def wake(self, tags: Tags) -> Reply:
         """Undo sleep."""
         return self._spanned(lambda: self._engine_now().wake(), tags)
-
-    def abort(self) -> Reply:
-        """Drop unfinished requests; their ids."""
-        with self._changed:
-            waiting = [r.id for r in self._incoming]
-            self._incoming = []
-        reply = self._command(lambda: self._engine_now().abort())
-        return Reply(value=[*waiting, *reply.value], recorded=reply.recorded)
-
-    def memory(self) -> Reply:
-        """Bytes now."""
-        return self._command(lambda: dict(self._engine_now().memory()))
 
     def close(self) -> None:
         """Shut the engine down with all its processes."""
@@ -182,7 +154,7 @@ class Replica:
         if fresh:
             engine.add(fresh)
             self._busy_since = self._busy_since or time.time()
-            self._tracer.counter("running", self._me.pool, float(engine.unfinished), self._group)
+            self._tracer.counter("running", self._pool, float(engine.unfinished), self._group)
         if engine.unfinished:
             self._deliver(engine.step())
         else:
@@ -195,27 +167,29 @@ class Replica:
             return
         with self._changed:
             self._finished += done
-            if empty and self._busy_since is not None:
-                self._record(self._busy_since)
-                self._busy_since = None
+            if empty:
+                self._end_span()
             self._changed.notify_all()
 
-    def _record(self, since: float) -> None:
-        now = time.time()
+    def _end_span(self) -> None:
+        """Of the batch that ran, if one did."""
+        if self._busy_since is None:
+            return
         self._tracer.add(
             Span(
                 name="actor.generate",
                 role="actor",
                 kind="generate",
-                pool=self._me.pool,
+                pool=self._pool,
                 group=self._group,
                 step=self._step,
-                start_s=since,
-                end_s=max(since, now),
-                bound_by="measured",
+                start_s=self._busy_since,
+                end_s=max(self._busy_since, time.time()),
+                bound_by=MEASURED,
             )
         )
-        self._tracer.counter("running", self._me.pool, 0.0, self._group)
+        self._tracer.counter("running", self._pool, 0.0, self._group)
+        self._busy_since = None
 
     def _pause(self) -> None:
         with self._changed:
@@ -226,9 +200,7 @@ class Replica:
         return self._engine is not None and self._engine.unfinished > 0
 
     def _act(self, command: _Command) -> None:
-        if self._busy_since is not None:  # the span of a batch ends where the engine stands still
-            self._record(self._busy_since)
-            self._busy_since = None
+        self._end_span()  # of a batch: the engine stands still
         try:
             command.result = command.act()
         except BaseException as error:
@@ -260,21 +232,12 @@ class Replica:
             raise command.error
         return Reply(value=command.result, recorded=self._tracer.drain())
 
-    def _spanned(self, act: Callable[[], Any], tags: Tags) -> Reply:
+    def _spanned(self, act: Callable[[], Any], tags: Tags, *, keep: bool = True) -> Reply:
         def timed() -> Any:
-            with self._span(tags):
+            with self._span("actor", tags):
                 return act()
 
-        return self._command(timed)
-
-    def _span(self, tags: Tags) -> Any:
-        return self._tracer.span(
-            tags.name, "actor", tags.kind, self._me.pool, self._group, tags.step, tags.version
-        )
-
-    @property
-    def _group(self) -> str:
-        return f"replica {self._me.index}"
+        return self._command(timed, keep=keep)
 
     def _engine_now(self) -> RolloutEngine:
         assert self._engine is not None, "the engine is built first"

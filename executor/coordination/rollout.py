@@ -13,7 +13,7 @@ import ray
 from executor.coordination.cluster import Place, Reservation
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Replica, ReplicaIdentity
-from executor.coordination.worker import Reply, Tags
+from executor.coordination.tracing import Reply, Tags
 from executor.engines.protocols import ChannelSpec, RolloutSpec
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan

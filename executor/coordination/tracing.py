@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
+from typing import Any
 
-from rlhfsim.trace import ALL, Counter, CounterName, Span, Trace
+from rlhfsim.trace import ALL, MEASURED, Counter, CounterName, Span, Trace
 
 Clock = Callable[[], float]
-MEASURED = "measured"
-"""`bound_by` of every measured span."""
 ENGINE_KINDS = frozenset({"generate", "logprob", "score", "value", "train", "sync", "load", "unload"})
 """Kinds of spans in which engines or reward rules work; `controller` and `wait` are the rest."""
 
@@ -44,6 +43,27 @@ class ClockOffset:
 
 SAME_CLOCK = ClockOffset()
 """Processes of one node share a clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tags:
+    """How the span of a remote call is labelled."""
+
+    name: str
+    """`actor.train`"""
+    kind: str
+    step: int
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What a remote call returns."""
+
+    value: Any
+    recorded: Recorded = Recorded()
+    memory: Mapping[str, float] | None = None
+    """Bytes after the call: allocated, host."""
 
 
 class Tracer:
@@ -136,15 +156,6 @@ def _ask(ask: Clock, clock: Clock) -> ClockOffset:
     return ClockOffset(value_s=remote - (sent + received) / 2, uncertainty_s=(received - sent) / 2)
 
 
-def merge(parts: Iterable[Recorded]) -> Recorded:
-    """What several processes of one clock collected, as one."""
-    parts = tuple(parts)
-    return Recorded(
-        spans=tuple(span for part in parts for span in part.spans),
-        counters=tuple(item for part in parts for item in part.counters),
-    )
-
-
 def assemble(
     recorded: Iterable[tuple[Recorded, ClockOffset]],
     *,
@@ -193,6 +204,39 @@ def _shifted(span: Span, zero: float, first_step: int) -> Span:
     """The span in seconds from `zero`, which is an instant of the clock that it was measured with."""
     start, end = max(0.0, span.start_s - zero), span.end_s - zero
     return replace(span, start_s=start, end_s=max(start, end), step=max(0, span.step - first_step))
+
+
+class SpanRecorder:
+    """What all processes of a run measured, by the replies of their calls; threads may share it."""
+
+    def __init__(self) -> None:
+        self.tracer = Tracer()
+        self._parts: list[tuple[Recorded, ClockOffset]] = []
+        self._lock = Lock()
+        self._seen = 0
+        self.memory: dict[str, tuple[str, Mapping[str, float]]] = {}
+        """Latest node and bytes of every part by name."""
+
+    def add(self, reply: Reply, offset: ClockOffset = SAME_CLOCK, part: str = "", node: str = "") -> None:
+        """Keep what a reply of `part` on `node` brought."""
+        with self._lock:
+            self._parts.append((reply.recorded, offset))
+            if reply.memory is not None and part:
+                self.memory[part] = (node, reply.memory)
+
+    def fresh(self) -> list[Span]:
+        """Spans since the last call of this, on the clocks that they were measured with."""
+        with self._lock:
+            self._parts.append((self.tracer.drain(), SAME_CLOCK))
+            new = [span for recorded, _ in self._parts[self._seen :] for span in recorded.spans]
+            self._seen = len(self._parts)
+        return new
+
+    def trace(self, **facts: Any) -> Trace:
+        """All so far; `facts` are those of `assemble`."""
+        with self._lock:
+            self._parts.append((self.tracer.drain(), SAME_CLOCK))
+            return assemble(self._parts, **facts)
 
 
 def coordination_overhead(trace: Trace) -> dict[int, float]:

@@ -17,7 +17,7 @@ import ray
 
 from executor.coordination.failures import PartFailed
 from executor.coordination.rollout import ReplicaPool
-from executor.coordination.worker import Reply, Tags
+from executor.coordination.tracing import Reply, Tags
 from executor.coordination.worker_group import WorkerGroup
 from executor.engines.protocols import ChannelSpec
 from executor.resolve import Job

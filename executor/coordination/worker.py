@@ -6,41 +6,43 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from executor.coordination.tracing import Recorded, Tracer
+from executor.coordination.tracing import Reply, Tags, Tracer
 from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
 from executor.samples import LossSpec, Sample, Transfer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tags:
-    """How the span of a call is labelled."""
+class TracedProcess:
+    """A process of the run: it answers for its clock and its life, and collects spans of one pool and group."""
 
-    name: str
-    """`actor.train`"""
-    kind: str
-    step: int
-    version: int | None = None
+    def __init__(self, pool: str, group: str) -> None:
+        self._pool = pool
+        self._group = group
+        self._tracer = Tracer()
 
+    def now(self) -> float:
+        """This process's clock, for alignment."""
+        return time.time()
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """What a remote call returns."""
+    def whereabouts(self) -> tuple[int, str]:
+        """Process id and Ray node: also a sign of life."""
+        import ray
 
-    value: Any
-    recorded: Recorded = field(default_factory=Recorded)
-    memory: Mapping[str, float] | None = None
-    """Bytes after the call: allocated, host."""
+        return os.getpid(), str(ray.get_runtime_context().get_node_id())
+
+    def _span(self, role: str, tags: Tags, **attributes: float | str) -> Any:
+        return self._tracer.span(
+            tags.name, role, tags.kind, self._pool, self._group, tags.step, tags.version, **attributes
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerIdentity:
-    """Which rank of which group this is."""
+    """Which rank of its group this is."""
 
-    group: str
     pool: str
     rank: int
     world: int
@@ -48,15 +50,16 @@ class WorkerIdentity:
     """Dry run: seconds of every call by name; engines sleep them instead of working."""
 
 
-class Worker:
+class Worker(TracedProcess):
     """Runs as a Ray actor; methods are called on all ranks of the group in the same order."""
 
     def __init__(self, identity: WorkerIdentity) -> None:
-        self._me = identity
-        self._tracer = Tracer()
+        super().__init__(identity.pool, f"rank {identity.rank}")
+        self._identity = identity
         self._engines: dict[str, Any] = {}
         self._specs: dict[str, EngineSpec] = {}
         self._away: dict[str, Path] = {}
+        """Destroyed role -> where its state lies."""
         self._senders: dict[str, Any] = {}
 
     # --- start ------------------------------------------------------------------------------------
@@ -70,22 +73,12 @@ class Worker:
             probe.bind(("", 0))
             return host, int(probe.getsockname()[1])
 
-    def now(self) -> float:
-        """This process's clock, for alignment."""
-        return time.time()
-
-    def whereabouts(self) -> tuple[int, str]:
-        """Process id and Ray node: also a sign of life."""
-        import ray
-
-        return os.getpid(), str(ray.get_runtime_context().get_node_id())
-
     def start(self, host: str, port: int, timeout_s: float) -> None:
         """Join the group; a collective."""
-        if self._me.fake_seconds is None:
+        if self._identity.fake_seconds is None:
             from executor.engines import training
 
-            training.start(self._me.rank, self._me.world, 0, host, port, timeout_s)
+            training.start(self._identity.rank, self._identity.world, 0, host, port, timeout_s)
 
     def build(self, spec: EngineSpec) -> Reply:
         """Create the engine of a role; a collective."""
@@ -94,23 +87,23 @@ class Worker:
         return self._reply(None, spec.role)
 
     def _built(self, spec: EngineSpec) -> Any:
-        if self._me.fake_seconds is not None:
+        if self._identity.fake_seconds is not None:
             from executor.engines.fake import FakeTraining
 
-            return FakeTraining(spec, self._me.fake_seconds)
+            return FakeTraining(spec, self._identity.fake_seconds)
         from executor.engines import training
 
         return training.build(spec)
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def forward(self, role: str, method: str, samples: Sequence[Sample], tags: Tags) -> Reply:
+    def forward(self, samples: Sequence[Sample], role: str, method: str, tags: Tags) -> Reply:
         """logprobs, values or scores of this rank's samples."""
         with self._span(role, tags, samples=float(len(samples))):
             value = getattr(self._engines[role], method)(samples)
         return self._reply(value, role)
 
-    def train(self, role: str, batches: Sequence[MiniBatch], loss: LossSpec, tags: Tags) -> Reply:
+    def train(self, batches: Sequence[MiniBatch], role: str, loss: LossSpec, tags: Tags) -> Reply:
         """Optimizer steps, one a mini-batch; their metrics."""
         with self._span(role, tags, optimizer_steps=float(len(batches))):
             value = [dict(self._engines[role].train(batch, loss)) for batch in batches]
@@ -118,41 +111,38 @@ class Worker:
 
     def unload(self, role: str, how: str, folder: str | None, tags: Tags) -> Reply:
         """Bring a role out of device memory: `optimizer` states only, `offloaded`, or `recreated` (saved and destroyed)."""
+        place = Path(folder) if folder else None
         with self._span(role, tags):
             if how == "recreated":
-                self._destroy(role, folder)
+                self._destroy(role, place)
             else:
-                place = Path(folder) if folder else None
                 self._engines[role].offload(place, weights=how == "offloaded")
         return self._reply(None, role)
 
-    def _destroy(self, role: str, folder: str | None) -> None:
+    def _destroy(self, role: str, folder: Path | None) -> None:
         engine = self._engines.pop(role)
         if self._specs[role].optimizer is not None:
             assert folder is not None, "a trained role is saved before it is destroyed"
-            self._away[role] = Path(folder)
-            engine.save(self._away[role])
+            self._away[role] = folder
+            engine.save(folder)
         engine.close()
 
     def load(self, role: str, how: str, tags: Tags) -> Reply:
         """Undo `unload`."""
         with self._span(role, tags):
-            if how == "recreated":
-                self._recreate(role)
-            else:
+            if how != "recreated":
                 self._engines[role].reload()
+            else:
+                self._engines[role] = self._built(self._specs[role])
+                if role in self._away:
+                    self._engines[role].load(self._away.pop(role))
         return self._reply(None, role)
-
-    def _recreate(self, role: str) -> None:
-        self._engines[role] = self._built(self._specs[role])
-        if role in self._away:
-            self._engines[role].load(self._away.pop(role))
 
     # --- weights and checkpoints ------------------------------------------------------------------
 
     def open_channel(self, channel: ChannelSpec) -> None:
         """Rank 0: make the sending end and its key-value store."""
-        if self._me.rank == 0 and self._me.fake_seconds is None:
+        if self._identity.rank == 0 and self._identity.fake_seconds is None:
             from executor.weight_transfer.channel import Sender
 
             self._senders[channel.name] = Sender(channel)
@@ -172,11 +162,11 @@ class Worker:
         return self._reply(transfer, role)
 
     def _send(self, engine: Any, channel: ChannelSpec, version: int) -> Transfer | None:
-        if self._me.fake_seconds is not None:
+        if self._identity.fake_seconds is not None:
             engine.sync()
             return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
         buckets = iter([engine.adapters()]) if channel.adapters_only else engine.buckets(channel.bucket_bytes)
-        if self._me.rank == 0:
+        if self._identity.rank == 0:
             sent: Transfer = self._senders[channel.name].send(buckets, version)
             return sent
         for _ in buckets:  # the gather is a collective
@@ -202,24 +192,10 @@ class Worker:
             engine.close()
         self._engines.clear()
 
-    # --- records ----------------------------------------------------------------------------------
-
-    def _span(self, role: str, tags: Tags, **attributes: float | str) -> Any:
-        return self._tracer.span(
-            tags.name,
-            role,
-            tags.kind,
-            self._me.pool,
-            f"rank {self._me.rank}",
-            tags.step,
-            tags.version,
-            **attributes,
-        )
-
     def _reply(self, value: Any, role: str) -> Reply:
         engine = self._engines.get(role)
         memory = dict(engine.memory()) if engine is not None else _process_memory()
-        self._tracer.counter("memory_bytes", self._me.pool, memory["allocated"], f"rank {self._me.rank}")
+        self._tracer.counter("memory_bytes", self._pool, memory["allocated"], self._group)
         return Reply(value=value, recorded=self._tracer.drain(), memory=memory)
 
 

@@ -11,13 +11,10 @@ import ray
 
 from executor.coordination.cluster import Place, Reservation
 from executor.coordination.failures import collect
-from executor.coordination.worker import Reply, Worker, WorkerIdentity
+from executor.coordination.tracing import Reply
+from executor.coordination.worker import Worker, WorkerIdentity
 from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
-
-Shape = tuple[int, int, int]
-"""tp, pp, dp."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,37 +27,27 @@ class GroupSpec:
     roles: tuple[str, ...]
     places: tuple[Place, ...]
     """Of each rank."""
-    layout: Layout
-    """Of the first role; only tp, pp and dp are shared by all."""
-
-    @property
-    def shape(self) -> Shape:
-        """Parallel degrees."""
-        return (self.layout.tp, self.layout.pp, self.layout.dp)
 
 
 def group_specs(plan: Plan, served_by: Mapping[str, str]) -> tuple[GroupSpec, ...]:
     """The worker groups of a plan; roles in `served_by` run on another role's engine."""
     gpus = {s.role: tuple(zip(s.nodes, s.gpus, strict=True)) for s in plan.gpu_map}
-    found: dict[Any, list[str]] = {}
+    together: dict[Any, dict[str, RolePlacement]] = {}
     for role, placed in plan.placement.roles.items():
         if isinstance(placed, RolePlacement) and role not in served_by:
             key = (gpus[role], placed.layout.tp, placed.layout.pp, placed.layout.dp)
-            found.setdefault(key, []).append(role)
-    return tuple(_spec(plan, roles, key[0]) for key, roles in found.items())
-
-
-def _spec(plan: Plan, roles: list[str], places: tuple[Place, ...]) -> GroupSpec:
-    role = plan.placement.roles[roles[0]]
-    assert isinstance(role, RolePlacement)
-    return GroupSpec(
-        name="+".join(roles), pool=role.pool, roles=tuple(roles), places=places, layout=role.layout
+            together.setdefault(key, {})[role] = placed
+    return tuple(
+        GroupSpec(
+            name="+".join(roles), pool=next(iter(roles.values())).pool, roles=tuple(roles), places=places
+        )
+        for (places, *_), roles in together.items()
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerGroup:
-    """Living ranks. A call goes to all of them at once, so that collectives meet in one order."""
+    """The processes of a group. A call goes to all of them at once, so that collectives meet in one order."""
 
     spec: GroupSpec
     actors: list[Any]
@@ -72,8 +59,10 @@ class WorkerGroup:
         """Names of the ranks, for people."""
         return [f"{self.spec.name} rank {i}" for i in range(len(self.actors))]
 
-    def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Reply]:
-        """Replies of all ranks; `each` gives every rank an own first argument.
+    def call(
+        self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None, what: str = ""
+    ) -> list[Reply]:
+        """Replies of all ranks; `each` gives every rank an own first argument; `what` is the call for people.
 
         Raises:
             PartFailed: a rank died, raised or was too slow.
@@ -83,7 +72,7 @@ class WorkerGroup:
                 getattr(actor, method).remote(*((each[i],) if each is not None else ()), *args)
                 for i, actor in enumerate(self.actors)
             ]
-        return collect(refs, self.parts, f"{self.spec.name} {method}", limit_s)
+        return collect(refs, self.parts, what or f"{self.spec.name} {method}", limit_s)
 
 
 def spawn(
@@ -99,20 +88,20 @@ def spawn(
         actor_class.options(
             name=None,
             max_restarts=0,
-            runtime_env={"env_vars": _rank_environment(environment, rank, len(spec.places))},
+            runtime_env={
+                "env_vars": {
+                    **environment,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(spec.places)),
+                    "LOCAL_RANK": "0",
+                    "LOCAL_SIZE": "1",
+                }
+            },
             **reservation.options(place, share),
-        ).remote(
-            WorkerIdentity(
-                group=spec.name, pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds
-            )
-        )
+        ).remote(WorkerIdentity(pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds))
         for rank, place in enumerate(spec.places)
     ]
     return WorkerGroup(spec=spec, actors=actors)
-
-
-def _rank_environment(environment: Mapping[str, str], rank: int, world: int) -> dict[str, str]:
-    return {**environment, "RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "LOCAL_SIZE": "1"}
 
 
 def join(group: WorkerGroup, limit_s: float) -> None:

@@ -21,17 +21,14 @@ from ray.exceptions import RayError
 
 from executor.algorithms import recipes
 from executor.coordination import rollout, weights
-from executor.coordination import worker_group as groups
 from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
-from executor.coordination.recorder import SpanRecorder
 from executor.coordination.residency import Move, Residency
 from executor.coordination.rollout import ReplicaPool
-from executor.coordination.tracing import SAME_CLOCK, ClockOffset, offset
+from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, SpanRecorder, Tags, offset
 from executor.coordination.watch import Watch
-from executor.coordination.worker import Reply, Tags
-from executor.coordination.worker_group import WorkerGroup
+from executor.coordination.worker_group import WorkerGroup, group_specs, join, spawn
 from executor.engines import mesh
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
@@ -52,7 +49,7 @@ TENANTS = 8
 
 
 class WorkerGroups:
-    """Living processes of one plan."""
+    """The processes of one plan, the `LoopBackend` of the iteration loops."""
 
     def __init__(
         self, job: Job, reservation: Reservation, scratch: Path, recorder: SpanRecorder, rules: Rules
@@ -87,13 +84,12 @@ class WorkerGroups:
         Raises:
             PartFailed: one did not come up.
         """
-        specs = groups.group_specs(self.job.plan, self._served)
-        made = [
-            groups.spawn(s, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds)
-            for s in specs
+        groups = [
+            spawn(spec, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds)
+            for spec in group_specs(self.job.plan, self._served)
         ]
-        self._groups = {role: group for group in made for role in group.spec.roles}
-        tasks: list[Callable[[], None]] = [partial(self._start_group, group) for group in made]
+        self._groups = {role: group for group in groups for role in group.spec.roles}
+        tasks: list[Callable[[], None]] = [partial(self._start_group, group) for group in groups]
         if self.job.plan.workload.generates:
             tasks.append(self._start_rollout)
         self.watch.start()
@@ -139,10 +135,10 @@ class WorkerGroups:
         self.route.open(self.rollout)
 
     def _start_group(self, group: WorkerGroup) -> None:
-        groups.join(group, self._limits.start_s)
+        join(group, self._limits.start_s)
         for spec in engine_specs(self.job).values():
             if spec.role in group.spec.roles:
-                self._record(group, group.call("build", spec, limit_s=self._limits.start_s))
+                self._call(group, "build", spec, limit_s=self._limits.start_s)
                 self._residency.rest(spec.role, step=0)
         driver = ray.util.get_node_ip_address()
         for part, actor in zip(group.parts, group.actors, strict=True):
@@ -160,7 +156,7 @@ class WorkerGroups:
             1 / TENANTS,
             self._environment,
             self.job.fake_seconds,
-            self._record_rollout,
+            self.recorder.add,
         )
         if self._stopped:
             self.rollout.kill()
@@ -217,7 +213,7 @@ class WorkerGroups:
         return done
 
     def _wake(self, role: RolloutPlacement, step: int) -> None:
-        tags = Tags(name="actor.generate.load", kind="load", step=step, version=self.version)
+        tags = self._tags("actor.generate.load", "load", step)
         if self.rollout is None:
             assert self.route is not None
             with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
@@ -227,7 +223,7 @@ class WorkerGroups:
         self._asleep = False
 
     def _sleep(self, role: RolloutPlacement, step: int) -> None:
-        tags = Tags(name="actor.generate.unload", kind="unload", step=step, version=self.version)
+        tags = self._tags("actor.generate.unload", "unload", step)
         assert self.rollout is not None
         if role.residency == "recreated":
             with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
@@ -253,62 +249,55 @@ class WorkerGroups:
             with self.recorder.tracer.span(call.name, call.role, call.kind, CPU_POOL, step=step):
                 return self._rules(samples)
         role = self._served.get(call.role, call.role)
-        group = self._groups[role]
         method = "reference_logprobs" if call.role in self._served else METHODS[call.kind]
-        tags = Tags(name=call.name, kind=call.kind, step=step, version=self.version)
         layout = self._layout(role)
         shares = balanced(samples, layout.dp)
-        with self._pools[group.spec.pool], self._residency.present(role, call.name, step):
-            replies = self._shared(group, "forward", shares, samples, role, method, tags)
+        parts = [[samples[i] for i in share] for share in shares]
+        tags = self._tags(call.name, call.kind, step)
+        with self._pools[self._groups[role].spec.pool], self._residency.present(role, call.name, step):
+            replies = self._scattered("forward", parts, role, method, tags=tags)
         results: list[Any] = [None] * len(samples)
         for share, rank in zip(shares, mesh.leaders(layout), strict=True):
             for index, value in zip(share, replies[rank].value, strict=True):
                 results[index] = value
         return results
 
-    def _shared(
-        self,
-        group: WorkerGroup,
-        method: str,
-        shares: list[list[int]],
-        samples: Sequence[Sample],
-        role: str,
-        what: str,
-        tags: Tags,
-    ) -> list[Reply]:
-        """A call in which data-parallel replicas get different samples; each share is stored once."""
-        refs = [ray.put([samples[i] for i in share]) for share in shares]
-        layout = self._layout(role)
-        mine = [refs[mesh.coordinates(r, layout).dp] for r in range(len(group.actors))]
-        with group.lock:
-            calls = [actor.forward.remote(role, what, mine[i], tags) for i, actor in enumerate(group.actors)]
-        replies = collect(calls, group.parts, tags.name, self._limits.call_s)
-        self._record(group, replies)
-        return replies
-
     def train(
         self, role: str, samples: Sequence[Sample], loss: LossSpec, step: int
     ) -> list[dict[str, float]]:
         """Optimizer steps of one iteration; their metrics."""
-        group, workload, layout = self._groups[role], self.job.plan.workload, self._layout(role)
-        plan = optimizer_steps(
+        workload = self.job.plan.workload
+        batches = optimizer_steps(
             samples,
-            ranks=layout.dp,
+            ranks=self._layout(role).dp,
             mini_batches=workload.mini_batches,
             epochs=workload.epochs,
             seed=(self.job.settings.seed, step + 1),
             pairs=recipes.recipe(workload.algorithm).actor == "dpo",
         )
-        tags = Tags(name=f"{role}.train", kind="train", step=step, version=self.version)
-        refs = [ray.put(batches) for batches in plan]
-        mine = [refs[mesh.coordinates(r, layout).dp] for r in range(len(group.actors))]
-        with self._pools[group.spec.pool], self._residency.present(role, tags.name, step, states=True):
-            with group.lock:
-                calls = [a.train.remote(role, mine[i], loss, tags) for i, a in enumerate(group.actors)]
-            replies = collect(calls, group.parts, tags.name, self._limits.call_s)
-            self._record(group, replies)
-        metrics: list[dict[str, float]] = replies[0].value
+        tags = self._tags(f"{role}.train", "train", step)
+        pool = self._pools[self._groups[role].spec.pool]
+        with pool, self._residency.present(role, tags.name, step, states=True):
+            metrics: list[dict[str, float]] = self._scattered("train", batches, role, loss, tags=tags)[
+                0
+            ].value
         return metrics
+
+    def _scattered(self, method: str, parts: Sequence[Any], role: str, *args: Any, tags: Tags) -> list[Reply]:
+        """A call in which every data-parallel replica works on its own part; each part is stored once."""
+        group, layout = self._groups[role], self._layout(role)
+        refs = [ray.put(part) for part in parts]
+        mine = [refs[mesh.coordinates(rank, layout).dp] for rank in range(len(group.actors))]
+        return self._call(group, method, role, *args, tags, each=mine, what=tags.name)
+
+    def _call(self, group: WorkerGroup, method: str, *args: Any, **options: Any) -> list[Reply]:
+        """A call on all ranks of a group, recorded."""
+        replies = group.call(method, *args, **{"limit_s": self._limits.call_s, **options})
+        self._record(group, replies)
+        return replies
+
+    def _tags(self, name: str, kind: str, step: int) -> Tags:
+        return Tags(name=name, kind=kind, step=step, version=self.version)
 
     def sync(self, step: int) -> Transfer:
         """New weights to every replica; version + 1. Both ends must report one checksum."""
@@ -330,7 +319,7 @@ class WorkerGroups:
         if self.rollout is not None and role.residency == "recreated":
             self._sleep(role, step)
         elif self.rollout is not None and self._asleep:
-            tags = Tags(name="actor.sync.load", kind="load", step=step, version=self.version)
+            tags = self._tags("actor.sync.load", "load", step)
             self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
             self._asleep = False
 
@@ -363,25 +352,18 @@ class WorkerGroups:
                     self._pools[group.spec.pool],
                     self._residency.present(role, f"{role}.{method}", 0, states=True),
                 ):
-                    self._record(
-                        group, group.call(method, role, str(folder / role), limit_s=self._limits.call_s)
-                    )
+                    self._call(group, method, role, str(folder / role))
 
     def _move(self, move: Move, step: int) -> None:
         """One role in or out, on every rank."""
         group = self._groups[move.role]
-        tags = Tags(name=move.name, kind=move.method, step=step, version=self.version)
+        tags = self._tags(move.name, move.method, step)
         places = (move.folder,) if move.method == "unload" else ()
-        self._record(
-            group, group.call(move.method, move.role, move.how, *places, tags, limit_s=self._limits.call_s)
-        )
+        self._call(group, move.method, move.role, move.how, *places, tags)
 
     def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
         for part, reply in zip(group.parts, replies, strict=True):
             self.recorder.add(reply, self._offsets.get(part, SAME_CLOCK), part, self._nodes.get(part, ""))
-
-    def _record_rollout(self, reply: Reply) -> None:
-        self.recorder.add(reply)
 
 
 def _clock_of(actor: Any) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from executor.coordination import rollout
 from executor.coordination.rollout import ReplicaPool
-from executor.coordination.worker import Reply
+from executor.coordination.tracing import Reply
 from executor.samples import Completion, GenerationRequest
 
 
