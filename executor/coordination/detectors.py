@@ -1,7 +1,6 @@
 """What goes wrong in a run, seen in its metrics: pure functions over the rows so far, newest last.
 
-Each returns a `Finding` or None and says what was measured, against what, and what to change. Limits are
-for a mean over thousands of tokens, they ask for several steps in a row or for a multiple of what was usual
+Each says what was measured against what, or None; `DETECTORS` adds what to change. Limits are for a mean over thousands of tokens, they ask for several steps in a row or for a multiple of what was usual
 before, so that noise raises no alarm (tests/executor/test_detectors.py: healthy runs over many seeds).
 `Detectors` say a finding once, and again when it returns.
 """
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +25,24 @@ History = Sequence[Row]
 """Rows of metrics.jsonl in order."""
 Severity = Literal["stop", "warn"]
 Array = NDArray[np.float64]
+STEPS, USUAL_STEPS, WINDOW = 3, 20, 5
+"""Steps in a row that must be wrong, steps before them that say what is usual, steps whose mean reward is compared."""
+EXPLOSION, LOSS_FLOOR, GRAD_NORM_FLOOR = 10.0, 0.1, 1.0
+"""Times the usual size; losses and norms below the floors do not explode."""
+MISMATCH = 0.1
+"""Mean |log-prob of rollout - log-prob of training|; the alarm of slime's continuous integration."""
+KL, KL_FLOOR = 0.5, 0.1
+"""Nats a token; below the floor a KL does not blow up, whatever was usual."""
+ENTROPY_SHARE, ENTROPY = 0.1, 0.1
+"""Of the entropy at the start; nats a token, above which no entropy counts as collapsed."""
+TRUNCATED = 0.3
+"""Share of responses that were cut."""
+SLOW = 1.25
+"""Times the upper end of the predicted interval."""
+REWARD_DROP = 0.75
+"""Standard deviations of rewards inside a batch."""
+CLIPPED = 0.3
+"""Share of clipped tokens at which stale rollouts hurt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,43 +56,10 @@ class Finding:
     what: str
     """What was measured against what."""
     advice: str
-    """What to change, the likeliest first."""
+    """What to change."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.what}; {self.advice}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmLimits:
-    """When a metric counts as wrong."""
-
-    steps: int = 3
-    """Steps in a row."""
-    usual: int = 20
-    """Steps before those that say what is usual."""
-    explosion: float = 10.0
-    """Times the usual size."""
-    loss_floor: float = 0.1
-    """Losses below this do not explode."""
-    grad_norm_floor: float = 1.0
-    mismatch: float = 0.1
-    """Mean |log-prob of rollout - log-prob of training|; the alarm of slime's continuous integration."""
-    kl: float = 0.5
-    """Nats a token."""
-    kl_floor: float = 0.1
-    """A KL below this does not blow up, whatever was usual."""
-    entropy_share: float = 0.1
-    """Of the entropy at the start."""
-    entropy: float = 0.1
-    """Nats a token; above it no entropy counts as collapsed."""
-    truncated: float = 0.3
-    """Share of responses that were cut."""
-    slow: float = 1.25
-    """Times the upper end of the predicted interval."""
-    reward_drop: float = 0.75
-    """Standard deviations of rewards inside a batch."""
-    clipped: float = 0.3
-    """Share of clipped tokens at which stale rollouts hurt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,74 +81,50 @@ def expected(plan: Plan, *, priced_here: bool = True) -> Expected:
 # --- numbers that are none, or far too large --------------------------------------------------------
 
 
-def non_finite(history: History) -> Finding | None:
+def non_finite(history: History, plan: Expected) -> str | None:
     """A metric of the newest step is nan or infinite."""
     bad = [f"{name} is {value}" for name, value in history[-1].items() if not math.isfinite(value)]
-    if not bad:
-        return None
-    return Finding(
-        code="not-finite",
-        severity="stop",
-        what=f"{', '.join(bad[:4])} in step {_step(history)}",
-        advice="go back to the last checkpoint with a lower learning rate or tighter gradient clipping (optimizer.max_grad_norm)",
-    )
+    return f"{', '.join(bad[:4])} in step {_step(history)}" if bad else None
 
 
-def exploding(history: History, limits: AlarmLimits) -> Finding | None:
+def exploding(history: History, plan: Expected) -> str | None:
     """Loss or gradient norm far above what was usual, two steps in a row."""
     watched = {
-        "policy/loss": limits.loss_floor,
-        "value/loss": limits.loss_floor,
-        "policy/grad_norm": limits.grad_norm_floor,
-        "value/grad_norm": limits.grad_norm_floor,
+        "policy/loss": LOSS_FLOOR,
+        "value/loss": LOSS_FLOOR,
+        "policy/grad_norm": GRAD_NORM_FLOOR,
+        "value/grad_norm": GRAD_NORM_FLOOR,
     }
     for name, floor in watched.items():
-        now, before = _split(np.abs(_series(history, name)), 2, limits.usual)
+        now, before = _split(np.abs(_series(history, name)), 2, USUAL_STEPS)
         usual = float(np.median(before)) if len(before) >= 8 else math.inf
-        if len(now) and now.min() > max(limits.explosion * usual, floor):
-            return Finding(
-                code="exploding",
-                severity="warn",
-                what=f"|{name}| is {now[-1]:.3g}, usual was {usual:.3g}",
-                advice="lower the learning rate, clip gradients tighter (optimizer.max_grad_norm), look at the rewards of the last batches",
-            )
+        if len(now) and now.min() > max(EXPLOSION * usual, floor):
+            return f"|{name}| is {now[-1]:.3g}, usual was {usual:.3g}"
     return None
 
 
-def kl_blow_up(history: History, limits: AlarmLimits) -> Finding | None:
+def kl_blow_up(history: History, plan: Expected) -> str | None:
     """The policy leaves the reference."""
-    now, before = _split(_series(history, "kl/mean"), 2, limits.usual)
-    if not len(now):
-        return None
+    now, before = _split(_series(history, "kl/mean"), 2, USUAL_STEPS)
     usual = float(np.median(before)) if len(before) >= 8 else math.inf
-    if now.min() <= min(limits.kl, max(limits.kl_floor, limits.explosion * usual)):
+    if not len(now) or now.min() <= min(KL, max(KL_FLOOR, EXPLOSION * usual)):
         return None
-    return Finding(
-        code="kl-blow-up",
-        severity="warn",
-        what=f"kl/mean is {now[-1]:.3g} nats a token",
-        advice="raise algorithm.kl_coefficient, lower the learning rate, or fewer epochs a batch",
-    )
+    return f"kl/mean is {now[-1]:.3g} nats a token"
 
 
 # --- rewards and policy -----------------------------------------------------------------------------
 
 
-def equal_rewards(history: History, limits: AlarmLimits) -> Finding | None:
+def equal_rewards(history: History, plan: Expected) -> str | None:
     """All samples of a batch have the same reward, several steps in a row: nothing can be learnt."""
-    now = _last(history, "reward/std", limits.steps)
+    now = _last(history, "reward/std", STEPS)
     if not len(now) or now.max() > 1e-8:
         return None
     reward = history[-1].get("reward/mean", math.nan)
-    return Finding(
-        code="rewards-equal",
-        severity="warn",
-        what=f"every sample of the last {limits.steps} steps has reward {reward:.3g}",
-        advice="check the reward (does it recognise a right answer?), add diversity: temperature, more samples a prompt, prompts of other difficulty",
-    )
+    return f"every sample of the last {STEPS} steps has reward {reward:.3g}"
 
 
-def falling_reward(history: History, limits: AlarmLimits, window: int = 5) -> Finding | None:
+def falling_reward(history: History, plan: Expected) -> str | None:
     """The mean reward of the last steps is far below its best, in terms of both noises.
 
     Rewards inside a batch vary by `reward/std`, means of batches by the noise between steps (from the median
@@ -172,152 +132,165 @@ def falling_reward(history: History, limits: AlarmLimits, window: int = 5) -> Fi
     the range of all steps, in each of the last three windows.
     """
     rewards = _series(history, "reward/mean")
-    if len(rewards) < 3 * window or not np.isfinite(rewards).all():
+    if len(rewards) < 3 * WINDOW or not np.isfinite(rewards).all():
         return None
-    smooth = np.convolve(rewards, np.full(window, 1 / window), mode="valid")
+    smooth = np.convolve(rewards, np.full(WINDOW, 1 / WINDOW), mode="valid")
     span = float(np.ptp(rewards))
     between = 1.4826 * float(np.median(np.abs(np.diff(rewards)))) / math.sqrt(2)
     inside = float(np.median(_series(history, "reward/std"))) if "reward/std" in history[-1] else 0.0
-    fall = float(smooth.max() - smooth[-limits.steps :].max())
-    if fall <= max(limits.reward_drop * inside, 4 * between, 0.25 * span, 1e-6):
+    fall = float(smooth.max() - smooth[-STEPS:].max())
+    if fall <= max(REWARD_DROP * inside, 4 * between, 0.25 * span, 1e-6):
         return None
-    return Finding(
-        code="reward-falling",
-        severity="warn",
-        what=f"reward/mean fell from {smooth.max():.3g} (step {_step(history) - len(smooth) + 1 + int(smooth.argmax())}) to {smooth[-1]:.3g}",
-        advice="go back to a checkpoint near the best and lower the learning rate or raise algorithm.kl_coefficient",
-    )
+    best = _step(history) - len(smooth) + 1 + int(smooth.argmax())
+    return f"reward/mean fell from {smooth.max():.3g} (step {best}) to {smooth[-1]:.3g}"
 
 
-def entropy_collapse(history: History, limits: AlarmLimits) -> Finding | None:
+def entropy_collapse(history: History, plan: Expected) -> str | None:
     """The policy has become deterministic: samples of one prompt no longer differ."""
     series = _series(history, "policy/entropy")
-    if len(series) < 5 + limits.steps:
+    if len(series) < 5 + STEPS:
         return None
-    start, now = float(np.median(series[:5])), series[-limits.steps :]
-    if now.max() >= min(limits.entropy_share * start, limits.entropy):
+    start, now = float(np.median(series[:5])), series[-STEPS:]
+    if now.max() >= min(ENTROPY_SHARE * start, ENTROPY):
         return None
-    return Finding(
-        code="entropy-collapsed",
-        severity="warn",
-        what=f"policy/entropy is {now[-1]:.3g} nats a token, {start:.3g} at the start",
-        advice="raise algorithm.clip_high or algorithm.entropy_coefficient, lower the learning rate; harmless where the task is solved",
-    )
+    return f"policy/entropy is {now[-1]:.3g} nats a token, {start:.3g} at the start"
 
 
-def truncated_responses(history: History, limits: AlarmLimits) -> Finding | None:
+def truncated_responses(history: History, plan: Expected) -> str | None:
     """Many responses end at the length limit: what they were about to say is not rewarded."""
-    now = _last(history, "response/truncated", limits.steps)
-    if not len(now) or now.min() <= limits.truncated:
+    now = _last(history, "response/truncated", STEPS)
+    if not len(now) or now.min() <= TRUNCATED:
         return None
-    return Finding(
-        code="responses-truncated",
-        severity="warn",
-        what=f"{now.mean():.0%} of the responses of the last {limits.steps} steps were cut",
-        advice="raise sampling.max_tokens, or reward short answers",
-    )
+    return f"{now.mean():.0%} of the responses of the last {STEPS} steps were cut"
 
 
 # --- rollout ----------------------------------------------------------------------------------------
 
 
-def mismatch(history: History, limits: AlarmLimits) -> Finding | None:
+def mismatch(history: History, plan: Expected) -> str | None:
     """Rollout and training engine disagree about the tokens that were sampled."""
     now = _last(history, "mismatch/mean_abs_dlogp", 1)
-    if not len(now) or now[0] <= limits.mismatch:
+    if not len(now) or now[0] <= MISMATCH:
         return None
-    return Finding(
-        code="logprob-mismatch",
-        severity="warn",
-        what=f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {limits.mismatch:g}",
-        advice="check that the weight sync is complete (tied embeddings), that temperature and precision agree on both sides, and keep algorithm.correction on",
-    )
+    return f"mean |log-prob of rollout - log-prob of training| is {now[0]:.3g}, limit {MISMATCH:g}"
 
 
-def stale_rollouts(history: History, limits: AlarmLimits, plan: Expected) -> Finding | None:
-    """Samples older than the schedule allows, or old ones together with much clipping."""
+def too_old(history: History, plan: Expected) -> str | None:
+    """Samples older than the schedule allows."""
     oldest = _last(history, "staleness/max", 1)
-    if len(oldest) and oldest[0] > math.ceil(plan.staleness):
-        return Finding(
-            code="rollouts-stale",
-            severity="warn",
-            what=f"the oldest sample is {oldest[0]:.0f} versions old, the schedule allows {plan.staleness:g}",
-            advice="sync weights more often (shorter sync interval), or raise schedule.staleness",
-        )
-    ages, clipped = (
-        _last(history, name, limits.steps) for name in ("staleness/mean", "policy/clip_fraction")
-    )
-    if len(ages) and len(clipped) and ages.min() >= 1 and clipped.min() > limits.clipped:
-        return Finding(
-            code="rollouts-stale",
-            severity="warn",
-            what=f"samples are {ages[-1]:.1f} versions old on average and {clipped[-1]:.0%} of their tokens are clipped",
-            advice="sync weights more often or lower schedule.staleness, or lower the learning rate",
-        )
-    return None
+    if not len(oldest) or oldest[0] <= math.ceil(plan.staleness):
+        return None
+    return f"the oldest sample is {oldest[0]:.0f} versions old, the schedule allows {plan.staleness:g}"
 
 
-def slow_generation(history: History, limits: AlarmLimits, plan: Expected) -> Finding | None:
+def old_and_clipped(history: History, plan: Expected) -> str | None:
+    """Old samples together with much clipping."""
+    ages, clipped = (_last(history, name, STEPS) for name in ("staleness/mean", "policy/clip_fraction"))
+    if not (len(ages) and len(clipped) and ages.min() >= 1 and clipped.min() > CLIPPED):
+        return None
+    return f"samples are {ages[-1]:.1f} versions old on average and {clipped[-1]:.0%} of their tokens are clipped"
+
+
+def slow_generation(history: History, plan: Expected) -> str | None:
     """Generation takes longer than the plan's interval; the first step (warm-up) does not count."""
-    if plan.generate is None:
+    now, phase = _last(history[1:], "time/actor.generate", STEPS), plan.generate
+    if phase is None or not len(now) or np.median(now) <= SLOW * phase.high_s:
         return None
-    now = _last(history[1:], "time/actor.generate", limits.steps)
-    if not len(now) or np.median(now) <= limits.slow * plan.generate.high_s:
-        return None
-    phase, share = plan.generate, _share(history)
-    return Finding(
-        code="generation-slow",
-        severity="warn",
-        what=f"actor.generate takes {shown(float(np.median(now)), 's')}{share}, predicted {shown(phase.seconds, 's')} ({shown(phase.low_s, 's')} to {shown(phase.high_s, 's')})",
-        advice="look at the inference engine: preemptions (KV cache too small), max_num_seqs, few long responses at the end, CUDA graphs off; then calibrate the profile",
-    )
-
-
-def _share(history: History) -> str:
     row = history[-1]
-    if "time/step" not in row or "time/actor.generate" not in row or row["time/step"] <= 0:
-        return ""
-    return f" ({row['time/actor.generate'] / row['time/step']:.0%} of the step)"
+    known = "time/actor.generate" in row and row.get("time/step", 0.0) > 0
+    share = f" ({row['time/actor.generate'] / row['time/step']:.0%} of the step)" if known else ""
+    interval = f"{shown(phase.low_s, 's')} to {shown(phase.high_s, 's')}"
+    seconds = shown(float(np.median(now)), "s")
+    return f"actor.generate takes {seconds}{share}, predicted {shown(phase.seconds, 's')} ({interval})"
 
 
 # --- all --------------------------------------------------------------------------------------------
 
+Detector = Callable[[History, Expected], str | None]
+DETECTORS: tuple[tuple[Detector, str, str], ...] = (
+    (
+        exploding,
+        "exploding",
+        "lower the learning rate, clip gradients tighter (optimizer.max_grad_norm), "
+        "look at the rewards of the last batches",
+    ),
+    (
+        kl_blow_up,
+        "kl-blow-up",
+        "raise algorithm.kl_coefficient, lower the learning rate, or fewer epochs a batch",
+    ),
+    (
+        equal_rewards,
+        "rewards-equal",
+        "check the reward (does it recognise a right answer?), add diversity: temperature, "
+        "more samples a prompt, prompts of other difficulty",
+    ),
+    (
+        falling_reward,
+        "reward-falling",
+        "go back to a checkpoint near the best and lower the learning rate or raise algorithm.kl_coefficient",
+    ),
+    (
+        entropy_collapse,
+        "entropy-collapsed",
+        "raise algorithm.clip_high or algorithm.entropy_coefficient, lower the learning rate; "
+        "harmless where the task is solved",
+    ),
+    (truncated_responses, "responses-truncated", "raise sampling.max_tokens, or reward short answers"),
+    (
+        mismatch,
+        "logprob-mismatch",
+        "check that the weight sync is complete (tied embeddings), that temperature and precision agree on "
+        "both sides, and keep algorithm.correction on",
+    ),
+    (
+        too_old,
+        "rollouts-stale",
+        "sync weights more often (shorter sync interval), or raise schedule.staleness",
+    ),
+    (
+        old_and_clipped,
+        "rollouts-stale",
+        "sync weights more often or lower schedule.staleness, or lower the learning rate",
+    ),
+    (
+        slow_generation,
+        "generation-slow",
+        "look at the inference engine: preemptions (KV cache too small), max_num_seqs, few long responses "
+        "at the end, CUDA graphs off; then calibrate the profile",
+    ),
+)
+"""What looks, the code of its finding, and what to change, the likeliest first."""
 
-def findings(history: History, plan: Expected, limits: AlarmLimits | None = None) -> tuple[Finding, ...]:
-    """Everything that is wrong in the newest step."""
+
+def findings(history: History, plan: Expected) -> tuple[Finding, ...]:
+    """Everything that is wrong in the newest step, one finding a code."""
     if not history:
         return ()
-    limits = limits or AlarmLimits()
-    if stop := non_finite(history):  # nothing else means much then
-        return (stop,)
-    found = (
-        exploding(history, limits),
-        kl_blow_up(history, limits),
-        equal_rewards(history, limits),
-        falling_reward(history, limits),
-        entropy_collapse(history, limits),
-        truncated_responses(history, limits),
-        mismatch(history, limits),
-        stale_rollouts(history, limits, plan),
-        slow_generation(history, limits, plan),
-    )
-    return tuple(finding for finding in found if finding)
+    if bad := non_finite(history, plan):  # nothing else means much then
+        advice = (
+            "go back to the last checkpoint with a lower learning rate or tighter gradient clipping "
+            "(optimizer.max_grad_norm)"
+        )
+        return (Finding(code="not-finite", severity="stop", what=bad, advice=advice),)
+    by_code: dict[str, Finding] = {}
+    for detect, code, advice in DETECTORS:
+        if code not in by_code and (what := detect(history, plan)):
+            by_code[code] = Finding(code=code, severity="warn", what=what, advice=advice)
+    return tuple(by_code.values())
 
 
 class Detectors:
     """Say a finding when it appears, not while it lasts, and again when it returns."""
 
-    def __init__(
-        self, plan: Plan | Expected, limits: AlarmLimits | None = None, *, priced_here: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan | Expected, *, priced_here: bool = False) -> None:
         """`plan` is what the run is measured against; `priced_here`: its seconds are those of this hardware."""
         self._plan = plan if isinstance(plan, Expected) else expected(plan, priced_here=priced_here)
-        self._limits = limits or AlarmLimits()
         self._lasting: set[str] = set()
 
     def look(self, history: History) -> tuple[Finding, ...]:
         """New findings after a step; the caller ends the run where one says `stop`."""
-        found = findings(history, self._plan, self._limits)
+        found = findings(history, self._plan)
         new = tuple(finding for finding in found if finding.code not in self._lasting)
         self._lasting = {finding.code for finding in found}
         for finding in new:
