@@ -20,7 +20,7 @@ from executor.engines.deepspeed.config import ds_config
 from executor.resolve import Job, engine_specs, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
-from executor.run import Ended, Listener, TraceWatch
+from executor.run import Ended, Listener, Run, TraceWatch
 from executor.samples import Sample
 from executor.settings import Settings
 from executor.tasks.prompter import TaskPrompter
@@ -84,19 +84,22 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
         _write_inputs(files, job)
         sweep(str(weights_folder(files)))
         with contextlib.closing(Scorer(settings.rewards)) as scorer:
-            loop = RestartLoop(
+            run = Run(
                 job=job,
                 files=files,
                 prompter=prompter,
                 rules=_rules(scorer, prompter),
                 listener=listener,
+                watch=options.watch,
+            )
+            loop = RestartLoop(
+                run=run,
                 address=options.address,
                 self_check=options.self_check,
                 smallest_change=options.smallest_change,
-                watch=options.watch,
             )
-            ended, restarts = loop.run(found)
-            return FinishedRun(ended=ended, files=files, restarts=restarts)
+            ended = loop.until_the_end(found)
+            return FinishedRun(ended=ended, files=files, restarts=tuple(loop.failures))
 
 
 def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) -> tuple[Job, TaskPrompter]:

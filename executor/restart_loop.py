@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from executor.coordination import checkpoints, cluster
 from executor.coordination.failures import PartFailed
 from executor.coordination.out_of_memory import is_out_of_memory, out_of_memory
 from executor.coordination.run_folder import RunFiles
-from executor.coordination.worker_groups import Rules
-from executor.resolve import Job, environment
-from executor.run import Ended, Listener, Run, TraceWatch
-from executor.tasks.prompter import TaskPrompter
+from executor.resolve import environment
+from executor.run import Ended, Run
 from executor.weight_transfer.shared_memory import sweep
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -26,109 +24,85 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class RestartLoop:
-    """What every life of a run has in common."""
+    """Attempts at a run until one reaches the end."""
 
-    job: Job
-    files: RunFiles
-    prompter: TaskPrompter
-    rules: Rules
-    listener: Listener
+    run: Run
     address: str | None
     self_check: bool
     smallest_change: Callable[[Plan], str | None] | None
-    watch: TraceWatch | None = None
+    failures: list[str] = field(default_factory=list)
+    """What ended the attempts so far."""
 
-    def run(self, found: checkpoints.Checkpoint | None) -> tuple[Ended, tuple[str, ...]]:
-        """The life that reaches the end, and the failures that ended those before it.
+    def until_the_end(self, newest: checkpoints.Checkpoint | None) -> Ended:
+        """The attempt that reaches the last iteration, the first from the checkpoint `newest`.
 
         Raises:
             RlhfsimError: the run stopped, with what to do.
             KeyboardInterrupt: after everything has ended.
         """
-        failures: list[str] = []
+        run = self.run
         while True:
             try:
-                return self._once(
-                    found, check_first=self.self_check and not failures and found is None
-                ), tuple(failures)
+                return self._attempt(newest)
             except PartFailed as failure:
                 self._stop_if_memory_ran_out(failure)
-                failures.append(str(failure))
-                found = checkpoints.newest(self.files.checkpoints)
-                self._stop_if_too_many(failure, len(failures), found)
+                self.failures.append(str(failure))
+                newest = checkpoints.newest(run.files.checkpoints)
+                self._stop_if_too_many(failure, newest)
             except RlhfsimError as error:
-                raise self._stopped(error, failures) from error
+                raise self._stopped(error) from error
             except (KeyboardInterrupt, SystemExit):
-                self.listener.phase(f"interrupted; {_words(checkpoints.newest(self.files.checkpoints))}")
+                run.listener.phase(f"interrupted; {_words(checkpoints.newest(run.files.checkpoints))}")
                 raise
             finally:
-                _sweep(self.files)
+                for path in sweep(str(weights_folder(run.files))):
+                    logger.info("removed %s, which a killed process left behind", path)
 
-    def _once(self, found: checkpoints.Checkpoint | None, *, check_first: bool) -> Ended:
-        limit = self.job.settings.limits.start_s
-        with cluster.joined(
-            self.job.plan, self.address, environment(self.job), limit, self.files.logs
-        ) as reservation:
-            run = Run(
-                job=self.job,
-                files=self.files,
-                reservation=reservation,
-                prompter=self.prompter,
-                rules=self.rules,
-                listener=self.listener,
-                resume_from=found,
-                check_first=check_first,
-                watch=self.watch,
-            )
-            return run.execute()
+    def _attempt(self, newest: checkpoints.Checkpoint | None) -> Ended:
+        job, check_first = self.run.job, self.self_check and not self.failures and newest is None
+        limit = job.settings.limits.start_s
+        with cluster.joined(job.plan, self.address, environment(job), limit, self.run.files.logs) as slots:
+            return self.run.execute(slots, newest, check_first=check_first)
 
-    def _stop_if_too_many(
-        self, failure: PartFailed, times: int, found: checkpoints.Checkpoint | None
-    ) -> None:
-        retries = self.job.settings.limits.retries
+    def _stop_if_too_many(self, failure: PartFailed, newest: checkpoints.Checkpoint | None) -> None:
+        times, retries = len(self.failures), self.run.job.settings.limits.retries
         if times > retries:
             count = f" ({times} times)" if times > 1 else ""
             raise RlhfsimError(
-                "run-failed", f"{failure}{count}", help=f"read {self.files.logs}; {_words(found)}"
+                "run-failed", f"{failure}{count}", help=f"read {self.run.files.logs}; {_words(newest)}"
             ) from failure
-        logger.warning("a life ended", exc_info=failure)
-        start = f"the checkpoint after iteration {found.progress.iteration}" if found else "the beginning"
-        self.listener.phase(f"{failure}; restart {times} of {retries} from {start}")
+        logger.warning("an attempt ended", exc_info=failure)
+        start = f"the checkpoint after iteration {newest.progress.iteration}" if newest else "the beginning"
+        self.run.listener.phase(f"{failure}; restart {times} of {retries} from {start}")
 
     def _stop_if_memory_ran_out(self, failure: PartFailed) -> None:
         """The same plan would run out again: say what it holds and what would fit."""
         if not is_out_of_memory(failure):
             return
-        ask, plan = self.smallest_change, self.job.plan
+        ask, plan = self.smallest_change, self.run.job.plan
         finding = out_of_memory(plan, failure.call, failure.part, (lambda: ask(plan)) if ask else None)
         raise RlhfsimError(finding.code, finding.what, help=finding.advice) from failure
 
-    def _stopped(self, error: RlhfsimError, failures: list[str]) -> RlhfsimError:
+    def _stopped(self, error: RlhfsimError) -> RlhfsimError:
         """Of a run that cannot go on: what failed before, and where to go on."""
-        found = checkpoints.newest(self.files.checkpoints)
-        if failures:
+        newest = checkpoints.newest(self.run.files.checkpoints)
+        if self.failures:
             return RlhfsimError(
                 error.code,
-                f"{failures[-1]}; it cannot start again: {error.message}",
+                f"{self.failures[-1]}; it cannot start again: {error.message}",
                 place=error.place,
-                help="; ".join(text for text in (error.help, _words(found)) if text),
+                help="; ".join(text for text in (error.help, _words(newest)) if text),
             )
-        if found is not None:
-            self.listener.phase(f"stopped; {_words(found)}")
+        if newest is not None:
+            self.run.listener.phase(f"stopped; {_words(newest)}")
         return error
 
 
-def _words(found: checkpoints.Checkpoint | None) -> str:
+def _words(newest: checkpoints.Checkpoint | None) -> str:
     """Where a run goes on."""
-    if found is None:
+    if newest is None:
         return "there is no checkpoint yet (checkpoints.every sets how often one is saved)"
-    return f"resume with --resume: the checkpoint after iteration {found.progress.iteration} is whole"
-
-
-def _sweep(files: RunFiles) -> None:
-    """What killed senders left in the shared memory of this host."""
-    for path in sweep(str(weights_folder(files))):
-        logger.info("removed %s, which a killed process left behind", path)
+    return f"resume with --resume: the checkpoint after iteration {newest.progress.iteration} is whole"
 
 
 def weights_folder(files: RunFiles) -> Path:

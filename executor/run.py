@@ -1,4 +1,4 @@
-"""One life of a run: from a reserved cluster to its last iteration, or to the first part that fails."""
+"""One attempt at a run: from a reserved cluster to its last iteration, or to the first part that fails."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TraceWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A life that reached its last iteration."""
+    """An attempt that reached its last iteration."""
 
     trace: Trace
     rows: tuple[Row, ...]
@@ -69,21 +69,20 @@ class Ended:
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """What one life needs; `execute` lives it."""
+    """What all attempts have in common; `execute` is one."""
 
     job: Job
     files: RunFiles
-    reservation: Reservation
     prompter: TaskPrompter
     rules: Rules
     listener: Listener
-    resume_from: checkpoints.Checkpoint | None = None
-    check_first: bool = True
     watch: TraceWatch | None = None
     _data: Position = field(default_factory=Position)
 
-    def execute(self) -> Ended:
-        """Start, check, iterate, save.
+    def execute(
+        self, reservation: Reservation, resume_from: checkpoints.Checkpoint | None, *, check_first: bool
+    ) -> Ended:
+        """Start, check, iterate, save; `check_first`: one of everything before the long work.
 
         Raises:
             PartFailed: a part died, raised or did not answer in time.
@@ -92,11 +91,11 @@ class Run:
         shutil.rmtree(self.files.scratch, ignore_errors=True)
         self.files.scratch.mkdir(parents=True, exist_ok=True)
         recorder = SpanRecorder()
-        workers = WorkerGroups(self.job, self.reservation, self.files.scratch, recorder, self.rules)
+        workers = WorkerGroups(self.job, reservation, self.files.scratch, recorder, self.rules)
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
             workers.start()
-            return self._live(workers, recorder)
+            return self._work(workers, resume_from, check_first)
         except (PartFailed, RlhfsimError, RayError) as error:
             found = workers.cause(error)
             workers.stop()
@@ -107,7 +106,9 @@ class Run:
         finally:
             workers.close()
 
-    def _live(self, workers: WorkerGroups, recorder: SpanRecorder) -> Ended:
+    def _work(
+        self, workers: WorkerGroups, resume_from: checkpoints.Checkpoint | None, check_first: bool
+    ) -> Ended:
         loop = Loop(
             backend=workers,
             prompter=self.prompter,
@@ -115,11 +116,14 @@ class Run:
             settings=self.job.settings,
             max_tokens=self.job.max_tokens,
         )
-        first = self._restore(workers, loop)
-        if self.check_first and self.job.fake_seconds is None and self.job.plan.workload.generates:
+        first, rows = 0, list[Row]()
+        self._data = Position()
+        if resume_from is not None:
+            first, rows = resume_from.progress.iteration, list(resume_from.progress.metrics)
+            self._restore(resume_from, workers, loop)
+        if check_first and self.job.fake_seconds is None and self.job.plan.workload.generates:
             self.listener.phase("first minute: generate, compare, train, sync, save, load")
             self_check(workers, loop, self.files.scratch, self.listener.phase)
-        steps = range(first, self.job.settings.iterations)
         trackers = open_trackers(
             self.job.settings.tracking,
             self.files.metrics,
@@ -129,34 +133,26 @@ class Run:
             config={"plan": self.job.plan.input_hash},
         )
         with contextlib.closing(trackers):
-            return self._iterate(workers, loop, steps, recorder, trackers)
+            return self._iterate(workers, loop, range(first, self.job.settings.iterations), rows, trackers)
 
-    def _restore(self, workers: WorkerGroups, loop: Loop) -> int:
-        found = self.resume_from
-        if found is None:
-            return 0
-        self.listener.phase(f"restoring the state after iteration {found.progress.iteration}")
-        workers.restore(found.folder)
-        where = found.progress.data_position
-        self._data = Position(where["prompts"], set(where.get("ahead", ())))
-        workers.version = found.progress.weight_version - 1
+    def _restore(self, checkpoint: checkpoints.Checkpoint, workers: WorkerGroups, loop: Loop) -> None:
+        progress = checkpoint.progress
+        self.listener.phase(f"restoring the state after iteration {progress.iteration}")
+        workers.restore(checkpoint.folder)
+        position = progress.data_position
+        self._data = Position(position["prompts"], set(position.get("ahead", ())))
+        workers.version = progress.weight_version
         if self.job.plan.workload.generates:
-            workers.sync(found.progress.iteration)
+            workers.version -= 1  # the sync counts it again
+            workers.sync(progress.iteration)
             check_restored(workers, loop, self.listener.phase)
-        else:
-            workers.version += 1
-        return found.progress.iteration
 
     def _iterate(
-        self, workers: WorkerGroups, loop: Loop, steps: range, recorder: SpanRecorder, trackers: Trackers
+        self, workers: WorkerGroups, loop: Loop, steps: range, rows: list[Row], trackers: Trackers
     ) -> Ended:
-        rows: list[Row] = [dict(r) for r in (self.resume_from.progress.metrics if self.resume_from else ())]
+        recorder, evaluation = workers.recorder, self.job.settings.evaluation
         detectors = Detectors(self.job.plan, priced_here=self.job.gpu)
-        evaluations = (
-            {steps.start: self._evaluated(workers, steps.start)}
-            if self.job.settings.evaluation.problems
-            else {}
-        )
+        evaluations = {steps.start: self._evaluated(workers, steps.start)} if evaluation.problems else {}
         start = last = time.time()
         recorder.fresh()
         for learned in self._learned(loop, workers, steps):
@@ -167,7 +163,7 @@ class Run:
             self.listener.iteration({"step": float(learned.step), **row}, steps.stop)
             self._detect(detectors, rows)
             done = learned.step + 1
-            if self.job.settings.evaluation.problems and self._due(done, self.job.settings.evaluation.every):
+            if evaluation.problems and self._due(done, evaluation.every):
                 evaluations[done] = self._evaluated(workers, done)
             self._checkpoint(workers, done, rows)
             if self.watch is not None and done % self.watch.every == 0:
