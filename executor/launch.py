@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -210,7 +209,6 @@ def _changed_settings(files: run_folder.RunFiles, settings: Settings) -> list[st
 
 def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:
     """The emitted configuration of a run, beside its results."""
-    shutil.rmtree(files.root / "deepspeed", ignore_errors=True)
     configs = {
         role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu)
         for role, spec in engine_specs(job).items()

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from executor.coordination.manifest import MANIFEST, problems, sync, write_manifest, write_synced
+from executor.coordination.manifest import problems, sync, write_manifest, write_synced
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -32,6 +32,7 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 
 logger = logging.getLogger(__name__)
 STATE = "state.json"
+DEGREES = ("tp", "pp", "dp", "cp", "ep", "zero")
 LEFTOVER = ".unfinished-"
 """Prefix of folders that are being written or deleted."""
 _NAME = re.compile(r"step-(\d{6,})")
@@ -91,25 +92,12 @@ def identity(plan: Plan, settings_hash: str) -> RunIdentity:
         plan_hash=plan.input_hash,
         settings_hash=settings_hash,
         world={
-            role: _shape(placed)
+            role: {"ranks": placed.layout.gpus} | {name: getattr(placed.layout, name) for name in DEGREES}
             for role, placed in plan.placement.roles.items()
             if isinstance(placed, RolePlacement) and role in TRAINED
         },
         inputs={name: plain[name] for name in ("workload", "placement", "hardware")},
     )
-
-
-def _shape(role: RolePlacement) -> dict[str, int]:
-    layout = role.layout
-    return {
-        "ranks": layout.gpus,
-        "tp": layout.tp,
-        "pp": layout.pp,
-        "dp": layout.dp,
-        "cp": layout.cp,
-        "ep": layout.ep,
-        "zero": layout.zero,
-    }
 
 
 # --- save -------------------------------------------------------------------------------------------
@@ -128,14 +116,19 @@ def save(
     """
     assert keep >= 1, keep
     place = root / f"step-{progress.iteration:06d}"
-    if place.exists() and (there := _try_read(place)) and there.identity == identity:
-        return there
+    if place.exists() and (whole := _try_read(place)) and whole.identity == identity:
+        return whole
     partial = root / f"{LEFTOVER}{place.name}-{secrets.token_hex(4)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _clean(root)
+        for path in root.glob(f"{LEFTOVER}*"):
+            logger.info("removing %s, which an interrupted save left behind", path.name)
+            shutil.rmtree(path, ignore_errors=True)
         _fill(partial, progress, identity, write)
-        _publish(partial, place)
+        if place.exists():  # of an earlier attempt, broken or overtaken by a resume
+            _remove(place)
+        os.rename(partial, place)
+        sync(root)
     except Exception as error:
         free = _free_bytes(root)  # before the part that was written goes
         shutil.rmtree(partial, ignore_errors=True)
@@ -157,34 +150,19 @@ def _fill(folder: Path, progress: RunProgress, identity: RunIdentity, write: Cal
     for role in identity.world:
         (folder / role).mkdir()
     write(folder)
-    _check_ranks(folder, identity)
-    state = {"identity": asdict(identity), "progress": asdict(progress)}
-    write_synced(folder / STATE, json.dumps(state, indent=1, default=_number_of) + "\n")
-    write_manifest(folder)
-
-
-def _number_of(value: Any) -> Any:
-    """A numpy scalar or array as plain JSON."""
-    return value.tolist()
-
-
-def _check_ranks(folder: Path, identity: RunIdentity) -> None:
     for role, shape in identity.world.items():
-        found = sum(path.is_file() for path in (folder / role).rglob("*"))
-        if found < shape["ranks"]:
+        files = sum(path.is_file() for path in (folder / role).rglob("*"))
+        if files < shape["ranks"]:
             raise RlhfsimError(
                 "checkpoint-incomplete",
-                f"{role} wrote {found} files for {shape['ranks']} ranks",
+                f"{role} wrote {files} files for {shape['ranks']} ranks",
                 place=Place(file=str(folder)),
                 help="the folder must be on a file system that all nodes share",
             )
-
-
-def _publish(partial: Path, place: Path) -> None:
-    if place.exists():  # of an earlier life of the run, broken or overtaken by a resume
-        _remove(place)
-    os.rename(partial, place)
-    sync(place.parent)
+    state = {"identity": asdict(identity), "progress": asdict(progress)}
+    # numpy scalars and arrays become plain JSON
+    write_synced(folder / STATE, json.dumps(state, indent=1, default=lambda value: value.tolist()) + "\n")
+    write_manifest(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -194,20 +172,12 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def _clean(root: Path) -> None:
-    for path in root.glob(f"{LEFTOVER}*"):
-        logger.info("removing %s, which an interrupted save left behind", path.name)
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _prune(root: Path, keep: int) -> None:
     """Remove what is older than the newest `keep` that look whole (by size: contents were just written)."""
-    whole = [path for path in _folders(root) if not problems(path, contents=False)]
-    if len(whole) > keep:
-        oldest = whole[keep - 1].name
-        for path in _folders(root):
-            if _number(path) < _number(Path(oldest)):
-                _remove(path)
+    folders = _folders(root)
+    whole = [path for path in folders if not problems(path, contents=False)]
+    for path in folders[folders.index(whole[keep - 1]) + 1 :] if len(whole) > keep else ():
+        _remove(path)
 
 
 def _disk_trouble(error: BaseException) -> str | None:
@@ -276,27 +246,19 @@ def check_resumable(checkpoint: Checkpoint, wanted: RunIdentity) -> None:
         RlhfsimError: names what differs.
     """
     saved = checkpoint.identity
-    for code, what, differ, before, now in (
-        ("checkpoint-of-other-ranks", "ranks", saved.world != wanted.world, saved.world, wanted.world),
-        (
-            "checkpoint-of-other-plan",
-            "inputs of the plan",
-            saved.plan_hash != wanted.plan_hash,
-            saved.inputs,
-            wanted.inputs,
-        ),
-    ):
-        if differ:
-            listed = (
-                "; ".join(differences(before, now))
-                or f"its hash was {saved.plan_hash}, it is {wanted.plan_hash}"
-            )
-            raise RlhfsimError(
-                code,
-                f"the checkpoint was written with other {what}: {listed}",
-                place=Place(file=str(checkpoint.folder)),
-                help="run with the plan of this folder (plan.json), or start afresh in another folder",
-            )
+    if saved.world != wanted.world:
+        code, what, differing = "checkpoint-of-other-ranks", "ranks", differences(saved.world, wanted.world)
+    else:
+        code, what = "checkpoint-of-other-plan", "inputs of the plan"
+        differing = differences(saved.inputs, wanted.inputs)
+        differing = differing or [f"its hash was {saved.plan_hash}, it is {wanted.plan_hash}"]
+    if saved.world != wanted.world or saved.plan_hash != wanted.plan_hash:
+        raise RlhfsimError(
+            code,
+            f"the checkpoint was written with other {what}: {'; '.join(differing)}",
+            place=Place(file=str(checkpoint.folder)),
+            help="run with the plan of this folder (plan.json), or start afresh in another folder",
+        )
     if saved.settings_hash != wanted.settings_hash:
         logger.warning("settings differ from those that wrote %s", checkpoint.folder)
 
@@ -324,17 +286,3 @@ def _leaves(before: Any, now: Any, path: str) -> list[str]:
 def _short(value: Any) -> str:
     text = "absent" if value is None else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-__all__ = [
-    "MANIFEST",
-    "STATE",
-    "Checkpoint",
-    "RunIdentity",
-    "RunProgress",
-    "check_resumable",
-    "differences",
-    "identity",
-    "newest",
-    "save",
-]

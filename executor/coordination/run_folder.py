@@ -6,9 +6,10 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -32,71 +33,36 @@ LIBRARIES: Mapping[str, tuple[str, ...]] = {
 """Library -> names under which it may be installed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFiles:
     """Names of all files of a run."""
 
-    root: Path
-    """The folder; on several nodes on a file system that all share."""
-
-    @property
-    def plan(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        """`root` is the folder; on several nodes on a file system that all share."""
+        self.root = root
+        self.plan = root / "plan.json"
         """The plan with everything resolved."""
-        return self.root / "plan.json"
-
-    @property
-    def settings(self) -> Path:
+        self.settings = root / "settings.yaml"
         """All settings, defaults included."""
-        return self.root / "settings.yaml"
-
-    @property
-    def vllm(self) -> Path:
+        self.vllm = root / "vllm.json"
         """Arguments of the rollout engine."""
-        return self.root / "vllm.json"
-
-    @property
-    def trace(self) -> Path:
+        self.deepspeed = root / "deepspeed"
+        """Configuration of every trained role, `<role>.json`."""
+        self.trace = root / "trace.json"
         """Measured spans, schema rlhfsim.trace/1."""
-        return self.root / "trace.json"
-
-    @property
-    def metrics(self) -> Path:
+        self.metrics = root / "metrics.jsonl"
         """One line an iteration."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def environment(self) -> Path:
+        self.environment = root / "environment.json"
         """Versions and machine."""
-        return self.root / "environment.json"
-
-    @property
-    def logs(self) -> Path:
+        self.logs = root / "logs"
         """One file a process."""
-        return self.root / "logs"
-
-    @property
-    def checkpoints(self) -> Path:
+        self.checkpoints = root / "checkpoints"
         """See checkpoints.py."""
-        return self.root / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
+        self.tensorboard = root / "tensorboard"
         """Event files."""
-        return self.root / "tensorboard"
-
-    @property
-    def scratch(self) -> Path:
+        self.scratch = root / "scratch"
         """Offloaded states and weights on their way; may go at any time between two runs."""
-        return self.root / "scratch"
-
-    @property
-    def lock(self) -> Path:
+        self.lock = root / ".lock"
         """Held by the process that runs."""
-        return self.root / ".lock"
-
-    def deepspeed(self, role: str) -> Path:
-        """Configuration of one trained role."""
-        return self.root / "deepspeed" / f"{role}.json"
 
 
 @contextmanager
@@ -106,7 +72,7 @@ def occupy(root: Path, *, resume: bool = False) -> Iterator[RunFiles]:
     Raises:
         RlhfsimError: it holds something and `resume` is not asked; nothing to resume; another run is in it.
     """
-    files = RunFiles(root=root)
+    files = RunFiles(root)
     _check(files, resume)
     try:
         for folder in (files.root, files.logs, files.checkpoints, files.scratch):
@@ -134,34 +100,36 @@ def occupy(root: Path, *, resume: bool = False) -> Iterator[RunFiles]:
 
 def _check(files: RunFiles, resume: bool) -> None:
     root = files.root
-    if root.exists() and not root.is_dir():
-        raise RlhfsimError(
+    reasons = (
+        (
+            root.exists() and not root.is_dir(),
             "not-a-folder",
             "the run folder is a file",
-            place=Place(file=str(root)),
-            help="choose another path",
-        )
-    if resume and not files.plan.is_file():
-        raise RlhfsimError(
+            "choose another path",
+        ),
+        (
+            resume and not files.plan.is_file(),
             "nothing-to-resume",
             "there is no run in this folder (no plan.json)",
-            place=Place(file=str(root)),
-            help="leave out --resume to start one",
-        )
-    if not resume and root.is_dir() and _holds_something(files):
-        raise RlhfsimError(
+            "leave out --resume to start one",
+        ),
+        (
+            not resume and root.is_dir() and _holds_something(files),
             "run-folder-not-empty",
             "the run folder holds something already",
-            place=Place(file=str(root)),
-            help="choose another folder, or resume the run that is in it with --resume",
-        )
+            "choose another folder, or resume the run that is in it with --resume",
+        ),
+    )
+    for refused, code, message, remedy in reasons:
+        if refused:
+            raise RlhfsimError(code, message, place=Place(file=str(root)), help=remedy)
 
 
 def _holds_something(files: RunFiles) -> bool:
     """Whether there is more than an attempt leaves that ended before its first step: that can be started again."""
     made = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
-        made |= {files.plan, files.settings, files.vllm, files.environment, files.root / "deepspeed"}
+        made |= {files.plan, files.settings, files.vllm, files.environment, files.deepspeed}
     return any(path not in made for path in files.root.iterdir()) or any(files.checkpoints.glob("step-*"))
 
 
@@ -177,10 +145,10 @@ def write_inputs(
     """Write what the run is about to do and what it stands on, each file in one step."""
     write_plan(files.plan, plan)
     write_atomically(files.settings, settings_text(settings))
+    shutil.rmtree(files.deepspeed, ignore_errors=True)
     for role, config in deepspeed.items():
-        path = files.deepspeed(role)
-        path.parent.mkdir(exist_ok=True)
-        write_json(path, config)
+        files.deepspeed.mkdir(exist_ok=True)
+        write_json(files.deepspeed / f"{role}.json", config)
     write_json(files.vllm, vllm)
     write_json(files.environment, environment(devices))
 

@@ -54,7 +54,7 @@ def test_everything_lies_under_its_name(tmp_path: Path, plan: Plan) -> None:
         "deepspeed/actor.json",
         "deepspeed/critic.json",
     }
-    assert json.loads(files.deepspeed("actor").read_text()) == {"zero_optimization": {"stage": 2}}
+    assert json.loads((files.deepspeed / "actor.json").read_text()) == {"zero_optimization": {"stage": 2}}
     assert read_plan(files.plan) == plan
 
 
