@@ -12,10 +12,11 @@ from collections.abc import Callable
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.sequences import uniform
-from rlhfsim.memory.role_bytes import batch_of, role_bytes
+from rlhfsim.memory.role_bytes import role_bytes
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
@@ -38,7 +39,7 @@ def main() -> None:
     """Print one row for each part."""
     cluster = parse_cluster(64, "h100")
     device, model = device_of(cluster.node_group), resolve_model("70b")
-    layout, batch = Layout(tp=8, pp=2, dp=4), batch_of(Workload(model="70b"))
+    layout, workload = Layout(tp=8, pp=2, dp=4), Workload(model="70b")
     role, profile = RolePlacement(pool="all", layout=layout), cluster.node_group.profile
     asked = Requests(
         prompts=512,
@@ -66,7 +67,9 @@ def main() -> None:
             "bytes of a role",
             0.0001,
             500,
-            lambda: role_bytes(model, role, backend="megatron", profile=profile, batch=batch, trained=True),
+            lambda: role_bytes(
+                models_of(workload), "actor", role, workload, backend="megatron", profile=profile
+            ),
         ),
     )
     print(f"{'part':<32}{'ms':>10}{'limit ms':>12}")

@@ -9,13 +9,15 @@ windowed layers' savings beyond their window (the engine's token count ignores t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from rlhfsim.kernels.layers import attention_matrices, expert_matrices, heads, mlp_matrices, shared_matrices
+from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 BF16, FP32 = 2.0, 4.0
@@ -23,8 +25,7 @@ VOCAB_MULTIPLE = 64
 """vLLM pads the vocabulary to a multiple of 64 on every rank (VocabParallelEmbedding)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCapacity:
+class KvCapacity(NamedTuple):
     """What the engine has left for the KV cache."""
 
     bytes: float
@@ -125,3 +126,63 @@ def kv_capacity(
     left = budget - weights - activation_peak - non_torch - graphs
     blocks = max(0.0, left) // (kv_bytes_per_token(model, layout) * block)
     return KvCapacity(bytes=left, tokens=blocks * block * layout.attention_dp)
+
+
+class EngineBytes(NamedTuple):
+    """The inference engine on one GPU."""
+
+    weights: float
+    """Its own copy; 0 where it generates with the training weights."""
+    kv_cache: float
+    """Bytes of the KV pool; 0 when the engine cannot start."""
+    profile_peak: float
+    non_torch: float
+    """Libraries and NCCL inside the engine's share."""
+    cuda_graphs: float
+    framework: float
+    kv_tokens: float
+    """KV capacity of one replica, tokens."""
+    shortfall: float
+    """Bytes by which weights and reserves exceed the engine's share of memory; 0 if it starts."""
+    sleep: int
+    recreated: bool
+
+    @property
+    def host(self) -> float:
+        """Host bytes of this GPU's copy at sleep level 1."""
+        return self.weights if self.sleep == 1 else 0.0
+
+
+def engine_bytes(
+    model: ModelSpec, role: RolloutPlacement, *, profile: Profile, shared_weights: float = 0.0
+) -> EngineBytes:
+    """The engine's split of memory; `shared_weights`: bytes that training already holds for it.
+
+    The KV pool is what `memory_utilization` of the usable memory leaves (G7); CUDA graphs and the
+    context come on top of that share.
+    """
+    layout = role.layout
+    full = rollout_weights(model, layout)
+    peak = profile_peak(model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"])
+    groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
+    non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
+    capacity = kv_capacity(
+        model,
+        layout,
+        total_memory=profile.usable_memory.value,
+        weights=full,
+        activation_peak=peak,
+        non_torch=non_torch,
+    )
+    return EngineBytes(
+        weights=max(0.0, full - shared_weights),
+        kv_cache=max(0.0, capacity.bytes),
+        profile_peak=peak,
+        non_torch=non_torch,
+        cuda_graphs=profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0,
+        framework=profile["framework_bytes"],
+        kv_tokens=capacity.tokens,
+        shortfall=max(0.0, -capacity.bytes),
+        sleep=max(role.sleep, 1) if role.residency == "offloaded" else role.sleep,
+        recreated=role.residency == "recreated",
+    )

@@ -11,40 +11,29 @@ Not known here: ranks that hold fewer bytes, and peaks of start and checkpointin
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from rlhfsim.memory.kv_cache import kv_bytes_per_token, rollout_weights
-from rlhfsim.memory.residency import (
-    Entry,
-    Moment,
-    PoolBytes,
-    engine_in_plan,
-    entries,
-    moments,
-    pool_bytes,
-    profile_of,
-    stages_of,
-)
+from rlhfsim.memory.components import MemoryEntry
+from rlhfsim.memory.kv_cache import EngineBytes, kv_bytes_per_token, rollout_weights
+from rlhfsim.memory.residency import engine_in_plan, entries, plan_moments, pool_bytes, profile_of
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import DEFAULT_STACK, Batch, EngineBytes, Stack, batch_of
+from rlhfsim.memory.role_bytes import DEFAULT_STACK, MicroBatch, Stack, micro_batch_of
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolloutPlacement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 
-__all__ = ["Engine", "Entry", "Ledger", "Phase", "host_bytes", "ledger", "no_start"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class LedgerPhase:
     """One state of one pool."""
 
     name: str
     """`actor.generate`, `actor.train.load`, `start`, ..."""
     pool: str
-    entries: tuple[Entry, ...]
+    entries: tuple[MemoryEntry, ...]
     capacity: float
     """Bytes that the driver offers on a GPU of this pool."""
 
@@ -54,7 +43,7 @@ class Phase:
         return math.fsum(e.bytes for e in self.entries)
 
     @property
-    def largest(self) -> Entry | None:
+    def largest(self) -> MemoryEntry | None:
         """The entry that matters most."""
         return max(self.entries, key=lambda e: e.bytes, default=None)
 
@@ -66,7 +55,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineStart:
     """Whether the inference engine can start, and its KV cache."""
 
     pool: str
@@ -81,21 +70,21 @@ class Engine:
 class Ledger:
     """Memory through one step."""
 
-    phases: tuple[Phase, ...]
+    phases: tuple[LedgerPhase, ...]
     host_bytes: dict[str, float]
     """Bytes per node of each pool: offloaded states, sleeping copies, processes."""
     host_capacity: dict[str, float]
-    engine: Engine | None
-    other_stages: tuple[Phase, ...] = ()
+    engine: EngineStart | None
+    other_stages: tuple[LedgerPhase, ...] = ()
     """The pipeline stages that hold less in the same phases; one of them may be less certain."""
 
     @property
-    def peak(self) -> Phase:
+    def peak(self) -> LedgerPhase:
         """The phase that comes nearest to (or furthest beyond) its pool's capacity."""
         return max(self.phases, key=lambda p: p.bytes / p.capacity)
 
     @property
-    def peak_entry(self) -> Entry:
+    def peak_entry(self) -> MemoryEntry:
         """The largest entry at the peak: whose and which component."""
         largest = self.peak.largest
         assert largest is not None
@@ -153,37 +142,6 @@ class Ledger:
                 return f"pool {pool} needs {format(held, 'byte')} of {offered} host memory per node"
         return None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, one record an entry."""
-        return {
-            "peak": {
-                "phase": self.peak.name,
-                "pool": self.peak.pool,
-                "bytes": self.peak_bytes,
-                "role": self.peak_entry.role,
-                "component": self.peak_entry.component,
-                "capacity_bytes": self.peak.capacity,
-            },
-            "fits": self.fits,
-            "rejected_by": self.rejected_by,
-            "probability_out_of_memory": self.probability_out_of_memory,
-            "kv_tokens": self.kv_tokens,
-            "host_bytes_per_node": self.host_bytes,
-            "entries": [
-                {
-                    "phase": p.name,
-                    "pool": p.pool,
-                    "role": e.role,
-                    "component": e.component,
-                    "bytes": e.bytes,
-                    "low_bytes": e.low,
-                    "high_bytes": e.high,
-                }
-                for p in self.phases
-                for e in p.entries
-            ],
-        }
-
 
 # --- the ledger -----------------------------------------------------------------------------------
 
@@ -197,53 +155,38 @@ def ledger(
     stack: Stack = DEFAULT_STACK,
 ) -> Ledger:
     """Memory of a plan through one step; `stack` says where a framework differs from its backend."""
-    states = list(moments(placement, workload))
-    phases: dict[tuple[int, str], Phase] = {}
-    others: list[Phase] = []
-    for pool in placement.pools:
-        views = [
-            _pool_phases(pool_bytes(models, placement, workload, cluster, pool.name, stage, stack), states)
-            for stage in stages_of(placement, pool.name)
-        ]
-        fullest = {key: max((v[key] for v in views), key=_bytes) for key in views[0]}
-        others += [v[key] for v in views for key in v if v[key] is not fullest[key]]
-        phases.update(fullest)
+    pools = {p.name: pool_bytes(models, placement, workload, cluster, p.name, stack) for p in placement.pools}
+    phases: list[LedgerPhase] = []
+    others: list[LedgerPhase] = []
+    for moment in plan_moments(placement, workload):
+        for pool, held in pools.items():
+            if pool in moment.pools:
+                capacity = held.profile.usable_memory.value
+                stages = [
+                    LedgerPhase(name=moment.name, pool=pool, entries=every, capacity=capacity)
+                    for every in entries(held, moment)
+                ]
+                fullest = max(stages, key=lambda p: p.bytes)
+                phases.append(fullest)
+                others += [p for p in stages if p is not fullest]
     return Ledger(
-        phases=tuple(phases[key] for key in sorted(phases, key=lambda k: k[0])),
-        host_bytes=host_bytes(models, placement, workload, cluster),
-        host_capacity={
-            p.name: profile_of(placement, cluster, p.name).node.host_memory.value for p in placement.pools
-        },
-        engine=_engine(models, placement, workload, cluster),
+        phases=tuple(phases),
+        host_bytes=host_bytes(placement, cluster, {name: held.host for name, held in pools.items()}),
+        host_capacity={name: held.profile.node.host_memory.value for name, held in pools.items()},
+        engine=_engine_start(models, placement, workload, cluster),
         other_stages=tuple(others),
     )
 
 
-def _bytes(phase: Phase) -> float:
-    return phase.bytes
-
-
-def _pool_phases(held: PoolBytes, states: list[Moment]) -> dict[tuple[int, str], Phase]:
-    return {
-        (i, held.name): Phase(
-            name=m.name,
-            pool=held.name,
-            entries=tuple(entries(held, m)),
-            capacity=held.profile.usable_memory.value,
-        )
-        for i, m in enumerate(states)
-        if held.name in m.pools
-    }
-
-
-def _engine(models: Models, placement: Placement, workload: Workload, cluster: Cluster) -> Engine | None:
+def _engine_start(
+    models: Models, placement: Placement, workload: Workload, cluster: Cluster
+) -> EngineStart | None:
     rollout = placement.rollout
     if rollout is None or not workload.generates:
         return None
     profile = profile_of(placement, cluster, rollout.pool)
-    held = engine_in_plan(models, placement, workload, profile)
-    batch = batch_of(workload)
-    return Engine(
+    held, batch = engine_in_plan(models, placement, workload, profile), micro_batch_of(workload)
+    return EngineStart(
         pool=rollout.pool,
         kv_tokens=held.kv_tokens,
         needed_tokens=batch.max_tokens,
@@ -252,7 +195,7 @@ def _engine(models: Models, placement: Placement, workload: Workload, cluster: C
 
 
 def no_start(
-    models: Models, rollout: RolloutPlacement, profile: Profile, held: EngineBytes, batch: Batch
+    models: Models, rollout: RolloutPlacement, profile: Profile, held: EngineBytes, batch: MicroBatch
 ) -> float:
     """P(weights, reserves and one longest sequence exceed the engine's share)."""
     sampler = profile.coefficient("sampler_bytes_per_logit")
@@ -272,14 +215,11 @@ def no_start(
     return probability_above(items, rollout.layout.memory_utilization * profile.usable_memory.value)
 
 
-def host_bytes(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster
-) -> dict[str, float]:
+def host_bytes(placement: Placement, cluster: Cluster, each: Mapping[str, float]) -> dict[str, float]:
     """Host bytes on the fullest node under each pool (M10), with the other pools of that node.
 
-    Offloaded states, sleeping copies, processes.
+    `each`: pool -> bytes for each of its GPUs.
     """
-    each = {p.name: _host_per_gpu(models, placement, workload, cluster, p) for p in placement.pools}
     held = {}
     for pool in placement.pools:
         size = cluster.node_groups[pool.hardware].gpus_per_node
@@ -298,13 +238,3 @@ def _gpus_on(pool: ResourcePool, hardware: int, node: int, size: int) -> int:
         return 0
     first, last = node * size, (node + 1) * size
     return max(0, min(last, pool.start + pool.gpus) - max(first, pool.start))
-
-
-def _host_per_gpu(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: ResourcePool
-) -> float:
-    stage = stages_of(placement, pool.name)[0]
-    view = pool_bytes(models, placement, workload, cluster, pool.name, stage)
-    processes = sum(r.framework > 0 for r in view.roles.values()) + (view.engine is not None)
-    own = sum(r.host for r in view.roles.values()) + (view.engine.host if view.engine else 0.0)
-    return own + processes * view.profile["host_process_bytes"]

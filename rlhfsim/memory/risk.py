@@ -76,3 +76,10 @@ def risky(
     accepted = min(max(probability, NEVER), 1 - NEVER)
     above = math.log(limit) - mu < NormalDist().inv_cdf(1 - accepted) * s
     return np.asarray(np.where(s2 < CERTAIN, mean > limit, above))
+
+
+def fitting(state: NDArray[np.float64], usable: float, max_oom: float) -> NDArray[np.bool_]:
+    """Which rows (..., stage, 3) of bytes, mean and variance fit on every stage with the accepted risk."""
+    bytes_, mean, variance = state[..., 0], state[..., 1], state[..., 2]
+    fits = (bytes_ <= usable) & ~risky(mean, variance, usable, max_oom)
+    return np.asarray(fits.all(axis=-1))

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
-from rlhfsim.search.layouts import is_long
+from rlhfsim.memory.components import Rows
 from rlhfsim.search.columns import Floats
+from rlhfsim.search.layouts import is_long
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
@@ -35,8 +36,8 @@ class Fit:
     refused: Counter[str]
     """Layouts outside the space, by reason."""
     roles: tuple[RolePlacement, ...]
-    sizes: Floats
-    """(n, view, :) bytes by component (`fit.role_sizes`)."""
+    bytes: Rows
+    """(n, stage) of `memory.components.ROLE`."""
     host: Floats
     """(n,) bytes of host memory for each GPU."""
 

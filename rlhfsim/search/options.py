@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.memory.components import ENGINE_COMPONENTS, NO_SYNC, Rows, SyncBytes, engine_sums, role_sums
+from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
-from rlhfsim.search.fit import NO_SYNC, SyncBytes, engine_states, role_states
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -53,8 +54,8 @@ class OptionTable:
     """Layouts outside the space, by reason."""
     options: tuple[RolePlacement | RolloutPlacement, ...]
     times: OptionTimes
-    sizes: Floats
-    """Bytes by component: (n, view, :) of a role (`fit.role_sizes`), (n, :) of an engine."""
+    bytes: Rows
+    """Columns of `memory.components`: (n, stage) of a role (`ROLE`), (n,) of an engine (`ENGINE`)."""
     host: Floats
     """Bytes of host memory for each GPU, processes included."""
     pieces: Floats
@@ -73,9 +74,12 @@ class OptionTable:
         if not len(self):
             return 0.0
         if self.key.role == "rollout":
-            return float(self.sizes[:, :6].sum(axis=1).min())
-        work = slice(3, 11) if self.key.role not in TRAINED else slice(3, 6)
-        return float(self.sizes[..., work].sum(axis=-1).max(axis=1).min())
+            running = [self.bytes[name] for name in ENGINE_COMPONENTS[:6]]
+            return float(np.stack(running, axis=-1).sum(axis=-1).min())
+        needed = [self.bytes["states"][name] for name in ("weights", "gradients", "optimizer")]
+        if self.key.role not in TRAINED:
+            needed += [self.bytes["score"][name] for name in Extra._fields]
+        return float(np.stack(needed, axis=-1).sum(axis=-1).max(axis=1).min())
 
     @property
     def frees(self) -> NDArray[np.bool_]:
@@ -90,10 +94,10 @@ class OptionTable:
         return np.asarray(waits, dtype=np.int64)
 
     def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
-        """Bytes, mean and variance of each state (see `search.fit`)."""
+        """State -> bytes, mean and variance (see `memory.components`)."""
         if self.key.role == "rollout":
-            return engine_states(profile, self.sizes, sync, with_actor=with_actor)
-        return role_states(profile, self.sizes, sync if self.key.role == "actor" else NO_SYNC)
+            return engine_sums(profile, self.bytes, sync, with_actor=with_actor)
+        return role_sums(profile, self.bytes, sync if self.key.role == "actor" else NO_SYNC)
 
     def only(self, rows: Ints) -> OptionTable:
         """The table with these options alone, in this order; `legal` stays."""
@@ -101,7 +105,7 @@ class OptionTable:
             self,
             options=tuple(self.options[i] for i in rows.tolist()),
             times=self.times.only(rows),
-            sizes=self.sizes[rows],
+            bytes=self.bytes[rows],
             host=self.host[rows],
             pieces=self.pieces[rows],
             continuous=self.continuous[rows],

@@ -15,16 +15,18 @@ moved in and out of GPU memory, since those wait for the whole batch, and how mu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
 import numpy as np
 
+from rlhfsim.memory.components import SyncBytes
+from rlhfsim.memory.residency import peak_moments
+from rlhfsim.memory.risk import fitting
 from rlhfsim.search.columns import Bools, Floats, Ints, Numbers, Sums
 from rlhfsim.search.dominance import undominated
-from rlhfsim.search.fit import SyncBytes, fitting
 from rlhfsim.search.options import OptionTable
 from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -301,7 +303,7 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     states = table.states(
         subproblem.hardware.profile, subproblem.sync, with_actor="actor" in subproblem.group
     )
-    moments = [states[m.get(index, "idle")] for m in _moments(subproblem)]
+    moments = [states[m.of(role)] for m in peak_moments(subproblem.calls, subproblem.group)]
     return Combinations(
         rows=np.arange(len(table))[:, None],
         sums=Sums(np.stack(columns, axis=1)),
@@ -357,25 +359,6 @@ def _labelled(subproblem: Subproblem, rows: Ints) -> Bools:
     if subproblem.frees == "must" and subproblem.whole:
         return _freeing(subproblem, rows)
     return np.ones(len(rows), dtype=np.bool_)
-
-
-def _moments(subproblem: Subproblem) -> list[Mapping[int, str]]:
-    """The states that may be the fullest: role index -> state, the others idle (see `search.fit`)."""
-    at = {role: i for i, role in enumerate(subproblem.group)}
-    syncs = any(c.kind == "sync" for c in subproblem.calls)
-    engine = at.get("rollout")
-    ready = {engine: "ready"} if engine is not None else {}
-    found: list[Mapping[int, str]] = [ready]
-    if engine is not None:
-        found.append({engine: "running"})
-    for call in subproblem.calls:
-        if call.role in at and call.kind not in ("generate", "sync"):
-            found.append({at[call.role]: "train" if call.kind == "train" else "score"})
-    if syncs and "actor" in at:
-        found.append({**ready, at["actor"]: "sync"})
-    elif syncs and engine is not None:
-        found.append({engine: "sync"})
-    return found
 
 
 def _classes(

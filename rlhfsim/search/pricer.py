@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.kernels.devices import device_of, domain_of
+from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, Rows, engine_sums, role_sums
+from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
-from rlhfsim.memory.role_bytes import EngineBytes, RoleBytes, batch_of, engine_bytes, rested, role_bytes
+from rlhfsim.memory.risk import fitting
+from rlhfsim.memory.role_bytes import RoleBytes, micro_batch_of, rested, role_bytes
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import Fit, Kept, Options
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
-from rlhfsim.search.fit import NO_SYNC, VIEWS, engine_sizes, engine_states, fitting, role_sizes, role_states
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
@@ -139,7 +141,7 @@ class Pricer:
                 legal=fit.legal,
                 refused=fit.refused,
                 options=fit.roles,
-                sizes=fit.sizes,
+                bytes=fit.bytes,
                 times=OptionTimes(self._times(key, fit.roles)),
                 host=fit.host,
                 pieces=np.zeros((len(fit.roles), STREAM_CHUNKS)),
@@ -151,20 +153,20 @@ class Pricer:
     def _fit(self, key: Key) -> Fit:
         """The options of a role that run when nobody else is there."""
         options, pool = self._options(key), self.hardware(key)
-        roles, parts = list[RolePlacement](), list[tuple[RoleBytes, RoleBytes]]()
+        roles, parts = list[RolePlacement](), list[list[RoleBytes]]()
         for shape in options.shapes:
             for variants in filter(None, shape):
                 first, last = self._bytes(key, variants[0])
                 if not self._works(key, first, last):
                     break  # a larger micro-batch needs more
                 roles += variants
-                parts += [(self._rested(key, first, s), self._rested(key, last, s)) for s in variants]
+                parts += [[self._rested(key, first, s), self._rested(key, last, s)] for s in variants]
         process = pool.profile["host_process_bytes"]
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
-        sizes = np.array([[role_sizes(p) for p in each] for each in parts]).reshape(-1, VIEWS, 19)
-        fit = self._fitting(key, sizes, host)
+        rows = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
+        fit = self._fitting(key, rows, host)
         kept = tuple(roles[i] for i in fit)
-        return Fit(legal=options.legal, refused=options.refused, roles=kept, sizes=sizes[fit], host=host[fit])
+        return Fit(legal=options.legal, refused=options.refused, roles=kept, bytes=rows[fit], host=host[fit])
 
     def _options(self, key: Key) -> Options:
         """Every option of a role in the space, those that do not fit included."""
@@ -193,25 +195,20 @@ class Pricer:
 
     def _bytes(self, key: Key, placed: RolePlacement) -> tuple[RoleBytes, RoleBytes]:
         """On the first and on the last pipeline stage."""
-        work, role = self.request.workload, key.role
-        base = role == "reference" and key.beside_actor and self.models.reference == self.models.actor
-        views = [
+        parts = [
             role_bytes(
-                self.models.of(role),
+                self.models,
+                key.role,
                 placed,
+                self.request.workload,
                 backend=self.request.backend,
                 profile=self.hardware(key).profile,
-                batch=batch_of(work),
-                trained=role in TRAINED,
                 stage=stage,
-                optimizer=work.optimizer,
-                lora=work.lora if role == "actor" else None,
-                shares_weights=base and work.lora is not None,
-                shares_process=key.beside_actor and self.request.backend != "deepspeed",
+                beside_actor=key.beside_actor,
             )
             for stage in stages(placed.layout)
         ]
-        return views[0], views[-1]
+        return parts[0], parts[-1]
 
     def _rested(self, key: Key, part: RoleBytes, role: RolePlacement) -> RoleBytes:
         return rested(part, role, backend=self.request.backend, trained=key.role in TRAINED)
@@ -223,13 +220,13 @@ class Pricer:
         usable = self.hardware(key).profile.usable_memory.value
         return max(part.training for part in parts) <= usable
 
-    def _fitting(self, key: Key, sizes: Floats, host: Floats) -> Ints:
+    def _fitting(self, key: Key, rows: Rows, host: Floats) -> Ints:
         """Options that run when nobody else is there."""
         pool = self.hardware(key)
-        states = role_states(pool.profile, sizes, NO_SYNC)
-        used = {"idle", *("train" if c.kind == "train" else "score" for c in self._calls(key.role))}
+        states = role_sums(pool.profile, rows, NO_SYNC)
+        used = {"idle", *("train" if c.kind == "train" else "forward" for c in self._calls(key.role))}
         usable = pool.profile.usable_memory.value
-        fits = np.ones(len(sizes), dtype=np.bool_)
+        fits = np.ones(len(rows), dtype=np.bool_)
         for name in used:
             fits &= fitting(states[name], usable, self.request.max_oom)
         each = min(key.gpus, pool.gpus_per_node)
@@ -288,8 +285,8 @@ class Pricer:
         pool, model = self.hardware(key), self.models.actor
         roles = [s for s in self.every(key) if isinstance(s, RolloutPlacement)]
         engines = [engine_bytes(model, s, profile=pool.profile) for s in roles]
-        sizes = np.array([engine_sizes(e) for e in engines]).reshape(-1, 8)
-        fit = self._running(key, roles, engines, sizes)
+        rows = np.array(engines, dtype=ENGINE)
+        fit = self._running(key, roles, engines, rows)
         kept, held = [roles[i] for i in fit], [engines[i] for i in fit]
         process = pool.profile["host_process_bytes"]
         stages = [self._stage(key, s, e) for s, e in zip(kept, held, strict=True)]
@@ -300,7 +297,7 @@ class Pricer:
                 legal=len(roles),
                 refused=Counter(),
                 options=tuple(kept),
-                sizes=sizes[fit],
+                bytes=rows[fit],
                 times=OptionTimes(np.array([times for times, _ in stages]).reshape(-1, 6)),
                 pieces=np.array([pieces for _, pieces in stages]).reshape(-1, STREAM_CHUNKS),
                 continuous=np.array(continuous),
@@ -310,11 +307,11 @@ class Pricer:
         )
 
     def _running(
-        self, key: Key, roles: Sequence[RolloutPlacement], engines: Sequence[EngineBytes], sizes: Floats
+        self, key: Key, roles: Sequence[RolloutPlacement], engines: Sequence[EngineBytes], rows: Rows
     ) -> list[int]:
         """Engines that start, and run when nobody else is there."""
-        pool, batch = self.hardware(key), batch_of(self.request.workload)
-        states = engine_states(pool.profile, sizes, NO_SYNC, with_actor=False)
+        pool, batch = self.hardware(key), micro_batch_of(self.request.workload)
+        states = engine_sums(pool.profile, rows, NO_SYNC, with_actor=False)
         fits = fitting(states["running"], pool.profile.usable_memory.value, self.request.max_oom)
         found = []
         for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):

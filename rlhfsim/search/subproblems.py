@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.memory.residency import sync_buffers, sync_group
+from rlhfsim.memory.components import NO_SYNC, SyncBytes
+from rlhfsim.memory.residency import sync_bytes
 from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound
 from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
-from rlhfsim.search.fit import NO_SYNC, SyncBytes
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, pool_table
 from rlhfsim.search.pricer import Pricer
@@ -230,14 +230,14 @@ class Subproblems:
         """A pool with the options that no other of their role beats, or with those of `table_of`."""
         partition, gpus = skeleton.partition, skeleton.sizes[index]
         group, hardware = partition.groups[index], self.request.cluster.node_groups[partition.hardware[index]]
-        sync_bytes = self._sync_bytes(partition, group, index)
+        sync = self._sync_bytes(partition, group, index)
         keys = self.keys_of(partition, index, gpus)
         tables = tuple(
             table_of(k)
             if table_of
             else self._lean_table(
                 k,
-                sync_bytes,
+                sync,
                 with_actor="actor" in group,
                 alone=len(group) == 1,
                 by_label=freeing(self.request, partition) == "must",
@@ -258,7 +258,7 @@ class Subproblems:
             calls=self.pricer.calls,
             hardware=hardware,
             gpus=gpus,
-            sync=sync_bytes,
+            sync=sync,
             max_oom=self.request.max_oom,
             max_memory=inf if self.request.max_memory is None else self.request.max_memory,
             head=head_seconds(self.request.workload),
@@ -274,21 +274,20 @@ class Subproblems:
         if not any(role in group for role in ENDS):
             return NO_SYNC
         profile = self.request.cluster.node_groups[partition.hardware[index]].profile
-        work, path = self.request.workload, partition.path
-        buffers = sync_buffers(self.models.actor, path, self.request.backend, work.lora, profile)
-        return SyncBytes(buffers=buffers, group=sync_group(path, profile))
+        lora = self.request.workload.lora
+        return sync_bytes(self.models.actor, partition.path, self.request.backend, lora, profile)
 
     def _lean_table(
-        self, key: Key, sync_bytes: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool, by_move: bool
+        self, key: Key, sync: SyncBytes, *, with_actor: bool, alone: bool, by_label: bool, by_move: bool
     ) -> OptionTable:
         """Options that no other of their class beats in time and in the bytes of every state."""
         table = self.pricer.table(key)
         if alone or not len(table):  # what fits alone fits; the pool compares times
             return table
-        name = (key, sync_bytes, with_actor, by_label, by_move)
+        name = (key, sync, with_actor, by_label, by_move)
         if name not in self._lean:
             profile = self.request.cluster.node_groups[key.hardware].profile
-            states = table.states(profile, sync_bytes, with_actor=with_actor)
+            states = table.states(profile, sync, with_actor=with_actor)
             flat = [s.reshape(len(table), -1) for s in states.values()]
             columns = np.concatenate([table.times.values, table.pieces, table.host[:, None], *flat], axis=1)
             by_class = key.role in ENDS

@@ -1,11 +1,11 @@
 """Memory at every instant: bytes on the fullest GPU of each pool and on each node of the host.
 
-The roles and states of `memory.residency`, put on the clock. A pool's state is what the engine does
+The moments and components of `memory.residency`, put on the clock. A pool's state is what the engine does
 (asleep, awake, running) and which calls hold a role in GPU memory: its bytes are those of the pool
 at rest plus what each call adds. While a role moves out it is still there; when it moves in its
 bytes are there from the start (M9).
 
-    memory_timeline = MemoryTimeline.of(setting, strict=True)      # raises where memory runs out
+    memory_timeline = MemoryTimeline(setting, strict=True)      # raises where memory runs out
     memory_timeline.begin("actor.train.load", now); memory_timeline.end("actor.train.load", now); ...
     memory_timeline.level("trainer"), memory_timeline.peaks()
 
@@ -22,17 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.ledger import host_bytes
-from rlhfsim.memory.residency import (
-    Entry,
-    Moment,
-    PoolBytes,
-    entries,
-    moments,
-    pool_bytes,
-    profile_of,
-    stages_of,
-)
+from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from rlhfsim.units import format
@@ -42,7 +34,7 @@ MOVES = (".load", ".unload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
+class PoolPeak:
     """The fullest instant of a pool."""
 
     pool: str
@@ -59,34 +51,25 @@ class MemoryTimeline:
     def __init__(self, setting: Setting, *, strict: bool) -> None:
         placement, workload = setting.placement, setting.workload
         self.strict = strict
-        self._held = {p.name: _views(setting, p.name) for p in placement.pools}
-        self._capacity = {
-            p.name: profile_of(placement, setting.cluster, p.name).usable_memory.value
+        self._held = {
+            p.name: pool_bytes(setting.models, placement, workload, setting.cluster, p.name)
             for p in placement.pools
         }
-        self._moments = {m.name: m for m in moments(placement, workload)}
+        self._moments = {m.name: m for m in plan_moments(placement, workload)}
         self._engine = self._moments["start"].engine
         self._rollout = placement.rollout.pool if placement.rollout and workload.generates else None
-        self._active: dict[str, dict[str, Moment]] = {p.name: {} for p in placement.pools}
-        self._sizes: dict[tuple[str, str | None, str, bool, str], float] = {}
-        self._plan = setting.models, placement, workload, setting.cluster
-        self._host = host_bytes(setting.models, placement, workload, setting.cluster)
-        self._host_capacity = {
-            p.name: profile_of(placement, setting.cluster, p.name).node.host_memory.value
-            for p in placement.pools
-        }
+        self._active: dict[str, dict[str, Moment]] = {pool: {} for pool in self._held}
+        self._entries: dict[tuple[str, Moment], list[tuple[MemoryEntry, ...]]] = {}
+        self._host = host_bytes(
+            placement, setting.cluster, {pool: held.host for pool, held in self._held.items()}
+        )
         self._sync_host = _sync_host(setting)
         self._recorder: Any = None
-        self._peaks: dict[str, Peak] = {}
+        self._peaks: dict[str, PoolPeak] = {}
         for pool in self._held:
             self._note(pool, "start", 0.0)
             self._note_host(pool, "start", 0.0)
-        self._start = self.levels()
-
-    @classmethod
-    def of(cls, setting: Setting, *, strict: bool) -> MemoryTimeline:
-        """The memory_timeline of a plan at the start of a step."""
-        return cls(setting, strict=strict)
+        self._start = self.levels(), dict(self._host)
 
     def attach(self, recorder: Any) -> None:
         """From now on every change becomes a counter of this recorder, beginning with the levels now."""
@@ -100,7 +83,9 @@ class MemoryTimeline:
     def begin(self, name: str, now: float) -> None:
         """A call or a move starts."""
         if name in (ROLLOUT, f"{ROLLOUT}.load"):
-            self._run(name, now)
+            self._engine = "running"
+            if self._rollout is not None:
+                self._note(self._rollout, name, now)
             return
         call = _call(name)
         moment = self._moments.get(call)
@@ -109,7 +94,7 @@ class MemoryTimeline:
         if call == SYNC and self._engine == "idle":
             self._engine = moment.engine  # weights need memory to arrive in
         for pool in moment.pools:
-            self._active[pool][call] = moment if name == call else replace(moment, kind="")
+            self._active[pool][call] = replace(moment, moving=name != call)
             self._note(pool, name, now)
             if call == SYNC:
                 self._host[pool] += self._sync_host
@@ -129,7 +114,7 @@ class MemoryTimeline:
         stays = name == call and f"{call}.unload" in self._moments and call != SYNC
         for pool in moment.pools:
             if stays:
-                self._active[pool][call] = replace(moment, kind="")
+                self._active[pool][call] = replace(moment, moving=True)
             else:
                 self._active[pool].pop(call, None)
             if call == SYNC:
@@ -137,16 +122,11 @@ class MemoryTimeline:
                 self._note_host(pool, name, now)
             self._note(pool, name, now)
 
-    def _run(self, name: str, now: float) -> None:
-        self._engine = "running"
-        if self._rollout is not None:
-            self._note(self._rollout, name, now)
-
     # --- what stands there ----------------------------------------------------------------------------
 
     def level(self, pool: str) -> float:
         """Bytes on the fullest GPU of a pool now."""
-        rest = self._bytes(pool, None)
+        rest = self._bytes(pool, REST)
         return rest + math.fsum(self._bytes(pool, m) - rest for m in self._active[pool].values())
 
     def levels(self) -> dict[str, float]:
@@ -156,33 +136,36 @@ class MemoryTimeline:
     @property
     def back_at_start(self) -> bool:
         """Whether every pool and every host holds what it held before the first step."""
-        host = host_bytes(*self._plan)
-        return self.levels() == self._start and all(
+        levels, host = self._start
+        return self.levels() == levels and all(
             math.isclose(self._host[p], host[p], rel_tol=1e-12) for p in host
         )
 
-    def peaks(self) -> tuple[Peak, ...]:
+    def peaks(self) -> tuple[PoolPeak, ...]:
         """The fullest instant of each pool."""
         return tuple(self._peaks.values())
 
-    def _bytes(self, pool: str, moment: Moment | None) -> float:
-        """Bytes with the engine as it is and at most one role loaded, on the fullest stage."""
-        state = replace(moment or REST, engine=self._engine)
-        key = pool, state.loaded, state.kind, state.trains, state.engine
-        if key not in self._sizes:
-            self._sizes[key] = max(
-                math.fsum(e.bytes for e in entries(held, state)) for held in self._held[pool]
-            )
-        return self._sizes[key]
+    def _bytes(self, pool: str, moment: Moment) -> float:
+        """Bytes with at most one role loaded, on the fullest stage."""
+        return max(math.fsum(e.bytes for e in stage) for stage in self._at(pool, moment))
+
+    def _at(self, pool: str, moment: Moment) -> list[tuple[MemoryEntry, ...]]:
+        """The entries of each stage at a moment, with the engine as it is."""
+        key = pool, replace(moment, engine=self._engine)
+        if key not in self._entries:
+            self._entries[key] = entries(self._held[pool], key[1])
+        return self._entries[key]
 
     def _note(self, pool: str, name: str, now: float) -> None:
-        level, capacity = self.level(pool), self._capacity[pool]
+        level, capacity = self.level(pool), self._held[pool].profile.usable_memory.value
         if self._recorder is not None:
             self._recorder.counter("memory_bytes", pool, now, level)
         if pool not in self._peaks or level > self._peaks[pool].bytes:
-            self._peaks[pool] = Peak(pool=pool, time=now, name=name, bytes=level, capacity=capacity)
+            self._peaks[pool] = PoolPeak(pool=pool, time=now, name=name, bytes=level, capacity=capacity)
         if self.strict and level > capacity:
-            largest = self._largest(pool)
+            active = self._active[pool].values() or (REST,)
+            every = (e for moment in active for stage in self._at(pool, moment) for e in stage)
+            largest = max(every, key=lambda e: e.bytes)
             raise RlhfsimError(
                 "out-of-memory",
                 f"pool {pool} needs {format(level, 'byte')} of {format(capacity, 'byte')} per GPU"
@@ -191,16 +174,8 @@ class MemoryTimeline:
                 help="offload a role between its calls, shard further, or give the pool more GPUs",
             )
 
-    def _largest(self, pool: str) -> Entry:
-        """The largest entry of what a pool holds now."""
-        active = tuple(self._active[pool].values()) or (REST,)
-        states = [replace(m, engine=self._engine) for m in active]
-        return max(
-            (e for held in self._held[pool] for m in states for e in entries(held, m)), key=lambda e: e.bytes
-        )
-
     def _note_host(self, pool: str, name: str, now: float) -> None:
-        held, capacity = self._host[pool], self._host_capacity[pool]
+        held, capacity = self._host[pool], self._held[pool].profile.node.host_memory.value
         if self._recorder is not None:
             self._recorder.counter("host_bytes", pool, now, held)
         if self.strict and held > capacity:
@@ -219,15 +194,6 @@ REST = Moment(name="rest", pools=())
 def _call(name: str) -> str:
     """The call that a move belongs to."""
     return next((name.removesuffix(move) for move in MOVES if name.endswith(move)), name)
-
-
-def _views(setting: Setting, pool: str) -> list[PoolBytes]:
-    """What sits in a pool, on a GPU of its first and of its last pipeline stage."""
-    placement = setting.placement
-    return [
-        pool_bytes(setting.models, placement, setting.workload, setting.cluster, pool, stage)
-        for stage in stages_of(placement, pool)
-    ]
 
 
 def _sync_host(setting: Setting) -> float:

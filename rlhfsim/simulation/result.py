@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlhfsim.simulation.memory_timeline import Peak
+from rlhfsim.simulation.memory_timeline import PoolPeak
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.trace import Trace
 
@@ -35,7 +35,7 @@ class Simulated:
     """P10 and P90 of the mean step by batch means; None where every step is the same."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """Seconds that calls waited on each shared link, all steps together."""
-    peaks: tuple[Peak, ...] = ()
+    peaks: tuple[PoolPeak, ...] = ()
     """The fullest instant of each pool, where memory was watched."""
     stopped: bool = False
     """The cutoff was reached: `seconds` is what was known then, a lower estimate."""

@@ -78,7 +78,7 @@ def simulate(
             plan_hash=plan_hash,
         )
     programs = _programs(setting, kv_tokens, warmup + steps, seed, noise)
-    memory_timeline = MemoryTimeline.of(setting, strict=memory == "strict") if memory or record else None
+    memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
     simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
     return run_programs(
         simulator, programs, setting.placement.schedule, warmup=warmup, seed=seed, plan_hash=plan_hash

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 
+from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_components
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.memory.residency import engine_in_plan, role_in_plan
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import Stack, batch_of
+from rlhfsim.memory.role_bytes import Stack, micro_batch_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
@@ -23,6 +25,7 @@ from rlhfsim.specs.placement.placement import (
 )
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+from rlhfsim.step.prediction import _entries
 from rlhfsim.units import GIB
 
 CLUSTER = Cluster(node_groups=(node_group("h100", 16),))
@@ -160,8 +163,8 @@ def test_longer_responses_never_need_less_memory():
 
 def test_packed_micro_batches_are_sized_for_their_expected_tokens():
     law = LogNormal(mean=500, sigma=0.5, max=8192)
-    packed = batch_of(replace(GRPO, response_len=law))
-    padded = batch_of(replace(GRPO, response_len=law, packing=False))
+    packed = micro_batch_of(replace(GRPO, response_len=law))
+    padded = micro_batch_of(replace(GRPO, response_len=law, packing=False))
     assert packed.tokens(1) == padded.tokens(1) == 1024 + 8192
     assert packed.tokens(16) < padded.tokens(16) == 16 * (1024 + 8192)
 
@@ -215,19 +218,27 @@ def test_fast_path_agrees_with_the_ledger():
     profile, models = load_profile("h100"), models_of(PPO)
     placement = ARCHITECTURES["naive"]
     found = _ledger(placement)
-    roles = {
-        r: role_in_plan(models, placement, PPO, profile, r)
-        for r in ("actor", "critic", "reference", "reward")
-    }
-    engine = engine_in_plan(models, placement, PPO, profile)
+    names = ("actor", "critic", "reference", "reward")
+    parts = {r: role_in_plan(models, placement, PPO, profile, r) for r in names}
+    rows = {r: np.array([part], dtype=ROLE) for r, part in parts.items()}
+    engine = np.array([engine_in_plan(models, placement, PPO, profile)], dtype=ENGINE)
+
+    def held(role, state):
+        components = engine_components if role is engine else role_components
+        return sum(components(role, state).values())[0]
+
     group = 2 * profile["nccl_bytes"]  # the weight-sync group, on both sides
-    idle = sum(r.idle for r in roles.values()) + engine.idle + group
+    idle = sum(held(r, "idle") for r in (*rows.values(), engine)) + group
+    actor, reward = rows["actor"], rows["reward"]
+    assert held(actor, "train") == pytest.approx(parts["actor"].training)
     assert _bytes(found, "start") == pytest.approx(idle)
-    assert _bytes(found, "actor.train") == pytest.approx(idle - roles["actor"].idle + roles["actor"].training)
+    assert _bytes(found, "actor.train") == pytest.approx(idle - held(actor, "idle") + held(actor, "train"))
     assert _bytes(found, "reward.score") == pytest.approx(
-        idle - roles["reward"].idle + roles["reward"].scoring
+        idle - held(reward, "idle") + held(reward, "forward")
     )
-    assert _bytes(found, "actor.generate") == pytest.approx(idle - engine.idle + engine.running)
+    assert _bytes(found, "actor.generate") == pytest.approx(
+        idle - held(engine, "idle") + held(engine, "running")
+    )
 
 
 def test_a_framework_with_small_gradients_needs_less():
@@ -235,11 +246,11 @@ def test_a_framework_with_small_gradients_needs_less():
     assert _bytes(small, "actor.train") < _bytes(_ledger(_colocated()), "actor.train")
 
 
-def test_dictionary_has_one_record_per_entry():
+def test_a_plan_has_one_record_per_entry():
     found = _ledger(ARCHITECTURES["hybrid"])
-    plain = found.to_dict()
-    assert len(plain["entries"]) == sum(len(p.entries) for p in found.phases)
-    assert set(plain["entries"][0]) == {
+    records = _entries(found)
+    assert len(records) == sum(len(p.entries) for p in found.phases)
+    assert set(asdict(records[0])) == {
         "phase",
         "pool",
         "role",

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, engine_sums, role_sums
 from rlhfsim.memory.ledger import Ledger, ledger
-from rlhfsim.memory.residency import engine_in_plan, role_in_plan, sync_buffers, sync_group
-from rlhfsim.memory.risk import Item, moments, probability_above, risky
+from rlhfsim.memory.residency import engine_in_plan, peak_moments, role_in_plan, sync_bytes
+from rlhfsim.memory.risk import Item, fitting, moments, probability_above, risky
 from rlhfsim.memory.states import stages
-from rlhfsim.search.fit import (
-    NO_SYNC,
-    SyncBytes,
-    engine_sizes,
-    engine_states,
-    fitting,
-    role_sizes,
-    role_states,
-)
-from rlhfsim.search.pools import _moments
 from rlhfsim.search.space import ROLES
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import dataflow
@@ -40,23 +30,21 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
     path, backend = placement.weight_path, request.backend
     sync = NO_SYNC
     if {"actor", "rollout"} & set(group):
-        buffers = sync_buffers(case.models.actor, path, backend, work.lora, profile)
-        sync = SyncBytes(buffers=buffers, group=sync_group(path, profile))
+        sync = sync_bytes(case.models.actor, path, backend, work.lora, profile)
     total: Any = 0.0
-    shape: Any = SimpleNamespace(group=group, calls=dataflow(work))
-    for index, role in enumerate(group):
+    for role in group:
         if role == "rollout":
             engine = engine_in_plan(case.models, placement, work, profile)
             with_actor = "actor" in group
-            states = engine_states(profile, np.array([engine_sizes(engine)]), sync, with_actor=with_actor)
+            states = engine_sums(profile, np.array([engine], dtype=ENGINE), sync, with_actor=with_actor)
         else:
             layout = placement.roles[role].layout
             views = [
                 role_in_plan(case.models, placement, work, profile, role, stage) for stage in stages(layout)
             ]  # type: ignore[arg-type]
-            rows = np.array([[role_sizes(views[0]), role_sizes(views[-1])]])
-            states = role_states(profile, rows, sync if role == "actor" else NO_SYNC)
-        total = total + np.stack([states[m.get(index, "idle")][0] for m in _moments(shape)])
+            rows = np.array([[views[0], views[-1]]], dtype=ROLE)
+            states = role_sums(profile, rows, sync if role == "actor" else NO_SYNC)
+        total = total + np.stack([states[m.of(role)][0] for m in peak_moments(dataflow(work), group)])
     return total, profile.usable_memory.value
 
 

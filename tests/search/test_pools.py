@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlhfsim.memory.components import ENGINE, ENGINE_COMPONENTS, NO_SYNC, ROLE
+from rlhfsim.memory.risk import fitting
+from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import lean, undominated
-from rlhfsim.search.fit import NO_SYNC, fitting
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.pools import PoolTable, Subproblem, pool_table
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -37,11 +39,25 @@ def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable
     times[:, [0, 2, 3, 5]] *= rng.integers(0, 2, size=(options, 4))
     if rollout:
         times[:, 3:] = 0.0
-        sizes = rng.uniform(0, 0.12, size=(options, 8)) * USABLE
-        sizes[:, 6:] = rng.integers(0, 2, size=(options, 2))
+        held = rng.uniform(0, 0.12, size=(options, 8)) * USABLE
+        held[:, 6:] = rng.integers(0, 2, size=(options, 2))
+        rows = np.zeros(options, dtype=ENGINE)
+        for name, column in zip((*ENGINE_COMPONENTS[:6], "sleep", "recreated"), held.T, strict=True):
+            rows[name] = column
     else:
-        sizes = rng.uniform(0, 0.06, size=(options, 2, 19)) * USABLE
-        sizes[..., 18] = 1.0
+        held = rng.uniform(0, 0.06, size=(options, 2, 19)) * USABLE
+        rows = np.zeros((options, 2), dtype=ROLE)
+        columns = [
+            *(
+                (group, name)
+                for group in ("kept", "states")
+                for name in ("weights", "gradients", "optimizer")
+            ),
+            *((group, name) for group in ("score", "train") for name in Extra._fields),
+        ]
+        for i, (group, name) in enumerate(columns):
+            rows[group][name] = held[..., i]
+        rows["framework"], rows["nccl"] = held[..., 16], held[..., 17]
     layout = RolloutLayout(tp=1, dp=8) if rollout else Layout(dp=8)
     made: Any = (
         RolloutPlacement(pool="alone", layout=layout)
@@ -55,7 +71,7 @@ def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable
         refused=Counter(),
         options=(made,) * options,
         times=OptionTimes(times),
-        sizes=sizes,
+        bytes=rows,
         host=rng.uniform(0, 0.06, options) * HOST,
         pieces=ends,
         continuous=rng.uniform(1, 5, options),
@@ -109,8 +125,8 @@ def by_hand(c: Subproblem) -> list[tuple[float, float]]:
         moments = [
             a + b + r,
             a + b + states[2]["running"][k],
-            a + states[1]["score"][j] + rest,
-            states[0]["score"][i] + b + rest,
+            a + states[1]["forward"][j] + rest,
+            states[0]["forward"][i] + b + rest,
             a + states[1]["train"][j] + rest,
             states[0]["train"][i] + b + rest,
             states[0]["sync"][i] + b + r,
@@ -236,7 +252,7 @@ def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_wh
     table = replace(
         role_table(rng, "critic", 2),
         times=OptionTimes(np.array([[0.0, 5, 0, 0, 1, 0], [0.5, 3, 0.5, 0, 1, 0]])),
-        sizes=np.zeros((2, 2, 19)),
+        bytes=np.zeros((2, 2), dtype=ROLE),
         host=np.zeros(2),
     )
     calls = dataflow(Workload(reference="none"))

@@ -77,7 +77,7 @@ def simulate(
     draws = Draws(setting, noise, seed)
     usual = priced or program(setting, kv_tokens)
     programs = _programs(draws, usual, kv_tokens)
-    memory_timeline = MemoryTimeline.of(setting, strict=memory == "strict") if memory or record else None
+    memory_timeline = MemoryTimeline(setting, strict=memory == "strict") if memory or record else None
     simulator = Simulator(setting, record=record, memory_timeline=memory_timeline)
     schedule = setting.placement.schedule
     run = LearnerRun(

@@ -1,0 +1,209 @@
+"""Bytes by component of a role and of the engine at a moment: one table for a plan and for a million options.
+
+Every size is a column of an array (dtypes `ROLE` and `ENGINE`), one row an option of the search or a
+pipeline stage of a plan, so a single plan is an array of one. The ledger and the simulator's timeline
+read entries from it (`memory.residency.entries`); the search adds up vectors of (bytes, mean, variance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhfsim.kernels.devices import DeviceKey
+from rlhfsim.memory.kv_cache import EngineBytes
+from rlhfsim.memory.risk import Item, moments
+from rlhfsim.memory.role_bytes import Extra, RoleBytes
+from rlhfsim.memory.states import States
+from rlhfsim.specs.hardware.hardware import Profile
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.void]
+"""Rows of `ROLE` or `ENGINE`."""
+Sizes = dict[str, Any]
+"""Bytes by component, each an array of the shape of the rows."""
+SPREAD: dict[str, str] = {
+    "weights": "state_spread",
+    "gradients": "state_spread",
+    "optimizer": "state_spread",
+    "gathered": "buffer_spread",
+    "buffers": "buffer_spread",
+    "sync_buffers": "buffer_spread",
+    "activations": "activation_spread",
+    "logits": "logits_spread",
+    "cuda_graphs": "cuda_graph_bytes",
+    "framework": "framework_bytes",
+    "nccl": "nccl_bytes",
+    "fragmentation": "fragmentation",
+}
+"""Coefficient whose interval a component takes over; one that is absent is exact by construction."""
+ROLE_COMPONENTS: tuple[str, ...] = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "gathered",
+    "buffers",
+    "activations",
+    "logits",
+    "fragmentation",
+    "framework",
+    "nccl",
+    "sync_buffers",
+)
+"""gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction; framework: CUDA context."""
+ENGINE_COMPONENTS: tuple[str, ...] = (
+    "weights",
+    "kv_cache",
+    "profile_peak",
+    "non_torch",
+    "cuda_graphs",
+    "framework",
+    "nccl",
+    "sync_buffers",
+)
+"""profile_peak: what the engine keeps back for its own activations."""
+_STATES, _EXTRA = ([(name, float) for name in kind._fields] for kind in (States, Extra))
+_NESTED: dict[str, object] = {
+    "states": _STATES,
+    "kept": _STATES,
+    "score": _EXTRA,
+    "train": _EXTRA,
+    "recreated": bool,
+}
+ROLE = np.dtype([(name, _NESTED.get(name, float)) for name in RoleBytes._fields])
+"""A row of `RoleBytes`."""
+ENGINE = np.dtype([(name, bool if name == "recreated" else float) for name in EngineBytes._fields])
+"""A row of `EngineBytes`."""
+STAGES = 2
+"""First and last pipeline stage, the second axis of the search's options."""
+
+RoleState = Literal["idle", "forward", "train", "sync"]
+"""What a role is in GPU memory for: nothing, a forward call, training, the transfer of its weights."""
+EngineState = Literal["idle", "ready", "running"]
+"""`ready`: after a sync the weights of an engine that sleeps are mapped, its KV cache is not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncBytes:
+    """What a weight path adds on a GPU while a plan that uses it runs."""
+
+    buffers: float
+    """During the transfer."""
+    group: float
+    """NCCL buffers of the group over training and rollout, all the time."""
+
+
+NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
+
+
+def role_components(
+    rows: Rows, state: RoleState, *, moving: bool = False, sync: SyncBytes = NO_SYNC
+) -> Sizes:
+    """Bytes of roles (dtype `ROLE`) in a state; `moving`: they only come or go for it."""
+    full, kept, called = rows["states"], rows["kept"], state != "idle"
+    alive = called | ~rows["recreated"]
+    sizes: Sizes = {
+        "weights": (full if called else kept)["weights"],
+        "gradients": (full if state == "train" and not moving else kept)["gradients"],
+        "optimizer": (full if state == "train" else kept)["optimizer"],
+    }
+    if state in ("forward", "train") and not moving:
+        extra = rows["train" if state == "train" else "score"]
+        sizes |= {name: extra[name] for name in Extra._fields}
+    sizes |= {"framework": rows["framework"] * alive, "nccl": (rows["nccl"] + sync.group) * alive}
+    if state == "sync" and not moving:
+        sizes["sync_buffers"] = np.full(rows.shape, sync.buffers)
+    return sizes
+
+
+def engine_components(
+    rows: Rows, state: EngineState, *, sync: SyncBytes = NO_SYNC, transfer: bool = False
+) -> Sizes:
+    """Bytes of engines (dtype `ENGINE`) in a state; `transfer`: they own the buffers of a running sync.
+
+    Asleep an engine keeps context, libraries and graphs; one that is created again keeps nothing.
+    """
+    gone = rows["recreated"]
+    awake = (state == "running") | ~(gone | (rows["sleep"] > 0))
+    mapped = awake | ~gone if state == "ready" else awake
+    present = awake | ~gone
+    held = {"weights": mapped, "kv_cache": awake, "profile_peak": awake}
+    sizes: Sizes = {name: rows[name] * held.get(name, present) for name in ENGINE_COMPONENTS[:6]}
+    sizes["nccl"] = np.full(rows.shape, sync.group)
+    sizes["sync_buffers"] = np.full(rows.shape, sync.buffers if transfer else 0.0)
+    return sizes
+
+
+# --- sums over components -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEntry:
+    """Bytes of one component of one role on the fullest GPU of a pool."""
+
+    role: str
+    """`rollout` is the inference engine."""
+    component: str
+    bytes: float
+    low: float
+    """P10."""
+    high: float
+    """P90."""
+
+
+def entry(profile: Profile, role: str, component: str, size: float) -> MemoryEntry:
+    """An entry with the interval of its component's coefficient.
+
+    Inside the engine's share nothing is uncertain: what weights leave, the KV cache takes.
+    """
+    name = SPREAD.get(component)
+    inside = role == "rollout" and component in ("weights", "non_torch")
+    low = high = 1.0
+    if name is not None and not inside:
+        c = profile.coefficient(name)
+        if component == "fragmentation":  # the coefficient is 1 + share
+            low, high = (c.low - 1) / (c.value - 1), (c.high - 1) / (c.value - 1)
+        elif c.value:  # 0: hardware without it (CUDA graphs on a CPU)
+            low, high = c.low / c.value, c.high / c.value
+    return MemoryEntry(role=role, component=component, bytes=size, low=size * low, high=size * high)
+
+
+@lru_cache(maxsize=64)
+def _scales(same: DeviceKey, role: str, names: tuple[str, ...]) -> tuple[Floats, Floats]:
+    """Mean and variance of each component at one byte: log-normal items scale with their size."""
+    units = [entry(same.profile, role, name, 1.0) for name in names]
+    pairs = [moments(Item(value=e.bytes, low=e.low, high=e.high)) for e in units]
+    return np.array([m for m, _ in pairs]), np.array([v for _, v in pairs])
+
+
+def _summed(profile: Profile, role: str, names: tuple[str, ...], sizes: Sizes) -> Floats:
+    """(..., 3) bytes, mean and variance of the sum of all components."""
+    absent = np.zeros_like(sizes["weights"])
+    table = np.stack([sizes.get(name, absent) for name in names], axis=-1)
+    mean, variance = _scales(DeviceKey(profile), role, names)
+    return np.stack([table.sum(-1), table @ mean, table**2 @ variance], axis=-1)
+
+
+def role_sums(profile: Profile, rows: Rows, sync: SyncBytes) -> Mapping[str, Floats]:
+    """State -> (option, stage, 3) bytes, mean and variance of a role; `rows` (option, stage) of `ROLE`."""
+    states: tuple[RoleState, ...] = ("idle", "forward", "train", "sync")
+    return {
+        s: _summed(profile, "actor", ROLE_COMPONENTS, role_components(rows, s, sync=sync)) for s in states
+    }
+
+
+def engine_sums(profile: Profile, rows: Rows, sync: SyncBytes, *, with_actor: bool) -> Mapping[str, Floats]:
+    """State -> (option, stage, 3) of the engine, `sync` included; `rows` (option,) of `ENGINE`.
+
+    `with_actor`: the actor of the same pool owns the transfer buffers.
+    """
+    states: tuple[EngineState, ...] = ("idle", "ready", "running")
+    held: dict[str, Sizes] = {s: engine_components(rows, s, sync=sync) for s in states}
+    held["sync"] = engine_components(rows, "ready", sync=sync, transfer=not with_actor)
+    sums = {s: _summed(profile, "rollout", ENGINE_COMPONENTS, sizes) for s, sizes in held.items()}
+    return {s: np.repeat(one[:, None, :], STAGES, axis=1) for s, one in sums.items()}
