@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.workload.lengths import Fixed, stats
+from rlhfsim.specs.workload.lengths import Fixed, cut_log_normal, stats
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import cut_log_normal, reason_incomplete, setting_of, staleness_of
+from rlhfsim.validation.cases.rlhf import reason_incomplete, setting_of, staleness_of
 from rlhfsim.validation.kinds.rlhf import job_of, priced, step_seconds
 from rlhfsim.validation.rows import Row, parse_csv, shipped
 

@@ -136,6 +136,12 @@ def read_settings(paths: Sequence[Path], given: Mapping[str, str]) -> FrameworkS
     return FrameworkSettings(values, " + ".join(str(path) for path in paths) or "command line")
 
 
+def megatron_degrees(s: FrameworkSettings, prefix: str) -> dict[str, int]:
+    """Parallel sizes under the keys of Megatron-Core, as verl and NeMo-RL pass them on."""
+    keys = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    return {degree: s.whole(f"{prefix}.{key}_parallel_size", default=1) for degree, key in keys.items()}
+
+
 def _read(path: Path) -> dict[str, Any]:
     text = read_text(path)
     if path.suffix == ".json":

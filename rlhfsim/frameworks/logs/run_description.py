@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import (
     Placement,
     Residency,
@@ -19,21 +19,11 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, cut_log_normal
+from rlhfsim.specs.workload.lengths import Fixed, cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 """Names of pools: one, or two."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """Parallel sizes of the trained policy; data parallelism fills the rest."""
-
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    ep: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +53,15 @@ class RunDescription:
     gpus_per_node: int
     rollout_gpus: int | None = None
     """GPUs of the rollout alone; None: it shares those that train."""
-    degrees: Degrees = Degrees()
-    zero: int
-    micro_batch: int = 1
-    recompute: Recompute = "none"
-    offload_optimizer: Offload = "none"
+    layout: Layout
+    """Of the trained roles and those that score; see `training_layout`."""
     actor_residency: Residency = "resident"
     scoring_residency: Residency = "resident"
     optimizer_leaves: bool = False
     """Optimizer states move to the host between the actor's calls."""
-    rollout_tp: int = 1
-    rollout_pp: int = 1
-    replicas: int | None = None
-    """None: as many as fill the GPUs."""
-    max_num_seqs: int = 256
-    memory_utilization: float = 0.9
-    max_batched_tokens: int = 8192
-    cuda_graphs: bool = True
+    rollout: RolloutLayout
+    """See `rollout_layout`."""
     sleep: Literal[0, 1, 2] = 0
-    rollout_precision: Literal["bf16", "fp8"] = "bf16"
     weight_path: WeightPath
     staleness: float = 0.0
     partial_rollout: bool = False
@@ -106,129 +86,113 @@ class Lengths:
     """Longest response that was seen; None: not logged."""
 
 
-def setup(recipe: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | None = None) -> RunSpecs:
+def training_layout(gpus: int, *, tp: int = 1, pp: int = 1, cp: int = 1, **settings: Any) -> Layout:
+    """The layout in which data parallelism fills what the other degrees leave of the GPUs.
+
+    Raises:
+        RlhfsimError: the degrees do not divide the GPUs.
+    """
+    each = tp * pp * cp
+    _check_filled(gpus, each, f"training layout TP{tp} PP{pp} CP{cp}")
+    return Layout(tp=tp, pp=pp, cp=cp, dp=gpus // each, **settings)
+
+
+def rollout_layout(
+    gpus: int, *, tp: int = 1, pp: int = 1, replicas: int | None = None, **settings: Any
+) -> RolloutLayout:
+    """The layout of as many replicas as fill the GPUs, or of `replicas`.
+
+    Raises:
+        RlhfsimError: the degrees do not divide the GPUs.
+    """
+    each = tp * pp
+    _check_filled(gpus, each, f"rollout layout TP{tp} PP{pp}")
+    return RolloutLayout(tp=tp, pp=pp, dp=replicas or gpus // each, **settings)
+
+
+def _check_filled(gpus: int, each: int, layout: str) -> None:
+    if gpus < 1 or gpus % each:
+        raise RlhfsimError(
+            "layout-does-not-fill",
+            f"{layout} does not fill {gpus} GPUs",
+            help="check nodes, GPUs per node and parallel sizes of the configuration, or correct them with --set",
+        )
+
+
+def setup(run: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | None = None) -> RunSpecs:
     """The specs of a run on a kind of GPU.
 
     Raises:
         RlhfsimError: layouts that do not fill the GPUs, an unknown model or GPU.
     """
-    workload = workload_of(recipe, lengths)
+    workload = workload_of(run, lengths)
     cluster = parse_cluster(
-        recipe.gpus if rollout_gpu else recipe.gpus + (recipe.rollout_gpus or 0),
+        run.gpus if rollout_gpu else run.gpus + (run.rollout_gpus or 0),
         gpu,
-        gpus_per_node=min(recipe.gpus_per_node, recipe.gpus + (recipe.rollout_gpus or 0)),
-        rollout_gpus=recipe.rollout_gpus if rollout_gpu else None,
+        gpus_per_node=min(run.gpus_per_node, run.gpus + (run.rollout_gpus or 0)),
+        rollout_gpus=run.rollout_gpus if rollout_gpu else None,
         rollout_gpu=rollout_gpu,
     )
     return RunSpecs(
         workload=workload,
-        placement=placement_of(recipe, workload, two_kinds=rollout_gpu is not None),
+        placement=placement_of(run, workload, two_kinds=rollout_gpu is not None),
         cluster=cluster,
     )
 
 
-def workload_of(recipe: RunDescription, lengths: Lengths) -> Workload:
+def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
     """What a step computes; response lengths have the measured mean and are cut where the run cuts."""
-    batches = max(1, recipe.mini_batches)
-    while recipe.prompts * recipe.samples % batches:
+    batches = min(run.prompts * run.samples, max(1, run.mini_batches))
+    while run.prompts * run.samples % batches:
         batches -= 1
     return Workload(
-        algorithm=recipe.algorithm,
-        model=recipe.model,
-        critic=recipe.critic or "same",
-        reference="same" if recipe.kl else "none",
-        kl=recipe.kl,
-        reward=Reward(model=recipe.reward_model)
-        if recipe.reward_model
-        else Reward(model=None, rules=Rules()),
-        prompts=recipe.prompts,
-        samples=recipe.samples,
-        epochs=max(1, recipe.epochs),
+        algorithm=run.algorithm,
+        model=run.model,
+        critic=run.critic or "same",
+        reference="same" if run.kl else "none",
+        kl=run.kl,
+        reward=Reward(model=run.reward_model) if run.reward_model else Reward(model=None, rules=Rules()),
+        prompts=run.prompts,
+        samples=run.samples,
+        epochs=max(1, run.epochs),
         mini_batches=batches,
         prompt_len=Fixed(value=max(1.0, lengths.prompt)),
-        response_len=_responses(recipe, lengths),
-        packing=recipe.packing,
-        old_logprobs="recompute" if recipe.recomputes_logprobs else "rollout",
-        lora=Lora(rank=recipe.lora_rank) if recipe.lora_rank else None,
-        rollout_precision=recipe.rollout_precision,
+        response_len=cut_log_normal(max(1.0, lengths.response), run.max_response or lengths.longest),
+        packing=run.packing,
+        old_logprobs="recompute" if run.recomputes_logprobs else "rollout",
+        lora=Lora(rank=run.lora_rank) if run.lora_rank else None,
+        rollout_precision="fp8" if run.rollout.precision == "fp8" else "bf16",
     )
 
 
-def _responses(recipe: RunDescription, lengths: Lengths) -> AnyLengths:
-    cut = recipe.max_response or lengths.longest
-    return cut_log_normal(max(1.0, lengths.response), cut)
-
-
-def placement_of(recipe: RunDescription, workload: Workload, *, two_kinds: bool = False) -> Placement:
+def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = False) -> Placement:
     """Pools, roles and schedule; without GPUs of its own the rollout shares those that train."""
-    apart = recipe.rollout_gpus is not None
-    generating = recipe.rollout_gpus or recipe.gpus
-    pools = [ResourcePool(name=TRAIN if apart else SHARED, gpus=recipe.gpus)]
+    apart = run.rollout_gpus is not None
+    pools = [ResourcePool(name=TRAIN if apart else SHARED, gpus=run.gpus)]
     if apart:
         pools.append(
             ResourcePool(
-                name=ROLLOUT, start=0 if two_kinds else recipe.gpus, gpus=generating, hardware=int(two_kinds)
+                name=ROLLOUT,
+                start=0 if two_kinds else run.gpus,
+                gpus=run.rollout_gpus or run.gpus,
+                hardware=int(two_kinds),
             )
         )
-    layout = _layout(recipe)
-    scoring = RolePlacement(pool=pools[0].name, layout=layout, residency=recipe.scoring_residency)
+    scoring = RolePlacement(pool=pools[0].name, layout=run.layout, residency=run.scoring_residency)
     actor = RolePlacement(
         pool=pools[0].name,
-        layout=layout,
-        residency=recipe.actor_residency,
-        offload_between=recipe.optimizer_leaves,
+        layout=run.layout,
+        residency=run.actor_residency,
+        offload_between=run.optimizer_leaves,
     )
     return Placement(
         pools=tuple(pools),
         actor=actor,
         critic=actor if workload.has_critic else None,
-        rollout=RolloutPlacement(
-            pool=pools[-1].name, layout=_rollout(recipe, generating), sleep=0 if apart else recipe.sleep
-        ),
+        rollout=RolloutPlacement(pool=pools[-1].name, layout=run.rollout, sleep=0 if apart else run.sleep),
         reference=scoring if workload.has_reference else None,
         reward=scoring if workload.has_reward_model else None,
-        weight_path=recipe.weight_path,
-        backend=recipe.backend,
-        schedule=Schedule(staleness=recipe.staleness, partial_rollout=recipe.partial_rollout),
+        weight_path=run.weight_path,
+        backend=run.backend,
+        schedule=Schedule(staleness=run.staleness, partial_rollout=run.partial_rollout),
     )
-
-
-def _layout(recipe: RunDescription) -> Layout:
-    d = recipe.degrees
-    each = d.tp * d.pp * d.cp
-    _fills(recipe.gpus, each, f"training layout TP{d.tp} PP{d.pp} CP{d.cp}")
-    return Layout(
-        tp=d.tp,
-        pp=d.pp,
-        cp=d.cp,
-        ep=d.ep,
-        dp=recipe.gpus // each,
-        zero=recipe.zero,
-        micro_batch=max(1, recipe.micro_batch),
-        recompute=recipe.recompute,
-        offload_optimizer=recipe.offload_optimizer,
-    )
-
-
-def _rollout(recipe: RunDescription, gpus: int) -> RolloutLayout:
-    each = recipe.rollout_tp * recipe.rollout_pp
-    _fills(gpus, each, f"rollout layout TP{recipe.rollout_tp} PP{recipe.rollout_pp}")
-    return RolloutLayout(
-        tp=recipe.rollout_tp,
-        pp=recipe.rollout_pp,
-        dp=recipe.replicas or gpus // each,
-        max_num_seqs=recipe.max_num_seqs,
-        memory_utilization=recipe.memory_utilization,
-        max_batched_tokens=recipe.max_batched_tokens,
-        cuda_graphs=recipe.cuda_graphs,
-        precision=recipe.rollout_precision,
-    )
-
-
-def _fills(gpus: int, each: int, what: str) -> None:
-    if gpus < 1 or gpus % each:
-        raise RlhfsimError(
-            "layout-does-not-fill",
-            f"{what} does not fill {gpus} GPUs",
-            help="check nodes, GPUs per node and parallel sizes of the configuration, or correct them with --set",
-        )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
 
-from rlhfsim.frameworks.logs.configuration import FrameworkSettings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record
-from rlhfsim.frameworks.logs.run_description import Degrees, RunDescription
+from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -44,8 +43,6 @@ TIMERS = (
 WAITS = (Timer(metric=P + "exposed_generation", phase="actor.generate.wait"),)
 ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
 """grpo.adv_estimator.name -> algorithm here."""
-MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
-"""Beginnings of the keys of parallel sizes."""
 _STEP = re.compile(r"=+ Step (\d+)/")
 _TIME = re.compile(r"^\s*\W\s*([\w/ ]+): ([-\d.]+)s(?: \([-\d.]+%\))?\s*$")
 _LENGTH = re.compile(r"Mean Generation Length: ([\d.]+)\s*$")
@@ -95,26 +92,34 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         or s.flag("policy.dynamic_batching.enabled"),
         kl=s.share("loss_fn.reference_policy_kl_penalty", default=0.01) != 0,
         recomputes_logprobs=not s.flag("loss_fn.force_on_policy_ratio"),
-        max_response=_cut(s),
+        max_response=s.whole(
+            "policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512
+        ),
         backend="megatron" if megatron else "fsdp2",
         gpus=per_node * nodes - (rollout or 0),
         gpus_per_node=per_node,
         rollout_gpus=rollout,
-        degrees=_degrees(s, megatron),
-        zero=1 if megatron else 3,
-        micro_batch=_micro_batch(s),
-        recompute=_recompute(s, megatron),
-        offload_optimizer="cpu"
-        if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron
-        else "none",
+        layout=training_layout(
+            per_node * nodes - (rollout or 0),
+            **_degrees(s, megatron),
+            zero=1 if megatron else 3,
+            micro_batch=max(1, s.whole("policy.train_micro_batch_size", default=4)),
+            recompute=_recompute(s, megatron),
+            offload_optimizer="cpu"
+            if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron
+            else "none",
+        ),
         optimizer_leaves=rollout is None,
         scoring_residency="offloaded",
-        rollout_tp=s.whole(f"{gen}.tensor_parallel_size", default=1),
-        rollout_pp=s.whole(f"{gen}.pipeline_parallel_size", default=1),
-        memory_utilization=s.share(f"{gen}.gpu_memory_utilization", default=0.6),
-        cuda_graphs=not s.flag(f"{gen}.enforce_eager"),
-        max_num_seqs=s.whole("policy.generation.vllm_kwargs.max_num_seqs", default=1024),
-        rollout_precision=_precision(s),
+        rollout=rollout_layout(
+            rollout or per_node * nodes,
+            tp=s.whole(f"{gen}.tensor_parallel_size", default=1),
+            pp=s.whole(f"{gen}.pipeline_parallel_size", default=1),
+            memory_utilization=s.share(f"{gen}.gpu_memory_utilization", default=0.6),
+            cuda_graphs=not s.flag(f"{gen}.enforce_eager"),
+            max_num_seqs=s.whole("policy.generation.vllm_kwargs.max_num_seqs", default=1024),
+            precision="fp8" if "fp8" in str(s.find(f"{gen}.precision") or "") else "bf16",
+        ),
         sleep=2,
         weight_path="ipc" if rollout is None else "broadcast",
         staleness=float(s.whole("grpo.async_grpo.max_trajectory_age_steps", default=1)) if stale else 0.0,
@@ -130,22 +135,13 @@ def _own_gpus(s: FrameworkSettings, per_node: int, nodes: int) -> int:
     return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
 
 
-def _cut(s: FrameworkSettings) -> int | None:
-    return s.whole("policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512)
-
-
-def _degrees(s: FrameworkSettings, megatron: bool) -> Degrees:
+def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, int]:
     if not megatron:
         tp, cp = (
             s.whole(f"policy.dtensor_cfg.{name}_parallel_size", default=1) for name in ("tensor", "context")
         )
-        return Degrees(tp=tp, cp=cp)
-    tp, pp, cp, ep = (s.whole(f"policy.megatron_cfg.{name}_parallel_size", default=1) for name in MEGATRON)
-    return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
-
-
-def _micro_batch(s: FrameworkSettings) -> int:
-    return s.whole("policy.train_micro_batch_size", default=4)
+        return {"tp": tp, "cp": cp}
+    return megatron_degrees(s, "policy.megatron_cfg")
 
 
 def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
@@ -157,10 +153,6 @@ def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
         if s.find("policy.megatron_cfg.recompute_granularity") == "selective" and megatron
         else "full"
     )
-
-
-def _precision(s: FrameworkSettings) -> Literal["bf16", "fp8"]:
-    return "fp8" if "fp8" in str(s.find("policy.generation.vllm_cfg.precision") or "") else "bf16"
 
 
 FRAMEWORK = Framework(

@@ -9,7 +9,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, pairs
-from rlhfsim.frameworks.logs.run_description import Degrees, RunDescription
+from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
 from rlhfsim.specs.workload.workload import Algorithm
 
 # Names of timers: openrlhf/trainer/ppo_trainer.py (train_step, fit) and ppo_trainer_async.py; TensorBoard
@@ -33,6 +33,8 @@ ESTIMATORS: dict[str, Algorithm] = {
     "dr_grpo": "dr-grpo",
 }
 """--algo.advantage.estimator -> algorithm here."""
+SEQUENCES = 256
+"""Sequences at a time of its vLLM engines."""
 _LINE = re.compile(r"Global step (\d+): (\{.*)$")
 
 
@@ -83,24 +85,29 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=None if shared else engines * tp,
-        degrees=Degrees(
+        layout=training_layout(
+            gpus,
             tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
             cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1),
+            zero=s.whole("ds.zero_stage", "zero_stage", default=2),
+            micro_batch=max(1, s.whole("train.micro_batch_size", "micro_train_batch_size", default=1)),
+            recompute="full"
+            if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
+            else "none",
+            offload_optimizer="cpu" if s.flag("ds.adam_offload", "adam_offload") else "none",
         ),
-        zero=s.whole("ds.zero_stage", "zero_stage", default=2),
-        micro_batch=s.whole("train.micro_batch_size", "micro_train_batch_size", default=1),
-        recompute="full"
-        if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
-        else "none",
-        offload_optimizer="cpu" if s.flag("ds.adam_offload", "adam_offload") else "none",
         optimizer_leaves=s.flag("ds.enable_sleep", "deepspeed_enable_sleep"),
         scoring_residency="offloaded" if s.flag("ref.offload", "ref_reward_offload") else "resident",
-        rollout_tp=tp,
-        replicas=engines or None,
-        memory_utilization=s.share(
-            "vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95
+        rollout=rollout_layout(
+            gpus if shared else engines * tp,
+            tp=tp,
+            replicas=engines or None,
+            max_num_seqs=SEQUENCES,
+            memory_utilization=s.share(
+                "vllm.gpu_memory_utilization", "vllm_gpu_memory_utilization", default=0.95
+            ),
+            cuda_graphs=not s.flag("vllm.enforce_eager", "enforce_eager"),
         ),
-        cuda_graphs=not s.flag("vllm.enforce_eager", "enforce_eager"),
         sleep=1 if s.flag("vllm.enable_sleep", "vllm_enable_sleep") else 0,
         weight_path="ipc" if shared else "broadcast",
         staleness=float(s.whole("train.async_queue_size", "async_queue_size", default=1)) if stale else 0.0,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, pairs
-from rlhfsim.frameworks.logs.run_description import RunDescription
+from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
 from rlhfsim.specs.workload.workload import Algorithm
 
 # Names: trl/extras/profiling.py (`profiling/Time taken: <trainer>.<block>`, sent to W&B, MLflow and
@@ -32,6 +32,8 @@ TIMERS = tuple(
 )
 KEYS = ("'step_time'", "'completions/mean_length'", "profiling/Time taken")
 """What a printed dict must hold to be one of these."""
+SEQUENCES = 256
+"""Sequences at a time of its vLLM engine."""
 
 
 def console(lines: Sequence[str]) -> Iterator[Record]:
@@ -77,11 +79,18 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=s.whole("gpus_per_node", default=min(8, gpus)),
         rollout_gpus=own,
-        zero=zero,
-        micro_batch=batch,
-        recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
-        rollout_tp=tp if s.flag("use_vllm") else 1,
-        memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),
+        layout=training_layout(
+            gpus,
+            zero=zero,
+            micro_batch=max(1, batch),
+            recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
+        ),
+        rollout=rollout_layout(
+            own or gpus,
+            tp=tp if s.flag("use_vllm") else 1,
+            max_num_seqs=SEQUENCES,
+            memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),
+        ),
         sleep=2 if s.flag("vllm_enable_sleep_mode") else 0,
         weight_path="broadcast" if server else "ipc" if s.flag("use_vllm") else "none",
     )

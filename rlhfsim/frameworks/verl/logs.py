@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.configuration import FrameworkSettings
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
-from rlhfsim.frameworks.logs.run_description import Degrees, RunDescription
+from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -57,8 +57,6 @@ ESTIMATORS: dict[str, Algorithm] = {
     "grpo_passk": "grpo",
 }
 """algorithm.adv_estimator (verl/trainer/ppo/core_algos.py, AdvantageEstimator) -> algorithm here."""
-MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
-"""Beginnings of the keys of parallel sizes."""
 _LINE = re.compile(r"\bstep:(\d+) - (.*)$")
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 
@@ -112,21 +110,27 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=rollout_gpus,
-        degrees=_degrees(s, megatron),
-        zero=1 if megatron else 3,
-        micro_batch=_micro_batch(s, means),
-        recompute=_recompute(s, megatron),
+        layout=training_layout(
+            gpus,
+            **_degrees(s, megatron),
+            zero=1 if megatron else 3,
+            micro_batch=max(1, _micro_batch(s, means)),
+            recompute=_recompute(s, megatron),
+        ),
         actor_residency="offloaded" if s.flag(f"{kept}.param_offload") else "resident",
         optimizer_leaves=s.flag(f"{kept}.optimizer_offload"),
         scoring_residency="offloaded" if s.flag(scored) else "resident",
-        rollout_tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2),
-        rollout_pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
-        max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256),
-        memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
-        max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
-        cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
+        rollout=rollout_layout(
+            rollout_gpus or gpus,
+            tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2),
+            pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
+            max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256),
+            memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
+            max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
+            cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
+            precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
+        ),
         sleep=2 if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
-        rollout_precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
         weight_path="broadcast" if apart else "ipc",
         staleness=_staleness(s, apart),
         partial_rollout=apart
@@ -161,17 +165,11 @@ def _reward(s: FrameworkSettings) -> str | None:
     return s.text("reward.reward_model.model_path", "reward_model.model.path", default="same")
 
 
-def _degrees(s: FrameworkSettings, megatron: bool) -> Degrees:
+def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, int]:
     if not megatron:
-        return Degrees(
-            cp=s.whole(
-                f"{ACTOR}.ulysses_sequence_parallel_size",
-                f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
-                default=1,
-            )
-        )
-    tp, pp, cp, ep = (s.whole(f"{ACTOR}.megatron.{name}_parallel_size", default=1) for name in MEGATRON)
-    return Degrees(tp=tp, pp=pp, cp=cp, ep=ep)
+        ulysses = "ulysses_sequence_parallel_size"
+        return {"cp": s.whole(f"{ACTOR}.{ulysses}", f"{ACTOR}.fsdp_config.{ulysses}", default=1)}
+    return megatron_degrees(s, f"{ACTOR}.megatron")
 
 
 def _micro_batch(s: FrameworkSettings, means: Mapping[str, float]) -> int:
