@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlhfsim.errors import RlhfsimError
@@ -17,6 +18,12 @@ from rlhfsim.specs.model.roles import models_of
 
 SAME = 0.01
 """Relative difference up to which a step that is priced again is the plan's own."""
+
+DERIVED = {
+    "length_balance": "how evenly drawn lengths spread over the ranks: computed from their distribution",
+    "rules.seconds_per_sample": "given by the workload",
+}
+"""What a time can rest on besides coefficients and curves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +54,27 @@ def basis(plan: Plan) -> Basis:
     """The plan with everything that the shipped profiles say about it; what is missing is a note."""
     price = plan.choice.asked.price if plan.choice else None
     profiles = tuple(profile_of(h.profile, price) for h in plan.hardware)
-    notes = tuple(_stale(plan, profiles))
     cluster = cluster_of(plan, profiles)
     cost, why = (None, ()) if cluster is None else _priced(plan, cluster)
-    return Basis(plan=plan, profiles=profiles, cluster=cluster, cost=cost, notes=(*notes, *why))
+    return Basis(
+        plan=plan,
+        profiles=profiles,
+        cluster=cluster,
+        cost=cost,
+        notes=(*_other_profiles(plan, profiles), *why),
+    )
 
 
 def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | None:
     """The cluster of a plan; None where a profile is missing."""
-    pools = [
+    groups = tuple(
         node_group(p, h.gpus, gpus_per_node=h.gpus_per_node)
         for p, h in zip(profiles, plan.hardware, strict=True)
         if p
-    ]
-    return (
-        Cluster(node_groups=tuple(pools), oversubscription=plan.oversubscription)
-        if len(pools) == len(profiles)
-        else None
     )
+    if len(groups) < len(profiles):
+        return None
+    return Cluster(node_groups=groups, oversubscription=plan.oversubscription)
 
 
 def profile_of(name: str, price: float | None = None) -> Profile | None:
@@ -82,18 +92,23 @@ def cores(plan: Plan) -> str:
     return "; there is no GPU here: every GPU below is one core of a CPU" if cpu else ""
 
 
-def _stale(plan: Plan, profiles: tuple[Profile | None, ...]) -> list[str]:
-    found = []
+def evidence(coefficient: str, profile: Profile | None) -> str:
+    """Where a coefficient or curve that a time rests on comes from; empty: the cost model assumes it."""
+    if profile and coefficient in profile.coefficients:
+        return profile.coefficients[coefficient].source
+    curves = (profile.curves or {}).get("tables", {}) if profile else {}
+    if coefficient in curves:
+        return str(curves[coefficient].get("source", "measured"))
+    return DERIVED.get(coefficient, "")
+
+
+def _other_profiles(plan: Plan, profiles: tuple[Profile | None, ...]) -> Iterator[str]:
     for planned, profile in zip(plan.hardware, profiles, strict=True):
+        name = f"profile {planned.profile} is not"
         if profile is None:
-            found.append(
-                f"profile {planned.profile} is not on the machine that wrote this page: its values cannot be shown"
-            )
+            yield f"{name} on the machine that wrote this page: its values cannot be shown"
         elif profile_hash(profile) != planned.profile_hash:
-            found.append(
-                f"profile {planned.profile} is not the one the plan was made with (changed since, or a price was given)"
-            )
-    return found
+            yield f"{name} the one the plan was made with (changed since, or a price was given)"
 
 
 def _priced(plan: Plan, cluster: Cluster) -> tuple[Cost | None, tuple[str, ...]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from rlhfsim.present.html.words import (
-    RESOURCES,
+from rlhfsim.present.words import (
+    CAUSES,
+    bound_by,
     call,
     capital,
     component,
@@ -13,6 +14,7 @@ from rlhfsim.present.html.words import (
     money,
     percent,
     seconds,
+    signed,
     size,
 )
 from rlhfsim.units import significant
@@ -28,7 +30,7 @@ def timeline(calls_s: Mapping[str, float], bound: Mapping[str, str], step_s: flo
     top = max(calls_s, key=lambda c: calls_s[c])
     text = f"{capital(call(top))} takes {percent(calls_s[top] / step_s)} of the {seconds(step_s)} step"
     resource = bound.get(top)
-    return f"{text} and is bound by {RESOURCES.get(resource, (resource, ''))[0]}" if resource else text
+    return f"{text} and is bound by {bound_by(resource)}" if resource else text
 
 
 def overlap(busy_s: float, step_s: float) -> str:
@@ -42,7 +44,7 @@ def resources(by_s: Mapping[str, float]) -> str:
     whole = sum(by_s.values()) or 1.0
     top = sorted(by_s, key=lambda r: -by_s[r])[:2]
     shown = [
-        f"{RESOURCES.get(r, (r, ''))[0]} {'takes ' if i == 0 else ''}{percent(by_s[r] / whole)}"
+        f"{bound_by(r)} {'takes ' if i == 0 else ''}{percent(by_s[r] / whole)}"
         + (" of the step" if i == 0 else "")
         for i, r in enumerate(top)
     ]
@@ -67,23 +69,15 @@ def sizes(chosen: tuple[int, float, float], others: Sequence[tuple[int, float, f
     if both:
         best = min(both, key=lambda o: o[1])
         return f"{best[0]:,} GPUs would be faster and cheaper: {_moved(best, chosen, unit)}"
-    parts = []
-    if faster:
-        parts.append(
-            f"{min(faster)[0]:,} GPUs would be faster but dearer ({_moved(min(faster), chosen, unit)})"
-        )
-    if cheaper:
-        best = max(cheaper)
-        parts.append(f"{best[0]:,} GPUs would be cheaper but slower ({_moved(best, chosen, unit)})")
-    return (
-        capital("; ".join(parts))
-        if parts
-        else f"No other size that was tried beats {gpus:,} GPUs in time or {unit}"
-    )
+    parts = [(min(faster), "faster but dearer")] if faster else []
+    parts += [(max(cheaper), "cheaper but slower")] if cheaper else []
+    if not parts:
+        return f"No other size that was tried beats {gpus:,} GPUs in time or {unit}"
+    return "; ".join(f"{o[0]:,} GPUs would be {how} ({_moved(o, chosen, unit)})" for o, how in parts)
 
 
-def _moved(one: tuple[int, float, float], base: tuple[int, float, float], unit: str) -> str:
-    return f"{one[1] / base[1] - 1:+.0%} time, {one[2] / base[2] - 1:+.0%} {unit}".replace("%", " %")
+def _moved(one: tuple[object, float, float], base: tuple[object, float, float], unit: str) -> str:
+    return f"{signed(one[1] / base[1] - 1)} time, {signed(one[2] / base[2] - 1)} {unit}"
 
 
 def rival(label: str, more_s: float, step_s: float, terms: Mapping[str, float]) -> str:
@@ -99,6 +93,11 @@ def break_evens(nearest: str | None, factor: float, winner: str) -> str:
     return f"The choice turns over first with {nearest}: at {significant(factor, 3)} times today's, {winner} wins"
 
 
+def chosen_then(step_s: float | None, written: Callable[[float], str]) -> str:
+    """What becomes of the chosen plan at a break-even."""
+    return f"the chosen plan {written(step_s)}" if step_s else "the chosen plan no longer fits"
+
+
 def sensitivity(names: Sequence[str], shares: Sequence[float], half_s: float, step_s: float) -> str:
     """Which coefficients the doubt about the step comes from; shares of the variance."""
     text = f"{capital(names[0])} makes {percent(shares[0])} of the doubt about the step"
@@ -112,16 +111,10 @@ def scatter(median: float, count: int, inside: int) -> str:
 
 def against(ratio: float, inside: bool | None) -> str:
     """Measured over predicted."""
-    if abs(ratio - 1) < CLEAR:
-        told = "as long as predicted"
-    else:
-        told = f"{percent(abs(ratio - 1))} {'longer' if ratio > 1 else 'less'} than predicted"
-    where = {
-        True: ", inside the predicted P10 to P90",
-        False: ", outside the predicted P10 to P90",
-        None: "",
-    }[inside]
-    return told + where
+    direction = "longer" if ratio > 1 else "less"
+    change = f"{percent(abs(ratio - 1))} {direction} than predicted"
+    where = "" if inside is None else f", {'inside' if inside else 'outside'} the predicted P10 to P90"
+    return ("as long as predicted" if abs(ratio - 1) < CLEAR else change) + where
 
 
 def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
@@ -148,20 +141,8 @@ def gap(parts: Mapping[str, float], predicted: float, measured: float) -> str:
     if abs(total) < CLEAR * predicted:
         return f"The mean step is as predicted within {percent(CLEAR)}"
     causes = sorted((p for p in parts if parts[p] * total > 0), key=lambda p: -abs(parts[p]))[:2]
-    shown = listed([f"{GAP.get(c, c)} ({parts[c]:+.2g} s)" for c in causes])
+    shown = listed([f"{CAUSES[c].phrase} ({parts[c]:+.2g} s)" for c in causes])
     return f"The mean step is {seconds(abs(total))} {side} than predicted, mostly from {shown}"
-
-
-GAP = {
-    "lengths": "other lengths than planned",
-    "compute": "arithmetic",
-    "hbm": "GPU memory",
-    "network": "links",
-    "overhead": "launches and framework",
-    "waiting": "waiting",
-    "order": "the order of calls",
-}
-"""Cause of a gap -> words."""
 
 
 def steps(times: Sequence[float], reward: Sequence[float]) -> str:
@@ -185,30 +166,29 @@ def points(base: Point, others: Sequence[Point], unit: str) -> str:
     known = [(n, t, c) for n, t, c in others if t is not None and c is not None]
     if time is None or cost is None or not known:
         return f"{len(known)} of {len(others)} points can be held against {name}"
+    own = (name, time, cost)
     better = [p for p in known if p[1] < time * (1 - CLEAR) and p[2] < cost * (1 - CLEAR)]
     if better:
         best = min(better, key=lambda p: p[1] * p[2])
-        return f"{capital(best[0])} is both faster and cheaper: {_moved((0, best[1], best[2]), (0, time, cost), unit)}"
+        return f"{capital(best[0])} is both faster and cheaper: {_moved(best, own, unit)}"
     fastest, cheapest = min(known, key=lambda p: p[1]), min(known, key=lambda p: p[2])
-    parts = (
-        [f"{fastest[0]} is the fastest ({_moved((0, *fastest[1:]), (0, time, cost), unit)})"]
-        if fastest[1] < time * (1 - CLEAR)
-        else []
-    )
-    parts += (
-        [f"{cheapest[0]} the cheapest ({_moved((0, *cheapest[1:]), (0, time, cost), unit)})"]
-        if cheapest[2] < cost * (1 - CLEAR)
-        else []
-    )
+    parts = []
+    if fastest[1] < time * (1 - CLEAR):
+        parts.append(f"{fastest[0]} is the fastest ({_moved(fastest, own, unit)})")
+    if cheapest[2] < cost * (1 - CLEAR):
+        parts.append(f"{cheapest[0]} the cheapest ({_moved(cheapest, own, unit)})")
     return capital(", ".join(parts)) if parts else f"No point beats {name} in time or {unit}"
+
+
+def change(percent: float | None) -> str:
+    """`+12.5 %`; None: nothing fits."""
+    return "nothing fits" if percent is None else f"{percent:+.1f} %"
 
 
 def tornado(what: str, path: str, low: float | None, high: float | None) -> str:
     """Which input moves most; changes in per cent, None where nothing fits."""
-    shown = [f"{x:+.1f} %" if x is not None else "nothing fits" for x in (low, high)]
-    return (
-        f"{capital(what)} depends most on {path}: {shown[0]} at its low value, {shown[1]} at its high value"
-    )
+    moved = f"{change(low)} at its low value, {change(high)} at its high value"
+    return f"{capital(what)} depends most on {path}: {moved}"
 
 
 def fits(peak: float, capacity: float, risk: float) -> str:

@@ -6,81 +6,78 @@ import shlex
 from collections.abc import Iterator
 
 from rlhfsim.plan import Asked, Plan
-from rlhfsim.present.html.content import Cell, Code, Table
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.present.html.content import Code
+from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Workload
-
-SWITCHED = {"lora", "fp8", "adam8bit", "rollout-logprobs"}
-"""Switches that stand in the workload of a plan which uses them."""
 
 
 def commands(plan: Plan, file: str) -> Code:
     """What to type."""
+    report = f"rlhfsim report {shlex.quote(file)}"
     if plan.choice is None:
-        return Code(
-            title="Commands (the plan was given, not searched)", text=f"rlhfsim report {shlex.quote(file)}"
-        )
-    return Code(
-        title="Commands",
-        text=f"{shlex.join(['rlhfsim', 'design', *design_arguments(plan)])} --out {shlex.quote(file)}\nrlhfsim report {shlex.quote(file)}",
-    )
+        return Code(title="Commands (the plan was given, not searched)", text=report)
+    design = shlex.join(["rlhfsim", "design", *design_arguments(plan)])
+    return Code(title="Commands", text=f"{design} --out {shlex.quote(file)}\n{report}")
 
 
 def design_arguments(plan: Plan) -> list[str]:
     """Options of `rlhfsim design` that ask what this plan answers; defaults are left out."""
     assert plan.choice is not None
-    return [*_cluster(plan, plan.choice.asked), *_workload(plan.workload), *_asked(plan.choice.asked)]
+    options = {
+        **_cluster(plan, plan.choice.asked),
+        **_workload(plan.workload),
+        "no-kl": None if plan.workload.kl else "",
+        "no-packing": None if plan.workload.packing else "",
+        **_asked(plan.choice.asked),
+    }
+    given = [[f"--{name}", str(value)] for name, value in options.items() if value is not None]
+    fixed = [["--fix", text] for text in _fixed(plan.choice.asked)]
+    return [word for words in (*given, *fixed) for word in words if word]
 
 
-def _cluster(plan: Plan, asked: Asked) -> Iterator[str]:
+def _cluster(plan: Plan, asked: Asked) -> dict[str, object]:
     first, *rest = plan.hardware
-    yield from (
-        "--gpus",
-        str(first.gpus),
-        "--gpu",
-        first.profile,
-        "--gpus-per-node",
-        str(first.gpus_per_node),
-    )
-    for second in rest[:1]:
-        yield from ("--rollout-gpus", str(second.gpus), "--rollout-gpu", second.profile)
-    if plan.oversubscription != 1:
-        yield from ("--oversubscription", f"{plan.oversubscription:g}")
-    if asked.price is not None:
-        yield from ("--price", f"{asked.price:g}")
+    second = rest[0] if rest else None
+    return {
+        "gpus": first.gpus,
+        "gpu": first.profile,
+        "gpus-per-node": first.gpus_per_node,
+        "rollout-gpus": second.gpus if second else None,
+        "rollout-gpu": second.profile if second else None,
+        "oversubscription": _unless(f"{plan.oversubscription:g}", "1"),
+        "price": _short(asked.price),
+    }
 
 
-def _workload(work: Workload) -> Iterator[str]:
-    yield from (
-        "--model",
-        work.model,
-        "--algorithm",
-        work.algorithm,
-        "--prompts",
-        str(work.prompts),
-        "--samples",
-        str(work.samples),
-    )
-    yield from ("--prompt-len", lengths(work.prompt_len), "--response-len", lengths(work.response_len))
-    for name, value, usual in (
-        ("epochs", work.epochs, 1),
-        ("mini-batches", work.mini_batches, 1),
-        ("critic", work.critic, "same"),
-        ("reference", work.reference, "same"),
-        ("seed", work.seed, 0),
-    ):
-        if value != usual:
-            yield from (f"--{name}", str(value))
-    if work.reward.rules is not None:
-        yield from (
-            "--rules",
-            f"seconds_per_sample={work.reward.rules.seconds_per_sample:g},workers={work.reward.rules.workers}",
-        )
-    model = work.reward.model or "none"
-    if model != ("none" if work.reward.rules else "same"):
-        yield from ("--reward", model)
-    yield from ["--no-kl"] * (not work.kl) + ["--no-packing"] * (not work.packing)
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"
+
+
+def _unless(value: object, usual: object) -> object:
+    """The value of an option; None: its default."""
+    return None if value == usual else value
+
+
+def _workload(work: Workload) -> dict[str, object]:
+    rules = work.reward.rules
+    return {
+        "model": work.model,
+        "algorithm": work.algorithm,
+        "prompts": work.prompts,
+        "samples": work.samples,
+        "prompt-len": lengths(work.prompt_len),
+        "response-len": lengths(work.response_len),
+        "epochs": _unless(work.epochs, 1),
+        "mini-batches": _unless(work.mini_batches, 1),
+        "critic": _unless(work.critic, "same"),
+        "reference": _unless(work.reference, "same"),
+        "seed": _unless(work.seed, 0),
+        "rules": f"seconds_per_sample={rules.seconds_per_sample:g},workers={rules.workers}"
+        if rules
+        else None,
+        "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
+    }
 
 
 def lengths(spec: AnyLengths) -> str:
@@ -96,48 +93,37 @@ def lengths(spec: AnyLengths) -> str:
             return f"empirical:file={spec.file}"
 
 
-def _asked(asked: Asked) -> Iterator[str]:
-    yield from ("--backend", asked.backend)
-    for name, value, usual in (
-        ("objective", asked.objective, "time"),
-        ("architecture", asked.architecture, None),
-        ("weight-path", asked.weight_path, None),
-        ("max-gpus-per-role", asked.max_gpus_per_role, None),
-        ("max-oom", f"{asked.max_oom:g}", "0.1"),
-        ("max-staleness", f"{asked.max_staleness:g}", "1"),
-        ("time-limit", None if asked.time_limit is None else f"{asked.time_limit:g}", None),
-    ):
-        if value is not None and value != usual:
-            yield from (f"--{name}", str(value))
-    for name, values in (("allow", asked.allow), ("forbid", asked.forbid)):
-        if values:
-            yield from (f"--{name}", ",".join(values))
+def _asked(asked: Asked) -> dict[str, object]:
+    return {
+        "backend": asked.backend,
+        "objective": _unless(asked.objective, "time"),
+        "architecture": asked.architecture,
+        "weight-path": asked.weight_path,
+        "max-gpus-per-role": asked.max_gpus_per_role,
+        "max-oom": _unless(f"{asked.max_oom:g}", "0.1"),
+        "max-staleness": _unless(f"{asked.max_staleness:g}", "1"),
+        "time-limit": _short(asked.time_limit),
+        "allow": ",".join(asked.allow) or None,
+        "forbid": ",".join(asked.forbid) or None,
+    }
+
+
+def _fixed(asked: Asked) -> Iterator[str]:
     for role, fields in asked.fix.items():
-        for field, value in fields.items():
-            yield from ("--fix", f"{role}.{field}={value}")
+        yield from (f"{role}.{field}={value}" for field, value in fields.items())
     for bound in asked.limits:
         if bound.field != "hardware":  # --rollout-gpus says that already
-            yield from (
-                "--fix",
-                f"{bound.role}.{bound.field}{bound.relation}{'yes' if bound.value is True else 'no' if bound.value is False else bound.value}",
-            )
+            value = {True: "yes", False: "no"}[bound.value] if isinstance(bound.value, bool) else bound.value
+            yield f"{bound.role}.{bound.field}{bound.relation}{value}"
 
 
-def hashes(plan: Plan) -> Table:
+def hashes(plan: Plan) -> TableData:
     """Version, hashes and seed."""
-    rows: list[tuple[str, str]] = [
+    rows = [
         ("rlhfsim", plan.rlhfsim_version),
         ("plan (workload, placement, hardware)", plan.input_hash),
+        *((f"profile {h.profile}", h.profile_hash[:16]) for h in plan.hardware),
+        *((f"shape of {m.role}: {m.name}", m.shape_hash) for m in plan.models),
+        ("seed of drawn lengths", str(plan.workload.seed)),
     ]
-    rows += [(f"profile {h.profile}", h.profile_hash[:16]) for h in plan.hardware]
-    rows += [(f"shape of {m.role}: {m.name}", m.shape_hash) for m in plan.models]
-    rows += [("seed of drawn lengths", str(plan.workload.seed))]
-    return Table(
-        caption="Versions and hashes: equal ones price the same thing",
-        head=("what", "value"),
-        rows=tuple(_pair(a, b) for a, b in rows),
-    )
-
-
-def _pair(name: str, value: str) -> tuple[Cell, ...]:
-    return cell(name), cell(value)
+    return pairs("Versions and hashes: equal ones price the same thing", rows)

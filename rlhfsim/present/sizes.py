@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
+from rlhfsim.present import words
 from rlhfsim.present.basis import Basis
 from rlhfsim.search.planning import asked_again
 from rlhfsim.search.request import Request
@@ -50,6 +51,7 @@ class Sizes:
 
 NONE = Sizes()
 Step = Callable[[], None]
+"""What is called after each size."""
 
 
 def counts(plan: Plan) -> tuple[int, ...]:
@@ -76,9 +78,9 @@ def other_sizes(basis: Basis, *, limit_s: float = LIMIT_S, done: Step = lambda: 
 
 
 def _tried(base: Request, gpus: int, done: Step) -> Size:
-    pool = base.cluster.node_group
-    pools = (replace(pool, gpus=gpus, gpus_per_node=min(gpus, pool.gpus_per_node)),)
-    request = replace(base, cluster=replace(base.cluster, node_groups=pools))
+    group = base.cluster.node_group
+    group = replace(group, gpus=gpus, gpus_per_node=min(gpus, group.gpus_per_node))
+    request = replace(base, cluster=replace(base.cluster, node_groups=(group,)))
     try:
         trial = attempt(request, models_of(request.workload), (), math.inf, None)
     except RlhfsimError:  # what was fixed cannot be at this size
@@ -89,8 +91,8 @@ def _tried(base: Request, gpus: int, done: Step) -> Size:
 
 
 def _notes(tried: Sequence[Size], limit_s: float) -> list[str]:
-    found = [f"{s.gpus:,} GPUs: nothing fits" for s in tried if s.plan is None]
-    return found + [
+    nothing = [f"{s.gpus:,} GPUs: nothing fits" for s in tried if s.plan is None]
+    return nothing + [
         f"{s.gpus:,} GPUs: the search ended after {limit_s:g} s; a plan could be up to {s.gap:.1%} shorter"
         for s in tried
         if s.gap > 0 and s.plan
@@ -100,6 +102,4 @@ def _notes(tried: Sequence[Size], limit_s: float) -> list[str]:
 def cost_of(plan: Plan) -> float:
     """USD of a step; GPU-hours where no price is known."""
     p = plan.prediction
-    return (
-        p.usd_per_step if p.usd_per_step is not None else sum(h.gpus for h in plan.hardware) * p.step_s / HOUR
-    )
+    return words.gpus(plan) * p.step_s / HOUR if p.usd_per_step is None else p.usd_per_step

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.present import findings
-from rlhfsim.present.html import words
+from rlhfsim.present import findings, words
 
 
 def test_the_longest_call_and_what_binds_it_stand_in_the_title() -> None:

@@ -17,13 +17,13 @@ from rlhfsim.plan import Asked, Bound, Plan
 from rlhfsim.present import sizes
 from rlhfsim.present.assumptions import tables, unknowns
 from rlhfsim.present.basis import basis
-from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import meaning, node_groups
 from rlhfsim.present.html import plots
 from rlhfsim.present.html.content import Listing, Page
+from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
@@ -198,16 +198,10 @@ def test_a_plan_without_a_price_shows_gpu_hours(plan: Plan) -> None:
 
 
 def test_the_peak_of_the_figure_is_the_peak_of_the_plan(plan: Plan) -> None:
-    known = basis(plan)
-    held = [
-        figures_memory.held(s)
-        for pool in plan.placement.pools
-        for s in figures_memory.states(known, pool.name)
-    ]
-    assert max(held) == pytest.approx(plan.prediction.peak_memory_bytes)
-    for pool in plan.placement.pools:
-        for state in figures_memory.states(known, pool.name):
-            assert sum(figures_memory.grouped(state[1]).values()) == pytest.approx(figures_memory.held(state))
+    shown = [state for pool in plan.placement.pools for state in states(plan, pool.name)]
+    assert max(state.bytes for state in shown) == pytest.approx(plan.prediction.peak_memory_bytes)
+    for state in shown:
+        assert sum(state.groups.values()) == pytest.approx(state.bytes)
 
 
 def test_the_bridge_of_a_run_adds_up(run: SideBySide) -> None:
@@ -225,8 +219,10 @@ def test_both_sides_of_the_run_start_at_zero(run: SideBySide) -> None:
 
 
 def test_a_call_of_two_groups_counts_once() -> None:
-    def work(where: str, seconds: float) -> figures_run.Work:
-        return figures_run.Work(side="measured", name="actor.sync", where=where, start_s=0.0, seconds=seconds)
+    def work(where: str, seconds: float) -> figures_run.TimedCall:
+        return figures_run.TimedCall(
+            side="measured", name="actor.sync", where=where, start_s=0.0, seconds=seconds
+        )
 
     assert figures_run._totals([work("train", 2.0), work("rollout", 3.0), work("train", 0.5)]) == {
         "actor.sync": 3.0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlhfsim.plan import BreakEven, Choice, Plan, RunnerUp
-from rlhfsim.present import findings
-from rlhfsim.present.html import plots, theme, words
-from rlhfsim.present.html.content import Figure, Table, compact, number, rounded
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.plan import BreakEven, Choice, Plan, Prediction, RunnerUp
+from rlhfsim.present import findings, words
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.html.content import Figure
 from rlhfsim.present.sizes import Sizes, cost_of
+from rlhfsim.present.tables import TableData, compact, number, rounded, table
 from rlhfsim.search.explain import kind, shares
 from rlhfsim.units import HOUR, format
 
@@ -27,30 +27,24 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
     axis = "USD per step" if unit == "cost" else "GPU-hours per step"
     rivals = plan.choice.runners_up if plan.choice else ()
     points = [(words.gpus(p), p.prediction.step_s, cost_of(p)) for p in sizes.found]
-    mine = (words.gpus(plan), plan.prediction.step_s, cost_of(plan))
-    title = findings.sizes(mine, points, unit) if points else _alone(plan, rivals)
-    data = [_sizes(plan, sizes), *_rivals(plan, rivals), _chosen(plan)]
-    times = [mine[1], *(t for _, t, _ in points), *(r.step_s for r in rivals)]
+    own = (words.gpus(plan), plan.prediction.step_s, cost_of(plan))
+    times = [own[1], *(t for _, t, _ in points), *(r.step_s for r in rivals)]
     layout = theme.layout(
         height=420,
         x="seconds per step (shorter is better)",
         y=f"{axis} (lower is better)",
-        xaxis={
-            "type": "log",
-            "range": [rounded(math.log10(min(times) / 1.35)), rounded(math.log10(max(times) * 1.35))],
-            **_ticks(times),
-        },
+        xaxis=plots.logarithmic(times, 1.35, **_ticks(times)),
     )
-    alt = f"Points of step time and {axis}: the chosen plan at {mine[1]:.4g} s and {mine[2]:.3g}" + "".join(
-        f"; {g} GPUs at {t:.4g} s and {c:.3g}" for g, t, c in points
-    )
-    how = "Down and to the left is better. The star is the chosen plan; circles are the best plans of other numbers of GPUs, joined in order; the other shapes are the best plans of other kinds on the same GPUs, where money follows time."
+    data = [_sizes(plan, sizes), *_rivals(plan, rivals), _chosen(plan)]
     return Figure(
         key="pareto",
-        title=title,
-        alt=alt,
-        how=how,
-        plot=plots.spec([d for d in data if d["x"]], layout),
+        title=findings.sizes(own, points, unit) if points else _alone(plan, rivals),
+        alt=f"Points of step time and {axis}: the chosen plan at {own[1]:.4g} s and {own[2]:.3g}"
+        + "".join(f"; {g} GPUs at {t:.4g} s and {c:.3g}" for g, t, c in points),
+        how="Down and to the left is better. The star is the chosen plan; circles are the best plans of other"
+        " numbers of GPUs, joined in order; the other shapes are the best plans of other kinds on the same"
+        " GPUs, where money follows time.",
+        plot=plots.spec([trace for trace in data if trace["x"]], layout),
         table=_candidates(plan, sizes, axis),
     )
 
@@ -65,49 +59,51 @@ def _ticks(times: list[float]) -> dict[str, Any]:
 def _alone(plan: Plan, rivals: tuple[RunnerUp, ...]) -> str:
     if not rivals:
         return "There is no other candidate to hold it against"
-    more = rivals[0].step_s / plan.prediction.step_s - 1
-    return f"The best other kind of plan takes {words.percent(more)} longer and costs as much more: on one cluster money follows time"
+    longer = words.percent(rivals[0].step_s / plan.prediction.step_s - 1)
+    return (
+        f"The best other kind of plan takes {longer} longer and costs as much more: "
+        "on one cluster money follows time"
+    )
 
 
-def _sizes(plan: Plan, sizes: Sizes) -> dict[str, Any]:
+def _sizes(plan: Plan, sizes: Sizes) -> plots.Trace:
     plans = sorted([*sizes.found, plan], key=words.gpus) if sizes.found else []
-    return {
-        "type": "scatter",
-        "mode": "lines+markers+text",
-        "name": "other numbers of GPUs",
-        "x": compact([p.prediction.step_s for p in plans]),
-        "y": compact([cost_of(p) for p in plans]),
-        "text": ["" if p is plan else f"{words.gpus(p):,} GPUs" for p in plans],
-        "textposition": "top right",
-        "line": {"color": theme.colour("grey"), "dash": "dot", "width": 1.5},
-        "marker": {"color": theme.colour("blue"), "size": 12, "symbol": "circle"},
-        "hovertext": [
-            f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(kind(p))}<br>{p.prediction.step_s:.4g} s, {cost_of(p):.3g} a step"
-            for p in plans
-        ],
-        "hoverinfo": "text",
-    }
+    return plots.points(
+        "other numbers of GPUs",
+        [p.prediction.step_s for p in plans],
+        [cost_of(p) for p in plans],
+        mode="lines+markers+text",
+        text=["" if p is plan else f"{words.gpus(p):,} GPUs" for p in plans],
+        textposition="top right",
+        line={"color": theme.colour("grey"), "dash": "dot", "width": 1.5},
+        marker={"color": theme.colour("blue"), "size": 12, "symbol": "circle"},
+        hovertext=[f"<b>{words.gpus(p):,} GPUs</b>, {plots.text(kind(p))}{_hover(p)}" for p in plans],
+        hoverinfo="text",
+    )
 
 
-def _rivals(plan: Plan, rivals: tuple[RunnerUp, ...]) -> list[dict[str, Any]]:
+def _hover(plan: Plan) -> str:
+    return f"<br>{plan.prediction.step_s:.4g} s, {cost_of(plan):.3g} a step"
+
+
+def _rivals(plan: Plan, rivals: tuple[RunnerUp, ...]) -> list[plots.Trace]:
     return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "name": plots.text(r.label),
-            "x": compact([r.step_s]),
-            "y": compact([_cost(plan, r)]),
-            "marker": {
-                "color": theme.colour(theme.KINDS[(i + 1) % len(theme.KINDS)]),
+        plots.points(
+            r.label,
+            [r.step_s],
+            [_cost(plan, r)],
+            marker={
+                "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
                 "size": 11,
-                "symbol": theme.SYMBOLS[(i + 1) % len(theme.SYMBOLS)],
+                "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
             },
-            "hovertext": [
-                f"<b>{plots.text(r.label)}</b><br>actor {plots.text(r.actor)}<br>rollout {plots.text(r.rollout or '-')}<br>{r.step_s:.4g} s"
+            hovertext=[
+                f"<b>{plots.text(r.label)}</b><br>actor {plots.text(r.actor)}"
+                f"<br>rollout {plots.text(r.rollout or '-')}<br>{r.step_s:.4g} s"
             ],
-            "hoverinfo": "text",
-        }
-        for i, r in enumerate(rivals)
+            hoverinfo="text",
+        )
+        for i, r in enumerate(rivals, start=1)
     ]
 
 
@@ -115,81 +111,60 @@ def _cost(plan: Plan, rival: RunnerUp) -> float:
     return rival.usd_per_step if rival.usd_per_step is not None else words.gpus(plan) * rival.step_s / HOUR
 
 
-def _chosen(plan: Plan) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "markers+text",
-        "name": "chosen plan",
-        "x": compact([plan.prediction.step_s]),
-        "y": compact([cost_of(plan)]),
-        "text": [f"chosen, {words.gpus(plan):,} GPUs"],
-        "textposition": "bottom left",
-        "marker": {
+def _chosen(plan: Plan) -> plots.Trace:
+    return plots.points(
+        "chosen plan",
+        [plan.prediction.step_s],
+        [cost_of(plan)],
+        mode="markers+text",
+        text=[f"chosen, {words.gpus(plan):,} GPUs"],
+        textposition="bottom left",
+        marker={
             "color": theme.colour("red"),
             "size": 19,
             "symbol": "star",
             "line": {"color": theme.colour("text"), "width": 1},
         },
-        "hovertext": [
-            f"<b>chosen: {plots.text(kind(plan))}</b>, {words.gpus(plan):,} GPUs<br>{plan.prediction.step_s:.4g} s, {cost_of(plan):.3g} a step"
-        ],
-        "hoverinfo": "text",
-    }
-
-
-def _candidates(plan: Plan, sizes: Sizes, axis: str) -> Table:
-    def row(
-        name: str, gpus: int, label: str, actor: str, rollout: str | None, p: Any, cost: float
-    ) -> tuple[Any, ...]:
-        return (
-            cell(name),
-            number(gpus, f"{gpus:,}"),
-            cell(label),
-            cell(actor),
-            cell(rollout or "-"),
-            number(p.step_s, f"{p.step_s:,.4g}"),
-            number(p.low_s, f"{p.low_s:,.3g}"),
-            number(p.high_s, f"{p.high_s:,.3g}"),
-            number(cost, f"{cost:,.3g}"),
-            cell(words.percent(p.peak_memory_bytes / p.capacity_bytes)),
-            cell(words.percent(p.probability_out_of_memory)),
-        )
-
-    def of(name: str, p: Plan) -> tuple[Any, ...]:
-        rollout = p.placement.rollout
-        return row(
-            name,
-            words.gpus(p),
-            kind(p),
-            p.placement.actor.layout.label,
-            rollout.layout.label if rollout else None,
-            p.prediction,
-            cost_of(p),
-        )
-
-    rivals = plan.choice.runners_up if plan.choice else ()
-    rows = [
-        of("chosen", plan),
-        *(
-            row("other kind", words.gpus(plan), r.label, r.actor, r.rollout, r, _cost(plan, r))
-            for r in rivals
-        ),
-    ]
-    rows += [of("other size", p) for p in sizes.found]
-    head = (
-        "",
-        "GPUs",
-        "kind",
-        "actor",
-        "rollout",
-        "step (s)",
-        "P10 (s)",
-        "P90 (s)",
-        axis,
-        "memory",
-        "risk of running out",
+        hovertext=[f"<b>chosen: {plots.text(kind(plan))}</b>, {words.gpus(plan):,} GPUs{_hover(plan)}"],
+        hoverinfo="text",
     )
-    return Table(caption="Candidates", head=head, rows=tuple(rows))
+
+
+class Candidate(NamedTuple):
+    """A plan in the table of candidates."""
+
+    what: str
+    gpus: int
+    kind: str
+    actor: str
+    rollout: str
+    prediction: Prediction | RunnerUp
+    cost: float
+
+
+def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TableData:
+    def of(what: str, p: Plan) -> Candidate:
+        return Candidate(what, words.gpus(p), kind(p), *words.layout_labels(p), p.prediction, cost_of(p))
+
+    rivals = [
+        Candidate("other kind", words.gpus(plan), r.label, r.actor, r.rollout or "-", r, _cost(plan, r))
+        for r in (plan.choice.runners_up if plan.choice else ())
+    ]
+    return table(
+        "Candidates",
+        [of("chosen", plan), *rivals, *(of("other size", p) for p in sizes.found)],
+        ("", lambda c: c.what),
+        ("GPUs", lambda c: number(c.gpus, ",")),
+        ("kind", lambda c: c.kind),
+        ("actor", lambda c: c.actor),
+        ("rollout", lambda c: c.rollout),
+        ("step (s)", lambda c: number(c.prediction.step_s, ",.4g")),
+        ("P10 (s)", lambda c: number(c.prediction.low_s, ",.3g")),
+        ("P90 (s)", lambda c: number(c.prediction.high_s, ",.3g")),
+        (axis, lambda c: number(c.cost, ",.3g")),
+        ("memory", lambda c: words.percent(c.prediction.peak_memory_bytes / c.prediction.capacity_bytes)),
+        ("risk of running out", lambda c: words.percent(c.prediction.probability_out_of_memory)),
+    )
 
 
 # --- where rivals lose ------------------------------------------------------------------------------
@@ -201,55 +176,31 @@ def rival(plan: Plan, choice: Choice) -> Figure | None:
     other = next((r for r in choice.runners_up if r.step_s > step * (1 + findings.CLEAR)), None)
     if other is None:
         return None
-    mine, theirs = shares(plan), other.by_call_s
-    more = {c: theirs.get(c, 0.0) - mine.get(c, 0.0) for c in dict.fromkeys([*mine, *theirs])}
+    own, theirs = shares(plan), other.by_call_s
+    more = {c: theirs.get(c, 0.0) - own.get(c, 0.0) for c in dict.fromkeys([*own, *theirs])}
     calls = sorted(more, key=lambda c: -abs(more[c]))[:TERMS]
-    names = [words.capital(words.call(c)) for c in calls]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": plots.text(label),
-            "y": [plots.text(n) for n in names],
-            "x": compact([by.get(c, 0.0) for c in calls]),
-            "marker": theme.fill(pair),
-            "hovertemplate": "%{y}: %{x:.3s} s<extra>%{fullData.name}</extra>",
-        }
-        for label, by, pair in (
-            (f"chosen: {kind(plan)}", mine, ("red", "")),
-            (other.label, theirs, ("blue", "/")),
-        )
+    rows = [(words.capital(words.call(c)), own.get(c, 0.0), theirs.get(c, 0.0), more[c]) for c in calls]
+    names = [name for name, *_ in rows]
+    data = [
+        plots.bars(f"chosen: {kind(plan)}", names, [row[1] for row in rows], ("red", "")),
+        plots.bars(other.label, names, [row[2] for row in rows], ("blue", "/")),
     ]
-    layout = theme.layout(
-        height=theme.by_rows(len(names), each=40, frame=130),
-        x="seconds of the step",
-        barmode="group",
-        yaxis=theme.rows(names),
-    )
-    alt = "Pairs of bars, one a call: " + "; ".join(
-        f"{n} {mine.get(c, 0.0):.3g} s against {theirs.get(c, 0.0):.3g} s"
-        for n, c in zip(names, calls, strict=True)
-    )
-    rows = tuple(
-        (
-            cell(n),
-            *(number(v, f"{v:,.3g}") for v in (mine.get(c, 0.0), theirs.get(c, 0.0))),
-            cell(f"{more[c]:+,.3g}"),
-        )
-        for n, c in zip(names, calls, strict=True)
-    )
-    title = findings.rival(other.label, other.step_s - step, step, more)
-    how = f"The step of both plans by call, the largest differences first; over all calls they add up to {words.seconds(step)} and {words.seconds(other.step_s)}. Calls that run at once share their time."
+    layout = plots.rows(names, "seconds of the step", each=40, margin=130, barmode="group")
     return Figure(
         key="rival",
-        title=title,
-        alt=alt,
-        how=how,
+        title=findings.rival(other.label, other.step_s - step, step, more),
+        alt="Pairs of bars, one a call: "
+        + "; ".join(f"{n} {a:.3g} s against {b:.3g} s" for n, a, b, _ in rows),
+        how="The step of both plans by call, the largest differences first; over all calls they add up to "
+        f"{words.seconds(step)} and {words.seconds(other.step_s)}. Calls that run at once share their time.",
         plot=plots.spec(data, layout),
-        table=Table(
-            caption="Seconds of the step by call",
-            head=("call", "chosen (s)", f"{other.label} (s)", "more (s)"),
-            rows=rows,
+        table=table(
+            "Seconds of the step by call",
+            rows,
+            ("call", lambda row: row[0]),
+            ("chosen (s)", lambda row: number(row[1], ",.3g")),
+            (f"{other.label} (s)", lambda row: number(row[2], ",.3g")),
+            ("more (s)", lambda row: f"{row[3]:+,.3g}"),
         ),
     )
 
@@ -261,93 +212,73 @@ def break_evens(choice: Choice) -> Figure | None:
     """Break-evens as factors of today's values; None where nothing that was tried turns the answer over."""
     if not choice.break_evens:
         return None
-    ranked = sorted(choice.break_evens, key=lambda f: abs(math.log(f.factor)))
-    names = [f"{f.change} {'up' if f.factor > 1 else 'down'}" for f in ranked]
-    first = ranked[0]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "y": [plots.text(n) for n in names],
-            "x": compact([f.factor for f in ranked]),
-            "marker": {"size": 14, "symbol": "diamond", "color": theme.colour("blue")},
-            "hovertext": [plots.text(sentence(f)) for f in ranked],
-            "hoverinfo": "text",
-            "error_x": {
-                "type": "data",
-                "symmetric": False,
-                "array": compact([max(0.0, 1 - f.factor) for f in ranked]),
-                "arrayminus": compact([max(0.0, f.factor - 1) for f in ranked]),
-                "width": 0,
-                "thickness": 4,
-                "color": theme.colour("grey"),
-            },
-        }
-    ]
-    ends = [1.0, *(f.factor for f in ranked)]
-    layout = theme.layout(
-        height=theme.by_rows(len(names), each=38, frame=80),
-        x="times today's value",
+    ranked = sorted(choice.break_evens, key=lambda b: abs(math.log(b.factor)))
+    layout = plots.rows(
+        [_direction(b) for b in ranked],
+        "times today's value",
+        each=38,
+        margin=80,
         legend=False,
-        yaxis=theme.rows(names),
-        xaxis={
-            "type": "log",
-            "range": [rounded(math.log10(min(ends) / 1.4)), rounded(math.log10(max(ends) * 1.4))],
-            "tickvals": [0.125, 0.25, 0.5, 1, 2, 4, 8],
-            "ticktext": ["1/8", "1/4", "1/2", "today", "2", "4", "8"],
-        },
-        shapes=[
-            {
-                "type": "line",
-                "x0": 1,
-                "x1": 1,
-                "y0": 0,
-                "y1": 1,
-                "yref": "paper",
-                "line": {"color": theme.colour("text"), "width": 2},
-            }
-        ],
+        xaxis=plots.logarithmic(
+            [1.0, *(b.factor for b in ranked)],
+            1.4,
+            tickvals=[0.125, 0.25, 0.5, 1, 2, 4, 8],
+            ticktext=["1/8", "1/4", "1/2", "today", "2", "4", "8"],
+        ),
+        shapes=[theme.upright(1, "text")],
     )
-    rows = tuple(
-        (
-            cell(n),
-            number(f.factor, f"{f.factor:.2g}"),
-            cell(_value(f, 1.0)),
-            cell(_value(f, f.factor)),
-            cell(f.winner),
-            number(f.step_s, f"{f.step_s:,.4g}"),
-            number(f.chosen_step_s, "does not fit" if f.chosen_step_s is None else f"{f.chosen_step_s:,.4g}"),
-        )
-        for n, f in zip(names, ranked, strict=True)
-    )
-    table = Table(
-        caption="Break-evens, one change at a time, layouts kept",
-        head=("change", "times today's", "today", "break-even", "then best", "its step (s)", "chosen (s)"),
-        rows=rows,
-    )
-    how = "A diamond is the value from which on another kind of plan is the best; the further from today's line, the safer the choice. One change at a time, layouts kept."
+    nearest = ranked[0]
     return Figure(
         key="break_evens",
-        title=findings.break_evens(names[0].rsplit(" ", 1)[0], first.factor, first.winner),
-        alt="; ".join(sentence(f) for f in ranked),
-        how=how,
-        plot=plots.spec(data, layout),
-        table=table,
+        title=findings.break_evens(nearest.change, nearest.factor, nearest.winner),
+        alt="; ".join(sentence(b) for b in ranked),
+        how="A diamond is the value from which on another kind of plan is the best; the further from today's"
+        " line, the safer the choice. One change at a time, layouts kept.",
+        plot=plots.spec([_diamonds(ranked)], layout),
+        table=table(
+            "Break-evens, one change at a time, layouts kept",
+            ranked,
+            ("change", _direction),
+            ("times today's", lambda b: number(b.factor, ".2g")),
+            ("today", lambda b: _value(b, 1.0)),
+            ("break-even", lambda b: _value(b, b.factor)),
+            ("then best", lambda b: b.winner),
+            ("its step (s)", lambda b: number(b.step_s, ",.4g")),
+            ("chosen (s)", lambda b: number(b.chosen_step_s, ",.4g", "does not fit")),
+        ),
     )
 
 
-def sentence(break_even: BreakEven) -> str:
+def _direction(b: BreakEven) -> str:
+    return f"{b.change} {'up' if b.factor > 1 else 'down'}"
+
+
+def _diamonds(ranked: list[BreakEven]) -> plots.Trace:
+    """Factors, each joined with today's line."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "y": [plots.text(_direction(b)) for b in ranked],
+        "x": compact([b.factor for b in ranked]),
+        "marker": {"size": 14, "symbol": "diamond", "color": theme.colour("blue")},
+        "hovertext": [plots.text(sentence(b)) for b in ranked],
+        "hoverinfo": "text",
+        "error_x": plots.whiskers(
+            [max(0.0, 1 - b.factor) for b in ranked],
+            [max(0.0, b.factor - 1) for b in ranked],
+            "grey",
+            thickness=4,
+        ),
+    }
+
+
+def sentence(b: BreakEven) -> str:
     """One break-even in words."""
-    more = "or more" if break_even.factor > 1 else "or less"
-    own = (
-        f"the chosen plan {words.seconds(break_even.chosen_step_s)}"
-        if break_even.chosen_step_s is not None
-        else "the chosen plan no longer fits"
+    return (
+        f"{b.change} of {_value(b, b.factor)} {'or more' if b.factor > 1 else 'or less'} (now {_value(b, 1.0)}): "
+        f"{b.winner} takes {words.seconds(b.step_s)}, {findings.chosen_then(b.chosen_step_s, words.seconds)}"
     )
-    return f"{break_even.change} of {_value(break_even, break_even.factor)} {more} (now {_value(break_even, 1.0)}): {break_even.winner} takes {words.seconds(break_even.step_s)}, {own}"
 
 
-def _value(break_even: BreakEven, factor: float) -> str:
-    if break_even.now is None:
-        return f"{factor:.2g} times"
-    return format(break_even.now * factor, break_even.unit)
+def _value(b: BreakEven, factor: float) -> str:
+    return f"{factor:.2g} times" if b.now is None else format(b.now * factor, b.unit)

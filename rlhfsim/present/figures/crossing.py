@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from rlhfsim.present.html import plots, theme, words
-from rlhfsim.present.html.content import Figure, Table, compact, number
+from rlhfsim.present import words
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.html.content import Figure
+from rlhfsim.present.tables import Cell, compact, rounded, table, worth
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.result import BreakEven
 
@@ -17,74 +18,71 @@ TICKS = 7
 """Labels on the axis of a break-even."""
 
 
-def break_even(i: int, found: BreakEven) -> Figure:
+def break_even(i: int, even: BreakEven) -> Figure:
     """Both sides over the varied value, with every crossing marked."""
-    xs = [t.x for t in found.curve]
-    data = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": name,
-            "x": compact(xs),
-            "y": compact(ys),
-            "line": {"color": theme.colour(shade), "dash": dash},
-            "marker": {"symbol": symbol, "size": 9},
-            "connectgaps": False,
-            "hovertext": [
-                f"{format(x, found.unit)}: {_worth(y, found)}" for x, y in zip(xs, ys, strict=True)
-            ],
-            "hoverinfo": "text+name",
-        }
-        for name, ys, shade, dash, symbol in (
-            ("the point", [t.a for t in found.curve], "blue", "solid", "circle"),
-            ("held against", [t.b for t in found.curve], "orange", "dash", "square"),
-        )
-    ]
-    log = found.low > 0 and found.high / found.low > WIDE
+    xs = [t.x for t in even.curve]
+    log = even.low > 0 and even.high / even.low > WIDE
     ticks = _ticks(xs, log=log)
-    axis: dict[str, Any] = {
-        "tickvals": compact(ticks),
-        "ticktext": [format(x, found.unit) or "0" for x in ticks],
-        "tickangle": 0,
-        **({"type": "log"} if log else {}),
-    }
     layout = theme.layout(
         height=380,
-        x=plots.text(found.path),
-        y=f"{found.of.replace('_', ' ')} ({found.of_unit})",
-        xaxis=axis,
+        x=plots.text(even.path),
+        y=f"{even.of.replace('_', ' ')} ({even.of_unit})",
+        xaxis={
+            "tickvals": compact(ticks),
+            "ticktext": [format(x, even.unit) or "0" for x in ticks],
+            "tickangle": 0,
+            **({"type": "log"} if log else {}),
+        },
         yaxis={"rangemode": "tozero"},
-        shapes=[theme.upright(x, "text", "dot") for x in found.crossings],
+        shapes=[theme.upright(rounded(x), "text", "dot") for x in even.crossings],
     )
-    rows = tuple(
-        (
-            number(t.x, format(t.x, found.unit)),
-            number(t.a, _worth(t.a, found)),
-            number(t.b, _worth(t.b, found)),
-        )
-        for t in found.curve
-    )
-    alt = f"Two curves over {found.path}, from {format(found.low, found.unit)} to {format(found.high, found.unit)}: {found.outcome}"
-    how = f"{found.question} Both sides are designed anew at every mark; a vertical line is where they cross."
+    data = [
+        _curve(even, "the point", [t.a for t in even.curve], "blue", "solid", "circle"),
+        _curve(even, "held against", [t.b for t in even.curve], "orange", "dash", "square"),
+    ]
     return Figure(
         key=f"break-even-{i}",
-        title=words.capital(found.outcome),
-        alt=alt,
-        how=how,
+        title=words.capital(even.outcome),
+        alt=f"Two curves over {even.path}, from {format(even.low, even.unit)} to {format(even.high, even.unit)}: "
+        f"{even.outcome}",
+        how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they cross.",
         plot=plots.spec(data, layout),
-        table=Table(caption=found.question, head=(found.path, "the point", "held against"), rows=rows),
+        table=table(
+            even.question,
+            even.curve,
+            (even.path, lambda t: worth(t.x, format(t.x, even.unit))),
+            ("the point", lambda t: _cell(t.a, even)),
+            ("held against", lambda t: _cell(t.b, even)),
+        ),
+    )
+
+
+def _curve(
+    even: BreakEven, name: str, ys: Sequence[float | None], colour: str, dash: str, symbol: str
+) -> plots.Trace:
+    xs = [t.x for t in even.curve]
+    return plots.points(
+        name,
+        xs,
+        ys,
+        mode="lines+markers",
+        line={"color": theme.colour(colour), "dash": dash},
+        marker={"symbol": symbol, "size": 9},
+        connectgaps=False,
+        hovertext=[f"{format(x, even.unit)}: {_cell(y, even).text}" for x, y in zip(xs, ys, strict=True)],
+        hoverinfo="text+name",
     )
 
 
 def _ticks(xs: Sequence[float], *, log: bool) -> list[float]:
     """Values of the curve that can be labelled without touching each other."""
     at = [math.log(x) if log else x for x in xs]
-    kept: list[int] = []
+    labelled: list[int] = []
     for i, place in enumerate(at):
-        if not kept or place - at[kept[-1]] >= (at[-1] - at[0]) / TICKS:
-            kept.append(i)
-    return [xs[i] for i in kept]
+        if not labelled or place - at[labelled[-1]] >= (at[-1] - at[0]) / TICKS:
+            labelled.append(i)
+    return [xs[i] for i in labelled]
 
 
-def _worth(value: float | None, found: BreakEven) -> str:
-    return "nothing fits" if value is None else format(value, found.of_unit)
+def _cell(value: float | None, even: BreakEven) -> Cell:
+    return Cell(text="nothing fits") if value is None else worth(value, format(value, even.of_unit))

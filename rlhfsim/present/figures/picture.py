@@ -5,14 +5,11 @@ from __future__ import annotations
 from itertools import groupby
 
 from rlhfsim.plan import Plan, RoleGpus
-from rlhfsim.present.html import words
-from rlhfsim.present.html.content import Figure, Lane, NodeGroup, Table, number
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.present import words
+from rlhfsim.present.html.content import EqualNodes, Figure, RoleLane
+from rlhfsim.present.tables import TableData, number, table
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-
-Seen = tuple[int, tuple[Lane, ...]]
-"""What a node shows: its GPUs and lanes."""
 
 
 def picture(plan: Plan) -> Figure:
@@ -30,47 +27,45 @@ def picture(plan: Plan) -> Figure:
 
 
 def _title(plan: Plan) -> str:
-    pools, total = plan.placement.pools, words.gpus(plan)
+    pools, architecture = plan.placement.pools, words.ARCHITECTURES[plan.architecture][1]
     if len(pools) == 1:
-        return f"All {total:,} GPUs do every job in turn: {words.ARCHITECTURES[plan.architecture]}"
-    shown = []
+        return f"All {words.gpus(plan):,} GPUs do every job in turn: {architecture}"
+    shares = []
     for pool in pools:
         roles = [name for name, role in plan.placement.roles.items() if role.pool == pool.name]
-        shown.append(f"{pool.gpus:,} GPU{'s' * (pool.gpus > 1)} for {words.listed(roles)}")
-    return f"{words.capital(words.listed(shown))}: {words.ARCHITECTURES[plan.architecture]}"
+        shares.append(f"{words.plural(pool.gpus, 'GPU')} for {words.listed(roles)}")
+    return f"{words.capital(words.listed(shares))}: {architecture}"
 
 
-def node_groups(plan: Plan) -> tuple[NodeGroup, ...]:
+def node_groups(plan: Plan) -> tuple[EqualNodes, ...]:
     """Runs of nodes that show the same."""
-    nodes = [(node, _seen(plan, node, each)) for node, each in enumerate(_sizes(plan))]
-    found = []
-    for (gpus, lanes), run in groupby(nodes, key=lambda item: item[1]):
-        first, *rest = [node for node, _ in run]
-        last = rest[-1] if rest else first
-        of = f"of {gpus} GPU{'s' * (gpus > 1)}"
-        title = (
-            f"Node {first:,} {of}"
-            if first == last
-            else f"Nodes {first:,} to {last:,}: {last - first + 1:,} equal nodes {of} (× {last - first + 1:,})"
+    nodes = [(node, gpus, _lanes(plan, node)) for node, gpus in enumerate(_sizes(plan))]
+    groups = []
+    for (gpus, lanes), run in groupby(nodes, key=lambda item: item[1:]):
+        first, *_, last = [node for node, *_ in run] * 2
+        count, of = last - first + 1, f"of {words.plural(gpus, 'GPU')}"
+        title = f"Nodes {first:,} to {last:,}: {count:,} equal nodes {of} (× {count:,})"
+        groups.append(
+            EqualNodes(title=title if count > 1 else f"Node {first:,} {of}", gpus=gpus, lanes=lanes)
         )
-        found.append(NodeGroup(title=title, gpus=gpus, lanes=lanes))
-    return tuple(found)
+    return tuple(groups)
 
 
 def _sizes(plan: Plan) -> list[int]:
     """GPUs of every node, the last one of a pool possibly fewer."""
-    found = []
-    for h in plan.hardware:
-        found += [min(h.gpus_per_node, h.gpus - start) for start in range(0, h.gpus, h.gpus_per_node)]
-    return found
+    return [
+        min(h.gpus_per_node, h.gpus - start)
+        for h in plan.hardware
+        for start in range(0, h.gpus, h.gpus_per_node)
+    ]
 
 
-def _seen(plan: Plan, node: int, gpus: int) -> Seen:
+def _lanes(plan: Plan, node: int) -> tuple[RoleLane, ...]:
     lanes = (_lane(plan, role, node) for role in plan.gpu_map)
-    return gpus, tuple(lane for lane in lanes if lane is not None)
+    return tuple(lane for lane in lanes if lane is not None)
 
 
-def _lane(plan: Plan, at: RoleGpus, node: int) -> Lane | None:
+def _lane(plan: Plan, at: RoleGpus, node: int) -> RoleLane | None:
     """The pieces of a role on a node; a piece is a run of GPUs of one tensor-parallel group."""
     layout = plan.placement.roles[at.role].layout
     ranks = [
@@ -82,9 +77,9 @@ def _lane(plan: Plan, at: RoleGpus, node: int) -> Lane | None:
         return None
     pieces = []
     for _, run in groupby(sorted(ranks, key=lambda r: r[1]), key=lambda r: r[0]):
-        held = [gpu for _, gpu in run]
-        pieces.append((held[0], held[-1] - held[0] + 1, _piece(layout)))
-    return Lane(role=at.role, name=at.role, pieces=tuple(pieces))
+        gpus = [gpu for _, gpu in run]
+        pieces.append((gpus[0], gpus[-1] - gpus[0] + 1, _piece(layout)))
+    return RoleLane(role=at.role, name=at.role, pieces=tuple(pieces))
 
 
 def _piece(layout: Layout | RolloutLayout) -> str:
@@ -101,28 +96,20 @@ def _piece(layout: Layout | RolloutLayout) -> str:
 # --- the same in words ------------------------------------------------------------------------------
 
 
-def role_table(plan: Plan) -> Table:
+def role_table(plan: Plan) -> TableData:
     """Every role with its GPUs, its model, its layout and what happens to it between its calls."""
     models = {m.role: m for m in plan.models}
-    rows = []
-    for name, role in plan.placement.roles.items():
-        model = models["actor" if name == "rollout" else name]
-        pool = plan.placement.pool(role.pool)
-        rows.append(
-            (
-                cell(f"{name} ({words.ROLES[name]})"),
-                cell(model.name),
-                number(pool.gpus, f"{pool.gpus:,}"),
-                cell(pool.name),
-                cell(role.layout.label),
-                cell(meaning(role)),
-                cell(between(role)),
-            )
-        )
-    return Table(
-        caption="Who sits where",
-        head=("role", "model", "GPUs", "pool", "layout", "in words", "between its calls"),
-        rows=tuple(rows),
+    pool = plan.placement.pool
+    return table(
+        "Who sits where",
+        plan.placement.roles.items(),
+        ("role", lambda item: f"{item[0]} ({words.ROLES[item[0]]})"),
+        ("model", lambda item: models["actor" if item[0] == "rollout" else item[0]].name),
+        ("GPUs", lambda item: number(pool(item[1].pool).gpus, ",")),
+        ("pool", lambda item: item[1].pool),
+        ("layout", lambda item: item[1].layout.label),
+        ("in words", lambda item: meaning(item[1])),
+        ("between its calls", lambda item: between(item[1])),
     )
 
 
@@ -130,12 +117,13 @@ def meaning(role: RolePlacement | RolloutPlacement) -> str:
     """A layout in words: `16 copies of the model, each over 32 GPUs`."""
     layout = role.layout
     if isinstance(layout, RolloutLayout):
-        each = layout.gpus // layout.dp
-        return f"{layout.dp:,} engine{'s' * (layout.dp > 1)}, each over {each} GPU{'s' * (each > 1)}"
+        return (
+            f"{words.plural(layout.dp, 'engine')}, each over {words.plural(layout.gpus // layout.dp, 'GPU')}"
+        )
     if layout.zero == 3 and layout.tp * layout.pp == 1:
         return f"one copy of weights and optimizer, spread over {layout.gpus:,} GPUs"
-    each = layout.gpus // layout.dp
-    copies = f"{layout.dp:,} cop{'ies' if layout.dp > 1 else 'y'} of the model, each over {each} GPU{'s' * (each > 1)}"
+    each = words.plural(layout.gpus // layout.dp, "GPU")
+    copies = f"{layout.dp:,} cop{'ies' if layout.dp > 1 else 'y'} of the model, each over {each}"
     return (
         f"{copies}; optimizer states are split among the copies" if layout.zero and layout.dp > 1 else copies
     )
@@ -147,13 +135,7 @@ def between(role: RolePlacement | RolloutPlacement) -> str:
         if role.residency != "resident":
             return role.residency
         return {0: "stays", 1: "sleeps, weights on the host", 2: "sleeps, memory freed"}[role.sleep]
-    parts = (
-        ["weights on the host"]
-        if role.residency == "offloaded"
-        else ["made anew"]
-        if role.residency == "recreated"
-        else []
-    )
+    parts = {"offloaded": ["weights on the host"], "recreated": ["made anew"]}.get(role.residency, [])
     parts += ["optimizer on the host"] if role.offload_between else []
     parts += ["Adam runs on the CPU"] if role.layout.offload_optimizer == "cpu" else []
     return ", ".join(parts) or "stays"

@@ -10,12 +10,12 @@ from typing import Any
 from rlhfsim.calibration.comparison.phases import PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import step_windows
-from rlhfsim.present import findings
+from rlhfsim.present import findings, words
 from rlhfsim.present.figures.time import role_of
-from rlhfsim.present.html import plots, theme, words
-from rlhfsim.present.html.content import Cell, Figure, Table, compact, number, rounded
-from rlhfsim.present.html.content import words as cell
-from rlhfsim.trace import WAIT, Span
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.html.content import Figure
+from rlhfsim.present.tables import added, compact, number, rounded, table
+from rlhfsim.trace import WAIT
 
 LABELLED = 0.08
 """Share of the axis from which a bar carries its name."""
@@ -23,10 +23,11 @@ SMALL = 0.01
 """Share of the step below which a phase says nothing about the prediction."""
 PREDICTED, MEASURED = ("blue", "/"), ("red", "")
 """Colours of the two sides wherever both are drawn."""
+SIDES = {"predicted": PREDICTED, "measured": MEASURED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class TimedCall:
     """A call on the time axis, predicted or measured."""
 
     side: str
@@ -51,115 +52,98 @@ def typical_step(answer: SideBySide) -> int:
     return min(times, key=lambda step: (abs(times[step] - middle), step))
 
 
-def both(answer: SideBySide) -> tuple[Work, ...]:
+def both(answer: SideBySide) -> tuple[TimedCall, ...]:
     """Predicted calls, and those of the typical measured step."""
     step = typical_step(answer)
     begin = step_windows(answer.trace)[step][0]
-    spans: list[Span] = [s for s in answer.trace.spans if s.step == step and s.kind != WAIT]
-    told = [
-        Work(side="predicted", name=p.name, where=p.pool, start_s=p.start_s, seconds=p.seconds)
+    predicted = [
+        TimedCall(side="predicted", name=p.name, where=p.pool, start_s=p.start_s, seconds=p.seconds)
         for p in answer.plan.prediction.phases
     ]
-    seen = [
-        Work(
+    measured = [
+        TimedCall(
             side="measured",
             name=s.name,
             where=f"{s.pool}, {s.group}",
             start_s=s.start_s - begin,
             seconds=s.seconds,
         )
-        for s in spans
+        for s in answer.trace.spans
+        if s.step == step and s.kind != WAIT
     ]
-    return (*told, *seen)
+    return (*predicted, *measured)
 
 
 def timeline(answer: SideBySide) -> Figure:
     """Predicted and measured calls, row beside row."""
-    work = both(answer)
-    end = max(w.start_s + w.seconds for w in work)
-    roles = dict.fromkeys(role_of(w.name) for w in work)
-    names = [
-        f"{role}, {side}"
-        for role in roles
-        for side in ("predicted", "measured")
-        if any(w.row == f"{role}, {side}" for w in work)
-    ]
-    data = [_bars(side, [w for w in work if w.side == side], end) for side in ("predicted", "measured")]
-    layout = theme.layout(
-        height=theme.by_rows(len(names), each=32, frame=110),
-        x=f"seconds from the start of the step (measured: step {typical_step(answer)})",
+    calls = both(answer)
+    end = max(c.start_s + c.seconds for c in calls)
+    by_side = {side: [c for c in calls if c.side == side] for side in SIDES}
+    present = {c.row for c in calls}
+    rows = [f"{role}, {side}" for role in dict.fromkeys(role_of(c.name) for c in calls) for side in SIDES]
+    layout = plots.rows(
+        [row for row in rows if row in present],
+        f"seconds from the start of the step (measured: step {typical_step(answer)})",
+        each=32,
         barmode="overlay",
         xaxis={"range": [0, rounded(end * 1.01)], "fixedrange": False},
-        yaxis=theme.rows(names),
         dragmode="pan",
     )
-    title = findings.sides(
-        _totals([w for w in work if w.side == "predicted"]),
-        _totals([w for w in work if w.side == "measured"]),
-    )
-    alt = "Bars on a time axis, a predicted and a measured row for each role, from 0 to " + words.seconds(end)
-    how = "The predicted step above the measured step that is nearest to the median. Gaps between measured bars are time in which no call of that role ran."
     return Figure(
         key="timeline",
-        title=title,
-        alt=alt,
-        how=how,
-        plot=plots.spec(data, layout),
-        table=_work_table(work),
+        title=findings.sides(_totals(by_side["predicted"]), _totals(by_side["measured"])),
+        alt="Bars on a time axis, a predicted and a measured row for each role, from 0 to "
+        + words.seconds(end),
+        how="The predicted step above the measured step that is nearest to the median. Gaps between measured"
+        " bars are time in which no call of that role ran.",
+        plot=plots.spec([_bars(side, by_side[side], end) for side in SIDES], layout),
+        table=table(
+            "Calls of the step",
+            calls,
+            ("call", lambda c: c.name),
+            ("side", lambda c: c.side),
+            ("where", lambda c: c.where),
+            ("starts at (s)", lambda c: number(c.start_s, ".4g")),
+            ("takes (s)", lambda c: number(c.seconds, ".3g")),
+        ),
         zoom=True,
     )
 
 
-def _totals(work: Sequence[Work]) -> dict[str, float]:
+def _totals(calls: Sequence[TimedCall]) -> dict[str, float]:
     """Seconds by call: of the GPU group that was busy longest with it, as observations count."""
-    busy: dict[tuple[str, str], float] = {}
-    for w in work:
-        busy[w.name, w.where] = busy.get((w.name, w.where), 0.0) + w.seconds
-    found: dict[str, float] = {}
+    busy = added(((c.name, c.where), c.seconds) for c in calls)
+    longest: dict[str, float] = {}
     for (name, _), seconds in busy.items():
-        found[name] = max(found.get(name, 0.0), seconds)
-    return found
+        longest[name] = max(longest.get(name, 0.0), seconds)
+    return longest
 
 
-def _bars(side: str, work: Sequence[Work], end: float) -> dict[str, Any]:
-    labels = [
-        plots.text(words.capital(words.call(w.name))) if w.seconds > LABELLED * end else "" for w in work
-    ]
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": side,
-        "y": [plots.text(w.row) for w in work],
-        "x": compact([w.seconds for w in work]),
-        "base": compact([w.start_s for w in work]),
-        "marker": theme.fill(PREDICTED if side == "predicted" else MEASURED),
-        "text": labels if side == "measured" else [""] * len(work),
-        "textposition": "inside",
-        "textfont": {"color": theme.colour("bg"), "size": 12},
-        "constraintext": "inside",
-        "textangle": 0,
-        "hoverinfo": "text",
-        "hovertext": [
-            f"<b>{plots.text(w.name)}</b>, {side}<br>{plots.text(w.where)}<br>{w.start_s:.4g} s, takes {w.seconds:.3g} s"
-            for w in work
+def _bars(side: str, calls: Sequence[TimedCall], end: float) -> plots.Trace:
+    def label(c: TimedCall) -> str:
+        long = side == "measured" and c.seconds > LABELLED * end
+        return plots.text(words.capital(words.call(c.name))) if long else ""
+
+    trace = plots.bars(
+        side,
+        [c.row for c in calls],
+        [c.seconds for c in calls],
+        SIDES[side],
+        base=compact([c.start_s for c in calls]),
+        text=[label(c) for c in calls],
+        textposition="inside",
+        textfont={"color": theme.colour("bg"), "size": 12},
+        constraintext="inside",
+        textangle=0,
+        hoverinfo="text",
+        hovertext=[
+            f"<b>{plots.text(c.name)}</b>, {side}<br>{plots.text(c.where)}"
+            f"<br>{c.start_s:.4g} s, takes {c.seconds:.3g} s"
+            for c in calls
         ],
-    }
-
-
-def _work_table(work: Sequence[Work]) -> Table:
-    rows = tuple(
-        (
-            cell(w.name),
-            cell(w.side),
-            cell(w.where),
-            number(w.start_s, f"{w.start_s:.4g}"),
-            number(w.seconds, f"{w.seconds:.3g}"),
-        )
-        for w in work
     )
-    return Table(
-        caption="Calls of the step", head=("call", "side", "where", "starts at (s)", "takes (s)"), rows=rows
-    )
+    del trace["hovertemplate"]
+    return trace
 
 
 def inside(row: PhaseComparison) -> bool | None:
@@ -174,104 +158,57 @@ def inside(row: PhaseComparison) -> bool | None:
 
 def phases(answer: SideBySide) -> Figure | None:
     """Predicted and measured seconds of every phase that both sides have; None: there is none."""
+    step = answer.found.step
     rows = sorted((r for r in answer.found.rows if r.ratio is not None), key=lambda r: -(r.measured_s or 0.0))
     if not rows:
         return None
     names = [words.capital(words.call(r.name)) for r in rows]
+    up, late = [_arm(r.predicted_s, r.high_s) for r in rows], [_arm(r.measured_s, r.p90_s) for r in rows]
+    down = [_arm(r.low_s, r.predicted_s) for r in rows]
     data = [
-        _side(
-            "predicted",
-            PREDICTED,
-            names,
-            [r.predicted_s for r in rows],
-            [r.low_s for r in rows],
-            [r.high_s for r in rows],
-        ),
-        _side(
-            "measured (median)", MEASURED, names, [r.measured_s for r in rows], None, [r.p90_s for r in rows]
-        ),
+        _side("predicted", PREDICTED, names, [r.predicted_s for r in rows], up, down),
+        _side("measured (median)", MEASURED, names, [r.measured_s for r in rows], late, [0.0] * len(rows)),
     ]
-    layout = theme.layout(
-        height=theme.by_rows(len(names), each=46, frame=130),
-        x="seconds",
-        barmode="group",
-        yaxis=theme.rows(names),
-    )
-    body = tuple(_phase(r) for r in (*rows, answer.found.step))
-    head = (
-        "phase",
-        "predicted (s)",
-        "P10 (s)",
-        "P90 (s)",
-        "measured (s)",
-        "90th percentile (s)",
-        "measured / predicted",
-        "steps",
-    )
-    least = SMALL * (answer.found.step.predicted_s or 0.0)
-    title = findings.phases(
-        {r.name: r.ratio for r in rows if r.ratio and max(r.predicted_s or 0.0, r.measured_s or 0.0) > least}
-    )
-    alt = "Pairs of bars, one a phase: " + "; ".join(
-        f"{n} {r.predicted_s:.3g} s predicted, {r.measured_s:.3g} s measured"
-        for n, r in zip(names, rows, strict=True)
-    )
-    how = "Whiskers: the predicted P10 to P90, and the 90th percentile over the measured steps. The first step, which warms up, is left out."
+    layout = plots.rows(names, "seconds", each=46, margin=130, barmode="group")
+    least = SMALL * (step.predicted_s or 0.0)
+    long = [r for r in rows if max(r.predicted_s or 0.0, r.measured_s or 0.0) > least]
     return Figure(
         key="phases",
-        title=title,
-        alt=alt,
-        how=how,
+        title=findings.phases({r.name: r.ratio for r in long if r.ratio}),
+        alt="Pairs of bars, one a phase: "
+        + "; ".join(
+            f"{n} {r.predicted_s:.3g} s predicted, {r.measured_s:.3g} s measured"
+            for n, r in zip(names, rows, strict=True)
+        ),
+        how="Whiskers: the predicted P10 to P90, and the 90th percentile over the measured steps. The first"
+        " step, which warms up, is left out.",
         plot=plots.spec(data, layout),
-        table=Table(caption="Phases, predicted and measured", head=head, rows=body),
+        table=table(
+            "Phases, predicted and measured",
+            (*rows, step),
+            ("phase", lambda r: r.name),
+            ("predicted (s)", lambda r: number(r.predicted_s, ".3g", "-")),
+            ("P10 (s)", lambda r: number(r.low_s, ".3g", "-")),
+            ("P90 (s)", lambda r: number(r.high_s, ".3g", "-")),
+            ("measured (s)", lambda r: number(r.measured_s, ".3g", "-")),
+            ("90th percentile (s)", lambda r: number(r.p90_s, ".3g", "-")),
+            ("measured / predicted", lambda r: f"{r.ratio:.2f}" if r.ratio else "-"),
+            ("steps", lambda r: str(r.steps)),
+        ),
     )
+
+
+def _arm(low: float | None, high: float | None) -> float:
+    return max(0.0, high - low) if low is not None and high is not None else 0.0
 
 
 def _side(
     name: str,
-    pair: tuple[str, str],
+    look: tuple[str, str],
     names: list[str],
     x: Sequence[float | None],
-    low: Sequence[float | None] | None,
-    high: Sequence[float | None],
+    up: Sequence[float],
+    down: Sequence[float],
 ) -> dict[str, Any]:
-    up = [max(0.0, h - v) if h is not None and v is not None else 0.0 for h, v in zip(high, x, strict=True)]
-    down = (
-        [max(0.0, v - w) if w is not None and v is not None else 0.0 for w, v in zip(low, x, strict=True)]
-        if low
-        else [0.0] * len(up)
-    )
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": [plots.text(n) for n in names],
-        "x": compact(x),
-        "marker": theme.fill(pair),
-        "error_x": {
-            "type": "data",
-            "symmetric": False,
-            "array": compact(up),
-            "arrayminus": compact(down),
-            "color": theme.colour("text"),
-            "thickness": 1.2,
-            "width": 3,
-        },
-        "hovertemplate": "%{y}: %{x:.3s} s<extra>%{fullData.name}</extra>",
-    }
-
-
-def _phase(r: PhaseComparison) -> tuple[Cell, ...]:
-    def seconds(value: float | None) -> Cell:
-        return number(value, "-" if value is None else f"{value:.3g}")
-
-    return (
-        cell(r.name),
-        seconds(r.predicted_s),
-        seconds(r.low_s),
-        seconds(r.high_s),
-        seconds(r.measured_s),
-        seconds(r.p90_s),
-        cell(f"{r.ratio:.2f}" if r.ratio else "-"),
-        cell(str(r.steps)),
-    )
+    arms = plots.whiskers(up, down, "text", width=3, thickness=1.2)
+    return plots.bars(name, names, x, look, error_x=arms)

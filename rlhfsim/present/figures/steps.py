@@ -8,40 +8,34 @@ from typing import Any
 from rlhfsim.calibration.comparison.gap import CAUSES, Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.present import findings
+from rlhfsim.present import findings, words
 from rlhfsim.present.figures.run import MEASURED, PREDICTED
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure, Table, compact, number, rounded
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.present.html.content import Figure
+from rlhfsim.present.tables import compact, number, rounded, table, worth
 from rlhfsim.units import GB
 
-# --- the gap ----------------------------------------------------------------------------------------
 
-
-def gap(found: Gap) -> Figure:
+def gap(gap: Gap) -> Figure:
     """From the predicted to the measured mean step, cause by cause."""
-    causes = [c for c in CAUSES if rounded(found.parts[c])]
-    names = ["predicted", *(GAP_NAMES[c] for c in causes), "measured"]
-    values = [found.predicted_s, *(found.parts[c] for c in causes), found.measured_s]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "waterfall",
-            "x": names,
-            "y": compact(values),
-            "measure": ["absolute", *["relative"] * len(causes), "total"],
-            "connector": {"line": {"color": theme.colour("grey"), "width": 1}},
-            "increasing": {"marker": {"color": theme.colour("red")}},
-            "decreasing": {"marker": {"color": theme.colour("green")}},
-            "totals": {"marker": {"color": theme.colour("blue")}},
-            "text": [
-                f"{v:.3g} s" if n in ("predicted", "measured") else f"{v:+.2g} s"
-                for n, v in zip(names, values, strict=True)
-            ],
-            "textposition": "outside",
-            "hovertemplate": "%{x}: %{text}<extra></extra>",
-            "cliponaxis": False,
-        }
-    ]
+    causes = [c for c in CAUSES if rounded(gap.parts[c])]
+    parts = [(words.CAUSES[c].label, gap.parts[c]) for c in causes]
+    rows = [("predicted", gap.predicted_s), *parts, ("measured", gap.measured_s)]
+    ends = rows[0], rows[-1]
+    bridge = {
+        "type": "waterfall",
+        "x": [name for name, _ in rows],
+        "y": compact([seconds for _, seconds in rows]),
+        "measure": ["absolute", *["relative"] * len(causes), "total"],
+        "connector": {"line": {"color": theme.colour("grey"), "width": 1}},
+        "increasing": {"marker": {"color": theme.colour("red")}},
+        "decreasing": {"marker": {"color": theme.colour("green")}},
+        "totals": {"marker": {"color": theme.colour("blue")}},
+        "text": [f"{row[1]:.3g} s" if row in ends else f"{row[1]:+.2g} s" for row in rows],
+        "textposition": "outside",
+        "hovertemplate": "%{x}: %{text}<extra></extra>",
+        "cliponaxis": False,
+    }
     layout = theme.layout(
         height=380,
         x="",
@@ -50,180 +44,146 @@ def gap(found: Gap) -> Figure:
         xaxis={"type": "category"},
         margin={"t": 24},
     )
-    rows = tuple(
-        (cell(n), number(v, f"{v:.3g}" if n in ("predicted", "measured") else f"{v:+.3g}"))
-        for n, v in zip(names, values, strict=True)
-    )
-    alt = "A bridge from the predicted to the measured step: " + "; ".join(
-        f"{n} {v:+.2g} s" for n, v in zip(names, values, strict=True)
-    )
-    how = "Up is longer than predicted, down is shorter; the pieces add up exactly. A phase's difference is split as its prediction splits that phase's time: no counter of the GPU was read."
-    title = findings.gap(found.parts, found.predicted_s, found.measured_s)
     return Figure(
         key="gap",
-        title=title,
-        alt=alt,
-        how=how,
-        plot=plots.spec(data, layout),
-        table=Table(caption="Where the gap comes from", head=("cause", "seconds"), rows=rows),
+        title=findings.gap(gap.parts, gap.predicted_s, gap.measured_s),
+        alt="A bridge from the predicted to the measured step: "
+        + "; ".join(f"{name} {seconds:+.2g} s" for name, seconds in rows),
+        how="Up is longer than predicted, down is shorter; the pieces add up exactly. A phase's difference is"
+        " split as its prediction splits that phase's time: no counter of the GPU was read.",
+        plot=plots.spec([bridge], layout),
+        table=table(
+            "Where the gap comes from",
+            rows,
+            ("cause", lambda row: row[0]),
+            ("seconds", lambda row: number(row[1], ".3g" if row in ends else "+.3g")),
+        ),
     )
-
-
-GAP_NAMES = {
-    "lengths": "lengths",
-    "compute": "arithmetic",
-    "hbm": "GPU memory",
-    "network": "links",
-    "overhead": "overhead",
-    "waiting": "waiting",
-    "order": "order",
-}
-"""Cause -> label."""
-
-
-# --- memory, steps ----------------------------------------------------------------------------------
 
 
 def memory(held: Sequence[PhaseMemory]) -> Figure | None:
     """Predicted and measured bytes by phase; None where the run recorded none."""
-    known = [h for h in held if h.measured is not None and h.predicted is not None]
-    if not known:
-        return None
-    names = [f"{h.phase}, pool {h.pool}" for h in known]
-    told, seen = ([(h.predicted or 0.0) / GB for h in known], [(h.measured or 0.0) / GB for h in known])
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "name": side,
-            "y": [plots.text(n) for n in names],
-            "x": compact(x),
-            "marker": theme.fill(pair),
-            "hovertemplate": "%{y}: %{x:.3s} GB<extra>%{fullData.name}</extra>",
-        }
-        for side, x, pair in (("predicted", told, PREDICTED), ("measured", seen, MEASURED))
+    rows = [
+        (f"{h.phase}, pool {h.pool}", h.predicted / GB, h.measured / GB, h.phase)
+        for h in held
+        if h.measured is not None and h.predicted is not None
     ]
-    layout = theme.layout(
-        height=theme.by_rows(len(names), each=42, frame=130),
-        x="GB on the fullest GPU of the pool",
-        barmode="group",
-        yaxis=theme.rows(names),
-    )
-    worst = max(range(len(known)), key=lambda i: seen[i] / told[i] if told[i] else 0.0)
-    title = f"Measured memory is {seen[worst] / told[worst]:.2g} times the prediction at most, in {known[worst].phase}"
-    rows = tuple(
-        (cell(n), number(a, f"{a:.3g}"), number(b, f"{b:.3g}"), cell(f"{b / a:.2f}"))
-        for n, a, b in zip(names, told, seen, strict=True)
-    )
-    alt = "Pairs of bars, one a phase and pool: " + "; ".join(
-        f"{n} {a:.3g} GB predicted, {b:.3g} GB measured" for n, a, b in zip(names, told, seen, strict=True)
-    )
-    how = "The most that any GPU of the pool held while the phase ran. On a machine without GPUs the counter is the whole process, libraries included, of which the plan counts the model's part."
+    if not rows:
+        return None
+    names = [name for name, *_ in rows]
+    data = [
+        plots.bars("predicted", names, [row[1] for row in rows], PREDICTED, "GB"),
+        plots.bars("measured", names, [row[2] for row in rows], MEASURED, "GB"),
+    ]
+    layout = plots.rows(names, "GB on the fullest GPU of the pool", each=42, margin=130, barmode="group")
+    _, predicted, measured, phase = max(rows, key=lambda row: row[2] / row[1] if row[1] else 0.0)
     return Figure(
         key="memory",
-        title=title,
-        alt=alt,
-        how=how,
+        title=f"Measured memory is {measured / predicted:.2g} times the prediction at most, in {phase}",
+        alt="Pairs of bars, one a phase and pool: "
+        + "; ".join(f"{n} {a:.3g} GB predicted, {b:.3g} GB measured" for n, a, b, _ in rows),
+        how="The most that any GPU of the pool held while the phase ran. On a machine without GPUs the counter"
+        " is the whole process, libraries included, of which the plan counts the model's part.",
         plot=plots.spec(data, layout),
-        table=Table(
-            caption="Memory, predicted and measured",
-            head=("phase and pool", "predicted (GB)", "measured (GB)", "measured / predicted"),
-            rows=rows,
+        table=table(
+            "Memory, predicted and measured",
+            rows,
+            ("phase and pool", lambda row: row[0]),
+            ("predicted (GB)", lambda row: number(row[1], ".3g")),
+            ("measured (GB)", lambda row: number(row[2], ".3g")),
+            ("measured / predicted", lambda row: f"{row[2] / row[1]:.2f}"),
         ),
     )
 
 
 def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
     """Seconds of every counted step with the predicted band, and the mean reward."""
-    p, counted, times = answer.plan.prediction, list(answer.run.counted), list(answer.run.step_s)
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "measured step",
-            "x": counted,
-            "y": compact(times),
-            "line": {"color": theme.colour("red")},
-            "marker": {"size": 8},
-            "hovertemplate": "step %{x}: %{y:.3s} s<extra></extra>",
-        },
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": "predicted",
-            "x": [counted[0], counted[-1]],
-            "y": compact([p.step_s] * 2),
-            "line": {"color": theme.colour("blue"), "dash": "dash"},
-            "hoverinfo": "skip",
-            "meta": "guide",
-        },
-    ]
-    more: dict[str, Any] = {}
-    if reward:
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": "mean reward (right axis)",
-                "x": list(reward),
-                "y": compact(list(reward.values())),
-                "yaxis": "y2",
-                "line": {"color": theme.colour("green"), "dash": "dot"},
-                "marker": {"symbol": "diamond", "size": 8},
-                "hovertemplate": "step %{x}: reward %{y:.3g}<extra></extra>",
-            }
-        )
-        more["yaxis2"] = {
-            "overlaying": "y",
-            "tickmode": "auto",
-            "rangemode": "tozero",
-            "side": "right",
-            "showgrid": False,
-            "title": {"text": "mean reward", "font": {"size": 12}},
-            "automargin": True,
-            "fixedrange": True,
-        }
-    band = {
+    p, by_step = answer.plan.prediction, dict(zip(answer.run.counted, answer.run.step_s, strict=True))
+    times = list(by_step.values())
+    more: dict[str, Any] = {"yaxis2": _REWARD_AXIS} if reward else {}
+    layout = theme.layout(
+        height=360,
+        x="step",
+        y="seconds",
+        shapes=[_band(p.low_s, p.high_s)],
+        yaxis={"rangemode": "tozero"},
+        xaxis={"dtick": max(1, len(by_step) // 12)},
+        **more,
+    )
+    rewards = "; mean reward: " + ", ".join(f"{r:.3g}" for r in reward.values()) if reward else ""
+    return Figure(
+        key="steps",
+        title=findings.steps(times, list(reward.values())),
+        alt="A line of seconds per step: " + ", ".join(f"{t:.3g}" for t in times) + rewards,
+        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left out of"
+        " the line of seconds.",
+        plot=plots.spec(_lines(by_step, p.step_s, reward), layout),
+        table=table(
+            "Every step",
+            sorted({*by_step, *reward}),
+            ("step", lambda step: worth(float(step), str(step))),
+            ("seconds", lambda step: number(by_step.get(step), ".4g", "not counted")),
+            ("mean reward", lambda step: number(reward.get(step), ".4g", "-")),
+        ),
+    )
+
+
+def _lines(by_step: dict[int, float], predicted_s: float, reward: dict[int, float]) -> list[plots.Trace]:
+    counted = list(by_step)
+    measured = _line("measured step", by_step, "red", None, "step %{x}: %{y:.3s} s<extra></extra>")
+    predicted = {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "predicted",
+        "x": [counted[0], counted[-1]],
+        "y": compact([predicted_s] * 2),
+        "line": {"color": theme.colour("blue"), "dash": "dash"},
+        "hoverinfo": "skip",
+        "meta": "guide",
+    }
+    if not reward:
+        return [measured, predicted]
+    hover = "step %{x}: reward %{y:.3g}<extra></extra>"
+    learnt = _line("mean reward (right axis)", reward, "green", "dot", hover)
+    learnt["marker"]["symbol"] = "diamond"
+    return [measured, predicted, {**learnt, "yaxis": "y2"}]
+
+
+def _line(name: str, by_step: dict[int, float], colour: str, dash: str | None, hover: str) -> plots.Trace:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": list(by_step),
+        "y": compact(by_step.values()),
+        "line": {"color": theme.colour(colour)} | ({"dash": dash} if dash else {}),
+        "marker": {"size": 8},
+        "hovertemplate": hover,
+    }
+
+
+_REWARD_AXIS: dict[str, Any] = {
+    "overlaying": "y",
+    "tickmode": "auto",
+    "rangemode": "tozero",
+    "side": "right",
+    "showgrid": False,
+    "title": {"text": "mean reward", "font": {"size": 12}},
+    "automargin": True,
+    "fixedrange": True,
+}
+
+
+def _band(low: float, high: float) -> dict[str, Any]:
+    return {
         "type": "rect",
         "xref": "paper",
         "x0": 0,
         "x1": 1,
-        "y0": rounded(p.low_s),
-        "y1": rounded(p.high_s),
+        "y0": rounded(low),
+        "y1": rounded(high),
         "fillcolor": theme.colour("blue"),
         "opacity": 0.12,
         "line": {"width": 0},
         "layer": "below",
     }
-    layout = theme.layout(
-        height=360,
-        x="step",
-        y="seconds",
-        shapes=[band],
-        yaxis={"rangemode": "tozero"},
-        xaxis={"dtick": max(1, len(counted) // 12)},
-        **more,
-    )
-    by_step = dict(zip(counted, times, strict=True))
-    rows = tuple(
-        (
-            number(float(s), str(s)),
-            number(by_step.get(s), f"{by_step[s]:.4g}" if s in by_step else "not counted"),
-            number(reward.get(s), f"{reward[s]:.4g}" if s in reward else "-"),
-        )
-        for s in sorted({*by_step, *reward})
-    )
-    alt = (
-        "A line of seconds per step: "
-        + ", ".join(f"{t:.3g}" for t in times)
-        + ("; mean reward: " + ", ".join(f"{r:.3g}" for r in reward.values()) if reward else "")
-    )
-    how = "The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left out of the line of seconds."
-    return Figure(
-        key="steps",
-        title=findings.steps(times, list(reward.values())),
-        alt=alt,
-        how=how,
-        plot=plots.spec(data, layout),
-        table=Table(caption="Every step", head=("step", "seconds", "mean reward"), rows=rows),
-    )

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
-from typing import Any
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.plan import Plan
-from rlhfsim.present import findings
+from rlhfsim.present import findings, words
 from rlhfsim.present.html import plots, theme
-from rlhfsim.present.html.content import Figure, Table, compact, number, rounded
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.present.html.content import Figure
+from rlhfsim.present.tables import added, number, table
 from rlhfsim.validation import scoreboard
 from rlhfsim.validation import tables as kinds
 from rlhfsim.validation.outcome import Outcome
@@ -22,27 +21,9 @@ from rlhfsim.validation.outcome import Outcome
 SHOWN = 8
 """Coefficients with a bar of their own."""
 
-ACRONYMS = {
-    "rl": "RL",
-    "hbm": "HBM",
-    "nvlink": "NVLink",
-    "pcie": "PCIe",
-    "nic": "NIC",
-    "rpc": "RPC",
-    "kv": "KV",
-    "gpu": "GPU",
-    "cpu": "CPU",
-    "pue": "PUE",
-    "moe": "MoE",
-    "gemm": "GEMM",
-    "nccl": "NCCL",
-    "zero": "ZeRO",
-    "cuda": "CUDA",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Doubt:
     """What one coefficient adds to the interval of the step."""
 
     name: str
@@ -54,79 +35,48 @@ class Part:
     """Of the variance."""
 
 
-def contributions(cost: Cost) -> tuple[Part, ...]:
+def contributions(cost: Cost) -> tuple[Doubt, ...]:
     """The interval of a cost by coefficient, the widest first: parts on one coefficient move together."""
-    down: dict[str, float] = {}
-    up: dict[str, float] = {}
-    for p in cost.parts:
-        down[p.rests_on] = down.get(p.rests_on, 0.0) + p.seconds - p.low
-        up[p.rests_on] = up.get(p.rests_on, 0.0) + p.high - p.seconds
+    down = added((p.rests_on, p.seconds - p.low) for p in cost.parts)
+    up = added((p.rests_on, p.high - p.seconds) for p in cost.parts)
     total = sum((down[n] + up[n]) ** 2 for n in down) or 1.0
-    found = [Part(name=n, down_s=down[n], up_s=up[n], share=(down[n] + up[n]) ** 2 / total) for n in down]
-    return tuple(sorted((p for p in found if p.share > 0), key=lambda p: -p.share))
+    doubts = [Doubt(name=n, down_s=down[n], up_s=up[n], share=(down[n] + up[n]) ** 2 / total) for n in down]
+    return tuple(sorted((d for d in doubts if d.share > 0), key=lambda d: -d.share))
 
 
 def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
     """Seconds that each coefficient takes off or adds; None where nothing is uncertain."""
-    parts = contributions(cost)
-    if not parts:
+    doubts = contributions(cost)
+    if not doubts:
         return None
-    shown = parts[:SHOWN]
-    names = [spoken(p.name) for p in shown]
-    p = plan.prediction
+    shown = doubts[:SHOWN]
+    names = [words.spoken(d.name) for d in shown]
+    hover = {"hovertemplate": "%{y}: %{x:+.3s} s<extra>%{fullData.name}</extra>"}
     data = [
-        _bar("at its P10", names, [-x.down_s for x in shown], ("blue", "/")),
-        _bar("at its P90", names, [x.up_s for x in shown], ("orange", "")),
+        plots.bars("at its P10", names, [-d.down_s for d in shown], ("blue", "/"), **hover),
+        plots.bars("at its P90", names, [d.up_s for d in shown], ("orange", ""), **hover),
     ]
-    layout = theme.layout(
-        height=theme.by_rows(len(names), frame=140),
-        x="seconds that the step becomes shorter (left) or longer (right)",
-        barmode="overlay",
-        yaxis=theme.rows(names),
+    layout = plots.rows(
+        names, "seconds that the step becomes shorter (left) or longer (right)", margin=140, barmode="overlay"
     )
-    rows = tuple(
-        (
-            cell(spoken(x.name)),
-            number(-x.down_s, f"{-x.down_s:+,.3g}"),
-            number(x.up_s, f"{x.up_s:+,.3g}"),
-            cell(f"{x.share:.1%}".replace("%", " %")),
-        )
-        for x in parts
-    )
-    title = findings.sensitivity(names, [x.share for x in shown], (p.high_s - p.low_s) / 2, p.step_s)
-    alt = "Bars to both sides of the predicted step: " + "; ".join(
-        f"{n} {-x.down_s:+.3g} to {x.up_s:+.3g} s" for n, x in zip(names, shown, strict=True)
-    )
-    how = "How much the step moves when one coefficient is at the 10th or 90th percentile of what is believed of it. Independent doubts add in squares, so a few decide. Values and sources stand under Assumptions."
+    p = plan.prediction
     return Figure(
         key="sensitivity",
-        title=title,
-        alt=alt,
-        how=how,
+        title=findings.sensitivity(names, [d.share for d in shown], (p.high_s - p.low_s) / 2, p.step_s),
+        alt="Bars to both sides of the predicted step: "
+        + "; ".join(f"{words.spoken(d.name)} {-d.down_s:+.3g} to {d.up_s:+.3g} s" for d in shown),
+        how="How much the step moves when one coefficient is at the 10th or 90th percentile of what is believed"
+        " of it. Independent doubts add in squares, so a few decide. Values and sources stand under Assumptions.",
         plot=plots.spec(data, layout),
-        table=Table(
-            caption="What each coefficient adds to the interval of the step",
-            head=("coefficient", "at its P10 (s)", "at its P90 (s)", "share of the doubt"),
-            rows=rows,
+        table=table(
+            "What each coefficient adds to the interval of the step",
+            doubts,
+            ("coefficient", lambda d: words.spoken(d.name)),
+            ("at its P10 (s)", lambda d: number(-d.down_s, "+,.3g")),
+            ("at its P90 (s)", lambda d: number(d.up_s, "+,.3g")),
+            ("share of the doubt", lambda d: f"{d.share:.1%}".replace("%", " %")),
         ),
     )
-
-
-def _bar(name: str, names: list[str], x: list[float], pair: tuple[str, str]) -> dict[str, Any]:
-    return {
-        "type": "bar",
-        "orientation": "h",
-        "name": name,
-        "y": [plots.text(n) for n in names],
-        "x": compact(x),
-        "marker": theme.fill(pair),
-        "hovertemplate": "%{y}: %{x:+.3s} s<extra>%{fullData.name}</extra>",
-    }
-
-
-def spoken(name: str) -> str:
-    """A coefficient as people read it: `rl_call_overhead` is RL call overhead."""
-    return " ".join(ACRONYMS.get(word, word) for word in name.replace("_", " ").split())
 
 
 # --- published steps --------------------------------------------------------------------------------
@@ -135,39 +85,55 @@ def spoken(name: str) -> str:
 @cache
 def published() -> tuple[Outcome, ...]:
     """RLHF steps that others published and that were predicted from their configuration alone."""
-    found, _ = scoreboard.collect({"rlhf": kinds.SECTIONS["rlhf"]})
-    return tuple(o for o in found if o.kind == "rlhf.step" and o.error is not None)
+    outcomes, _ = scoreboard.collect({"rlhf": kinds.SECTIONS["rlhf"]})
+    return tuple(o for o in outcomes if o.kind == "rlhf.step" and o.error is not None)
 
 
-def error(rows: tuple[Outcome, ...]) -> float:
-    """Median error of the rows that fitted nothing."""
-    return median(abs(o.error) for o in rows if o.error is not None and o.part == "report")
+def scored() -> tuple[int, float]:
+    """Published steps that fitted nothing, and their median error."""
+    errors = [abs(o.error) for o in published() if o.error is not None and o.part == "report"]
+    return len(errors), median(errors)
 
 
 def scatter() -> Figure:
     """Predicted against measured, both on logarithmic axes."""
     rows = published()
-    scored = tuple(o for o in rows if o.part == "report")
-    inside = sum(1 for o in scored if _inside(o))
     by_source: dict[str, list[Outcome]] = {}
     for o in rows:
-        by_source.setdefault("used for fitting" if o.part == "fit" else short(o.source), []).append(o)
-    data = [_line(rows), *(_points(i, name, group) for i, (name, group) in enumerate(by_source.items()))]
+        by_source.setdefault("used for fitting" if o.part == "fit" else _short(o.source), []).append(o)
     values = [x for o in rows for x in (o.measured, o.predicted) if x]
-    span = [rounded(math.log10(min(values) / 1.4)), rounded(math.log10(max(values) * 1.4))]
-    axis = {"type": "log", "range": span, "dtick": 1}
+    axis = plots.logarithmic(values, 1.4, dtick=1)
     layout = theme.layout(
         height=460, x="measured seconds per step", y="predicted seconds per step", xaxis=axis, yaxis=axis
     )
-    alt = f"Points of measured and predicted seconds around the line of equality, from {min(values):.3g} to {max(values):.3g} s"
-    how = "On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result enters its own prediction; rows that fitted a constant are marked and not counted."
+    equal = plots.points(
+        "equal",
+        *[[min(values) / 2, max(values) * 2]] * 2,
+        mode="lines",
+        line={"color": theme.colour("grey"), "dash": "dash"},
+        hoverinfo="skip",
+        meta="guide",
+    )
+    count, error = scored()
     return Figure(
         key="published",
-        title=findings.scatter(error(rows), len(scored), inside),
-        alt=alt,
-        how=how,
-        plot=plots.spec(data, layout),
-        table=_table(rows),
+        title=findings.scatter(error, count, sum(o.part == "report" and _inside(o) for o in rows)),
+        alt="Points of measured and predicted seconds around the line of equality, "
+        f"from {min(values):.3g} to {max(values):.3g} s",
+        how="On the line prediction and publication agree; bars are the predicted P10 to P90. No row's result"
+        " enters its own prediction; rows that fitted a constant are marked and not counted.",
+        plot=plots.spec([equal, *(_points(i, *item) for i, item in enumerate(by_source.items()))], layout),
+        table=table(
+            "Published RLHF steps",
+            rows,
+            ("run", lambda o: o.label),
+            ("measured (s)", lambda o: number(o.measured, ",.4g")),
+            ("predicted (s)", lambda o: number(o.predicted, ",.4g")),
+            ("error", lambda o: words.signed(o.error or 0.0)),
+            ("fitted a constant", lambda o: "yes" if o.part == "fit" else "no"),
+            ("blanks filled by assumption", lambda o: ", ".join(o.assumptions) or "none"),
+            ("source", lambda o: o.source),
+        ),
     )
 
 
@@ -177,90 +143,33 @@ def _inside(o: Outcome) -> bool:
     )
 
 
-def short(source: str) -> str:
+def _short(source: str) -> str:
     """A publication in a legend: its repository, or the end of its address."""
     return source.split("@")[0] if "@" in source else source.split("/")[0]
 
 
-def _line(rows: tuple[Outcome, ...]) -> dict[str, Any]:
-    values = [x for o in rows for x in (o.measured, o.predicted) if x]
-    ends = compact([min(values) / 2, max(values) * 2])
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "equal",
-        "x": ends,
-        "y": ends,
-        "line": {"color": theme.colour("grey"), "dash": "dash"},
-        "hoverinfo": "skip",
-        "meta": "guide",
-    }
-
-
-def _points(i: int, name: str, rows: list[Outcome]) -> dict[str, Any]:
+def _points(i: int, name: str, rows: list[Outcome]) -> plots.Trace:
     def arm(o: Outcome, end: float | None) -> float:
         return abs(end - o.predicted) if end is not None and o.predicted is not None else 0.0
 
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": plots.text(name),
-        "x": compact([o.measured for o in rows]),
-        "y": compact([o.predicted for o in rows]),
-        "error_y": {
-            "type": "data",
-            "symmetric": False,
-            "array": compact([arm(o, o.high) for o in rows]),
-            "arrayminus": compact([arm(o, o.low) for o in rows]),
-            "width": 0,
-            "thickness": 1,
-            "color": theme.colour("grey"),
-        },
-        "marker": {
+    return plots.points(
+        name,
+        [o.measured for o in rows],
+        [o.predicted for o in rows],
+        error_y=plots.whiskers([arm(o, o.high) for o in rows], [arm(o, o.low) for o in rows], "grey"),
+        marker={
             "color": theme.colour(theme.KINDS[i % len(theme.KINDS)]),
             "symbol": theme.SYMBOLS[i % len(theme.SYMBOLS)],
             "size": 10,
         },
-        "hovertext": [
+        hovertext=[
             f"<b>{plots.text(o.label)}</b><br>measured {o.measured:.4g} s, predicted {o.predicted:.4g} s"
             for o in rows
         ],
-        "hoverinfo": "text",
-    }
-
-
-def _table(rows: tuple[Outcome, ...]) -> Table:
-    body = tuple(
-        (
-            cell(o.label),
-            number(o.measured, f"{o.measured:,.4g}"),
-            number(o.predicted, f"{o.predicted:,.4g}"),
-            cell(f"{o.error:+.0%}".replace("%", " %")),
-            cell("yes" if o.part == "fit" else "no"),
-            cell(", ".join(o.assumptions) or "none"),
-            cell(o.source),
-        )
-        for o in rows
-    )
-    return Table(
-        caption="Published RLHF steps",
-        head=(
-            "run",
-            "measured (s)",
-            "predicted (s)",
-            "error",
-            "fitted a constant",
-            "blanks filled by assumption",
-            "source",
-        ),
-        rows=body,
+        hoverinfo="text",
     )
 
 
-def outcome_assumptions(rows: tuple[Outcome, ...]) -> Mapping[str, int]:
-    """Blank cells that were filled, with how many rows rest on each."""
-    found: dict[str, int] = {}
-    for o in rows:
-        for text in o.assumptions:
-            found[text] = found.get(text, 0) + 1
-    return found
+def outcome_assumptions() -> Mapping[str, int]:
+    """Blank cells of published steps that were filled, with how many rows rest on each."""
+    return Counter(text for o in published() for text in o.assumptions)

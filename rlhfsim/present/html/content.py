@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+from rlhfsim.present.tables import TableData
 
 Mark = Literal["good", "warn", "bad", "plain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One cell of a table."""
-
-    text: str
-    value: float | None = None
-    """The number behind the text, in the unit of the column, as a figure draws it; None: no number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows under named columns."""
-
-    caption: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    kind: Literal["table"] = "table"
-    open: bool = True
-    """Shown at once; else behind a summary that opens it."""
-
-    @property
-    def numbers(self) -> set[float]:
-        """Every number in it."""
-        return {cell.value for row in self.rows for cell in row if cell.value is not None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class RoleLane:
     """One role on the GPUs of a node: pieces of `span` GPUs from `start` on, each with a label."""
 
     role: str
@@ -45,12 +21,12 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeGroup:
+class EqualNodes:
     """Nodes in a row that look the same."""
 
     title: str
     gpus: int
-    lanes: tuple[Lane, ...]
+    lanes: tuple[RoleLane, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +43,9 @@ class Figure:
     """How to read it."""
     plot: Mapping[str, Any] | None = None
     """Plotly's data and layout; colours are variables of the theme."""
-    nodes: tuple[NodeGroup, ...] = ()
+    nodes: tuple[EqualNodes, ...] = ()
     """Instead of a plot: a picture of nodes."""
-    table: Table
+    table: TableData
     zoom: bool = False
     """Whether buttons zoom and move along x."""
     kind: Literal["figure"] = "figure"
@@ -104,11 +80,11 @@ class Changed:
     kind: Literal["changed"] = "changed"
 
 
-Block = Figure | Table | Listing | Code | Changed
+Block = Figure | TableData | Listing | Code | Changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class PageSection:
     """One question and what answers it."""
 
     key: str
@@ -138,7 +114,7 @@ class Page:
     sure: tuple[str, ...]
     """How sure that is, and why."""
     tiles: tuple[Tile, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[PageSection, ...]
     version: str
 
     @property
@@ -147,23 +123,8 @@ class Page:
         return tuple(b for s in self.sections for b in s.blocks if isinstance(b, Figure))
 
 
-def words(text: str) -> Cell:
-    """A cell without a number."""
-    return Cell(text=text)
-
-
-def number(value: float | None, text: str | None = None) -> Cell:
-    """A cell with a number, written as given or as it is; `unknown` without one."""
-    if value is None:
-        return Cell(text="unknown" if text is None else text)
-    return Cell(text=f"{value:g}" if text is None else text, value=rounded(value))
-
-
-def rounded(value: float) -> float:
-    """Six significant digits: what figures draw and tables hold."""
-    return float(f"{value:.6g}")
-
-
-def compact(values: Sequence[float | None]) -> list[float | None]:
-    """Rounded numbers of a trace."""
-    return [None if v is None else rounded(v) for v in values]
+def section(key: str, heading: str, *blocks: Block | None, lead: str = "") -> PageSection:
+    """A section of the blocks that there are."""
+    return PageSection(
+        key=key, heading=heading, lead=lead, blocks=tuple(block for block in blocks if block is not None)
+    )

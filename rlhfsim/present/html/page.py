@@ -18,8 +18,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from rlhfsim.plan import write_atomically
-from rlhfsim.present.html import plots, theme, words
-from rlhfsim.present.html.content import Page, Table
+from rlhfsim.present.html import plots, theme
+from rlhfsim.present.html.content import Page
+from rlhfsim.present.tables import TableData
+from rlhfsim.present.words import tied
 
 MARKS = {"good": "✓", "warn": "!", "bad": "✗", "plain": ""}
 ZOOMS = (
@@ -49,7 +51,7 @@ def html(page: Page) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["tied"] = words.tied
+    environment.filters["tied"] = tied
     environment.globals.update(numeric=_numeric, json=embedded, zooms=ZOOMS, signs=SIGNS, marks=MARKS)
     return (
         environment.from_string(_file("template.html"))
@@ -80,7 +82,7 @@ def _policy(script: str) -> str:
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 
 
-def _numeric(table: Table, column: int) -> bool:
+def _numeric(table: TableData, column: int) -> bool:
     """Whether most cells of a column are numbers."""
     cells = [row[column] for row in table.rows if column < len(row)]
     return sum(cell.value is not None for cell in cells) > len(cells) / 2

@@ -6,54 +6,32 @@ variables (`var(--actor)`); the page resolves them for light, dark and print.
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
-from rlhfsim.present.html.content import rounded
-
-LIGHT = {
-    "bg": "#ffffff",
-    "panel": "#f6f7f9",
-    "text": "#1b1f24",
-    "muted": "#57606a",
-    "line": "#d0d7de",
-    "grid": "#e6e9ed",
-    "good": "#00714f",
-    "warn": "#8a5a00",
-    "bad": "#b3261e",
-    "link": "#005fa8",
-    "blue": "#0072b2",
-    "orange": "#e69f00",
-    "green": "#009e73",
-    "red": "#d55e00",
-    "purple": "#cc79a7",
-    "sky": "#56b4e9",
-    "yellow": "#c9b800",
-    "grey": "#8c959f",
-    "ink": "#1b1f24",
+SHADES = {
+    "bg": ("#ffffff", "#0f1318"),
+    "panel": ("#f6f7f9", "#181d24"),
+    "text": ("#1b1f24", "#e8ecf1"),
+    "muted": ("#57606a", "#a3adb8"),
+    "line": ("#d0d7de", "#333c47"),
+    "grid": ("#e6e9ed", "#262d36"),
+    "good": ("#00714f", "#4fd1a5"),
+    "warn": ("#8a5a00", "#f0b429"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "link": ("#005fa8", "#7cc4f5"),
+    "blue": ("#0072b2", "#3d9bd9"),
+    "orange": ("#e69f00", "#f0b23c"),
+    "green": ("#009e73", "#2bb98f"),
+    "red": ("#d55e00", "#ef7d35"),
+    "purple": ("#cc79a7", "#dd94bb"),
+    "sky": ("#56b4e9", "#8accf2"),
+    "yellow": ("#c9b800", "#f0e442"),
+    "grey": ("#8c959f", "#7d8793"),
+    "ink": ("#1b1f24", "#e8ecf1"),
 }
-DARK = {
-    "bg": "#0f1318",
-    "panel": "#181d24",
-    "text": "#e8ecf1",
-    "muted": "#a3adb8",
-    "line": "#333c47",
-    "grid": "#262d36",
-    "good": "#4fd1a5",
-    "warn": "#f0b429",
-    "bad": "#ff8a80",
-    "link": "#7cc4f5",
-    "blue": "#3d9bd9",
-    "orange": "#f0b23c",
-    "green": "#2bb98f",
-    "red": "#ef7d35",
-    "purple": "#dd94bb",
-    "sky": "#8accf2",
-    "yellow": "#f0e442",
-    "grey": "#7d8793",
-    "ink": "#e8ecf1",
-}
-
+"""Name -> colour on a light and on a dark ground."""
+LIGHT = {name: light for name, (light, _) in SHADES.items()}
+DARK = {name: dark for name, (_, dark) in SHADES.items()}
 ROLES: dict[str, tuple[str, str]] = {
     "rollout": ("blue", ""),
     "actor": ("red", "/"),
@@ -112,11 +90,6 @@ def fill(pair: tuple[str, str], *, faint: bool = False) -> dict[str, Any]:
     return marker
 
 
-def role(name: str) -> tuple[str, str]:
-    """Colour and pattern of a role."""
-    return ROLES.get(name, ("grey", "+"))
-
-
 def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any) -> dict[str, Any]:
     """The layout that all figures share: thin grid, transparent ground, legend above."""
     axis = {
@@ -158,38 +131,11 @@ def layout(*, height: int, x: str, y: str = "", legend: bool = True, **more: Any
         "yaxis": {**axis, "title": {"text": y, "font": {"size": 12}}},
     }
     for key, value in more.items():
-        base[key] = (
-            {**base[key], **value} if isinstance(value, dict) and isinstance(base.get(key), dict) else value
-        )
+        base[key] = base[key] | value if isinstance(base.get(key), dict) else value
     return base
 
 
-def rows(names: list[str], **more: Any) -> dict[str, Any]:
-    """A y axis of named rows, the first on top; names are escaped as `plots.text` does."""
-    return {
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": [escape(n, quote=False) for n in names],
-        "autorange": "reversed",
-        "showgrid": False,
-        "title": {"text": ""},
-        **more,
-    }
-
-
-def by_rows(count: int, *, each: int = 30, frame: int = 110) -> int:
-    """Height of a figure with so many rows, pixels."""
-    return frame + each * max(count, 2)
-
-
-def upright(x: float, name: str, dash: str) -> dict[str, Any]:
+def upright(x: float, name: str, dash: str | None = None) -> dict[str, Any]:
     """A line across the whole height of a figure at `x`, in the colour of that name."""
-    return {
-        "type": "line",
-        "x0": rounded(x),
-        "x1": rounded(x),
-        "y0": 0,
-        "y1": 1,
-        "yref": "paper",
-        "line": {"dash": dash, "width": 2, "color": colour(name)},
-    }
+    line = {"width": 2, "color": colour(name)} | ({"dash": dash} if dash else {})
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}

@@ -6,17 +6,16 @@ from collections.abc import Iterator
 
 from rlhfsim.plan import Choice, Plan
 from rlhfsim.present import assumptions as assumed
-from rlhfsim.present import findings, reproduce
+from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.basis import Basis, basis, cores, profile_of
 from rlhfsim.present.figures import choice as figures_choice
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import time as figures_time
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.html import words
-from rlhfsim.present.html.content import Block, Listing, Mark, Page, Section, Table, Tile
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.present.html.content import Block, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.sizes import NONE, Sizes
+from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.units import significant
 
@@ -53,8 +52,9 @@ def subtitle(plan: Plan) -> str:
     w = plan.workload
     samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
     return (
-        f"A plan predicted by rlhfsim: {w.prompts:,} prompts{samples} per step, prompts of {words.lengths(w.prompt_len)}, responses of "
-        f"{words.lengths(w.response_len)}; {plan.architecture} architecture, roles {plan.role_placement}, {BACKENDS[plan.placement.backend].title}{cores(plan)}"
+        f"A plan predicted by rlhfsim: {w.prompts:,} prompts{samples} per step, prompts of "
+        f"{words.lengths(w.prompt_len)}, responses of {words.lengths(w.response_len)}; {plan.architecture} "
+        f"architecture, roles {plan.role_placement}, {BACKENDS[plan.placement.backend].title}{cores(plan)}"
     )
 
 
@@ -81,36 +81,47 @@ def verdict(plan: Plan) -> str:
         else f"the fullest GPU would need {words.percent(-free)} more memory than it has"
     )
     return (
-        f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. One {plan.workload.algorithm.upper()} step of {actor.name} "
-        f"takes about {words.seconds(p.step_s)} on {words.gpus(plan):,} GPU{'s' * (words.gpus(plan) > 1)}{cost}: {findings.run_of(RUN, p.step_s, p.usd_per_step)}, and {memory}."
+        f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. "
+        f"One {plan.workload.algorithm.upper()} step of {actor.name} takes about {words.seconds(p.step_s)} on "
+        f"{words.plural(words.gpus(plan), 'GPU')}{cost}: "
+        f"{findings.run_of(RUN, p.step_s, p.usd_per_step)}, and {memory}."
     )
 
 
 def _sure(plan: Plan) -> Iterator[str]:
     p = plan.prediction
-    yield f"8 in 10 that a step takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)} (P10 to P90 of everything the time rests on)."
+    yield (
+        f"8 in 10 that a step takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)} "
+        "(P10 to P90 of everything the time rests on)."
+    )
     if plan.choice is None:
         yield GIVEN
     else:
         yield from _chosen(plan.choice)
-    rows = figures_trust.published()
-    yield f"Published RLHF steps were predicted with a median error of {words.percent(figures_trust.error(rows))}, none of them used for fitting ({sum(o.part == 'report' for o in rows)} steps)."
+    count, error = figures_trust.scored()
+    yield (
+        f"Published RLHF steps were predicted with a median error of {words.percent(error)}, "
+        f"none of them used for fitting ({count} steps)."
+    )
 
 
 def _chosen(choice: Choice) -> Iterator[str]:
     c = choice.certificate
     aim = "needs less memory" if choice.asked.objective == "memory" else "is predicted to be faster"
     if c.unexplored:
-        yield f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans were not looked at, and one of them could be up to {c.gap:.1%} shorter."
-    else:
-        stale = (
-            "; among asynchronous plans up to dominance by bounds, not by simulated steps"
-            if "async" in choice.asked.allow
-            else ""
+        yield (
+            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans were "
+            f"not looked at, and one of them could be up to {c.gap:.1%} shorter."
         )
-        yield f"Proven: none of {words.count(c.space)} possible plans {aim}{stale}."
+    else:
+        up_to = "; among asynchronous plans up to dominance by bounds, not by simulated steps"
+        limit = up_to if "async" in choice.asked.allow else ""
+        yield f"Proven: none of {words.count(c.space)} possible plans {aim}{limit}."
     if choice.confidence is not None and choice.runners_up and choice.asked.objective != "memory":
-        yield f"{words.percent(choice.confidence)} likely to be really faster than the next kind of plan ({choice.runners_up[0].label}), given the doubts that the two do not share."
+        yield (
+            f"{words.percent(choice.confidence)} likely to be really faster than the next kind of plan "
+            f"({choice.runners_up[0].label}), given the doubts that the two do not share."
+        )
 
 
 def tiles(plan: Plan) -> Iterator[Tile]:
@@ -150,29 +161,25 @@ def tiles(plan: Plan) -> Iterator[Tile]:
 # --- sections ---------------------------------------------------------------------------------------
 
 
-def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[Section]:
+def sections(known: Basis, sizes: Sizes, file: str) -> Iterator[PageSection]:
     """Top to bottom."""
     plan = known.plan
-    yield Section(key="plan", heading="The plan", blocks=(picture(plan),))
-    yield Section(key="time", heading="One iteration", blocks=(figures_time.timeline(plan),))
-    yield Section(
-        key="binds", heading="Where time goes and what binds", blocks=(figures_time.resources(plan),)
+    yield section("plan", "The plan", picture(plan))
+    yield section("time", "One iteration", figures_time.timeline(plan))
+    yield section("binds", "Where time goes and what binds", figures_time.resources(plan))
+    yield section("memory", "Memory", *figures_memory.memory(known))
+    yield section("candidates", "Candidates", *_candidates(plan, sizes))
+    yield section("why", "Why this one", *_why(plan))
+    yield section("doubts", "What the answer is sensitive to", *_doubts(known))
+    yield section("calibration", "How right such predictions were", figures_trust.scatter())
+    yield section(
+        "assumptions",
+        "Assumptions and sources",
+        assumed.unknowns(known),
+        *assumed.tables(known),
+        assumed.filled(),
     )
-    yield Section(key="memory", heading="Memory", blocks=figures_memory.memory(known))
-    yield Section(key="candidates", heading="Candidates", blocks=tuple(_candidates(plan, sizes)))
-    yield Section(key="why", heading="Why this one", blocks=tuple(_why(plan)))
-    yield Section(key="doubts", heading="What the answer is sensitive to", blocks=tuple(_doubts(known)))
-    yield Section(
-        key="calibration", heading="How right such predictions were", blocks=(figures_trust.scatter(),)
-    )
-    yield Section(
-        key="assumptions",
-        heading="Assumptions and sources",
-        blocks=(assumed.unknowns(known), *assumed.tables(known), assumed.filled()),
-    )
-    yield Section(
-        key="reproduce", heading="Reproduce", blocks=(reproduce.commands(plan, file), reproduce.hashes(plan))
-    )
+    yield section("reproduce", "Reproduce", reproduce.commands(plan, file), reproduce.hashes(plan))
 
 
 def _candidates(plan: Plan, sizes: Sizes) -> Iterator[Block]:
@@ -184,58 +191,48 @@ def _candidates(plan: Plan, sizes: Sizes) -> Iterator[Block]:
         yield Listing(title="Notes on other sizes", items=sizes.notes)
 
 
-def _why(plan: Plan) -> Iterator[Block]:
+def _why(plan: Plan) -> Iterator[Block | None]:
     if plan.choice is None:
         yield Listing(title="Why is not known", items=(GIVEN,))
         return
-    figure = figures_choice.rival(plan, plan.choice)
-    if figure is not None:
-        yield figure
-    yield Listing(
-        title="Why it won, and why not another", items=tuple(words.capital(r) for r in plan.choice.reasons)
-    )
+    yield figures_choice.rival(plan, plan.choice)
+    reasons = tuple(words.capital(r) for r in plan.choice.reasons)
+    yield Listing(title="Why it won, and why not another", items=reasons)
     yield certificate(plan.choice)
 
 
-def certificate(choice: Choice) -> Table:
+def certificate(choice: Choice) -> TableData:
     """Where every complete plan went."""
     c = choice.certificate
-    rows = [
-        ("complete plans", c.space),
-        ("do not fit", c.infeasible),
-        ("another is as good in everything", c.dominated),
-        ("cannot be better, by their lower bound", c.bounded),
-        ("simulated", c.simulated),
-        ("not looked at", c.unexplored),
-    ]
+    rows = {
+        "complete plans": c.space,
+        "do not fit": c.infeasible,
+        "another is as good in everything": c.dominated,
+        "cannot be better, by their lower bound": c.bounded,
+        "simulated": c.simulated,
+        "not looked at": c.unexplored,
+    }
     end = "proven" if not c.unexplored else f"not proven: {c.gap:.1%} could be left"
-    return Table(
-        caption=f"Certificate of the search: {end}",
-        head=("what became of them", "plans"),
-        rows=tuple((cell(n), cell(words.count(v))) for n, v in rows),
+    return pairs(
+        f"Certificate of the search: {end}",
+        [(what, words.count(number)) for what, number in rows.items()],
+        ("what became of them", "plans"),
     )
 
 
 def _doubts(known: Basis) -> Iterator[Block]:
     plan = known.plan
     figure = figures_trust.sensitivity(plan, known.cost) if known.cost is not None else None
-    if figure is not None:
-        yield figure
-    else:
-        yield Listing(
-            title="The doubt about the step cannot be split",
-            items=known.notes or ("no coefficient of this plan has an interval",),
-            mark="warn",
-        )
-    if plan.choice is None:
-        return
-    turned = figures_choice.break_evens(plan.choice)
-    if turned is not None:
-        yield turned
-    else:
-        yield Listing(
+    yield figure or Listing(
+        title="The doubt about the step cannot be split",
+        items=known.notes or ("no coefficient of this plan has an interval",),
+        mark="warn",
+    )
+    if plan.choice is not None:
+        yield figures_choice.break_evens(plan.choice) or Listing(
             title=findings.break_evens(None, 1.0, ""),
             items=(
-                "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and number of GPUs, by factors of 2 to 8 either way.",
+                "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and number of"
+                " GPUs, by factors of 2 to 8 either way.",
             ),
         )

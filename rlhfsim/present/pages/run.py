@@ -9,17 +9,16 @@ from pathlib import Path
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.observation import METRICS
 from rlhfsim.present import assumptions as assumed
-from rlhfsim.present import findings, reproduce
+from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.basis import basis, cores
 from rlhfsim.present.figures import memory as figures_memory
 from rlhfsim.present.figures import run as figures_run
 from rlhfsim.present.figures import steps as figures_steps
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
-from rlhfsim.present.html import words
-from rlhfsim.present.html.content import Block, Code, Listing, Mark, Page, Section, Table, Tile, number
-from rlhfsim.present.html.content import words as cell
+from rlhfsim.present.html.content import Block, Code, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.pages.plan import heading
+from rlhfsim.present.tables import number, pairs, table
 from rlhfsim.specs.loading import read_text
 
 REWARD = "reward/mean"
@@ -31,7 +30,7 @@ def run_page(answer: SideBySide, *, commands: str, title: str | None = None) -> 
     run = answer.run
     return Page(
         title=title or f"{heading(answer.plan)}: a run against its prediction",
-        subtitle=f"Run {run.name} on {run.device}: {run.steps} step{'s' * (run.steps != 1)} counted{cores(answer.plan)}",
+        subtitle=f"Run {run.name} on {run.device}: {words.plural(run.steps, 'step')} counted{cores(answer.plan)}",
         verdict=verdict(answer),
         mark=mark(answer),
         sure=tuple(_sure(answer)),
@@ -48,22 +47,28 @@ def mark(answer: SideBySide) -> Mark:
 
 def verdict(answer: SideBySide) -> str:
     """One sentence on how right the prediction was."""
-    step = answer.found.step
+    step, gap = answer.found.step, answer.gap
     if step.measured_s is None or step.predicted_s is None:
         return "The run has no step that was timed, so only its phases can be compared."
-    told = f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were predicted: {findings.against(step.ratio or 1.0, figures_run.inside(step))}"
+    against = findings.against(step.ratio or 1.0, figures_run.inside(step))
+    cause = f" {findings.gap(gap.parts, gap.predicted_s, gap.measured_s)}." if gap else ""
     return (
-        f"{told}. {findings.gap(answer.gap.parts, answer.gap.predicted_s, answer.gap.measured_s)}."
-        if answer.gap
-        else f"{told}."
+        f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were predicted: "
+        f"{against}.{cause}"
     )
 
 
 def _sure(answer: SideBySide) -> Iterator[str]:
     step = answer.found.step
-    yield f"The median of {step.steps} counted steps; the plan was made before the run and nothing of the run entered it."
+    yield (
+        f"The median of {step.steps} counted steps; the plan was made before the run and nothing of the run "
+        "entered it."
+    )
     if step.ratio_low is not None and step.ratio_high is not None:
-        yield f"8 in 10 that measured over predicted lies between {step.ratio_low:.2f} and {step.ratio_high:.2f}, from the scatter of the steps."
+        yield (
+            f"8 in 10 that measured over predicted lies between {step.ratio_low:.2f} and {step.ratio_high:.2f}, "
+            "from the scatter of the steps."
+        )
     yield from answer.notes
 
 
@@ -94,87 +99,61 @@ def rewards(answer: SideBySide) -> dict[int, float]:
     path = (answer.run.folder or Path()) / METRICS
     if answer.run.folder is None or not path.is_file():
         return {}
-    found: dict[int, float] = {}
+    by_step: dict[int, float] = {}
     for line in read_text(path).splitlines():
         try:
             row = json.loads(line)
-            found[int(row["step"])] = float(row[REWARD])
+            by_step[int(row["step"])] = float(row[REWARD])
         except (ValueError, KeyError, TypeError):
             continue
-    return found
+    return by_step
 
 
-def _sections(answer: SideBySide, commands: str) -> Iterator[Section]:
+def _sections(answer: SideBySide, commands: str) -> Iterator[PageSection]:
     known = basis(answer.plan)
     timed = answer.found.step.measured_s is not None
     if timed:
-        yield Section(
-            key="time",
-            heading="One iteration, predicted and measured",
-            blocks=(figures_run.timeline(answer),),
-        )
-    yield Section(key="by-phase", heading="Phase by phase", blocks=tuple(_phases(answer)))
+        yield section("time", "One iteration, predicted and measured", figures_run.timeline(answer))
+    yield section("by-phase", "Phase by phase", *_phases(answer))
     if answer.gap is not None:
-        yield Section(
-            key="why", heading="Where the difference comes from", blocks=(figures_steps.gap(answer.gap),)
-        )
-    yield Section(key="bytes", heading="Memory and amounts", blocks=tuple(_memory(answer)))
+        yield section("why", "Where the difference comes from", figures_steps.gap(answer.gap))
+    yield section("bytes", "Memory and amounts", *_memory(answer))
     if timed:
-        yield Section(
-            key="over-time", heading="Step after step", blocks=(figures_steps.steps(answer, rewards(answer)),)
-        )
-    yield Section(
-        key="plan", heading="The plan that ran", blocks=(picture(answer.plan), *figures_memory.memory(known))
-    )
-    yield Section(
-        key="calibration",
-        heading="How right such predictions were elsewhere",
-        blocks=(figures_trust.scatter(),),
-    )
-    yield Section(
-        key="assumptions",
-        heading="Assumptions and sources",
-        blocks=(assumed.unknowns(known), *assumed.tables(known)),
-    )
-    yield Section(
-        key="reproduce",
-        heading="Reproduce",
-        blocks=(Code(title="Commands", text=commands), reproduce.hashes(answer.plan), _versions(answer)),
+        yield section("over-time", "Step after step", figures_steps.steps(answer, rewards(answer)))
+    yield section("plan", "The plan that ran", picture(answer.plan), *figures_memory.memory(known))
+    yield section("calibration", "How right such predictions were elsewhere", figures_trust.scatter())
+    yield section("assumptions", "Assumptions and sources", assumed.unknowns(known), *assumed.tables(known))
+    yield section(
+        "reproduce",
+        "Reproduce",
+        Code(title="Commands", text=commands),
+        reproduce.hashes(answer.plan),
+        pairs(
+            f"Libraries of the run, on {answer.run.device}",
+            answer.run.versions.items(),
+            ("library", "version"),
+        ),
     )
 
 
 def _phases(answer: SideBySide) -> Iterator[Block]:
     figure = figures_run.phases(answer)
     yield figure or Listing(title="No phase was both predicted and timed", items=())
-    strangers = (
-        [f"planned, but not timed in the run: {words.listed(list(answer.found.missing))}"]
-        if answer.found.missing
-        else []
+    sides = (
+        ("Planned, but not timed in the run", answer.found.missing),
+        ("In the run, but not planned", answer.found.unplanned),
     )
-    strangers += (
-        [f"in the run, but not planned: {words.listed(list(answer.found.unplanned))}"]
-        if answer.found.unplanned
-        else []
-    )
+    strangers = tuple(f"{side}: {words.listed(list(names))}" for side, names in sides if names)
     if strangers:
-        yield Listing(title="Only on one side", items=tuple(words.capital(s) for s in strangers))
+        yield Listing(title="Only on one side", items=strangers)
 
 
 def _memory(answer: SideBySide) -> Iterator[Block]:
     yield figures_steps.memory(answer.memory) or Listing(title="The run recorded no memory", items=())
-    rows = tuple(
-        (
-            cell(f"{a.name} ({a.unit})"),
-            number(a.predicted, "-" if a.predicted is None else f"{a.predicted:,.6g}"),
-            number(a.measured, "-" if a.measured is None else f"{a.measured:,.6g}"),
-        )
-        for a in answer.found.amounts
-    )
-    yield Table(caption="Tokens and bytes", head=("amount", "predicted", "measured"), rows=rows)
-
-
-def _versions(answer: SideBySide) -> Table:
-    rows = tuple((cell(name), cell(version)) for name, version in answer.run.versions.items())
-    return Table(
-        caption=f"Libraries of the run, on {answer.run.device}", head=("library", "version"), rows=rows
+    yield table(
+        "Tokens and bytes",
+        answer.found.amounts,
+        ("amount", lambda a: f"{a.name} ({a.unit})"),
+        ("predicted", lambda a: number(a.predicted, ",.6g", "-")),
+        ("measured", lambda a: number(a.measured, ",.6g", "-")),
     )

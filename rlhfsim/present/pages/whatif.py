@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
+from rlhfsim.present import words
+from rlhfsim.present.changes import asked_leaf, leaf_text, mark_of, value_text
 from rlhfsim.present.figures import crossing as figures_crossing
 from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures import whatif as figures_whatif
-from rlhfsim.present.html import words
-from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark, Page, Section, Table, Tile
-from rlhfsim.present.html.content import words as cell
-from rlhfsim.units import format, significant
-from rlhfsim.what_if.differences import Change, Leaf, Value
+from rlhfsim.present.html.content import Block, Changed, Code, Listing, Mark, Page, PageSection, Tile, section
+from rlhfsim.present.tables import pairs
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
-from rlhfsim.what_if.scenarios.points import worded
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
-
-MAIN = ("architecture", "role_placement")
-"""Decisions whose change is another design, not another number."""
 
 
 def whatif_page(result: WhatIf, *, file: str, title: str | None = None) -> Page:
@@ -47,23 +42,29 @@ def verdict(result: WhatIf) -> str:
     if base.plan is None or base.seconds is None:
         return f"The base does not fit: {base.shortage or 'no plan was found'}."
     cost = f" and {words.money(base.usd)}" if base.usd is not None else ""
-    told = f"As it is, a {result.per} takes {words.seconds(base.seconds)}{cost}"
-    return f"{told}. {figures_whatif.finding(result)}."
+    as_is = f"As it is, a {result.per} takes {words.seconds(base.seconds)}{cost}"
+    return f"{as_is}. {figures_whatif.finding(result)}."
 
 
 def _sure(result: WhatIf) -> Iterator[str]:
     base = result.base
     if base.plan is not None:
         p = base.plan.prediction
-        yield f"8 in 10 that a step of the base takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)}; points on the same GPUs share most of that doubt."
+        yield (
+            f"8 in 10 that a step of the base takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)}; "
+            "points on the same GPUs share most of that doubt."
+        )
     gaps = [p.name for p in result.everything if p.gap > 0]
     yield (
         f"Not proven where time ran out: {words.listed(gaps)}."
         if gaps
         else "Every point is designed anew, and each plan is proven best of its space."
     )
-    rows = figures_trust.published()
-    yield f"Published RLHF steps were predicted with a median error of {words.percent(figures_trust.error(rows))} ({sum(o.part == 'report' for o in rows)} steps, none used for fitting)."
+    count, error = figures_trust.scored()
+    yield (
+        f"Published RLHF steps were predicted with a median error of {words.percent(error)} "
+        f"({count} steps, none used for fitting)."
+    )
 
 
 def _tiles(result: WhatIf) -> Iterator[Tile]:
@@ -94,38 +95,26 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
     )
 
 
-def _sections(result: WhatIf, file: str) -> Iterator[Section]:
-    yield Section(key="points", heading="Time against money", blocks=tuple(_points(result)))
+def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
+    yield section(
+        "points", "Time against money", figures_whatif.pareto(result), figures_whatif.points(result)
+    )
     if result.tornado:
-        yield Section(
-            key="tornado",
-            heading="What moves the answer",
-            blocks=figures_whatif.tornado(result) or (Listing(title="No input can be drawn", items=()),),
-        )
+        tornado = figures_whatif.tornado(result) or (Listing(title="No input can be drawn", items=()),)
+        yield section("tornado", "What moves the answer", *tornado)
     if result.break_evens:
-        yield Section(
-            key="break-evens",
-            heading="Break-evens",
-            blocks=tuple(figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens)),
-        )
-    yield Section(
-        key="changes",
-        heading="What changes in each plan",
-        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign are what the scenario sets.",
-        blocks=tuple(_changed(result.base, p) for p in result.points),
+        crossings = (figures_crossing.break_even(i, b) for i, b in enumerate(result.break_evens))
+        yield section("break-evens", "Break-evens", *crossings)
+    yield section(
+        "changes",
+        "What changes in each plan",
+        *(_changed(result.base, p) for p in result.points),
+        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign are what"
+        " the scenario sets.",
     )
-    yield Section(key="assumptions", heading="Assumptions and notes", blocks=tuple(_assumed(result)))
-    yield Section(
-        key="calibration", heading="How right such predictions were", blocks=(figures_trust.scatter(),)
-    )
-    yield Section(key="reproduce", heading="Reproduce", blocks=tuple(_again(result, file)))
-
-
-def _points(result: WhatIf) -> Iterator[Block]:
-    figure = figures_whatif.pareto(result)
-    if figure is not None:
-        yield figure
-    yield figures_whatif.points(result)
+    yield section("assumptions", "Assumptions and notes", *_assumed(result))
+    yield section("calibration", "How right such predictions were", figures_trust.scatter())
+    yield section("reproduce", "Reproduce", *_again(result, file))
 
 
 def _assumed(result: WhatIf) -> Iterator[Block]:
@@ -142,17 +131,13 @@ def _again(result: WhatIf, file: str) -> Iterator[Block]:
     p = result.provenance
     name = PurePath(p.scenario).name
     yield Code(title="Commands", text=f"rlhfsim whatif {name} --out {file}\nrlhfsim report {file}")
-    rows = (
+    rows = [
         ("rlhfsim", p.rlhfsim_version),
         ("model (code and tables)", p.model_hash),
         ("scenario", p.scenario_hash),
         *((f"point {x.name}", x.input_hash) for x in result.everything),
-    )
-    yield Table(
-        caption="Versions and hashes: equal ones give the same numbers",
-        head=("what", "value"),
-        rows=tuple((cell(a), cell(b)) for a, b in rows),
-    )
+    ]
+    yield pairs("Versions and hashes: equal ones give the same numbers", rows)
     if p.text:
         yield Code(title=f"The scenario, {name}", text=p.text)
 
@@ -162,49 +147,19 @@ def _again(result: WhatIf, file: str) -> Iterator[Block]:
 
 def _changed(base: PointResult, point: PointResult) -> Changed:
     """One point in the manner of a plan of changes."""
-    lines = [("", f"{c.path}: {_set(c.path, c.before)} -> {_set(c.path, c.after)}") for c in asked(point)]
-    if point.plan is None or base.plan is None:
-        lines.append(
-            (
-                "!",
-                f"nothing fits: {point.shortage or 'no plan was found'}"
-                if point.plan is None
-                else "fits, which the base does not",
-            )
-        )
-        return Changed(title=point.name, lines=tuple(lines))
-    for change in chosen(base.plan, point.plan):
-        lines.append(
-            (
-                _sign(change),
-                f"{change.path.replace('_', ' ')}: {_leaf(change.before)} -> {_leaf(change.after)}",
-            )
-        )
-    for moved in comes_out(base, point):
-        by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""
-        lines.append(("~", f"{moved.name}: {_value(moved.before)} -> {_value(moved.after)}{by}"))
+    lines = [
+        ("", f"{c.path}: {asked_leaf(c.path, c.before)} -> {asked_leaf(c.path, c.after)}")
+        for c in asked(point)
+    ]
+    if point.plan is None:
+        lines.append(("!", f"nothing fits: {point.shortage or 'no plan was found'}"))
+    elif base.plan is None:
+        lines.append(("!", "fits, which the base does not"))
+    else:
+        for c in chosen(base.plan, point.plan):
+            text = f"{c.path.replace('_', ' ')}: {leaf_text(c.before)} -> {leaf_text(c.after)}"
+            lines.append((mark_of(c), text))
+        for moved in comes_out(base, point):
+            by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""
+            lines.append(("~", f"{moved.name}: {value_text(moved.before)} -> {value_text(moved.after)}{by}"))
     return Changed(title=point.name, lines=tuple(lines))
-
-
-def _sign(change: Change) -> str:
-    if change.path in MAIN:
-        return "!"
-    return "+" if change.before is None else "-" if change.after is None else "~"
-
-
-def _set(path: str, leaf: Leaf) -> str:
-    if isinstance(leaf, str) and leaf.startswith(("{", "[")):
-        return leaf.strip("{}[]").replace('"', "")
-    return worded(path, leaf)
-
-
-def _leaf(leaf: Leaf) -> str:
-    if leaf is None or isinstance(leaf, bool):
-        return {None: "-", True: "yes", False: "no"}[leaf]
-    return significant(leaf, 4) if isinstance(leaf, float | int) else leaf
-
-
-def _value(value: Value | None) -> str:
-    if value is None:
-        return "-"
-    return significant(value.value, 4) if value.unit == "1" else format(value.value, value.unit)
