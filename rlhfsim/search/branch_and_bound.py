@@ -18,6 +18,7 @@ import numpy as np
 from rlhfsim.kernels.devices import met
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.bound import objective_bound
+from rlhfsim.search.cache import SearchCache
 from rlhfsim.search.candidates import Candidate, judged, value
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.columns import Floats, Ints, Numbers
@@ -84,6 +85,7 @@ class Search:
         models: Models,
         pricer: Pricer | None = None,
         *,
+        cache: SearchCache | None = None,
         known: float = inf,
         only: Callable[[Partition], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
@@ -97,7 +99,7 @@ class Search:
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._known, self._only, self._sizes = known, only, sizes
         self.request, self.models = replace(request, cluster=met(request.cluster)), models
-        self.pricer = pricer or Pricer(self.request, models)
+        self.pricer = pricer or Pricer(self.request, models, cache)
         self.subproblems = Subproblems(self.request, models, self.pricer)
         self.best: Candidate | None = None
         self.kinds: dict[tuple[str, str], Candidate] = {}

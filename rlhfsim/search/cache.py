@@ -1,24 +1,26 @@
-"""What earlier searches of this process priced, where they asked the same of a role."""
+"""What searches that ask the same of a role share: layouts, bytes, seconds, weight paths and moves."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
-from rlhfsim.memory.components import Rows
-from rlhfsim.search.columns import Floats
 from rlhfsim.search.layouts import is_long
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import RolePlacement
 
+MOST_TABLES = 48
+"""Of the six kinds together: those of eight requests."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Options:
-    """The options of a role that the space has."""
+class RoleOptions:
+    """The options of a role that the space has, those that do not fit included."""
 
     legal: int
     refused: Counter[str]
@@ -28,71 +30,65 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Fit:
-    """The options of a role that fit by themselves, before they are timed."""
+class SharedTables:
+    """Tables for one request, together with all others that ask the same of a role.
 
-    legal: int
-    """Options of the space, those that do not fit included."""
-    refused: Counter[str]
-    """Layouts outside the space, by reason."""
-    roles: tuple[RolePlacement, ...]
-    bytes: Rows
-    """(n, stage) of `memory.components.ROLE`."""
-    host: Floats
-    """(n,) bytes of host memory for each GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
-    """Tables of earlier searches that asked the same of a role.
-
-    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the network, and roles not on how stale samples may be; no price of a
-    call depends on the price of a GPU, on the objective or on which architectures compete.
+    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the network,
+    and roles not on how old samples may be; no price of a call depends on the price of a GPU, on the objective
+    or on which architectures compete.
     """
 
-    options: dict[Key, Options]
-    fits: dict[Key, Fit]
+    options: dict[Key, RoleOptions]
+    fitting: dict[Key, OptionTable]
+    """Options that fit, before they are timed."""
     roles: dict[Key, OptionTable]
     rollouts: dict[Key, OptionTable]
     paths: dict[Any, Any]
+    """See `search.weight_paths`."""
     moves: dict[Any, dict[object, tuple[float, float]]]
     """Role, call and hardware -> what moves -> seconds in and out."""
 
-    @classmethod
-    def of(cls, request: Request, models: Models) -> Kept:
-        """What this process remembers of a request."""
-        work, cluster = request.workload, request.cluster
-        pools = tuple((DeviceKey(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups)
-        fixed = tuple((role, *sorted(fields.items())) for role, fields in sorted(request.fix.items()))
-        asked = models, request.backend, request.forbid, fixed, request.limits
-        domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
-        layouts = asked, domains, work.num_sequences // work.mini_batches, is_long(work)
-        bytes_ = asked, pools, work, request.max_oom
-        times = bytes_, cluster.oversubscription
-        synced = models.actor, request.backend, work.lora, pools, cluster.oversubscription
-        stale = times, "async" in request.switches, request.max_staleness
-        return cls(
-            options=_recalled(layouts),
-            fits=_recalled(bytes_),
-            roles=_recalled(times),
-            rollouts=_recalled(stale),
-            paths=_recalled(("paths", *synced)),
-            moves=_recalled(("moves", work.optimizer, *synced)),
-        )
-
     def tables(self, key: Key) -> dict[Key, OptionTable]:
-        """Where the table of a role is kept."""
+        """Where the table of a role is."""
         return self.rollouts if key.role == "rollout" else self.roles
 
 
-_RECALLED: OrderedDict[object, dict[Any, Any]] = OrderedDict()
-MOST_KEPT = 48
-"""Of the six kinds together: those of eight requests."""
+class SearchCache:
+    """Tables of earlier searches; whoever asks many questions passes one to each search."""
+
+    def __init__(self) -> None:
+        """Nothing was asked yet."""
+        self._tables: OrderedDict[object, dict[Any, Any]] = OrderedDict()
+
+    def of(self, request: Request, models: Models) -> SharedTables:
+        """Those that a request may read and fill."""
+        work, cluster = request.workload, request.cluster
+        groups = tuple((DeviceKey(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups)
+        fixed = tuple((role, *sorted(fields.items())) for role, fields in sorted(request.fix.items()))
+        competing = models, request.backend, request.forbid, fixed, request.limits
+        domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
+        bytes_ = competing, groups, work, request.max_oom
+        times = bytes_, cluster.oversubscription
+        synced = models.actor, request.backend, work.lora, groups, cluster.oversubscription
+        return SharedTables(
+            options=self._table(competing, domains, work.num_sequences // work.mini_batches, is_long(work)),
+            fitting=self._table(*bytes_),
+            roles=self._table(*times),
+            rollouts=self._table(times, "async" in request.switches, request.max_staleness),
+            paths=self._table("paths", *synced),
+            moves=self._table("moves", work.optimizer, *synced),
+        )
+
+    def _table(self, *question: object) -> dict[Any, Any]:
+        """Of all that ask this; those that were asked for longest ago go."""
+        table = self._tables.setdefault(question, {})
+        self._tables.move_to_end(question)
+        while len(self._tables) > MOST_TABLES:
+            self._tables.popitem(last=False)
+        return table
 
 
-def _recalled(name: object) -> dict[Any, Any]:
-    found = _RECALLED.setdefault(name, {})
-    _RECALLED.move_to_end(name)
-    while len(_RECALLED) > MOST_KEPT:
-        _RECALLED.popitem(last=False)
-    return found
+@cache
+def process_cache() -> SearchCache:
+    """The cache of searches to which none is passed."""
+    return SearchCache()

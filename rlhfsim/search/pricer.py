@@ -18,7 +18,7 @@ from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import RoleBytes, micro_batch_of, rested, role_bytes
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
-from rlhfsim.search.cache import Fit, Kept, Options
+from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
@@ -51,15 +51,16 @@ from rlhfsim.weight_sync.offload import moves
 
 
 class Pricer:
-    """Prices roles for one request; tables are kept, since skeletons share them."""
+    """Prices roles for one request; skeletons, and searches with the same cache, share the tables."""
 
-    def __init__(self, request: Request, models: Models) -> None:
-        """Nothing is priced yet."""
+    def __init__(self, request: Request, models: Models, cache: SearchCache | None = None) -> None:
+        """Nothing is priced yet, but what the cache holds."""
         self.request = request
         self.models = models
         self.calls = dataflow(request.workload)
         self._tables: dict[Key, OptionTable] = {}
-        self._kept = Kept.of(request, models)
+        self.cache = cache or process_cache()
+        self._shared = self.cache.of(request, models)
         self._forward: dict[tuple[object, ...], float] = {}
         self._paces: dict[tuple[object, ...], float] = {}
         self._settings: dict[tuple[int, int], Setting] = {}
@@ -68,15 +69,15 @@ class Pricer:
     def table(self, key: Key) -> OptionTable:
         """The options of a role that fit alone, fastest first."""
         if key not in self._tables:
-            kept = self._kept.tables(key)
-            if key not in kept:
-                kept[key] = self._rollout(key) if key.role == "rollout" else self._role(key)
-            self._tables[key] = kept[key]
+            shared = self._shared.tables(key)
+            if key not in shared:
+                shared[key] = self._rollout(key) if key.role == "rollout" else self._role(key)
+            self._tables[key] = shared[key]
         return self._tables[key]
 
     def again(self, request: Request, models: Models, changed: frozenset[str] = frozenset()) -> Pricer:
         """The prices that stay valid for another request: those of every role but the changed ones."""
-        other = Pricer(request, models)
+        other = Pricer(request, models, self.cache)
         other._tables = {k: t for k, t in self._tables.items() if k.role not in changed}
         return other
 
@@ -87,7 +88,7 @@ class Pricer:
     @property
     def paths(self) -> dict[Any, Any]:
         """What is known of weight paths, see `search.weight_paths`."""
-        return self._kept.paths
+        return self._shared.paths
 
     @property
     def refused(self) -> Counter[str]:
@@ -100,12 +101,12 @@ class Pricer:
     def prepare(self, keys: Iterable[Key]) -> None:
         """Price many roles, the roles of one pool size on one core."""
         wanted = {k for k in keys if k not in self._tables}
-        self._tables |= {k: t for k in wanted if (t := self._kept.tables(k).get(k)) is not None}
+        self._tables |= {k: t for k in wanted if (t := self._shared.tables(k).get(k)) is not None}
         missing = sorted(wanted - self._tables.keys(), key=_size)
         batches = [list(batch) for _, batch in groupby(missing, key=lambda k: _size(k)[:2])]
         for tables in mapped(self._batch, sorted(batches, key=lambda b: -len(b))):
             for table in tables:
-                self._tables[table.key] = self._kept.tables(table.key)[table.key] = table
+                self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
 
     def _batch(self, keys: list[Key]) -> list[OptionTable]:
         return [self.table(key) for key in keys]
@@ -132,26 +133,14 @@ class Pricer:
     # --- trained and scoring roles ----------------------------------------------------------------
 
     def _role(self, key: Key) -> OptionTable:
-        if key not in self._kept.fits:
-            self._kept.fits[key] = self._fit(key)
-        fit = self._kept.fits[key]
-        return _sorted(
-            OptionTable(
-                key=key,
-                legal=fit.legal,
-                refused=fit.refused,
-                options=fit.roles,
-                bytes=fit.bytes,
-                times=OptionTimes(self._times(key, fit.roles)),
-                host=fit.host,
-                pieces=np.zeros((len(fit.roles), STREAM_CHUNKS)),
-                continuous=np.zeros(len(fit.roles)),
-                sync_class=sync_classes(fit.roles),
-            )
-        )
+        if key not in self._shared.fitting:
+            self._shared.fitting[key] = self._fit(key)
+        table = self._shared.fitting[key]
+        roles = [role for role in table.options if isinstance(role, RolePlacement)]
+        return _sorted(replace(table, times=OptionTimes(self._times(key, roles))))
 
-    def _fit(self, key: Key) -> Fit:
-        """The options of a role that run when nobody else is there."""
+    def _fit(self, key: Key) -> OptionTable:
+        """The options of a role that run when nobody else is there, not yet timed."""
         options, pool = self._options(key), self.hardware(key)
         roles, parts = list[RolePlacement](), list[list[RoleBytes]]()
         for shape in options.shapes:
@@ -165,21 +154,32 @@ class Pricer:
         host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
         rows = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
         fit = self._fitting(key, rows, host)
-        kept = tuple(roles[i] for i in fit)
-        return Fit(legal=options.legal, refused=options.refused, roles=kept, bytes=rows[fit], host=host[fit])
+        left = tuple(roles[i] for i in fit)
+        return OptionTable(
+            key=key,
+            legal=options.legal,
+            refused=options.refused,
+            options=left,
+            times=OptionTimes(np.zeros((len(left), 6))),
+            bytes=rows[fit],
+            host=host[fit],
+            pieces=np.zeros((len(left), STREAM_CHUNKS)),
+            continuous=np.zeros(len(left)),
+            sync_class=sync_classes(left),
+        )
 
-    def _options(self, key: Key) -> Options:
+    def _options(self, key: Key) -> RoleOptions:
         """Every option of a role in the space, those that do not fit included."""
-        if key not in self._kept.options:
+        if key not in self._shared.options:
             role, domain = key.role, domain_of(self.hardware(key))
             space = role_layouts(
                 self.request, role, self.models.of(role), key.gpus, domain, trained=role in TRAINED
             )
             shapes = tuple(tuple(self._variants(role, layout) for layout in shape) for shape in space.shapes)
-            self._kept.options[key] = Options(
+            self._shared.options[key] = RoleOptions(
                 legal=sum(len(v) for shape in shapes for v in shape), refused=space.dropped, shapes=shapes
             )
-        return self._kept.options[key]
+        return self._shared.options[key]
 
     def every(self, key: Key) -> tuple[AnyRolePlacement, ...]:
         """The same in a row, and those of a rollout."""
@@ -239,7 +239,7 @@ class Pricer:
         found = np.zeros((len(roles), 6))
         for call in self._calls(key.role):
             at, priced = (3, self._train) if call.kind == "train" else (0, self._score)
-            known = self._kept.moves.setdefault((model, key.role, call.kind == "train", key.hardware), {})
+            known = self._shared.moves.setdefault((model, key.role, call.kind == "train", key.hardware), {})
             layout, seconds = None, 0.0
             for row, role in zip(found, roles, strict=True):
                 if role.layout is not layout:  # those of one layout stand together

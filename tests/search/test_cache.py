@@ -1,0 +1,45 @@
+"""What searches share: by the cache that is passed to them, and never more than it may hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rlhfsim.search.branch_and_bound import Search
+from rlhfsim.search.cache import MOST_TABLES, SearchCache
+from rlhfsim.search.pricer import Pricer
+
+
+@pytest.fixture
+def case(questions: Any) -> Any:
+    return next(c for c in map(questions.drawn, range(50)) if c is not None)
+
+
+def test_an_answer_does_not_depend_on_what_the_cache_holds(case: Any) -> None:
+    cache = SearchCache()
+    one, two = (Search(case.request, case.models, cache=cache).run() for _ in range(2))
+    alone = Search(case.request, case.models, cache=SearchCache()).run()
+    assert one.certificate == two.certificate == alone.certificate
+    assert one.best == two.best == alone.best
+
+
+def test_searches_share_tables_through_the_cache_that_they_are_given_alone(case: Any) -> None:
+    cache = SearchCache()
+    search = Search(case.request, case.models, cache=cache)
+    search.run()
+    priced = cache.of(search.request, case.models).roles
+    assert priced
+    assert not SearchCache().of(search.request, case.models).roles
+    dearer = replace(search.request, price=9.0)
+    assert Pricer(dearer, case.models, cache).table(next(iter(priced))) is next(iter(priced.values()))
+
+
+def test_what_was_asked_for_longest_ago_leaves_the_cache(case: Any) -> None:
+    cache = SearchCache()
+    first = cache.of(case.request, case.models)
+    for seed in range(MOST_TABLES):
+        work = replace(case.request.workload, seed=seed + 1000)
+        cache.of(replace(case.request, workload=work), case.models)
+    assert cache.of(case.request, case.models).roles is not first.roles
