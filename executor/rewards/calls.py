@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import os
 import pickle
 import re
-import select
-import struct
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+from executor.rewards import protocol
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from executor.rewards.calls import serve; serve()"
 _START_S = 60.0
@@ -52,13 +52,10 @@ class Caller:
         """
         try:
             self._load(target)
-            done, value = self._exchange((target, args), timeout_s)
+            return self._exchange((target, args), timeout_s)
         except _Died:  # perhaps somebody else killed it
             self._load(target)
-            done, value = self._exchange((target, args), timeout_s)
-        if not done:
-            raise CallError(value)
-        return value
+            return self._exchange((target, args), timeout_s)
 
     def close(self) -> None:
         """Kill the worker."""
@@ -80,40 +77,35 @@ class Caller:
         boot = _BOOT.format(path=[entry or os.getcwd() for entry in sys.path])
         command = [sys.executable, "-c", boot]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        done, value = self._exchange((target, None), _START_S)
-        if not done:
-            raise CallError(value)
+        self._exchange((target, None), _START_S)
 
-    def _exchange(self, message: Any, timeout_s: float) -> tuple[bool, Any]:
+    def _exchange(self, message: tuple[str, tuple[Any, ...] | None], timeout_s: float) -> Any:
         process = self._process
         assert process
         assert process.stdin
+        assert process.stdout
         try:
-            _write(process.stdin, message)
-            return self._receive(process, time.monotonic() + timeout_s)
+            protocol.write_message(process.stdin, pickle.dumps(message))
+            reply = protocol.receive(process.stdout.fileno(), timeout_s, "the worker")
         except TimeoutError:
             self.close()
             raise CallTimeout(f"no result within {timeout_s:g} s") from None
         except (OSError, EOFError):
             self.close()
             raise _Died("its process ended") from None
-
-    def _receive(self, process: subprocess.Popen[bytes], deadline: float) -> tuple[bool, Any]:
-        assert process.stdout
-        (size,) = struct.unpack("!Q", _exactly(process.stdout.fileno(), 8, deadline))
-        done, value = pickle.loads(_exactly(process.stdout.fileno(), size, deadline))
-        return bool(done), value
+        returned, value = pickle.loads(reply)
+        if not returned:
+            raise CallError(value)
+        return value
 
 
 def resolve(target: str) -> Callable[..., Any]:
     """The function of `module:function`."""
     module, _, name = target.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not callable(found):
+    function: Any = operator.attrgetter(name)(importlib.import_module(module))
+    if not callable(function):
         raise TypeError(f"{target} is not a function")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -123,36 +115,13 @@ def matches(pattern: str, text: str) -> bool:
 
 def serve() -> None:
     """The worker: answer calls until stdin closes. What functions print goes to stderr."""
-    wire_in, wire_out = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    while head := wire_in.read(8):
-        target, args = pickle.loads(wire_in.read(struct.unpack("!Q", head)[0]))
+    while (request := protocol.read_message(requests)) is not None:
+        target, args = pickle.loads(request)
         try:
             function = resolve(target)
-            reply = (True, function(*args) if args is not None else None)
-            data = pickle.dumps(reply)
+            reply = pickle.dumps((True, function(*args) if args is not None else None))
         except BaseException as error:
-            reason = "".join(traceback.format_exception_only(error)).strip()
-            data = pickle.dumps((False, reason))
-        wire_out.write(struct.pack("!Q", len(data)) + data)
-        wire_out.flush()
-
-
-def _write(stream: Any, message: Any) -> None:
-    data = pickle.dumps(message)
-    stream.write(struct.pack("!Q", len(data)) + data)
-    stream.flush()
-
-
-def _exactly(descriptor: int, count: int, deadline: float) -> bytes:
-    data = bytearray()
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    while len(data) < count:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise TimeoutError
-        part = os.read(descriptor, count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
+            reply = pickle.dumps((False, "".join(traceback.format_exception_only(error)).strip()))
+        protocol.write_message(replies, reply)

@@ -1,8 +1,12 @@
-"""The sandbox's worker: a small, confined interpreter that forks one fresh child for every execution.
+"""The fork server of the sandbox: a small, confined interpreter that forks one fresh child for every execution.
 
 Forking a warm interpreter costs about a millisecond, starting one fifteen. The parent talks to it over stdin
-and stdout in JSON messages with a length before each; nothing that untrusted code writes is ever unpickled or
-executed outside of its own child. Standard library only; runs under `python -I -S`.
+and stdout in JSON (protocol.py); nothing that untrusted code writes is ever unpickled or executed outside of its
+own child. Standard library only; runs under `python -I -S`.
+
+The verdict comes from the same process as the code, with a token that the fork server made: an early exit, a
+signal or a printed "passed" earns nothing. Code that searches the interpreter's frames for the token could still
+forge it; tests by input and output (executor/rewards/rules.py) are compared outside and cannot be forged.
 """
 
 from __future__ import annotations
@@ -20,11 +24,11 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from executor.rewards import isolation, protocol, seccomp
-from executor.rewards.program import run_program
 
 _PRELOADED = (
     "array ast base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum "
@@ -35,35 +39,39 @@ _PRELOADED = (
 _REPORT = 3  # file descriptor of the child's verdict
 _TASKS = 32  # threads of a program that may not start processes
 _CHUNK = 65536
+_MAX_ERROR = 2000  # characters
 
 
 def main(argument: str) -> None:
     """Serve executions until stdin closes."""
     settings = json.loads(argument)
-    wire_in, wire_out = _take_wires()
+    requests, replies = _take_pipes()
+
+    def reply(message: Mapping[str, Any]) -> None:
+        protocol.write_message(replies, json.dumps(message).encode())
+
     for name in _PRELOADED.split():
         __import__(name)
     try:
         facts, ruleset = _confine(settings["mode"], settings["scratch"], settings["uid"])
     except OSError as error:
-        protocol.write_message(wire_out, {"failed": str(error)})
+        reply({"failed": str(error)})
         return
-    protocol.write_message(wire_out, facts)
+    reply(facts)
     _settle(settings["scratch"])
     for processes in (False, True) if facts["seccomp"] else ():
         _executing(None, processes)  # kept, for the children
-    while (job := protocol.read_message(wire_in)) is not None:
-        outcome = _Execution(job, facts, ruleset, settings["scratch"]).outcome()
-        protocol.write_message(wire_out, outcome)
+    while (request := protocol.read_message(requests)) is not None:
+        reply(_Execution(json.loads(request), facts, ruleset, settings["scratch"]).outcome())
 
 
-def _take_wires() -> tuple[BinaryIO, BinaryIO]:
+def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     """Move stdin and stdout away, so that nothing prints into the protocol."""
-    wires = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    pipes = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open("/dev/null", os.O_RDWR)
     for standard in (0, 1):
         os.dup2(null, standard)
-    return wires
+    return pipes
 
 
 def _confine(mode: str, scratch: str, wanted: int) -> tuple[dict[str, Any], int | None]:
@@ -85,7 +93,7 @@ def _confine(mode: str, scratch: str, wanted: int) -> tuple[dict[str, Any], int 
         "mode": mode,
         "uid": uid,
         "baseline": pages * os.sysconf("SC_PAGE_SIZE"),
-        "pids": mode != "kernel" and _survives(lambda: None, own_pids=True),
+        "pids": mode != "kernel" and _own_pids_work(),
         "landlock": isolation.landlock_version() if ruleset is not None else 0,
         "seccomp": seccomp.available() and seccomp.install(isolation.LIBC, seccomp.lasting()),
     }
@@ -114,17 +122,14 @@ def _settle(scratch: str) -> None:
     gc.freeze()  # children do not visit, hence do not copy, what is here
 
 
-def _survives(action: Any, *, own_pids: bool) -> bool:
-    """Whether a child process can do this."""
+def _own_pids_work() -> bool:
+    """Whether a child can be process 1 of a pid namespace."""
     try:
-        pid = isolation.clone(own_pids=own_pids)
+        pid = isolation.clone(own_pids=True)
     except OSError:
         return False
     if pid == 0:
-        try:
-            action()
-        finally:
-            os._exit(1 if sys.exc_info()[0] else 0)
+        os._exit(0)
     return os.waitpid(pid, 0)[1] == 0
 
 
@@ -167,6 +172,7 @@ class _Execution:
 
     def _watch(self, pid: int, reads: list[int], deadline: float) -> tuple[str, list[bytes]]:
         """Collect what the child writes until it ends; `timeout` or `output` where a limit ended it."""
+        limit = self.job["output_bytes"]
         texts = {read: bytearray() for read in reads}
         end = os.pidfd_open(pid)
         poll = select.poll()
@@ -179,23 +185,25 @@ class _Execution:
             stopped = "" if left > 0 else "timeout"
             ended = end in ready
             for read in texts.keys() & set(ready):
-                if not _drain(read, texts[read], self.job["output_bytes"]):
+                if not _read_into(read, texts[read], limit):
                     poll.unregister(read)
-                if len(texts[read]) > self.job["output_bytes"]:
+                if len(texts[read]) > limit:
                     stopped = "output"
         os.close(end)
-        if ended:
-            for read, text in texts.items():
-                _drain_rest(read, text, self.job["output_bytes"])
-        return stopped, [bytes(text[: self.job["output_bytes"]]) for text in texts.values()]
+        for read, text in texts.items() if ended else ():
+            os.set_blocking(read, False)
+            with contextlib.suppress(BlockingIOError):
+                while len(text) <= limit and _read_into(read, text, limit):
+                    pass
+        return stopped, [bytes(text[:limit]) for text in texts.values()]
 
     def _verdict(self, stopped: str, status: int, report: bytes) -> dict[str, Any]:
         if stopped:
             return {"status": stopped, "error": ""}
         try:
-            said = json.loads(report)
-            if secrets.compare_digest(str(said.pop("token")), self.token):
-                return {"status": str(said["status"]), "error": str(said["error"])}
+            verdict = json.loads(report)
+            if secrets.compare_digest(str(verdict["token"]), self.token):
+                return {"status": str(verdict["status"]), "error": str(verdict["error"])}
         except (ValueError, KeyError, TypeError, AttributeError):
             pass  # it ended before its verdict, or forged one
         if os.WIFSIGNALED(status):
@@ -218,7 +226,7 @@ class _Execution:
         """In the child: confine, run, report; never returns."""
         try:
             self._prepare(writes)
-            report = run_program(self.job)
+            report = _run_program(self.job)
             os.write(_REPORT, json.dumps({**report, "token": self.token}).encode())
             sys.stdout.flush()
         except BaseException:
@@ -247,10 +255,35 @@ class _Execution:
         if ruleset is not None:
             isolation.restrict(ruleset)
         if self.facts["seccomp"]:
-            own = None if self.facts["pids"] else os.getpid()
-            steps = _executing(own, self.processes > 1)
+            pid = None if self.facts["pids"] else os.getpid()
+            steps = _executing(pid, self.processes > 1)
             if not seccomp.install(isolation.LIBC, steps):
                 raise OSError("the seccomp filter was refused")
+
+
+def _run_program(job: dict[str, Any]) -> dict[str, str]:
+    """The code, then its tests in the same namespace; in the child."""
+    space: dict[str, Any] = {"__name__": "solution" if job["tests"] else "__main__"}
+    try:
+        exec(compile(job["code"], "<code>", "exec"), space)
+    except SystemExit as exit:
+        if exit.code not in (None, 0) or job["tests"]:
+            return {"status": "error", "error": f"exit with {exit.code!r}"}
+    except MemoryError:
+        return {"status": "memory", "error": "MemoryError"}
+    except BaseException as error:
+        return {"status": "error", "error": _short(error)}
+    try:
+        exec(compile(job["tests"], "<tests>", "exec"), space)
+    except MemoryError:
+        return {"status": "memory", "error": "MemoryError"}
+    except BaseException as error:
+        return {"status": "failed", "error": _short(error)}
+    return {"status": "passed", "error": ""}
+
+
+def _short(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()[-_MAX_ERROR:]
 
 
 def _open_up(folder: str) -> None:
@@ -272,15 +305,8 @@ def _above(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD, 100)
 
 
-def _drain(read: int, text: bytearray, most: int) -> bool:
-    """One read; False at the end of the pipe. Keeps one byte more than `most` at most."""
+def _read_into(read: int, text: bytearray, limit: int) -> bool:
+    """One read; False at the end of the pipe. Keeps one byte more than `limit` at most."""
     data = os.read(read, _CHUNK)
-    text += data[: most + 1 - len(text)]
+    text += data[: limit + 1 - len(text)]
     return bool(data)
-
-
-def _drain_rest(read: int, text: bytearray, most: int) -> None:
-    os.set_blocking(read, False)
-    with contextlib.suppress(BlockingIOError):
-        while len(text) <= most and _drain(read, text, most):
-            pass

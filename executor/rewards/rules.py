@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from executor.rewards.answers import digits_share, is_right
 from executor.rewards.calls import Caller, CallError, CallTimeout
-from executor.rewards.sandbox import Program, Sandbox
+from executor.rewards.sandbox import CodeRun, Sandbox
 from executor.settings import RewardRule
 from rlhfsim.errors import RlhfsimError
 
@@ -39,7 +39,7 @@ Plain = tuple[str, str, str, Mapping[str, Any]]
 """(prompt, response, answer, meta)"""
 
 
-class Text(NamedTuple):
+class SampleText(NamedTuple):
     """A sample as text; a plain tuple of the four will do."""
 
     prompt: str
@@ -88,7 +88,7 @@ class Scorer:
         """
         if not self.rules:
             return [Scored(total=0.0, by_rule={}) for _ in samples]
-        texts = [Text(*sample) for sample in samples]
+        texts = [SampleText(*sample) for sample in samples]
         columns = [self._column(rule, texts) for rule in self.rules]
         return [self._scored(values) for values in zip(*columns, strict=True)]
 
@@ -115,7 +115,7 @@ class Scorer:
         total = sum(rule.weight * value for rule, value in zip(self.rules, values, strict=True))
         return Scored(total=total, by_rule=dict(zip(self.names, values, strict=True)))
 
-    def _column(self, rule: RewardRule, samples: Sequence[Text]) -> list[float]:
+    def _column(self, rule: RewardRule, samples: Sequence[SampleText]) -> list[float]:
         """One rule's value of every sample."""
         match rule.kind:
             case "answer":
@@ -129,17 +129,17 @@ class Scorer:
             case "function":
                 return self._each(samples, lambda i, s: self._function(rule, i, s))
 
-    def _each(self, samples: Sequence[Text], value: Callable[[int, Text], float]) -> list[float]:
+    def _each(self, samples: Sequence[SampleText], value: Callable[[int, SampleText], float]) -> list[float]:
         return list(self._samples.map(value, range(len(samples)), samples))
 
-    def _format(self, rule: RewardRule, sample: Text) -> float:
+    def _format(self, rule: RewardRule, sample: SampleText) -> float:
         try:
             return float(self._call(_MATCHES, rule.timeout_s, rule.pattern, sample.response))
         except CallTimeout:
             _log.warning("pattern %r ran past %g s: 0", rule.pattern, rule.timeout_s)
             return 0.0
 
-    def _function(self, rule: RewardRule, index: int, sample: Text) -> float:
+    def _function(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert rule.target, "checked at the start"
         args = (sample.prompt, sample.response, sample.answer, dict(sample.meta))
         try:
@@ -152,7 +152,7 @@ class Scorer:
             raise _failed("reward-function", rule.target, index, sample, f"it returned {value}")
         return value
 
-    def _code(self, rule: RewardRule, index: int, sample: Text) -> float:
+    def _code(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert self._sandbox, "made at the start"
         for program, output in _programs(rule, index, sample):
             outcome = self._sandbox.run(program)
@@ -169,19 +169,13 @@ class Scorer:
             self._callers.put(caller)
 
 
-def score(rules: Sequence[RewardRule], samples: Sequence[Plain]) -> list[Scored]:
-    """Score once; a run keeps a `Scorer` instead, whose workers stay warm."""
-    with Scorer(rules) as scorer:
-        return scorer.score(samples)
-
-
 def program_of(response: str) -> str:
     """The program in a response: its last fenced block, else all of it."""
     blocks = _FENCE.findall(response)
     return str(blocks[-1]) if blocks else response
 
 
-def _programs(rule: RewardRule, index: int, sample: Text) -> list[tuple[Program, str | None]]:
+def _programs(rule: RewardRule, index: int, sample: SampleText) -> list[tuple[CodeRun, str | None]]:
     """What to run for one sample, with the output expected of each run (None: its tests decide)."""
     tests = sample.meta.get("tests")
     if not tests:
@@ -193,10 +187,10 @@ def _programs(rule: RewardRule, index: int, sample: Text) -> list[tuple[Program,
     code = str(sample.meta.get("prefix", "")) + program_of(sample.response)
     limits: dict[str, Any] = {"wall_s": rule.timeout_s, "memory_bytes": int(rule.memory_bytes)}
     if isinstance(tests, str):
-        return [(Program(code=code, tests=tests, **limits), None)]
+        return [(CodeRun(code=code, tests=tests, **limits), None)]
     if all(isinstance(test, str) for test in tests):
-        return [(Program(code=code, tests="\n".join(tests), **limits), None)]
-    return [(Program(code=code, stdin=str(test["input"]), **limits), str(test["output"])) for test in tests]
+        return [(CodeRun(code=code, tests="\n".join(tests), **limits), None)]
+    return [(CodeRun(code=code, stdin=str(test["input"]), **limits), str(test["output"])) for test in tests]
 
 
 def _check(rule: RewardRule) -> None:
@@ -224,7 +218,7 @@ def _names(rules: Sequence[RewardRule]) -> list[str]:
     return [k if n == 1 else f"{k}#{n}" for k, n in zip(kinds, counts, strict=True)]
 
 
-def _failed(code: str, target: str, index: int, sample: Text, reason: str) -> RlhfsimError:
+def _failed(code: str, target: str, index: int, sample: SampleText, reason: str) -> RlhfsimError:
     return RlhfsimError(
         code,
         f"reward function {target} failed on sample {index} (prompt {sample.prompt[:60]!r}): {reason}",

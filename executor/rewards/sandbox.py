@@ -1,9 +1,9 @@
 """Untrusted Python code, confined and limited: network, files, processes, memory, CPU and wall time, output.
 
-Each worker is a small interpreter (executor/rewards/fork_server.py) inside bubblewrap where it is installed, else
-inside namespaces of its own, else under landlock and seccomp alone; every execution is a fresh fork of it that
-can be killed with all its descendants. `strength` says in words what is in force. Where neither namespaces nor
-landlock with seccomp can be had, nothing runs.
+Each worker is a small interpreter (fork_server.py) inside bubblewrap where it is installed, else inside namespaces
+of its own, else under landlock and seccomp alone (isolation.py); every execution is a fresh fork of it that can be
+killed with all its descendants. `strength` says in words what is in force. Where neither namespaces nor landlock
+with seccomp can be had, nothing runs.
 
 What it does not do: total memory over several processes is not capped (each process is, and by default there is
 only one); a bug in the kernel is a way out.
@@ -11,24 +11,50 @@ only one); a bug in the kernel is a way out.
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import os
 import queue
+import secrets
+import shutil
+import signal
+import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from executor.rewards.confined import MODES as MODES
-from executor.rewards.confined import Mode as Mode
-from executor.rewards.confined import Worker, impossible
+from executor.rewards import isolation, protocol
 from rlhfsim.errors import RlhfsimError
+
+_log = logging.getLogger(__name__)
+
+Mode = Literal["bubblewrap", "namespaces", "kernel"]
+MODES: tuple[Mode, ...] = ("bubblewrap", "namespaces", "kernel")
+"""Strongest first."""
+
+_BOOT = (
+    "import sys; sys.path.insert(0, {root!r}); import executor.rewards.fork_server as server; "
+    "sys.path.pop(0); server.main(sys.argv[1])"
+)
+_INSIDE = "/sandbox"  # where bubblewrap shows the worker's own code
+_FIRST_UID, _NUM_UIDS = 1_900_000_000, 100_000_000
+_START_S = 30.0
+_GRACE_S = 10.0  # beyond the wall limit, until the worker itself counts as lost
+_CAPABILITIES = "SYS_ADMIN SETUID SETGID SETPCAP KILL CHOWN DAC_OVERRIDE FOWNER"
+_SERVER_PARTS = ("__init__", "fork_server", "isolation", "seccomp", "protocol")
+
 
 Status = Literal["passed", "failed", "error", "exited", "timeout", "memory", "output", "killed"]
 """failed: a test; error: the code itself; exited: ended before its tests; output: wrote too much."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class CodeRun:
     """One execution."""
 
     code: str
@@ -45,7 +71,7 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CodeOutcome:
     """How an execution ended."""
 
     status: Status
@@ -63,26 +89,24 @@ class Sandbox:
         """`mode` None: the strongest that works here."""
         assert workers >= 1, "a sandbox needs a worker"
         if sys.platform != "linux":
-            raise impossible("untrusted code can be confined on Linux only")
+            raise _impossible("untrusted code can be confined on Linux only")
         first = _first_worker(mode)
         self.mode: Mode = first.mode
         self.facts: Mapping[str, Any] = first.facts
-        others = [Worker(self.mode) for _ in range(workers - 1)]
-        self._workers = [first, *others]
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        self._workers = [first, *(_Worker(self.mode) for _ in range(workers - 1))]
+        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._free.put(worker)
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: CodeRun) -> CodeOutcome:
         """Execute one program; waits for a free worker."""
         worker = self._free.get()
         try:
-            job = {name: getattr(program, name) for name in Program.__slots__}
-            return Outcome(**worker.run(job))
+            return CodeOutcome(**worker.run(asdict(program)))
         finally:
             self._free.put(worker)
 
-    def map(self, programs: Sequence[Program]) -> list[Outcome]:
+    def map(self, programs: Sequence[CodeRun]) -> list[CodeOutcome]:
         """Execute many, as many at once as there are workers; outcomes in their order."""
         if len(self._workers) == 1:
             return [self.run(program) for program in programs]
@@ -91,7 +115,29 @@ class Sandbox:
 
     def strength(self) -> str:
         """The protections in force, in words, a line each."""
-        return describe(self.mode, self.facts)
+        private = self.mode != "kernel"
+        who = {
+            "bubblewrap": "bubblewrap",
+            "namespaces": "own namespaces (bubblewrap is not installed or not wanted)",
+            "kernel": "no namespaces: landlock, seccomp and kernel limits only",
+        }[self.mode]
+        ruled = f"landlock version {self.facts['landlock']}"
+        filtered = "seccomp filter" if self.facts["seccomp"] else ""
+        user = f"user id {self.facts['uid']}" if self.facts["uid"] is not None else "the caller's user"
+        lines = {
+            "confined by": who,
+            "files": "private root with read-only system and Python files, one scratch folder in memory"
+            if private
+            else "scratch folder only for writing; system and Python files readable",
+            "more on files": ruled if self.facts["landlock"] else "no landlock in this kernel",
+            "network": ", ".join(filter(None, ["no interfaces" if private else "", filtered])),
+            "processes": "pid namespace of its own per execution, killed as a whole"
+            if self.facts["pids"]
+            else "cannot start any (seccomp), so that none can be left",
+            "user": f"{user}, no capabilities, no new privileges",
+            "limits": "address space per process, CPU and wall time, tasks, file size, output",
+        }
+        return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)
 
     def close(self) -> None:
         """End all workers."""
@@ -111,39 +157,142 @@ def strength(mode: Mode | None = None) -> str:
         return sandbox.strength()
 
 
-def describe(mode: Mode, facts: Mapping[str, Any]) -> str:
-    """Words for what a worker reported."""
-    private = mode != "kernel"
-    who = {
-        "bubblewrap": "bubblewrap",
-        "namespaces": "own namespaces (bubblewrap is not installed or not wanted)",
-        "kernel": "no namespaces: landlock, seccomp and kernel limits only",
-    }[mode]
-    ruled = f"landlock version {facts['landlock']}"
-    filtered = "seccomp filter" if facts["seccomp"] else ""
-    user = f"user id {facts['uid']}" if facts["uid"] is not None else "the caller's user"
-    lines = {
-        "confined by": who,
-        "files": "private root with read-only system and Python files, one scratch folder in memory"
-        if private
-        else "scratch folder only for writing; system and Python files readable",
-        "more on files": ruled if facts["landlock"] else "no landlock in this kernel",
-        "network": ", ".join(filter(None, ["no interfaces" if private else "", filtered])),
-        "processes": "pid namespace of its own per execution, killed as a whole"
-        if facts["pids"]
-        else "cannot start any (seccomp), so that none can be left",
-        "user": f"{user}, no capabilities, no new privileges",
-        "limits": "address space per process, CPU and wall time, tasks, file size, output",
-    }
-    return "\n".join(f"{name}: {text}" for name, text in lines.items() if text)
-
-
-def _first_worker(mode: Mode | None) -> Worker:
+def _first_worker(mode: Mode | None) -> _Worker:
     """A worker in the given mode, or in the strongest that starts and is strong enough."""
     reasons = []
     for candidate in MODES if mode is None else (mode,):
         try:
-            return Worker(candidate)
+            return _Worker(candidate)
         except RlhfsimError as error:
             reasons.append(f"{candidate}: {error.message}")
-    raise impossible("; ".join(reasons))
+    raise _impossible("; ".join(reasons))
+
+
+def _impossible(reason: str) -> RlhfsimError:
+    """The error for a machine, or a mode, that cannot confine code."""
+    return RlhfsimError(
+        "sandbox-unavailable",
+        f"untrusted code cannot be confined here: {reason}",
+        help="install bubblewrap, allow user namespaces, or use a kernel with landlock and seccomp (5.13 or newer)",
+    )
+
+
+class _Worker:
+    """One interpreter that executes programs one after the other; replaced when it is lost."""
+
+    def __init__(self, mode: Mode) -> None:
+        """Start it.
+
+        Raises:
+            RlhfsimError: the mode cannot be had here, or is too weak.
+        """
+        self.mode = mode
+        self.facts: dict[str, Any] = {}
+        self._start()
+
+    def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        """The outcome of one program, its fields as a dictionary; bounded by its wall limit."""
+        try:
+            if self._process.poll() is not None:
+                self._restart()
+            protocol.write_message(self._input, json.dumps(job).encode())
+            return self._receive(job["wall_s"] + _GRACE_S)
+        except (OSError, TimeoutError, EOFError) as error:
+            _log.warning("a sandbox worker is lost and replaced: %s", error)
+            self._restart()
+            empty = {"output": "", "errors": "", "seconds": 0.0}
+            return {"status": "killed", "error": str(error), **empty}
+
+    def close(self) -> None:
+        """End the worker and remove its scratch folder."""
+        with contextlib.suppress(OSError):
+            self._input.close()
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(_GRACE_S)
+        self._output.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if os.path.exists(self._scratch):  # a tree too deep for Python
+            subprocess.run(["rm", "-rf", "--", self._scratch], check=False, timeout=_GRACE_S)
+
+    def _restart(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.close()
+        self._start()
+
+    def _start(self) -> None:
+        if self.mode == "bubblewrap" and shutil.which("bwrap") is None:
+            raise _impossible("bwrap is not installed")
+        self._scratch = tempfile.mkdtemp(prefix="rlhfsim-sandbox-")
+        self._process = subprocess.Popen(
+            _command(self.mode, self._scratch),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"LANG": "C.UTF-8"},
+            start_new_session=True,
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
+        try:
+            facts = self._receive(_START_S)
+        except (TimeoutError, EOFError) as error:
+            facts = {"failed": str(error)}
+        if reason := _too_weak(facts):
+            self.close()
+            raise _impossible(reason)
+        self.facts = facts
+
+    def _receive(self, timeout_s: float) -> dict[str, Any]:
+        message = protocol.receive(self._output.fileno(), timeout_s, "the sandbox worker")
+        return json.loads(message)  # type: ignore[no-any-return]
+
+
+def _too_weak(facts: Mapping[str, Any]) -> str:
+    """Why the worker's protections are not enough; empty where they are."""
+    if "failed" in facts:
+        return str(facts["failed"])
+    if facts["mode"] == "kernel" and not (facts["seccomp"] and facts["landlock"]):
+        return "this kernel offers no namespaces and not both of seccomp and landlock"
+    if not (facts["pids"] or facts["seccomp"]):
+        return "processes can neither be counted nor refused"
+    return ""
+
+
+def _command(mode: Mode, scratch: str) -> list[str]:
+    python = str(getattr(sys, "_base_executable", sys.executable))
+    root = Path(__file__).resolve().parents[2]
+    # a user id of this worker alone (as root), so that its task count is its own
+    uid = _FIRST_UID + secrets.randbelow(_NUM_UIDS)
+    argument = json.dumps({"mode": mode, "scratch": scratch, "uid": uid})
+    shown = _INSIDE if mode == "bubblewrap" else str(root)
+    start = [os.path.realpath(python), "-I", "-S", "-c", _BOOT.format(root=shown), argument]
+    return [*_bubblewrap(root, scratch), *start] if mode == "bubblewrap" else start
+
+
+def _bubblewrap(root: Path, scratch: str) -> list[str]:
+    """bwrap with the same view as `isolation.enter_namespaces`; as root it keeps what the worker needs to drop root."""
+    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--dev", "/dev", "--proc", "/proc", "--chdir", "/"]
+    if os.geteuid() == 0:
+        for name in _CAPABILITIES.split():
+            command += ["--cap-add", f"CAP_{name}"]
+    else:
+        command += ["--unshare-user", "--uid", str(isolation.NOBODY), "--gid", str(isolation.NOBODY)]
+    for path in isolation.readable():
+        if path.startswith("/dev/"):
+            continue
+        for parent in reversed(Path(path).parents[:-1]):
+            command += ["--perms", "0755", "--dir", str(parent)]
+        link = os.path.islink(path)
+        command += ["--symlink", os.readlink(path), path] if link else ["--ro-bind", path, path]
+    for name in ("__init__", *(f"rewards/{part}" for part in _SERVER_PARTS)):
+        inside = f"{_INSIDE}/executor/{name}.py"
+        command += ["--ro-bind", str(root / "executor" / f"{name}.py"), inside]
+    size = ["--perms", "0700", "--size", str(isolation.SCRATCH_BYTES)]
+    return [*command, *size, "--tmpfs", scratch, "--"]

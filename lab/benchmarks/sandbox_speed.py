@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from executor.rewards.sandbox import MODES, Mode, Program, Sandbox
+from executor.rewards.sandbox import MODES, CodeRun, Mode, Sandbox
 from rlhfsim.errors import RlhfsimError
 
 CODE = """
@@ -22,7 +22,7 @@ def primes(n):
 """
 TESTS = "assert primes(30) == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29]\nassert len(primes(100)) == 25"
 DOCKER_PER_S, DOCKER_CORES = 20.0, 192
-PROGRAM = Program(code=CODE, tests=TESTS)
+PROGRAM = CodeRun(code=CODE, tests=TESTS)
 BATCH = 16  # programs a worker between looks at the clock
 
 

@@ -6,12 +6,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from executor.rewards.answers import digits_share, is_right
 from executor.rewards.calls import Caller, CallError, CallTimeout
-from executor.rewards.rules import Scorer, Text, program_of, score
+from executor.rewards.rules import SampleText, Scored, Scorer, program_of
 from executor.settings import RewardRule
 from rlhfsim.errors import RlhfsimError
 
@@ -35,8 +36,13 @@ def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_rewards"
 
 
-def _text(response: str, answer: str = "", **meta: object) -> Text:
-    return Text("a question", response, answer, meta)
+def score(rules: list[RewardRule], samples: list[Any]) -> list[Scored]:
+    with Scorer(rules) as scorer:
+        return scorer.score(samples)
+
+
+def _text(response: str, answer: str = "", **meta: object) -> SampleText:
+    return SampleText("a question", response, answer, meta)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from executor.rewards import isolation
-from executor.rewards.sandbox import Outcome, Program, Sandbox, strength
+from executor.rewards.sandbox import CodeOutcome, CodeRun, Sandbox, strength
 from rlhfsim.errors import RlhfsimError
 
 QUICK_S = 0.4
@@ -78,8 +78,8 @@ def _passes(sandbox: Sandbox) -> bool:
     return _run(sandbox, "def f(x): return x + 1", tests="assert f(1) == 2").status == "passed"
 
 
-def _run(sandbox: Sandbox, code: str, **changes: object) -> Outcome:
-    return sandbox.run(Program(code=code, **changes))  # type: ignore[arg-type]
+def _run(sandbox: Sandbox, code: str, **changes: object) -> CodeOutcome:
+    return sandbox.run(CodeRun(code=code, **changes))  # type: ignore[arg-type]
 
 
 def test_right_code_passes_and_wrong_code_fails(sandbox: Sandbox) -> None:
@@ -341,7 +341,7 @@ def test_a_lost_worker_is_replaced(sandbox: Sandbox) -> None:
 
 
 def test_workers_run_side_by_side(sandbox: Sandbox) -> None:
-    program = Program(code="import time; time.sleep(0.4)")
+    program = CodeRun(code="import time; time.sleep(0.4)")
     with Sandbox(2, mode=sandbox.mode) as two:
         start = time.monotonic()
         assert [outcome.status for outcome in two.map([program, program])] == ["passed"] * 2
@@ -395,10 +395,10 @@ def test_it_works_as_a_normal_user_too(mode: str, tmp_path: Path) -> None:
 import os, sys, tempfile
 os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
 sys.path.insert(0, {str(package)!r})
-from executor.rewards.sandbox import Program, Sandbox
+from executor.rewards.sandbox import CodeRun, Sandbox
 with Sandbox(mode={mode!r}) as sandbox:
     for code in ("x = 1", "open('/etc/passwd')", "import os; os.kill(os.getppid(), 9)"):
-        print(sandbox.run(Program(code=code, tests="assert x == 1")).status)
+        print(sandbox.run(CodeRun(code=code, tests="assert x == 1")).status)
 """
     for folder in (tmp_path, *tmp_path.parents[:-2]):
         folder.chmod(folder.stat().st_mode | 0o055)
