@@ -55,12 +55,6 @@ def world_size(layout: Layout) -> int:
     return layout.tp * layout.pp * layout.dp
 
 
-def sharers(rank: int, layout: Layout) -> tuple[int, ...]:
-    """Ranks that get the same samples as `rank`, itself among them, in rank order."""
-    dp = coordinates(rank, layout).dp
-    return tuple(rank_at(layout, pp=pp, dp=dp, tp=tp) for pp in range(layout.pp) for tp in range(layout.tp))
-
-
 def leaders(layout: Layout) -> tuple[int, ...]:
     """One rank a data-parallel replica (its first stage, first shard): whose results coordination reads."""
     return tuple(rank_at(layout, dp=dp) for dp in range(layout.dp))

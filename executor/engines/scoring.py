@@ -8,7 +8,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,28 +17,20 @@ from torch import Tensor, nn
 
 from executor.engines.packing import MicroBatch, Select, filler, micro_batches
 from executor.engines.protocols import EngineSpec, Head
-from executor.engines.transformers.heads import Model
+from executor.engines.transformers.heads import HeadedModel
 from executor.samples import Floats, Sample
 
 logger = logging.getLogger(__name__)
 
 
-def device() -> torch.device:
-    """Where this rank computes; a process sees one GPU."""
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
-
-
-class Scorer:
+class ForwardPasses:
     """A module with its head, evaluated without gradients."""
 
-    def __init__(self, spec: EngineSpec, model: Model, module: Callable[..., Any]) -> None:
+    def __init__(self, spec: EngineSpec, model: HeadedModel, module: Callable[..., Any]) -> None:
         """`module` is what is called: the model itself or DeepSpeed's engine around it."""
         self.spec, self.model, self.module = spec, model, module
-        self.device = device()
+        cuda = torch.cuda.is_available()  # a process sees one GPU
+        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Log-prob of every response token under the temperature, (R,) a sample."""
@@ -72,16 +65,20 @@ class Scorer:
 
     def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
         """Outputs (N,) of every micro-batch of this rank, in order."""
-        layout = self.spec.layout
-        batches = micro_batches(
-            samples, layout.micro_batch, packed=self.spec.packing, select=select, device=self.device
-        )
-        extra = self._rounds(len(batches)) - len(batches)
+        batches = self.micro_batches(samples, select=select)
+        fillers = self._rounds(len(batches)) - len(batches)  # a collective: before the forward passes
         with evaluated(self.model), torch.no_grad():
-            done = [(batch, self.call(batch)[0]) for batch in batches]
-            for _ in range(extra):
+            outputs = [(batch, self.call(batch)[0]) for batch in batches]
+            for _ in range(fillers):
                 self.call(filler(self.device))
-        return done
+        return outputs
+
+    def micro_batches(
+        self, samples: Sequence[Sample], *, select: Select = "tokens", paired: bool = False
+    ) -> list[MicroBatch]:
+        """Micro-batches of this rank's samples, as its layout has them."""
+        size, packed = self.spec.layout.micro_batch, self.spec.packing
+        return micro_batches(samples, size, packed=packed, select=select, paired=paired, device=self.device)
 
     def call(self, batch: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(outputs, entropies) of one micro-batch."""
@@ -98,17 +95,15 @@ class Scorer:
         assert self.spec.head == head, f"{self.spec.role} has the head {self.spec.head}, not {head}"
 
 
-class evaluated:
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
     """Evaluation mode (no dropout, no recompute), and back to what it was."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._training = module, module.training
-
-    def __enter__(self) -> None:
-        self._module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        self._module.train(self._training)
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
 
 
 def trim() -> None:

@@ -43,9 +43,9 @@ def stop() -> None:
     """Leave the process group; engines must be closed before."""
     import torch.distributed
 
-    from executor.engines.deepspeed import process_groups as groups
+    from executor.engines.deepspeed import process_groups
 
-    groups.forget()
+    process_groups.forget()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -61,14 +61,10 @@ def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
         from executor.engines.pipeline.engine import PipelineEngine
 
         return PipelineEngine(spec)
-    if spec.optimizer is not None:
+    if spec.optimizer is not None or layout.zero == 3 or layout.tp > 1:
         from executor.engines.deepspeed.engine import DeepSpeedEngine
 
         return DeepSpeedEngine(spec)
-    if layout.zero == 3 or layout.tp > 1:
-        from executor.engines.deepspeed.engine import DeepSpeedScorer
-
-        return DeepSpeedScorer(spec)
     from executor.engines.transformers.engine import TransformersEngine
 
     return TransformersEngine(spec)

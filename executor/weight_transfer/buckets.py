@@ -3,113 +3,115 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
-from executor.weight_transfer import shared
+from executor.weight_transfer import shared_memory
 from executor.weight_transfer.control import Control
-from executor.weight_transfer.packing import Bucket, Digest, Named, pack, pieces_of, unpack
+from executor.weight_transfer.packing import Bucket, Digest, Named, pack, parts_of, unpack
 from rlhfsim.errors import RlhfsimError
 
 BUFFERS = 2
 """One is filled while the other travels."""
 
 
-class SentBuckets:
-    """Sender of `broadcast` and `ipc`: fill a buffer, publish its header, let the link carry it."""
+class SentBuckets(ABC):
+    """Sender of buckets: fill a buffer, publish its header, let it travel."""
 
     def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.spec = spec
-        self.control = control
-        self.link: _SendLink | None = None
+        self.spec, self.control = spec, control
+        self.buffers: list[Tensor] = []
+        self.prefix, self.count = "", 0
 
     def send(self, prefix: str, version: int, buckets: Iterable[list[Named]], digest: Digest) -> int:
         """Move everything; the number of buckets."""
-        link = self.link = self.link or self._make()
-        link.begin(prefix)
+        self.prefix, self.count = prefix, 0
+        self._begin()
         tensors = (named for bucket in buckets for named in bucket)
-        count = 0
-        for bucket in pack(tensors, self.spec.bucket_bytes, link.buffer):
+        for bucket in pack(tensors, self.spec.bucket_bytes, self._free_buffer):
             digest.add(bucket)
-            link.deliver(count, bucket)
-            count += 1
-        self.control.put(f"{prefix}bucket/{count}", {"end": True})
-        self.count = count
-        self.prefix = prefix
-        return count
+            self._deliver(self.count, bucket)
+            self.count += 1
+        self.control.put(f"{prefix}bucket/{self.count}", {"end": True})
+        return self.count
 
     def finish(self, version: int) -> None:
-        """Drop the headers."""
-        assert self.link is not None
-        self.link.finish()
+        """Wait for what travels, drop the headers; the buffers' memory belongs to training between transfers."""
+        self._settle()
+        self.buffers = []
         self.control.forget([f"{self.prefix}bucket/{i}" for i in range(self.count + 1)])
 
+    @abstractmethod
     def close(self) -> None:
         """Remove buffers or the group."""
-        if self.link is not None:
-            self.link.close()
-        self.link = None
 
-    def _make(self) -> _SendLink:
-        if self.spec.transport == "broadcast":
-            return _BroadcastOut(self.spec, self.control)
-        return _SharedOut(self.spec, self.control)
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make the buffers of a transfer."""
+
+    @abstractmethod
+    def _free_buffer(self, number: int) -> Tensor:
+        """The buffer of bucket `number`, once nobody reads the bucket that it held."""
+
+    @abstractmethod
+    def _deliver(self, number: int, bucket: Bucket) -> None:
+        """Publish a filled bucket."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Wait until all receivers have all buckets."""
+
+    def _publish(self, number: int, bucket: Bucket) -> None:
+        self.control.put(f"{self.prefix}bucket/{number}", bucket.header())
+
+    def _new_buffers(self) -> list[Tensor]:
+        size, device = self.spec.bucket_bytes, self.spec.device
+        return [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
 
 
-class ReceivedBuckets:
-    """Receiver of `broadcast` and `ipc`."""
+class ReceivedBuckets(ABC):
+    """Receiver of buckets."""
 
     def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
         self.spec, self.control, self.index = spec, control, index
         self.buckets = 0
-        self.link: _ReceiveLink | None = None
 
     def tensors(self, prefix: str, version: int, digest: Digest) -> Iterator[Named]:
         """Everything in the order sent; the tensors stay valid."""
         self.buckets = 0
-        self.link = self.link or self._make()  # forming the group waits for the sender
-        return unpack(self._received(self.link, prefix, digest))
+        self._begin(prefix)
+        return unpack(self._received(prefix, digest))
 
-    def close(self) -> None:
-        """Leave the group or drop the mappings."""
-        if self.link is not None:
-            self.link.close()
-        self.link = None
-
-    def _make(self) -> _ReceiveLink:
-        maker = _BroadcastIn if self.spec.transport == "broadcast" else _SharedIn
-        return maker(self.spec, self.control, self.index)
-
-    def _received(self, link: _ReceiveLink, prefix: str, digest: Digest) -> Iterator[Bucket]:
+    def _received(self, prefix: str, digest: Digest) -> Iterator[Bucket]:
         while True:
             header = self.control.take(
                 f"{prefix}bucket/{self.buckets}", f"the sender's bucket {self.buckets}"
             )
             if "end" in header:
                 return
-            bucket = Bucket(link.fetch(prefix, self.buckets, header), pieces_of(header))
+            bucket = Bucket(self._fetch(prefix, self.buckets, header["bytes"]), parts_of(header))
             digest.add(bucket)
             self.buckets += 1
             yield bucket
 
+    @abstractmethod
+    def _begin(self, prefix: str) -> None:
+        """Join the sender."""
 
-class _SendLink(Protocol):
-    def begin(self, prefix: str) -> None: ...
-    def buffer(self, number: int) -> Tensor: ...
-    def deliver(self, number: int, bucket: Bucket) -> None: ...
-    def finish(self) -> None: ...
-    def close(self) -> None: ...
+    @abstractmethod
+    def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
+        """The bytes of a bucket, (size,) uint8."""
 
-
-class _ReceiveLink(Protocol):
-    def fetch(self, prefix: str, number: int, header: dict[str, Any]) -> Tensor: ...
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group or drop the mappings."""
 
 
 class _Group:
@@ -150,15 +152,10 @@ class _Group:
         except RuntimeError as error:
             raise self._error(what, start, error) from error
 
-    def close(self) -> None:
-        """Leave the group."""
-        self.group = None
-
     def _error(self, what: str, start: float, error: Exception) -> RlhfsimError:
         """The other side's own words if it left some; else whether time ran out or a connection broke."""
-        told = self.control.failure()
-        if told is not None:
-            return told
+        if (reported := self.control.failure()) is not None:
+            return reported
         waited = time.monotonic() - start
         late = waited >= 0.9 * self.spec.timeout_s
         return RlhfsimError(
@@ -168,126 +165,117 @@ class _Group:
         )
 
 
-class _BroadcastOut:
-    def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.spec, self.control = spec, control
-        self.group = _Group(spec, control, 0)
-        self.buffers: list[Tensor] = []
-        self.works: dict[int, tuple[int, Any]] = {}
+class BroadcastSender(SentBuckets):
+    """Through a process group, one bucket on its way while the next is filled."""
 
-    def begin(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.buffers = [_buffer(self.spec) for _ in range(BUFFERS)]
+    group: _Group | None = None
 
-    def buffer(self, number: int) -> Tensor:
-        self._settle(number % BUFFERS)
+    def _begin(self) -> None:
+        self.group = self.group or _Group(self.spec, self.control, 0)
+        self.buffers = self._new_buffers()
+        self.works: dict[int, Any] = {}
+
+    def _free_buffer(self, number: int) -> Tensor:
+        self._wait(number - BUFFERS)
         return self.buffers[number % BUFFERS]
 
-    def deliver(self, number: int, bucket: Bucket) -> None:
-        self.control.put(f"{self.prefix}bucket/{number}", bucket.header())
-        self.works[number % BUFFERS] = (number, self.group.broadcast(bucket.flat))
+    def _deliver(self, number: int, bucket: Bucket) -> None:
+        assert self.group is not None
+        self._publish(number, bucket)
+        self.works[number] = self.group.broadcast(bucket.flat)
 
-    def finish(self) -> None:
-        for slot in list(self.works):
-            self._settle(slot)
-        self.buffers = []  # the memory belongs to training between syncs
+    def _settle(self) -> None:
+        for number in list(self.works):
+            self._wait(number)
+
+    def _wait(self, number: int) -> None:
+        if number in self.works:
+            assert self.group is not None
+            self.group.wait(self.works.pop(number), f"the receivers to take bucket {number}")
 
     def close(self) -> None:
-        self.works, self.buffers = {}, []
-        self.group.close()
-
-    def _settle(self, slot: int) -> None:
-        if slot in self.works:
-            number, work = self.works.pop(slot)
-            self.group.wait(work, f"the receivers to take bucket {number}")
+        """Leave the group."""
+        self.works, self.buffers, self.group = {}, [], None
 
 
-class _BroadcastIn:
-    def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
-        self.spec = spec
-        self.group = _Group(spec, control, index + 1)
+class BroadcastReceiver(ReceivedBuckets):
+    """The other end of the group."""
 
-    def fetch(self, prefix: str, number: int, header: dict[str, Any]) -> Tensor:
-        flat = torch.empty(header["bytes"], dtype=torch.uint8, device=self.spec.device)
+    group: _Group | None = None
+
+    def _begin(self, prefix: str) -> None:
+        self.group = self.group or _Group(self.spec, self.control, self.index + 1)  # waits for the sender
+
+    def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
+        assert self.group is not None
+        flat = torch.empty(size, dtype=torch.uint8, device=self.spec.device)
         self.group.wait(self.group.broadcast(flat), f"the bytes of bucket {number}")
         return flat
 
     def close(self) -> None:
-        self.group.close()
+        """Leave the group."""
+        self.group = None
 
 
-class _SharedOut:
+class SharedSender(SentBuckets):
     """Double-buffered shared memory; buffer i is written again when all receivers copied bucket i out."""
 
-    def __init__(self, spec: ChannelSpec, control: Control) -> None:
-        self.spec, self.control = spec, control
-        self.paths = [shared.shared_path(spec, str(i)) for i in range(BUFFERS)]
-        self.buffers: list[Tensor] = []
-        self.sent: list[int] = []
-
-    def begin(self, prefix: str) -> None:
-        self.prefix, self.sent = prefix, []
+    def _begin(self) -> None:
+        self.paths = [shared_memory.path_of(self.spec, str(i)) for i in range(BUFFERS)]
+        self.unread: list[int] = []
         if self.spec.device == "cuda":
-            self.buffers = [_buffer(self.spec) for _ in range(BUFFERS)]
-            handles: list[Any] = [shared.cuda_handle(flat) for flat in self.buffers]
+            self.buffers = self._new_buffers()
+            handles = [shared_memory.cuda_handle(flat) for flat in self.buffers]
         else:
-            self.buffers = [shared.create(path, self.spec.bucket_bytes) for path in self.paths]
+            self.buffers = [shared_memory.create(path, self.spec.bucket_bytes) for path in self.paths]
             handles = [str(path) for path in self.paths]
-        self.control.put(prefix + "handles", handles)
+        self.control.put(self.prefix + "handles", handles)
 
-    def buffer(self, number: int) -> Tensor:
-        if number >= BUFFERS:
-            self._await(number - BUFFERS)
+    def _free_buffer(self, number: int) -> Tensor:
+        self._await(number - BUFFERS)
         return self.buffers[number % BUFFERS]
 
-    def deliver(self, number: int, bucket: Bucket) -> None:
+    def _deliver(self, number: int, bucket: Bucket) -> None:
         if self.spec.device == "cuda":
             torch.cuda.current_stream().synchronize()  # the reader's stream knows nothing of ours
-        self.control.put(f"{self.prefix}bucket/{number}", bucket.header())
-        self.sent.append(number)
+        self._publish(number, bucket)
+        self.unread.append(number)
 
-    def finish(self) -> None:
-        for number in list(self.sent):
+    def _settle(self) -> None:
+        for number in list(self.unread):
             self._await(number)
         self.control.forget([self.prefix + "handles"])
         self.close()
 
-    def close(self) -> None:
-        self.buffers = []
-        shared.remove(self.paths)
-
     def _await(self, number: int) -> None:
-        if number not in self.sent:
-            return
-        keys = [f"{self.prefix}ack/{number}/{i}" for i in range(self.spec.receivers)]
-        self.control.wait(keys, f"the receivers to copy bucket {number}")
-        self.control.forget(keys)
-        self.sent.remove(number)
+        if number in self.unread:
+            keys = [f"{self.prefix}ack/{number}/{i}" for i in range(self.spec.receivers)]
+            self.control.wait(keys, f"the receivers to copy bucket {number}")
+            self.control.forget(keys)
+            self.unread.remove(number)
+
+    def close(self) -> None:
+        """Remove the buffers."""
+        self.buffers = []
+        shared_memory.remove(shared_memory.path_of(self.spec, str(i)) for i in range(BUFFERS))
 
 
-class _SharedIn:
-    def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
-        self.spec, self.control, self.index = spec, control, index
-        self.prefix = ""
-        self.buffers: list[Tensor] = []
+class SharedReceiver(ReceivedBuckets):
+    """Copies each bucket out and says so."""
 
-    def fetch(self, prefix: str, number: int, header: dict[str, Any]) -> Tensor:
-        if prefix != self.prefix:
-            self._attach(prefix)
-        flat = self.buffers[number % BUFFERS][: header["bytes"]].clone()
+    def _begin(self, prefix: str) -> None:
+        self.mapped: list[Tensor] = []
+
+    def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
+        if not self.mapped:
+            handles = self.control.take(prefix + "handles", "the sender's shared buffers")
+            self.mapped = [shared_memory.attach_handle(self.spec, handle) for handle in handles]
+        flat = self.mapped[number % BUFFERS][:size].clone()
         if self.spec.device == "cuda":
             torch.cuda.current_stream().synchronize()
         self.control.put(f"{prefix}ack/{number}/{self.index}", True)
         return flat
 
     def close(self) -> None:
-        self.buffers = []
-
-    def _attach(self, prefix: str) -> None:
-        handles = self.control.take(prefix + "handles", "the sender's shared buffers")
-        self.prefix = prefix
-        self.buffers = [shared.attach_handle(self.spec, handle) for handle in handles]
-
-
-def _buffer(spec: ChannelSpec) -> Tensor:
-    return torch.zeros(spec.bucket_bytes, dtype=torch.uint8, device=spec.device)
+        """Drop the mappings."""
+        self.mapped = []

@@ -15,7 +15,7 @@ GPUs opens one channel a GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -23,12 +23,13 @@ from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
-from executor.weight_transfer import files
-from executor.weight_transfer.buckets import ReceivedBuckets, SentBuckets
+from executor.weight_transfer.buckets import BroadcastReceiver, BroadcastSender, SharedReceiver, SharedSender
 from executor.weight_transfer.control import Control
+from executor.weight_transfer.files import ReceivedFolder, ReceivedHostFile, SentFolder, SentHostFile
 from executor.weight_transfer.merge import merged
 from executor.weight_transfer.packing import Digest, Named
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.placement.weight_paths import Transport
 
 Buckets = Iterator[list[Named]]
 
@@ -58,13 +59,27 @@ class Incoming(Protocol):
         """Let go of groups and mappings."""
 
 
+_OUTGOING: Mapping[Transport, Callable[[ChannelSpec, Control], Outgoing]] = {
+    "broadcast": BroadcastSender,
+    "ipc": SharedSender,
+    "host": SentHostFile,
+    "disk": SentFolder,
+}
+_INCOMING: Mapping[Transport, Callable[[ChannelSpec, Control, int], Incoming]] = {
+    "broadcast": BroadcastReceiver,
+    "ipc": SharedReceiver,
+    "host": ReceivedHostFile,
+    "disk": ReceivedFolder,
+}
+
+
 class Sender:
     """The trainer's end; made and used by rank 0 of the trainer group. Hosts the store."""
 
     def __init__(self, spec: ChannelSpec) -> None:
         self.spec = spec
         self.control = Control(spec, master=True)
-        self.route = _outgoing(spec, self.control)
+        self.route = _OUTGOING[spec.transport](spec, self.control)
         self.transfers = 0
 
     def send(self, buckets: Buckets, version: int) -> Transfer:
@@ -86,13 +101,7 @@ class Sender:
             for _ in buckets:
                 pass
             raise
-        return Transfer(
-            version=version,
-            bytes=digest.bytes,
-            buckets=count,
-            seconds=time.monotonic() - start,
-            checksum=digest.hex(),
-        )
+        return _transfer(version, count, start, digest)
 
     def close(self) -> None:
         """Remove files and groups; the channel cannot be used again."""
@@ -143,19 +152,15 @@ class Receiver:
         try:
             self._join(control, prefix, version)
             tensors = route.tensors(prefix, version, digest)
-            yield from self._merged(tensors) if self.spec.adapters_only else tensors
+            if self.spec.adapters_only:
+                tensors = merged(tensors, self.spec.base_model, self.spec.lora_scale)
+            yield from tensors
             control.put(f"{prefix}done/{self.index}", digest.hex())
         except BaseException as error:  # GeneratorExit too: the loader gave up in the middle
             control.fail(f"receiver {self.index}: {_reason(error)}")
             route.close()  # a broken connection ends the sender's broadcast at once
             raise
-        self.transfer = Transfer(
-            version=version,
-            bytes=digest.bytes,
-            buckets=route.buckets,
-            seconds=time.monotonic() - start,
-            checksum=digest.hex(),
-        )
+        self.transfer = _transfer(version, route.buckets, start, digest)
 
     def close(self) -> None:
         """Let go of groups, mappings and the store."""
@@ -167,11 +172,8 @@ class Receiver:
     def _connected(self) -> tuple[Control, Incoming]:
         if self._control is None or self._route is None:
             self._control = Control(self.spec, master=False)
-            self._route = _incoming(self.spec, self._control, self.index)
+            self._route = _INCOMING[self.spec.transport](self.spec, self._control, self.index)
         return self._control, self._route
-
-    def _merged(self, tensors: Iterator[Named]) -> Iterator[Named]:
-        return merged(tensors, self.spec.base_model, self.spec.lora_scale)
 
     def _join(self, control: Control, prefix: str, version: int) -> None:
         sent = control.take(prefix + "begin", f"the sender to begin version {version}")
@@ -183,28 +185,17 @@ class Receiver:
         control.put(f"{prefix}ready/{self.index}", True)
 
 
+def _transfer(version: int, buckets: int, start: float, digest: Digest) -> Transfer:
+    seconds = time.monotonic() - start
+    return Transfer(
+        version=version, bytes=digest.bytes, buckets=buckets, seconds=seconds, checksum=digest.hex()
+    )
+
+
 def _reason(error: BaseException) -> str:
     if isinstance(error, RlhfsimError):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def _outgoing(spec: ChannelSpec, control: Control) -> Outgoing:
-    makers: dict[str, Callable[[ChannelSpec, Control], Outgoing]] = {
-        "broadcast": SentBuckets,
-        "ipc": SentBuckets,
-        "host": files.SentHostFile,
-        "disk": files.SentFolder,
-    }
-    return makers[spec.transport](spec, control)
-
-
-def _incoming(spec: ChannelSpec, control: Control, index: int) -> Incoming:
-    if spec.transport == "host":
-        return files.ReceivedHostFile(spec, control)
-    if spec.transport == "disk":
-        return files.ReceivedFolder(spec, control)
-    return ReceivedBuckets(spec, control, index)
 
 
 def to_host(tensors: Iterator[Named]) -> list[tuple[str, Tensor]]:

@@ -15,9 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
-
-Named = tuple[str, Tensor]
 
 
 def merged(adapters: Iterable[Named], base_model: str, scale: float) -> Iterator[Named]:
@@ -28,6 +27,8 @@ def merged(adapters: Iterable[Named], base_model: str, scale: float) -> Iterator
     """
     pairs = _pairs(adapters)
     index = weight_files(Path(base_model))
+    if not index:
+        raise RlhfsimError("weight-sync-adapters", f"no safetensors files in {base_model}")
     missing = sorted(set(pairs) - set(index))
     if missing:
         raise RlhfsimError(
@@ -36,11 +37,15 @@ def merged(adapters: Iterable[Named], base_model: str, scale: float) -> Iterator
     touched = {_parent(name) for name in pairs}
     for name in index:
         if _parent(name) in touched:
-            yield name, _merge(_read(index[name], name), pairs.get(name), scale)
+            full = read(index[name], name).to(torch.float32)
+            if pair := pairs.get(name):
+                a, b = (pair[side].to(device="cpu", dtype=torch.float32) for side in "AB")
+                full = full + scale * (b @ a)
+            yield name, full
 
 
 def weight_files(folder: Path) -> dict[str, Path]:
-    """Safetensors file of every weight, in the checkpoint's order."""
+    """Safetensors file of every weight of a checkpoint, in its order; empty where there are none."""
     from safetensors import safe_open
 
     index = folder / "model.safetensors.index.json"
@@ -51,12 +56,11 @@ def weight_files(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as opened:
             files.update(dict.fromkeys(opened.keys(), path))
-    if not files:
-        raise RlhfsimError("weight-sync-adapters", f"no safetensors files in {folder}")
     return files
 
 
-def _read(path: Path, name: str) -> Tensor:
+def read(path: Path, name: str) -> Tensor:
+    """One tensor of a safetensors file."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as opened:
@@ -77,14 +81,6 @@ def _pairs(adapters: Iterable[Named]) -> dict[str, dict[str, Tensor]]:
             help="send <weight>.lora_A and <weight>.lora_B for every adapted weight",
         )
     return pairs
-
-
-def _merge(weight: Tensor, pair: dict[str, Tensor] | None, scale: float) -> Tensor:
-    full = weight.to(torch.float32)
-    if pair is None:
-        return full
-    a, b = (pair[side].to(device="cpu", dtype=torch.float32) for side in "AB")
-    return full + scale * (b @ a)
 
 
 def _parent(weight: str) -> str:

@@ -6,9 +6,9 @@ A bucket holds whole tensors laid end to end; only a tensor larger than a bucket
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from blake3 import blake3
@@ -22,25 +22,24 @@ ALIGNMENT = 64
 Named = tuple[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """Where (a part of) a tensor lies in a bucket or file."""
+class TensorPart(NamedTuple):
+    """Where (a part of) a tensor lies in a bucket or file; JSON keeps it as a list."""
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     total: int
     """Bytes of the whole tensor."""
     start: int
-    """First byte of the tensor that this piece holds."""
+    """First byte of the tensor that this part holds."""
     size: int
-    """Bytes of this piece."""
+    """Bytes of this part."""
     at: int
     """Its first byte in the bucket."""
 
     @property
     def whole(self) -> bool:
-        """Whether the tensor is in one piece."""
+        """Whether the tensor is in one part."""
         return self.size == self.total
 
 
@@ -50,24 +49,11 @@ class Bucket:
 
     flat: Tensor
     """(bytes,) uint8."""
-    pieces: list[Piece]
+    parts: list[TensorPart]
 
     def header(self) -> dict[str, Any]:
         """JSON form, without the bytes."""
-        return header_of(self.pieces, self.flat.numel())
-
-
-def header_of(pieces: Iterable[Piece], size: int) -> dict[str, Any]:
-    """JSON form of a table of pieces in `size` bytes."""
-    return {"bytes": size, "pieces": [list(asdict(piece).values()) for piece in pieces]}
-
-
-def pieces_of(header: dict[str, Any]) -> list[Piece]:
-    """Undo `header_of`."""
-    return [
-        Piece(name=name, dtype=dtype, shape=tuple(shape), total=total, start=start, size=size, at=at)
-        for name, dtype, shape, total, start, size, at in header["pieces"]
-    ]
+        return {"bytes": self.flat.numel(), "parts": self.parts}
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -75,11 +61,16 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def describe(name: str, tensor: Tensor, at: int) -> Piece:
-    """A whole tensor as one piece."""
+def parts_of(header: Mapping[str, Any]) -> list[TensorPart]:
+    """What a header, or a file's table, says that lies where."""
+    return [TensorPart(*fields) for fields in header["parts"]]
+
+
+def describe(name: str, tensor: Tensor, at: int = 0) -> TensorPart:
+    """A whole tensor as one part."""
     size = tensor.numel() * tensor.element_size()
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Piece(name=name, dtype=dtype, shape=tuple(tensor.shape), total=size, start=0, size=size, at=at)
+    return TensorPart(name, dtype, tuple(tensor.shape), total=size, start=0, size=size, at=at)
 
 
 def aligned(size: int) -> int:
@@ -89,60 +80,47 @@ def aligned(size: int) -> int:
 
 def pack(tensors: Iterable[Named], capacity: int, buffer: Callable[[int], Tensor]) -> Iterator[Bucket]:
     """Fill buckets of `capacity` bytes; `buffer(i)` gives the i-th one once it is free to write."""
-    number, used, pieces = 0, 0, list[Piece]()
+    number, used, parts = 0, 0, list[TensorPart]()
     flat = buffer(0)
     for name, tensor in tensors:
-        whole, source = describe(name, tensor, 0), as_bytes(tensor)
+        whole, source = describe(name, tensor), as_bytes(tensor)
         start = 0
         while start < whole.total or (whole.total == 0 and start == 0):
             rest, room = whole.total - start, capacity - used
             if used and (room < min(rest, capacity) or room <= 0):
-                yield Bucket(flat[:used], pieces)
-                number, used, pieces = number + 1, 0, []
+                yield Bucket(flat[:used], parts)
+                number, used, parts = number + 1, 0, []
                 flat, room = buffer(number), capacity
             size = min(rest, room)
             flat[used : used + size].copy_(source[start : start + size])
-            pieces.append(_part(whole, start, size, used))
+            parts.append(whole._replace(start=start, size=size, at=used))
             used, start = min(aligned(used + size), capacity), start + max(size, 1)
-    if pieces:
-        yield Bucket(flat[:used], pieces)
-
-
-def _part(whole: Piece, start: int, size: int, at: int) -> Piece:
-    return Piece(
-        name=whole.name,
-        dtype=whole.dtype,
-        shape=whole.shape,
-        total=whole.total,
-        start=start,
-        size=size,
-        at=at,
-    )
+    if parts:
+        yield Bucket(flat[:used], parts)
 
 
 def unpack(buckets: Iterable[Bucket]) -> Iterator[Named]:
     """Tensors of the buckets in order: views of a bucket, or copies where one was cut."""
-    parts: dict[str, Tensor] = {}
+    unfinished: dict[str, Tensor] = {}
     for bucket in buckets:
-        for piece in bucket.pieces:
-            data = bucket.flat[piece.at : piece.at + piece.size]
-            if not piece.whole:
-                whole = parts.setdefault(
-                    piece.name, torch.empty(piece.total, dtype=torch.uint8, device=data.device)
-                )
-                whole[piece.start : piece.start + piece.size].copy_(data)
-                if piece.start + piece.size < piece.total:
+        for part in bucket.parts:
+            data = bucket.flat[part.at : part.at + part.size]
+            if not part.whole:
+                empty = torch.empty(part.total, dtype=torch.uint8, device=data.device)
+                whole = unfinished.setdefault(part.name, empty)
+                whole[part.start : part.start + part.size].copy_(data)
+                if part.start + part.size < part.total:
                     continue
-                data = parts.pop(piece.name)
-            yield piece.name, data.view(getattr(torch, piece.dtype)).view(piece.shape)
-    if parts:
-        raise RlhfsimError("weight-sync-failed", f"the transfer ended inside of {sorted(parts)}")
+                data = unfinished.pop(part.name)
+            yield part.name, data.view(getattr(torch, part.dtype)).view(part.shape)
+    if unfinished:
+        raise RlhfsimError("weight-sync-failed", f"the transfer ended inside of {sorted(unfinished)}")
 
 
 class Digest:
     """Checksum of names, dtypes, shapes and bytes in the order sent.
 
-    On CPU: BLAKE3 of the bytes. On CUDA the bytes stay on the device; two 64-bit sums of each piece, one weighted
+    On CPU: BLAKE3 of the bytes. On CUDA the bytes stay on the device; two 64-bit sums of each part, one weighted
     by position, stand for them (they find lost, swapped and changed words, not an adversary).
     """
 
@@ -153,12 +131,16 @@ class Digest:
 
     def add(self, bucket: Bucket) -> None:
         """Count a bucket in."""
-        for piece in bucket.pieces:
-            if piece.start == 0:
-                self.hash.update(json.dumps([piece.name, piece.dtype, piece.shape]).encode())
-            self.bytes += piece.size
-            data = bucket.flat[piece.at : piece.at + piece.size]
+        for part in bucket.parts:
+            if part.start == 0:
+                self.hash.update(json.dumps([part.name, part.dtype, part.shape]).encode())
+            self.bytes += part.size
+            data = bucket.flat[part.at : part.at + part.size]
             self.hash.update(data.numpy().data if self.device == "cpu" else _sums(data))
+
+    def add_tensor(self, name: str, tensor: Tensor) -> None:
+        """Count a whole tensor in."""
+        self.add(Bucket(as_bytes(tensor), [describe(name, tensor)]))
 
     def hex(self) -> str:
         """The checksum."""

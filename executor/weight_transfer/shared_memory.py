@@ -1,9 +1,24 @@
-"""Names of a run's files in the shared memory of a host, so that a launcher can remove what a killed run left."""
+"""A run's files in the shared memory of a host, and CUDA buffers that two processes of one GPU map.
+
+Names carry the run's folder, so that a launcher can sweep what a killed run left. torch is imported where it is
+needed: the launcher has none.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import pickle
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from executor.engines.protocols import ChannelSpec
+from rlhfsim.errors import RlhfsimError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHARED = Path("/dev/shm")
 
@@ -20,3 +35,72 @@ def prefix(folder: str) -> str:
     """How the files of a scratch folder begin."""
     run = hashlib.blake2b(str(Path(folder).resolve()).encode(), digest_size=6).hexdigest()
     return f"rlhfsim-{run}-"
+
+
+def path_of(spec: ChannelSpec, part: str) -> Path:
+    """File in shared memory of this channel."""
+    return SHARED / f"{prefix(spec.folder)}{spec.name}-{part}"
+
+
+def remove(paths: Iterable[Path]) -> None:
+    """Unlink; mappings stay valid until they are dropped."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def create(path: Path, size: int) -> Tensor:
+    """A new shared file as tensor, (size,) uint8."""
+    path.unlink(missing_ok=True)
+    return _mapped(path, size)
+
+
+def attach(path: Path, size: int) -> Tensor:
+    """Somebody else's shared file as tensor, (size,) uint8."""
+    if not path.exists():  # from_file would create it
+        raise RlhfsimError(
+            "weight-sync-not-shared",
+            f"{path} is not there: sender and receiver do not run on one machine",
+            help="use weight path broadcast or disk between machines",
+        )
+    return _mapped(path, size)
+
+
+def _mapped(path: Path, size: int) -> Tensor:
+    import torch
+
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+
+def cuda_handle(flat: Tensor) -> str:
+    """A CUDA buffer as text that a process on the same GPU can open."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    return base64.b64encode(pickle.dumps((_gpu(), *reduce_tensor(flat)))).decode()
+
+
+def attach_handle(spec: ChannelSpec, handle: str) -> Tensor:
+    """Map the sender's buffer."""
+    import torch
+
+    if spec.device == "cpu":
+        return attach(Path(handle), spec.bucket_bytes)
+    gpu, rebuild, args = pickle.loads(base64.b64decode(handle))
+    if gpu != _gpu():
+        raise RlhfsimError(
+            "weight-sync-not-shared",
+            f"channel {spec.name!r} (ipc): the sender is on GPU {gpu}, the receiver on {_gpu()}",
+            help="open one ipc channel a GPU between co-located processes, or use broadcast",
+        )
+    # device ordinals differ between processes: the seventh argument of rebuild_cuda_tensor is ours
+    args = (*args[:6], torch.cuda.current_device(), *args[7:])
+    mapped: Tensor = rebuild(*args)
+    return mapped
+
+
+def _gpu() -> str:
+    import torch
+
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

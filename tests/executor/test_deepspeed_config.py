@@ -7,8 +7,7 @@ import json
 import pytest
 
 from executor.engines.deepspeed.config import ds_config
-from executor.engines.learning_rate import learning_rate
-from executor.engines.optimizers import adam
+from executor.engines.deepspeed.optimizers import adam, learning_rate
 from executor.engines.protocols import EngineSpec
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor.engines.mesh import Coordinates, coordinates, leaders, rank_at, sharers, world_size
+from executor.engines.mesh import Coordinates, coordinates, leaders, rank_at, world_size
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.layout import Layout
 
@@ -26,7 +26,7 @@ def test_rank_at_undoes_coordinates() -> None:
 
 def test_ranks_of_one_replica_share_samples() -> None:
     layout = Layout(pp=2, dp=2, tp=2)
-    assert sharers(3, layout) == (2, 3, 6, 7)
+    assert [rank for rank in range(8) if coordinates(rank, layout).dp == 1] == [2, 3, 6, 7]
     assert leaders(layout) == (0, 2)
 
 

@@ -226,15 +226,14 @@ def test_corrupted_bytes_are_found_by_the_checksums(tmp_path: Path, monkeypatch:
 
     def corrupted() -> None:
         route = receiver._connected()[1]
-        link = route.link = route._make()  # type: ignore[attr-defined]
-        fetch = link.fetch
+        fetch = route._fetch  # type: ignore[attr-defined]
 
         def flipped(*args: object) -> Tensor:
             flat: Tensor = fetch(*args)
             flat[5] ^= 1
             return flat
 
-        monkeypatch.setattr(link, "fetch", flipped)
+        monkeypatch.setattr(route, "_fetch", flipped)
         to_host(receiver.receive(1))
 
     with ThreadPoolExecutor(1) as pool:

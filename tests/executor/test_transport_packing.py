@@ -18,10 +18,10 @@ from rlhfsim.errors import RlhfsimError
 def test_a_bucket_holds_whole_tensors_unless_one_is_larger() -> None:
     weights = some_weights()
     buckets = [
-        Bucket(bucket.flat.clone(), bucket.pieces)
+        Bucket(bucket.flat.clone(), bucket.parts)
         for bucket in pack(weights, 4096, lambda _: torch.empty(4096, dtype=torch.uint8))
     ]
-    cut = {piece.name for bucket in buckets for piece in bucket.pieces if not piece.whole}
+    cut = {part.name for bucket in buckets for part in bucket.parts if not part.whole}
     assert cut == {"embed", "head"}, "8400 bytes each, all others fit"
     assert all(bucket.flat.numel() <= 4096 for bucket in buckets)
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(weights, unpack(buckets), strict=True))

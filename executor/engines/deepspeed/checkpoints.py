@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.engines.protocols import EngineSpec
-from executor.engines.transformers import heads
-from executor.engines.weights import Bucket
+from executor.engines.transformers.heads import HeadedModel
+from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 GATHER_BYTES = 256 * 2**20
@@ -30,11 +30,11 @@ class Trained(Protocol):
     """What is saved."""
 
     spec: EngineSpec
-    model: heads.Model
+    model: HeadedModel
     engine: Any
     steps: int
 
-    def buckets(self, bucket_bytes: int) -> Iterator[Bucket]:
+    def buckets(self, bucket_bytes: int) -> Iterator[list[Named]]:
         """Full weights; a collective."""
 
 
@@ -47,7 +47,7 @@ def save(trained: Trained, folder: Path) -> None:
     state = {
         "identity": _identity(trained.spec),
         "steps": trained.steps,
-        "module": _module(trained.model),
+        "module": {name: _copy(tensor) for name, tensor in _module_tensors(trained.model)},
         "optimizer": [_optimizer_state(trained.engine, master) for master in masters(trained.engine)],
         "random": _random(),
     }
@@ -72,13 +72,20 @@ def load(trained: Trained, folder: Path) -> None:
             help="resume with the layout that saved it, or start from its model.safetensors",
         )
     state = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
-    _check(state["identity"], _identity(trained.spec), path)
+    saved = state["identity"]
+    for key, value in _identity(trained.spec).items():
+        if saved.get(key) != value:
+            raise RlhfsimError(
+                "checkpoint-layout",
+                f"{path} was saved with {key}={saved.get(key)}, this run has {key}={value}",
+                help="resume with the layout that saved it, or start from its model.safetensors",
+            )
     trained.steps = state["steps"]
     with torch.no_grad():
         for name, tensor in _module_tensors(trained.model):
             tensor.copy_(state["module"][name])
-        for master, saved in zip(masters(trained.engine), state["optimizer"], strict=True):
-            _put_optimizer_state(trained.engine, master, saved)
+        for master, optimizer_state in zip(masters(trained.engine), state["optimizer"], strict=True):
+            _put_optimizer_state(trained.engine, master, optimizer_state)
     _refresh(trained.engine)
     _put_random(state["random"])
     dist.barrier()
@@ -118,17 +125,7 @@ def _identity(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-def _check(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    for key, value in wanted.items():
-        if saved.get(key) != value:
-            raise RlhfsimError(
-                "checkpoint-layout",
-                f"{path} was saved with {key}={saved.get(key)}, this run has {key}={value}",
-                help="resume with the layout that saved it, or start from its model.safetensors",
-            )
-
-
-def _module_tensors(model: heads.Model) -> Iterator[tuple[str, Tensor]]:
+def _module_tensors(model: HeadedModel) -> Iterator[tuple[str, Tensor]]:
     """What this rank holds of every parameter, and buffers that transformers would save."""
     for name, parameter in model.named_parameters():
         yield name, getattr(parameter, "ds_tensor", parameter.data)
@@ -136,18 +133,14 @@ def _module_tensors(model: heads.Model) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer.data) for name, buffer in model.named_buffers() if name in kept)
 
 
-def _module(model: heads.Model) -> dict[str, Tensor]:
-    # cloned: a view of a flat buffer would write the whole buffer
-    return {name: tensor.detach().cpu().clone() for name, tensor in _module_tensors(model)}
-
-
 def _optimizer_state(engine: Any, master: Tensor) -> dict[str, Any]:
     states = engine.basic_optimizer.state.get(master, {})
-    values = {
-        key: value.detach().cpu().clone() if isinstance(value, Tensor) else value
-        for key, value in states.items()
-    }
-    return {"master": master.detach().cpu().clone(), "states": values}
+    return {"master": _copy(master), "states": {key: _copy(value) for key, value in states.items()}}
+
+
+def _copy(value: Any) -> Any:
+    """A tensor's own copy on the host: a view of a flat buffer would write the whole buffer."""
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
 
 
 def _put_optimizer_state(engine: Any, master: Tensor, saved: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. The frozen base with its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from executor.engines.transformers.heads import Model, checkpoint_name
-from executor.engines.weights import Bucket, gathered, grouped
+from executor.engines.deepspeed.weights import gathered, names_in_groups
+from executor.engines.transformers.heads import HeadedModel, checkpoint_name
+from executor.weight_transfer.packing import Named
 from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 
 _ADAPTER = "default"
@@ -32,7 +33,7 @@ class Adapter:
     """(out, rank)"""
 
 
-def attach(model: Model, rank: int, seed: int) -> None:
+def attach(model: HeadedModel, rank: int, seed: int) -> None:
     """Freeze the backbone and put adapters on its linear layers; A is drawn from `seed`, B is zero.
 
     The head of a critic goes on learning.
@@ -54,7 +55,7 @@ def attach(model: Model, rank: int, seed: int) -> None:
 
 
 @contextmanager
-def without(model: Model) -> Iterator[None]:
+def without(model: HeadedModel) -> Iterator[None]:
     """Inside, the adapters do nothing: the model is the base."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -69,7 +70,7 @@ def without(model: Model) -> Iterator[None]:
             layer._disable_adapters = False
 
 
-def split(model: Model) -> tuple[dict[str, nn.Parameter], dict[str, Adapter]]:
+def split(model: HeadedModel) -> tuple[dict[str, nn.Parameter], dict[str, Adapter]]:
     """Base parameters by Hugging Face name, and the adapters of those that have one."""
     base: dict[str, nn.Parameter] = {}
     sides: dict[str, dict[str, nn.Parameter]] = {}
@@ -83,28 +84,26 @@ def split(model: Model) -> tuple[dict[str, nn.Parameter], dict[str, Adapter]]:
     return base, {name: Adapter(**pair) for name, pair in sides.items()}
 
 
-def merged(model: Model, bucket_bytes: int, *, first: bool) -> Iterator[Bucket]:
-    """Buckets of full weights with their adapters merged; a collective."""
+def merged(model: HeadedModel, bucket_bytes: int, *, first: bool) -> Iterator[list[Named]]:
+    """list[Named]s of full weights with their adapters merged; a collective."""
     base, adapters = split(model)
-    for names in grouped(base, bucket_bytes):
+    for names in names_in_groups(base, bucket_bytes):
         pairs = [adapters[name] for name in names if name in adapters]
         parameters = [base[name] for name in names] + [p for pair in pairs for p in (pair.a, pair.b)]
         with gathered(parameters), torch.no_grad():
             yield [(name, _merged(base[name], adapters.get(name))) for name in names] if first else []
 
 
-def matrices(model: Model, *, first: bool) -> Bucket:
+def matrices(model: HeadedModel, *, first: bool) -> list[Named]:
     """`<weight>.lora_A` and `<weight>.lora_B` of every adapter; a collective."""
     _, adapters = split(model)
-    parameters = [p for pair in adapters.values() for p in (pair.a, pair.b)]
-    with gathered(parameters), torch.no_grad():
-        return list(_named(adapters)) if first else []
-
-
-def _named(adapters: Mapping[str, Adapter]) -> Iterator[tuple[str, Tensor]]:
-    for name, pair in adapters.items():
-        yield f"{name}.lora_A", pair.a.detach().clone()
-        yield f"{name}.lora_B", pair.b.detach().clone()
+    named = {
+        f"{name}.lora_{side}": parameter
+        for name, pair in adapters.items()
+        for side, parameter in (("A", pair.a), ("B", pair.b))
+    }
+    with gathered(list(named.values())), torch.no_grad():
+        return [(name, matrix.detach().clone()) for name, matrix in named.items()] if first else []
 
 
 def _merged(weight: nn.Parameter, adapter: Adapter | None) -> Tensor:

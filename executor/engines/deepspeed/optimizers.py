@@ -1,8 +1,9 @@
-"""The optimizer of a training engine: AdamW of torch, of DeepSpeed on the host, or with 8-bit states."""
+"""The optimizer of a training engine (AdamW of torch, of DeepSpeed on the host, or with 8-bit states) and its rate."""
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Iterable
 from typing import Any
@@ -11,9 +12,31 @@ import torch
 from torch import nn
 
 from executor.engines.protocols import EngineSpec
+from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)
+
+
+def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
+    """Rate of optimizer step `step`, from 0.
+
+        warm-up  rate (step + 1) / warmup_steps          while step < warmup_steps
+        constant rate    linear  rate (1 - x)    cosine  rate (1 + cos(pi x)) / 2
+
+    x is the share of the steps after warm-up that are done, so that the last step still learns.
+    """
+    warmup = optimizer.warmup_steps
+    if step < warmup:
+        return optimizer.learning_rate * (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+    match optimizer.schedule:
+        case "constant":
+            return optimizer.learning_rate
+        case "linear":
+            return optimizer.learning_rate * (1.0 - done)
+        case "cosine":
+            return optimizer.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def adam(spec: EngineSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

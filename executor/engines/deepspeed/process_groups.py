@@ -1,12 +1,13 @@
-"""DeepSpeed's process groups, one set for each tensor-parallel degree.
+"""DeepSpeed's process groups: module variables, one set a process.
 
-DeepSpeed keeps them in module variables, one set a process. Roles that share a process have layouts of their
-own, so each engine puts its set in place before it does anything.
+Roles that share a process have layouts and pipelines of their own, so each engine puts its set in place before
+it does anything.
 """
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from deepspeed.utils import groups
@@ -19,27 +20,45 @@ _NAMES = (
     "_DATA_PARALLEL_GROUP",
 )
 # process groups cannot be taken back cheaply: a role that is destroyed and created again reuses its set
-_SETS: dict[int, dict[str, Any]] = {}
+_SETS: dict[int, Mapping[str, Any]] = {}
 
 
-class Groups:
-    """`with` this, DeepSpeed's variables belong to engines of tensor-parallel degree `tp`."""
+def _current() -> dict[str, Any]:
+    return {name: getattr(groups, name) for name in _NAMES}
 
-    def __init__(self, tp: int) -> None:
-        self._tp = tp
-        self._others: list[dict[str, Any]] = []
 
-    def __enter__(self) -> None:
-        self._others.append({name: getattr(groups, name) for name in _NAMES})
-        for name, value in _SETS.get(self._tp, dict.fromkeys(_NAMES)).items():
+@contextmanager
+def _in_place(values: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, the variables have these values, those that are not named None."""
+    before = _current()
+    for name in _NAMES:
+        setattr(groups, name, values.get(name))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
             setattr(groups, name, value)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _SETS[self._tp] = {name: getattr(groups, name) for name in _NAMES}
-        for name, value in self._others.pop().items():
-            setattr(groups, name, value)
+
+@contextmanager
+def of_degree(tp: int) -> Iterator[None]:
+    """Inside, DeepSpeed's variables belong to engines of tensor-parallel degree `tp`."""
+    with _in_place(_SETS.get(tp, {})):
+        try:
+            yield
+        finally:
+            _SETS[tp] = _current()
+
+
+@contextmanager
+def of_pipeline(grid: Any) -> Iterator[None]:
+    """Inside, they belong to the pipeline of `grid` (None: one that is being built)."""
+    from deepspeed.runtime.pipe import p2p
+
+    with _in_place({"mpu": grid}):
+        if grid is not None:
+            p2p.init_process_groups(grid)
+        yield
 
 
 def forget() -> None:

@@ -6,16 +6,17 @@ Every rank iterates, because ZeRO-3 and AutoTP gather with collectives. Legend: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
-Bucket = list[tuple[str, Tensor]]
+Entry = TypeVar("Entry")
 
 
 def gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
@@ -28,39 +29,41 @@ def gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
     return cast(AbstractContextManager[Any], deepspeed.zero.GatheredParameters(partitioned))
 
 
-def grouped(named: Mapping[str, nn.Parameter], bucket_bytes: int) -> Iterator[list[str]]:
-    """Names in order, cut before the parameter that would make a group larger than `bucket_bytes`."""
-    names: list[str] = []
-    size = 0
-    for name, parameter in named.items():
-        more = _elements(parameter) * parameter.element_size()
-        if names and size + more > bucket_bytes:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += more
-    if names:
-        yield names
+def grouped(sizes: Iterable[tuple[Entry, int]], bucket_bytes: int) -> Iterator[list[Entry]]:
+    """Entries with their bytes, in order, cut before the one that would make a group larger than `bucket_bytes`."""
+    group: list[Entry] = []
+    total = 0
+    for entry, size in sizes:
+        if group and total + size > bucket_bytes:
+            yield group
+            group, total = [], 0
+        group.append(entry)
+        total += size
+    if group:
+        yield group
+
+
+def names_in_groups(named: Mapping[str, nn.Parameter], bucket_bytes: int) -> Iterator[list[str]]:
+    """Names in order, in groups of about `bucket_bytes` of full parameters."""
+    return grouped(((name, _full_bytes(parameter)) for name, parameter in named.items()), bucket_bytes)
 
 
 def buckets(
-    named: Mapping[str, nn.Parameter], shards: Mapping[int, Shard], bucket_bytes: int, *, first: bool
-) -> Iterator[Bucket]:
+    named: Mapping[str, nn.Parameter], shards: Mapping[int, SplitParameter], bucket_bytes: int, *, first: bool
+) -> Iterator[list[Named]]:
     """Buckets of full tensors on the rank that is `first`, empty ones elsewhere; valid until the next."""
-    for names in grouped(named, bucket_bytes):
+    for names in names_in_groups(named, bucket_bytes):
         with gathered([named[name] for name in names]), torch.no_grad():
             full = [(name, _whole(named[name], shards)) for name in names]
             yield full if first else []
 
 
-class Shard:
+class SplitParameter(NamedTuple):
     """How AutoTP split one parameter."""
 
-    __slots__ = ("dim", "layer")
-
-    def __init__(self, layer: Any, dim: int) -> None:
-        """Dim 0 of a column-parallel layer, 1 of a row-parallel one."""
-        self.layer, self.dim = layer, dim
+    layer: Any
+    dim: int
+    """0 in a column-parallel layer, 1 in a row-parallel one."""
 
     def gather(self, shard: Tensor) -> Tensor:
         """The full parameter; a collective over the tensor-parallel group."""
@@ -70,7 +73,7 @@ class Shard:
         return cast(Tensor, full).contiguous()
 
 
-def shards(module: nn.Module) -> dict[int, Shard]:
+def shards(module: nn.Module) -> dict[int, SplitParameter]:
     """Split parameters of a module by id; empty without AutoTP.
 
     Raises:
@@ -78,26 +81,26 @@ def shards(module: nn.Module) -> dict[int, Shard]:
     """
     from deepspeed.module_inject.layers import LinearAllreduce, LinearLayer, TensorParallel_Layer
 
-    found: dict[int, Shard] = {}
+    split: dict[int, SplitParameter] = {}
     for name, layer in module.named_modules():
         if type(layer) is LinearLayer:
-            found |= {id(p): Shard(layer, 0) for p in (layer.weight, layer.bias) if p is not None}
+            split |= {id(p): SplitParameter(layer, 0) for p in (layer.weight, layer.bias) if p is not None}
         elif type(layer) is LinearAllreduce:
-            found[id(layer.weight)] = Shard(layer, 1)
+            split[id(layer.weight)] = SplitParameter(layer, 1)
         elif isinstance(layer, TensorParallel_Layer):
             raise RlhfsimError(
                 "autotp-layer",
                 f"tensor parallelism of {type(layer).__name__} ({name}) is not gathered here",
                 help="use tp: 1 for this model",
             )
-    return found
+    return split
 
 
-def _elements(parameter: nn.Parameter) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
+def _full_bytes(parameter: nn.Parameter) -> int:
+    return int(getattr(parameter, "ds_numel", parameter.numel())) * parameter.element_size()
 
 
-def _whole(parameter: nn.Parameter, shards: Mapping[int, Shard]) -> Tensor:
+def _whole(parameter: nn.Parameter, shards: Mapping[int, SplitParameter]) -> Tensor:
     tensor = parameter.detach()
     shard = shards.get(id(parameter))
     return shard.gather(tensor) if shard else tensor.contiguous()

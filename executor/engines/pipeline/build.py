@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from executor.engines.deepspeed.config import ds_config
+from executor.engines.deepspeed.optimizers import adam
 from executor.engines.mesh import coordinates
-from executor.engines.optimizers import adam
 from executor.engines.pipeline.layers import (
     EMBEDDING,
     HEADS,
@@ -34,13 +34,6 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.backends import violation
 
 _TIED = "embedding"
-_GROUPS = (
-    "mpu",
-    "mesh_device",
-    "_TENSOR_MODEL_PARALLEL_GROUP",
-    "_MODEL_PARALLEL_GROUP",
-    "_DATA_PARALLEL_GROUP",
-)
 
 
 def check(spec: EngineSpec, model: Decoder) -> None:
@@ -51,30 +44,16 @@ def check(spec: EngineSpec, model: Decoder) -> None:
             recompute), more stages than layers.
     """
     layout, layers = spec.layout, len(model.layers)
-    broken = violation("deepspeed", layout)
-    refused = (
-        (
-            spec.lora_rank is not None,
-            "pipeline-lora",
-            "LoRA does not run with pipeline parallelism",
-            "use pp: 1",
-        ),
-        (
-            broken is not None,
-            "deepspeed-layout",
-            str(broken),
-            "see the rules in rlhfsim/specs/placement/backends.py",
-        ),
-        (
-            layout.pp > layers,
-            "pipeline-too-deep",
-            f"{layout.pp} stages for {layers} decoder layers",
-            f"use pp <= {layers}",
-        ),
-    )
-    for wrong, code, message, remedy in refused:
-        if wrong:
-            raise RlhfsimError(code, message, help=remedy)
+    if spec.lora_rank is not None:
+        raise RlhfsimError("pipeline-lora", "LoRA does not run with pipeline parallelism", help="use pp: 1")
+    if broken := violation("deepspeed", layout):
+        raise RlhfsimError(
+            "deepspeed-layout", broken, help="see the rules in rlhfsim/specs/placement/backends.py"
+        )
+    if layout.pp > layers:
+        raise RlhfsimError(
+            "pipeline-too-deep", f"{layout.pp} stages for {layers} decoder layers", help=f"use pp <= {layers}"
+        )
 
 
 def stages(spec: EngineSpec, model: Decoder, rank: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
@@ -172,15 +151,22 @@ def reader(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> TokenHead
 def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], None]) -> Any:
     """DeepSpeed's engine over the module; a collective over all ranks.
 
-    At the end of a step `apply` gets the optimizer's update to call.
+    At the end of a step `apply` gets the optimizer's update to call. Shards are ours, so the configuration must
+    not know of tensor parallelism; stages exchange whole activations, because DeepSpeed remembers how it cut the
+    first ones and shapes change. The number of micro-batches is set again before every step.
     """
     import deepspeed
     from deepspeed.runtime.pipe.schedule import OptimizerStep
 
+    from executor.engines.deepspeed.process_groups import of_pipeline
+
+    layout = replace(spec.layout, tp=1)
+    config = ds_config(layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
+    config |= {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    with owned(module.mpu()):
+    with of_pipeline(module.mpu()):
         started: Any = deepspeed.initialize(
-            model=module, optimizer=adam(spec, trained), config=_config(spec), dist_init_required=False
+            model=module, optimizer=adam(spec, trained), config=config, dist_init_required=False
         )[0]
     update = started._INSTRUCTION_MAP[OptimizerStep]
 
@@ -191,43 +177,11 @@ def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], 
     return started
 
 
-def _config(spec: EngineSpec) -> dict[str, Any]:
-    """DeepSpeed's configuration; the number of micro-batches is set again before every step.
-
-    Shards are ours, so it must not know of tensor parallelism; stages exchange whole activations, because
-    DeepSpeed remembers how it cut the first ones and shapes change.
-    """
-    layout = replace(spec.layout, tp=1)
-    config = ds_config(layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
-    return config | {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
-
-
-@contextlib.contextmanager
-def owned(grid: Any) -> Iterator[None]:
-    """Inside, DeepSpeed's module variables belong to the pipeline of `grid` (None: one that is being built).
-
-    They are one set a process, but roles that share a process have pipelines and layouts of their own.
-    """
-    from deepspeed.runtime.pipe import p2p
-    from deepspeed.utils import groups
-
-    before = {name: getattr(groups, name) for name in _GROUPS}
-    for name in _GROUPS:
-        setattr(groups, name, grid if name == "mpu" else None)
-    if grid is not None:
-        p2p.init_process_groups(grid)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(groups, name, value)
-
-
 def leave(module: Any) -> None:
     """Destroy the process groups of a pipeline: with NCCL each holds device memory. A collective."""
     grid = module.mpu()
     tied = [comm["group"] for comm in module.tied_comms.values()]
-    own = (grid.ds_model_proc_group, grid.dp_proc_group, grid.pp_proc_group, grid.slice_proc_group)
+    axes = (grid.ds_model_proc_group, grid.dp_proc_group, grid.pp_proc_group, grid.slice_proc_group)
     dist.barrier()
-    for group in (*tied, *own, module.world_group):
+    for group in (*tied, *axes, module.world_group):
         dist.destroy_process_group(group)

@@ -42,14 +42,14 @@ class Relay:
 
         `read` runs on the last stage, with the hidden states (B, L, H). A collective over the pipeline.
         """
-        found = []
+        outputs = []
         with evaluated(self.module), torch.no_grad():
             for micro in batches:
                 hidden = self._stage(micro)
                 if hidden is not None:
-                    found.append(read(hidden, micro))
+                    outputs.append(read(hidden, micro))
         sizes = [len(micro.index) for micro in batches]
-        return list(zip(batches, self._share(found, sum(sizes)).split(sizes), strict=True))
+        return list(zip(batches, self._share(outputs, sum(sizes)).split(sizes), strict=True))
 
     def _stage(self, micro: MicroBatch) -> Tensor | None:
         """Hidden states on the last stage, else None."""
@@ -66,9 +66,9 @@ class Relay:
         dist.send(output[0].contiguous(), dst=self._stage_rank(place.pp + 1))
         return None
 
-    def _share(self, found: Sequence[Tensor], numbers: int) -> Tensor:
+    def _share(self, outputs: Sequence[Tensor], numbers: int) -> Tensor:
         """(numbers,) fp32 from the last stage to every rank of the pipeline."""
-        whole = torch.cat(list(found)).float() if found else torch.empty(numbers, device=self.device)
+        whole = torch.cat(list(outputs)).float() if outputs else torch.empty(numbers, device=self.device)
         if numbers:
             dist.broadcast(whole, src=self._stage_rank(self.layout.pp - 1), group=self.group)
         return whole

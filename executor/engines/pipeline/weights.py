@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,12 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from executor.engines.deepspeed.weights import grouped
 from executor.engines.pipeline.layers import Weight
 from executor.engines.pipeline.shards import gathered
 from executor.engines.transformers.heads import HEAD_NAMES
+from executor.weight_transfer.merge import weight_files
+from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 
@@ -28,7 +30,13 @@ def read(folder: str, weights: Sequence[Weight], optional: str | None = None) ->
     """
     from safetensors import safe_open
 
-    files = _files(Path(folder))
+    files = weight_files(Path(folder))
+    if not files:
+        raise RlhfsimError(
+            "checkpoint-without-safetensors",
+            f"{folder} has no model.safetensors",
+            help="save the model with save_pretrained",
+        )
     stored = {weight.name: _stored(weight.name, files) for weight in weights}
     lost = next((name for name, found in stored.items() if not found and name != optional), None)
     if lost is not None:
@@ -59,27 +67,8 @@ def _part(view: Any, weight: Weight) -> Tensor:
     return cast(Tensor, view[mine] if weight.cut.dim == 0 else view[:, mine])
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """File of each tensor."""
-    from safetensors import safe_open
-
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in names.items()}
-    single = folder / "model.safetensors"
-    if not single.exists():
-        raise RlhfsimError(
-            "checkpoint-without-safetensors",
-            f"{folder} has no model.safetensors",
-            help="save the model with save_pretrained",
-        )
-    with safe_open(single, framework="pt") as tensors:
-        return dict.fromkeys(tensors.keys(), single)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CatalogueEntry:
     """A whole tensor of the model, known to every rank."""
 
     name: str
@@ -88,15 +77,15 @@ class Entry:
     """Rank that sends it to rank 0: first replica and shard of its stage."""
 
 
-def catalogue(mine: Sequence[Weight], owner: int) -> list[Entry]:
+def catalogue(mine: Sequence[Weight], owner: int) -> list[CatalogueEntry]:
     """Tensors of all stages in order, each once; a collective over the default group.
 
     `mine`: this rank's weights, [] on ranks that own none (other replicas and shards).
     """
-    own = [Entry(name=w.name, shape=_whole(w), owner=owner) for w in mine]
-    everyone: list[list[Entry]] = [[] for _ in range(dist.get_world_size())]
+    own = [CatalogueEntry(name=w.name, shape=_whole(w), owner=owner) for w in mine]
+    everyone: list[list[CatalogueEntry]] = [[] for _ in range(dist.get_world_size())]
     dist.all_gather_object(everyone, own)
-    named: dict[str, Entry] = {}
+    named: dict[str, CatalogueEntry] = {}
     for entry in (entry for stage in everyone for entry in stage):
         named.setdefault(entry.name, entry)  # a tied matrix lives in two stages
     return list(named.values())
@@ -109,37 +98,25 @@ def _whole(weight: Weight) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def split(entries: Sequence[Entry], element_size: int, bucket_bytes: int) -> list[list[Entry]]:
-    """Entries in order, in buckets of at most `bucket_bytes` (a larger tensor has one of its own)."""
-    buckets: list[list[Entry]] = []
-    free = 0
-    for entry in entries:
-        size = element_size * torch.Size(entry.shape).numel()
-        if not buckets or size > free:
-            buckets.append([])
-            free = bucket_bytes
-        buckets[-1].append(entry)
-        free -= size
-    return buckets
-
-
 def to_rank_0(
-    buckets: Sequence[Sequence[Entry]],
+    entries: Sequence[CatalogueEntry],
     weights: Sequence[Weight],
+    bucket_bytes: int,
     *,
     rank: int,
     owner: int,
     group: Any,
     dtype: torch.dtype,
     device: torch.device,
-) -> Iterator[list[tuple[str, Tensor]]]:
-    """Bucket after bucket: whole tensors on rank 0, empty lists elsewhere; a collective over all ranks.
+) -> Iterator[list[Named]]:
+    """Buckets of at most `bucket_bytes` (a larger tensor has its own): whole tensors on rank 0, empty lists elsewhere; a collective over all ranks.
 
     `weights`: what this rank can give, [] in replicas after the first; `owner`: the rank that sends for its stage;
     `group`: ranks over which its tensors are cut.
     """
     held = {weight.name: weight for weight in weights}
-    for bucket in buckets:
+    sizes = ((entry, dtype.itemsize * torch.Size(entry.shape).numel()) for entry in entries)
+    for bucket in grouped(sizes, bucket_bytes):
         received = []
         for entry in bucket:
             whole = None
@@ -152,7 +129,7 @@ def to_rank_0(
 
 
 def _passed(
-    whole: Tensor | None, entry: Entry, rank: int, dtype: torch.dtype, device: torch.device
+    whole: Tensor | None, entry: CatalogueEntry, rank: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
     """The tensor on rank 0, sent by its owner; None elsewhere."""
     if entry.owner == rank == 0:

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from executor.engines.protocols import EngineSpec
-from executor.engines.scoring import Scorer, trim
+from executor.engines.scoring import ForwardPasses, trim
 from executor.engines.states import Movable, module_tensors
 from executor.engines.transformers import heads
 
 
-class TransformersEngine(Movable, Scorer):
+class TransformersEngine(Movable, ForwardPasses):
     """Every rank holds the whole model and scores its own samples; no collective at all."""
 
     def __init__(self, spec: EngineSpec) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from executor.engines.protocols import Head
 from executor.settings import Precision
+from executor.weight_transfer.merge import read, weight_files
 from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class ScalarHead(nn.Module):
         return values, values.new_zeros(0)
 
 
-class Model(nn.Module):
+class HeadedModel(nn.Module):
     """Backbone and head in one module, so that ZeRO and AutoTP see one forward pass."""
 
     def __init__(
@@ -111,7 +111,9 @@ class Model(nn.Module):
         return cast(tuple[Tensor, Tensor], self.head(hidden, targets, entropy))
 
 
-def load(folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0) -> Model:
+def load(
+    folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0
+) -> HeadedModel:
     """The model of `folder` on the CPU, with all of its weights.
 
     Raises:
@@ -132,18 +134,18 @@ def load(folder: str, head: Head, precision: Precision, *, temperature: float = 
     return _scalar(folder, dtype, seed)
 
 
-def checkpoint_name(model: Model, name: str) -> str:
-    """Hugging Face name of a parameter of `Model`."""
+def checkpoint_name(model: HeadedModel, name: str) -> str:
+    """Hugging Face name of a parameter of `HeadedModel`."""
     part, rest = name.split(".", 1)
     return model.prefix + rest if part == "backbone" else f"{model.head_name}.{rest}"
 
 
-def named_parameters(model: Model) -> dict[str, nn.Parameter]:
+def named_parameters(model: HeadedModel) -> dict[str, nn.Parameter]:
     """Every parameter once, by its Hugging Face name; a tied output matrix counts as the embedding."""
     return {checkpoint_name(model, name): value for name, value in model.named_parameters()}
 
 
-def _causal(folder: str, dtype: torch.dtype, temperature: float) -> Model:
+def _causal(folder: str, dtype: torch.dtype, temperature: float) -> HeadedModel:
     from transformers import AutoModelForCausalLM
 
     causal = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype, **_attention(dtype))
@@ -157,10 +159,10 @@ def _causal(folder: str, dtype: torch.dtype, temperature: float) -> Model:
     head = TokenHead(linear, causal.config, temperature)
     logger.info("%s: output matrix %s", folder, "tied" if causal.config.tie_word_embeddings else "read")
     name = next(name for name, module in causal.named_modules() if module is linear)
-    return Model(causal.base_model, head, causal.config, name)
+    return HeadedModel(causal.base_model, head, causal.config, name)
 
 
-def _scalar(folder: str, dtype: torch.dtype, seed: int) -> Model:
+def _scalar(folder: str, dtype: torch.dtype, seed: int) -> HeadedModel:
     from transformers import AutoModel
 
     backbone = cast(Any, AutoModel).from_pretrained(folder, dtype=dtype, **_attention(dtype))
@@ -173,18 +175,17 @@ def _scalar(folder: str, dtype: torch.dtype, seed: int) -> Model:
         logger.info("%s has no scalar head: drawn from seed %d", folder, seed)
     with torch.no_grad():
         head.weight.copy_(weight.reshape(head.weight.shape))
-    return Model(backbone, head, backbone.config, "score")
+    return HeadedModel(backbone, head, backbone.config, "score")
 
 
 def _stored_head(folder: Path) -> Tensor | None:
     """The scalar head of a checkpoint, or None."""
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as tensors:
-            found = [name for name in HEAD_NAMES if name in tensors.keys()]  # noqa: SIM118  no mapping
-            if found:
-                logger.info("%s: scalar head %s read from %s", folder, found[0], file.name)
-                return cast(Tensor, tensors.get_tensor(found[0]))
-    return None
+    files = weight_files(folder)
+    name = next((name for name in HEAD_NAMES if name in files), None)
+    if name is None:
+        return None
+    logger.info("%s: scalar head %s read from %s", folder, name, files[name].name)
+    return read(files[name], name)
 
 
 def _attention(dtype: torch.dtype) -> dict[str, Any]:
