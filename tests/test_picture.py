@@ -1,4 +1,4 @@
-"""The README's picture shows what the command prints today."""
+"""The pictures of README and docs/architecture.md show what is there today."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import importlib.util
 import re
 from pathlib import Path
 
-PAINTER = Path(__file__).parents[1] / "docs" / "picture.py"
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def words(svg: str) -> list[str]:
@@ -15,12 +17,13 @@ def words(svg: str) -> list[str]:
     return [html.unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", svg)]
 
 
-def test_the_picture_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("picture", PAINTER)
+@pytest.mark.parametrize(("script", "most"), [("picture", 1000), ("architecture_picture", 100)])
+def test_the_picture_is_current(script: str, most: int) -> None:
+    spec = importlib.util.spec_from_file_location(script, DOCS / f"{script}.py")
     assert spec is not None
     assert spec.loader is not None
     painter = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(painter)
     shown = words(painter.PICTURE.read_text())
-    assert len(shown) > 50
-    assert words(painter.drawn()) == shown, "run: python docs/picture.py"
+    assert 40 < len(shown) < most
+    assert words(painter.drawn()) == shown, f"run: python docs/{script}.py"
