@@ -46,7 +46,9 @@ def drawn() -> str:
         parts.append(f'<text x="202" y="{y + 18}" font-size="14" font-weight="bold">{escape(names)}</text>')
         parts.append(f'<text x="370" y="{y + 18}" font-size="13" fill="#333">{escape(text)}</text>')
         if names.split(", ")[0] == BANDS[band][0]:
-            parts.append(f'<text x="{PAD}" y="{y + 18}" font-size="13" fill="#555">{escape(BANDS[band][2])}</text>')
+            parts.append(
+                f'<text x="{PAD}" y="{y + 18}" font-size="13" fill="#555">{escape(BANDS[band][2])}</text>'
+            )
     y = PAD + ROW * (first + 1) + 14
     parts.append(
         f'<text x="202" y="{y}" font-size="13" fill="#555">imports point down; '

@@ -7,14 +7,14 @@ one array a sample, no padding.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from executor.algorithms.kl import kl
-from executor.algorithms.recipes import kl_terms
+from executor.algorithms.recipes import kl_terms, recipe
 from executor.samples import Sample
 from executor.settings import Algorithm
 from rlhfsim.errors import RlhfsimError
@@ -35,14 +35,14 @@ def advantages(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -
     Raises:
         RlhfsimError: a reward is missing or not finite, a group is too small, ppo has no values.
     """
-    match algorithm:
-        case "ppo":
+    match kind := recipe(algorithm).advantages:
+        case None:
+            raise AssertionError(f"{algorithm} learns without advantages")
+        case "gae":
             return _ppo(samples, settings)
-        case "reinforce++":
+        case "returns":
             return _reinforce(samples, settings)
-        case "grpo" | "dr-grpo" | "rloo":
-            return _grouped(algorithm, samples, settings)
-    raise AssertionError(f"{algorithm} learns without advantages")
+    return _grouped(algorithm, _BASELINES[kind], samples, settings)
 
 
 def gae(
@@ -111,7 +111,11 @@ def leave_one_out(rewards: Array) -> Array:
     return group_centred(rewards) * (count / (count - 1))
 
 
-_BASELINES = {"grpo": group_normalised, "dr-grpo": group_centred, "rloo": leave_one_out}
+_BASELINES = {
+    "group_normalised": group_normalised,
+    "group_centred": group_centred,
+    "leave_one_out": leave_one_out,
+}
 
 
 def token_rewards(algorithm: str, sample: Sample, settings: Algorithm) -> Array:
@@ -166,7 +170,9 @@ def _reinforce(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
     return _stored(samples, whiten(returns), returns)
 
 
-def _grouped(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
+def _grouped(
+    algorithm: str, baseline: Callable[[Array], Array], samples: Sequence[Sample], settings: Algorithm
+) -> list[Sample]:
     """One number a sample, the same at each of its tokens."""
     scores = np.array([_score(algorithm, sample, settings) for sample in samples])
     found = np.zeros(len(samples))
@@ -177,7 +183,7 @@ def _grouped(algorithm: str, samples: Sequence[Sample], settings: Algorithm) -> 
                 f"{algorithm} compares the samples of one prompt, but group {group} has {len(members)}",
                 help="sample at least 2 responses a prompt (samples in the workload), or use ppo or reinforce++",
             )
-        found[members] = _BASELINES[algorithm](scores[members])
+        found[members] = baseline(scores[members])
     rows = [np.full(s.num_tokens, value) for s, value in zip(samples, found, strict=True)]
     return _stored(samples, rows, None)
 

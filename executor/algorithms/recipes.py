@@ -12,6 +12,8 @@ from executor.settings import Algorithm, Settings
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.workload.workload import Workload
 
+Advantages = Literal["gae", "returns", "group_normalised", "group_centred", "leave_one_out"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
@@ -19,22 +21,27 @@ class Recipe:
 
     actor: LossName
     """Loss of the policy."""
+    advantages: Advantages | None
+    """What a sample was better by; None: it learns from given pairs or labels."""
     kl_in: Literal["reward", "loss"] = "loss"
     """Where the KL stands unless the settings say so."""
     aggregation: Literal["token", "sequence", "constant"] = "token"
     """How loss terms are averaged unless the settings say so, see losses.py."""
-    grouped: bool = False
-    """Compares the samples of one prompt: needs at least two."""
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it compares the samples of one prompt: it needs at least two."""
+        return self.advantages not in (None, "gae", "returns")
 
 
 RECIPES = {
-    "ppo": Recipe(actor="policy", kl_in="reward"),
-    "grpo": Recipe(actor="policy", grouped=True),
-    "dr-grpo": Recipe(actor="policy", aggregation="constant", grouped=True),
-    "rloo": Recipe(actor="policy", kl_in="reward", grouped=True),
-    "reinforce++": Recipe(actor="policy", kl_in="reward"),
-    "dpo": Recipe(actor="dpo"),
-    "kto": Recipe(actor="kto"),
+    "ppo": Recipe(actor="policy", advantages="gae", kl_in="reward"),
+    "grpo": Recipe(actor="policy", advantages="group_normalised"),
+    "dr-grpo": Recipe(actor="policy", advantages="group_centred", aggregation="constant"),
+    "rloo": Recipe(actor="policy", advantages="leave_one_out", kl_in="reward"),
+    "reinforce++": Recipe(actor="policy", advantages="returns", kl_in="reward"),
+    "dpo": Recipe(actor="dpo", advantages=None),
+    "kto": Recipe(actor="kto", advantages=None),
 }
 """grpo averages over all tokens of the step (as DAPO, arXiv 2503.14476, and today's frameworks do); the
 paper's mean of each response first is `aggregation: sequence`."""
