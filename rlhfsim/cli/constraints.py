@@ -1,4 +1,4 @@
-"""Options that narrow a search: what is fixed, bounded, forbidden, required, and asked about."""
+"""Options that narrow a search: what is fixed, bounded, forbidden and required."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from rlhfsim.specs.placement.layout import Offload, Recompute
 from rlhfsim.specs.placement.placement import Architecture, Residency
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.units import DAY
-from rlhfsim.what_if.why_not import DEGREES, FORBID_PREFIX, ROLE_DEGREES, ROLES, Alternative, alternative
+from rlhfsim.what_if.why_not import DEGREES, ROLE_DEGREES
 
 CHOICES = {**FORBIDDABLE, **SWITCHES}
 PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
@@ -270,7 +270,7 @@ def _listed(numbers: Sequence[int], most: int = 12) -> str:
     return ", ".join(map(str, numbers[:most])) + more
 
 
-# --- targets and questions --------------------------------------------------------------------------
+# --- targets ----------------------------------------------------------------------------------------
 
 
 def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requirement, ...]:
@@ -289,35 +289,3 @@ def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requiremen
                 f"--require {one.text}: no price is known for this hardware", "give --price USD_PER_GPU_HOUR"
             )
     return found
-
-
-def alternatives(texts: Iterable[str], request: Request, models: Models) -> tuple[Alternative, ...]:
-    """The choices of `--why-not`.
-
-    Raises:
-        RlhfsimError: one that is no choice here.
-    """
-    return tuple(_alternative(text, request, models) for text in texts)
-
-
-def _alternative(text: str, request: Request, models: Models) -> Alternative:
-    if "." in text:
-        limit = limit_of(text, "--why-not")
-        if limit.role not in roles_of(request, models):
-            raise bad_option(
-                f"--why-not {text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
-            )
-        asked = alternative(request, text, limit)
-        narrow = asked.question.request
-        with on_command_line(f"--why-not {text}: "):
-            check_layouts(replace(narrow, fix={limit.role: narrow.fix.get(limit.role, {})}), models)
-        return asked
-    names = [*ARCHITECTURES, *ROLES, "streaming", *SWITCHES, *BACKENDS, *PATHS]
-    names += [FORBID_PREFIX + name for name in CHOICES]
-    name = text.strip().lower()
-    if name not in names:
-        raise unknown_name("choice", text[:40], names, place=COMMAND_LINE)
-    if not request.workload.generates and name in (*ARCHITECTURES, "streaming", *PATHS):
-        raise bad_option(f"--why-not {name}: {request.workload.algorithm} has no rollout", "leave it out")
-    with on_command_line():
-        return alternative(request, text, None)

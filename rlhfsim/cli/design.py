@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 
 from rlhfsim.api import design as search_design
-from rlhfsim.cli.constraints import alternatives, check_request, constrained, constraint_options, requirements
+from rlhfsim.cli.constraints import check_request, constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
     backend_option,
     build_cluster,
@@ -28,6 +28,7 @@ from rlhfsim.cli.params import (
     on_command_line,
     option,
 )
+from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.design import Extras, design_dict, show
 from rlhfsim.present.terminal.plan import console
@@ -45,6 +46,7 @@ Examples:
   rlhfsim design --gpus 8 --gpu a100-80 --model 7b --algorithm grpo --prompts 128 --samples 8
   rlhfsim design --gpus 64 --model 70b --allow async,lora --max-staleness 2 --fix rollout.tp=8
   rlhfsim design --gpus 64 --model 70b --why-not async --why-not actor.tp=4
+  rlhfsim design --gpus 16 --model 8b --why-not 'actor=tp8,zero1;rollout=tp4'
   rlhfsim design --gpus 64 --model 70b --profile calibrated.yaml
   rlhfsim design --gpus 64 --model 70b --require 'step_time<180s' --steps 1000
 """
@@ -66,8 +68,9 @@ OBJECTIVES = get_args(Objective)
 @option(
     "--why-not",
     Words("CHOICE"),
-    "Compare with the best plan of another choice: "
-    "actor.tp=4, async, disaggregated, disk, megatron, no-offload; repeatable.",
+    "Compare with the best plan of another choice "
+    "(actor.tp=4, async, disaggregated, disk, megatron, no-offload), or of several that name a plan: "
+    "'hybrid;actor=tp8,pp2;rollout=tp4', plan.json; repeatable.",
     multiple=True,
 )
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")

@@ -119,7 +119,7 @@ def design(
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=tuple(gains(prices, best)) if left_out else (),
-        whynots=tuple(why_not(a, plans[0], prices) for a in instead),
+        whynots=tuple(why_not(a, plans[0], best, prices) for a in instead),
     )
 
 

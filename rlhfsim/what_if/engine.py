@@ -88,12 +88,13 @@ class Prices:
             return None
         if (base.forbid ^ other.forbid) & {"offload", "recompute"}:
             return None
-        touched: frozenset[str] = frozenset()
+        # bounds of a rollout that never drains enter its prices
+        touched = frozenset({"rollout"} if other.architecture == "async" != base.architecture else ())
         if base.workload != other.workload:
             switches = [n for n in TOUCHED if switched(base.workload, frozenset({n})) == other.workload]
             if not switches:
                 return None
-            touched = TOUCHED[switches[0]]
+            touched |= TOUCHED[switches[0]]
         changed = {role for role in FIXABLE_ROLES if _narrowed(base, role) != _narrowed(other, role)}
         return self.pricer.again(other, models_of(other.workload), touched | changed)
 

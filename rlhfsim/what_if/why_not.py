@@ -9,14 +9,17 @@ GPUs names the byte that is in the way.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
-from rlhfsim.search.candidates import risk
+from rlhfsim.search.branch_and_bound import Found
+from rlhfsim.search.candidates import Candidate, risk
 from rlhfsim.search.certificate import Certificate
+from rlhfsim.search.excluded import Exclusion, why_excluded
 from rlhfsim.search.explain import Term, terms
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.pricer import Pricer
@@ -29,6 +32,7 @@ from rlhfsim.what_if.engine import Prices, Question, answer, good
 
 ROOMIER = (1.3, 2.0, 4.0, 16.0)
 """Factors of memory at which the nearest plan is looked for."""
+EMPTY = Certificate(space=0, infeasible=0, dominated=0, bounded=0, simulated=0)
 NARROWING = 3
 """Halvings between the last that did not suffice and the first that did."""
 FORBID_PREFIX = "no-"
@@ -37,14 +41,18 @@ ROLES = ("colocated", "split", "standalone")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A choice that is compared with the answer."""
+    """A choice, or a plan, that is compared with the answer."""
 
     text: str
     """As the user names it."""
     question: Question
-    """The question with this choice made."""
-    role: str | None = None
-    """The role that it is about."""
+    """The question with this choice made, or with that plan."""
+    roles: tuple[str, ...] = ()
+    """The roles that it is about."""
+    exact: bool = False
+    """Whether it names a plan, in part or in full: what excluded exactly that plan is told too."""
+    refused: str | None = None
+    """The rule that it breaks whatever else is chosen; None: none is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +88,10 @@ class WhyNot:
     """That plan."""
     reason: str | None = None
     """Where nothing fits, in words."""
+    given: bool = False
+    """Whether the plan was named in full rather than searched."""
+    exclusion: Exclusion | None = None
+    """What excluded exactly this plan, where that was asked."""
 
 
 # --- the choice as a question -----------------------------------------------------------------------
@@ -89,16 +101,33 @@ ROLE_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "reco
 DEGREES = {"rollout": ("tp", "pp", "ep")}
 
 
-def alternative(request: Request, text: str, limit: Limit | None = None) -> Alternative:
-    """The question under a named choice: a limit on a role, an architecture, a path, a switch, ...
+def alternative(request: Request, text: str, choice: str | Limit) -> Alternative:
+    """The question under one choice: a limit on a role, an architecture, a path, a switch, ...
 
     Raises:
         RlhfsimError: the choice contradicts the workload.
     """
-    if limit is not None:
-        question = Question(request=limited(request, limit))
-        return Alternative(text=text, question=question, role=limit.role)
-    return Alternative(text=text, question=_chosen(request, text.strip().lower()))
+    if isinstance(choice, str):
+        return Alternative(text=text, question=_chosen(request, choice))
+    return Alternative(text=text, question=Question(request=limited(request, choice)), roles=(choice.role,))
+
+
+def named_plan(request: Request, text: str, names: Sequence[str], limits: Sequence[Limit]) -> Alternative:
+    """The question whose plans have all these choices and limits: what they leave open is chosen.
+
+    Raises:
+        RlhfsimError: a choice contradicts the workload.
+    """
+    chosen: list[Question] = []
+    for name in names:
+        chosen.append(_chosen(request, name))
+        request = chosen[-1].request
+    for limit in limits:
+        request = limited(request, limit)
+    only = [question.only for question in chosen if question.only is not None]
+    question = Question(request=request, only=lambda partition: all(has(partition) for has in only))
+    roles = tuple(dict.fromkeys(limit.role for limit in limits))
+    return Alternative(text=text, question=question, roles=roles, exact=True)
 
 
 def _chosen(request: Request, name: str) -> Question:
@@ -145,44 +174,109 @@ def limited(request: Request, limit: Limit) -> Request:
 # --- the answer -------------------------------------------------------------------------------------
 
 
-def why_not(alternative: Alternative, chosen: Plan, prices: Prices) -> WhyNot:
-    """The best plan of an alternative against the chosen plan of the question that `prices` come from."""
-    request, models = alternative.question.request, alternative.question.models
-    found = answer(alternative.question, prices)
+def why_not(alternative: Alternative, chosen: Plan, best: Candidate, prices: Prices) -> WhyNot:
+    """The best plan of an alternative against the chosen plan, `best`, of the question that `prices` come from."""
+    question = alternative.question
+    if alternative.refused:
+        return _refused(alternative, EMPTY, alternative.refused)
+    if question.placement is not None:
+        return _given(alternative, chosen, best, prices)
+    found = answer(question, prices)
     if found.best is None:
-        return _nothing(alternative, found.certificate, _refusal(alternative, found.pricer))
-    plan = plan_of(found.best, request.workload, models, request.cluster, request.price)
+        return _nothing(alternative, found, best, prices)
+    other = _compared(alternative, chosen, found.best, found.certificate)
+    if not alternative.exact:
+        return other
+    return replace(other, exclusion=_exclusion(question, found.best.placement, best, prices))
+
+
+def _compared(alternative: Alternative, chosen: Plan, best: Candidate, certificate: Certificate) -> WhyNot:
+    request = alternative.question.request
+    plan = plan_of(best, request.workload, alternative.question.models, request.cluster, request.price)
     return WhyNot(
         choice=alternative.text,
         plan=plan,
         same=plan.input_hash == chosen.input_hash,
         terms=tuple(terms(chosen, plan)),
-        certificate=found.certificate,
+        certificate=certificate,
     )
 
 
+def _exclusion(question: Question, placement: Placement, best: Candidate, prices: Prices) -> Exclusion:
+    """What excluded one complete plan from the question that was answered."""
+    request = replace(prices.request, workload=question.request.workload)
+    return why_excluded(request, question.models, placement, best, prices.kept(request))
+
+
+def _given(alternative: Alternative, chosen: Plan, best: Candidate, prices: Prices) -> WhyNot:
+    """One complete plan against the answer, and what excluded it."""
+    question, placement = alternative.question, alternative.question.placement
+    assert placement is not None
+    exclusion = _exclusion(question, placement, best, prices)
+    fates = ("infeasible", "dominated", "bounded", "simulated")
+    kinds = ("does_not_fit", "dominated", "bounded", ("slower", "chosen"))
+    counts = {fate: int(exclusion.kind in kind) for fate, kind in zip(fates, kinds, strict=True)}
+    certificate = Certificate(space=sum(counts.values()), **counts)
+    candidate = None if exclusion.kind in ("refused", "does_not_fit") else good(question)
+    if candidate is not None:
+        other = _compared(alternative, chosen, candidate, certificate)
+        return replace(other, given=True, exclusion=exclusion)
+    empty = _without_plan(alternative, certificate)
+    unfit = exclusion.kind == "does_not_fit"
+    return replace(
+        empty,
+        given=True,
+        exclusion=exclusion,
+        reason=exclusion.text,
+        nearest=placement if unfit else None,
+        missing=missing(_memory(question, placement)) if unfit else None,
+    )
+
+
+def _memory(question: Question, placement: Placement) -> Ledger:
+    return ledger(question.models, placement, question.request.workload, question.request.cluster)
+
+
+def _without_plan(alternative: Alternative, certificate: Certificate) -> WhyNot:
+    return WhyNot(choice=alternative.text, plan=None, same=False, terms=(), certificate=certificate)
+
+
+def _refused(alternative: Alternative, certificate: Certificate, rule: str) -> WhyNot:
+    exclusion = Exclusion(kind="refused", text=rule) if alternative.exact else None
+    empty = _without_plan(alternative, certificate)
+    return replace(empty, reason=f"no plan of the space has it: {rule}", exclusion=exclusion)
+
+
 def _refusal(alternative: Alternative, pricer: Pricer) -> str:
-    """Why no plan has a choice: the rule that drops most layouts of the fixed role."""
-    role = alternative.role
-    if role is None:
-        return "no way to share these GPUs allows it"
-    counts = sum((t.refused for t in pricer.tables(role)), Counter[str]())
-    if alternative.question.request.fix.get(role) and counts:
-        return counts.most_common(1)[0][0]
-    return f"no layout of the {role} on these GPUs is like that"
+    """Why no plan has a choice: the rule that drops most layouts of the first role that is left without any."""
+    for role in alternative.roles:
+        tables = pricer.tables(role)
+        if len(alternative.roles) > 1 and any(map(len, tables)):
+            continue
+        counts = sum((t.refused for t in tables), Counter[str]())
+        if alternative.question.request.fix.get(role) and counts:
+            return counts.most_common(1)[0][0]
+        return f"no layout of the {role} on these GPUs is like that"
+    return "no way to share these GPUs allows it"
 
 
-def _nothing(alternative: Alternative, certificate: Certificate, refusal: str) -> WhyNot:
-    empty = WhyNot(choice=alternative.text, plan=None, same=False, terms=(), certificate=certificate)
+def _nothing(alternative: Alternative, found: Found, best: Candidate, prices: Prices) -> WhyNot:
+    """Where nothing fits: the rule that refuses the choice, or what the nearest plan lacks."""
+    question, certificate = alternative.question, found.certificate
     if not certificate.space:
-        return replace(empty, reason=f"no plan of the space has it: {refusal}")
-    question = alternative.question
+        return _refused(alternative, certificate, _refusal(alternative, found.pricer))
+    empty = _without_plan(alternative, certificate)
     near = nearest(question)
     if near is None:
         return replace(empty, reason=f"nothing fits, not even with {ROOMIER[-1]:g} times the memory")
-    memory = ledger(question.models, near, question.request.workload, question.request.cluster)
-    reason = memory.rejected_by or risk(question.request, memory)
-    return replace(empty, nearest=near, missing=missing(memory), reason=reason)
+    memory = _memory(question, near)
+    return replace(
+        empty,
+        nearest=near,
+        missing=missing(memory),
+        reason=memory.rejected_by or risk(question.request, memory),
+        exclusion=_exclusion(question, near, best, prices) if alternative.exact else None,
+    )
 
 
 def nearest(question: Question) -> Placement | None:

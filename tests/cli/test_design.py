@@ -118,6 +118,10 @@ def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_pat
         (("--why-not", "actor.tp=3"), "3"),
         (("--why-not", "critic.tp=2"), "no critic"),
         (("--why-not", "no-everything"), "no-everything"),
+        (("--why-not", "actor=tp2;rolout=tp2"), "rolout"),
+        (("--why-not", "actor=tp2,pipeline"), "pipeline"),
+        (("--why-not", "rollout=zero1"), "zero"),
+        (("--why-not", "critic=tp2"), "no critic"),
         (("--steps", "0"), "steps"),
         (("--allow", "asinc"), "asinc"),
         (("--forbid", "everything"), "everything"),
@@ -201,6 +205,30 @@ def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_pat
     assert same["plan"]["placement"]["actor"]["layout"]["zero"] == 3
     assert none["plan"] is None
     assert "no layout" in none["reason"]
+
+
+def test_why_not_takes_a_plan_in_part_or_whole(tmp_path: Path) -> None:
+    tiny(out=tmp_path)
+    part, whole = "hybrid;actor=TP1 ZeRO-3,mb1;rollout=tp1", str(tmp_path / "plan.json")
+    choices = ("--why-not", part, "--why-not", whole)
+    result = tiny(*choices, out=tmp_path)
+    assert result.exit_code == 0, result.output
+    for words in (f"why not {part}", "its best plan: hybrid", "exactly this plan", "that is the chosen plan"):
+        assert words in result.output
+    named, same = json.loads(tiny(*choices, "--json", out=tmp_path).output)["why_not"]
+    layout = named["plan"]["placement"]["actor"]["layout"]
+    assert (layout["tp"], layout["zero"], layout["micro_batch"]) == (1, 3, 1)
+    assert named["excluded"]["kind"] in ("dominated", "bounded", "slower")
+    assert (same["is_chosen"], same["excluded"]["kind"]) == (True, "chosen")
+
+
+def test_why_not_says_which_rule_a_named_plan_breaks(tmp_path: Path) -> None:
+    result = tiny("--why-not", "actor=zero1;rollout=tp3", "--json", out=tmp_path)
+    assert result.exit_code == 0, result.output
+    [refused] = json.loads(result.output)["why_not"]
+    assert refused["plan"] is None
+    assert refused["excluded"]["kind"] == "refused"
+    assert "3" in refused["excluded"]["text"]
 
 
 def test_bounds_and_paths_are_kept(tmp_path: Path) -> None:

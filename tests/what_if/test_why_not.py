@@ -11,10 +11,11 @@ import rlhfsim
 from rlhfsim.plan import Plan
 from rlhfsim.search.explain import shares, terms
 from rlhfsim.search.request import Limit, Request
-from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.what_if.design import Design, design
-from rlhfsim.what_if.why_not import Alternative, WhyNot, alternative
+from rlhfsim.what_if.engine import Question
+from rlhfsim.what_if.why_not import Alternative, WhyNot, alternative, named_plan
 
 GRPO = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
 SMALL = Request(cluster=rlhfsim.parse_cluster(4, "h100"), workload=GRPO)
@@ -30,7 +31,7 @@ def limit(role: str, field: str, value: int | str, relation: str = "=") -> Limit
 
 @cache
 def asked(*names: str) -> Design:
-    return design(PAIR, explain=False, instead=[alternative(PAIR, n) for n in names])
+    return design(PAIR, explain=False, instead=[alternative(PAIR, n, n) for n in names])
 
 
 def only(request: Request, instead: Alternative) -> WhyNot:
@@ -44,7 +45,7 @@ def chosen(answer: Design) -> Plan:
 
 @pytest.mark.parametrize("name", ["naive", "disaggregated", "async", "disk", "fsdp2", "lora"])
 def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None:
-    question = alternative(PAIR, name)
+    question = alternative(PAIR, name, name)
     found = only(PAIR, question)
     alone = chosen(design(question.question.request, explain=False))
     assert found.plan is not None
@@ -54,7 +55,7 @@ def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None
 
 def test_a_choice_that_the_request_forbids_is_compared_all_the_same() -> None:
     request = replace(SMALL, forbid=frozenset({"disaggregated"}))
-    found = only(request, alternative(request, "disaggregated"))
+    found = only(request, alternative(request, "disaggregated", "disaggregated"))
     assert found.plan is not None
     assert found.plan.architecture == "disaggregated"
 
@@ -106,7 +107,7 @@ def test_a_field_that_is_fixed_is_freed_where_another_value_is_asked_about() -> 
 
 
 def test_where_nothing_fits_the_byte_that_is_in_the_way_is_named() -> None:
-    found = only(FULL, alternative(FULL, "no-offload"))
+    found = only(FULL, alternative(FULL, "no-offload", "no-offload"))
     assert found.plan is None
     assert found.missing is not None
     assert found.missing.bytes > found.missing.capacity
@@ -123,3 +124,54 @@ def test_a_choice_that_no_plan_has_says_which_rule_it_breaks() -> None:
     odd = only(SMALL, alternative(SMALL, "actor.tp=4", limit("actor", "tp", 4)))
     assert odd.plan is None
     assert "heads" in str(odd.reason)
+
+
+def test_a_plan_named_in_part_is_completed_and_its_exclusion_told() -> None:
+    limits = [limit("actor", "zero", 2), limit("rollout", "tp", 2)]
+    found = only(SMALL, named_plan(SMALL, "it", ["hybrid"], limits))
+    assert found.plan is not None
+    assert found.plan.architecture == "hybrid"
+    assert found.plan.placement.actor.layout.zero == 2
+    assert found.plan.placement.rollout is not None
+    assert found.plan.placement.rollout.layout.tp == 2
+    assert found.exclusion is not None
+    assert found.exclusion.kind in ("dominated", "bounded", "slower")
+
+
+def test_of_several_roles_the_one_that_has_no_layout_is_named() -> None:
+    limits = [limit("rollout", "tp", 2), limit("actor", "tp", 4)]
+    found = only(SMALL, named_plan(SMALL, "it", [], limits))
+    assert found.plan is None
+    assert found.exclusion is not None
+    assert found.exclusion.kind == "refused"
+    assert "heads" in found.exclusion.text
+    assert found.exclusion.text in str(found.reason)
+
+
+def test_a_complete_plan_is_judged_as_it_is() -> None:
+    best = chosen(design(SMALL, explain=False)).placement
+    slow = replace(best, actor=replace(best.actor, layout=replace(best.actor.layout, recompute="full")))
+    same, other = design(SMALL, explain=False, instead=[given(best), given(slow)]).whynots
+    assert same.same
+    assert same.exclusion is not None
+    assert same.exclusion.kind == "chosen"
+    assert other.plan is not None
+    assert other.plan.placement == slow
+    assert other.exclusion is not None
+    assert other.exclusion.kind in ("dominated", "bounded", "slower")
+    assert (same.certificate.space, other.certificate.space) == (1, 1)
+
+
+def test_a_complete_plan_that_does_not_fit_names_the_byte() -> None:
+    roomy = replace(FULL, cluster=rlhfsim.parse_cluster(2, "b200"), forbid=frozenset({"offload"}))
+    found = only(FULL, given(chosen(design(roomy, explain=False)).placement, FULL))
+    assert found.plan is None
+    assert found.exclusion is not None
+    assert found.exclusion.kind == "does_not_fit"
+    assert found.missing is not None
+    assert found.missing.bytes > found.missing.capacity
+
+
+def given(placement: Placement, request: Request = SMALL) -> Alternative:
+    """A complete plan as what is asked about."""
+    return Alternative(text="it", question=Question(request=request, placement=placement), exact=True)

@@ -18,6 +18,14 @@ from rlhfsim.what_if.why_not import MissingBytes, WhyNot
 
 ROWS = 5
 """Terms that a table shows."""
+EXCLUDED = {
+    "refused": "exactly this plan is not in the space",
+    "does_not_fit": "exactly this plan does not fit",
+    "dominated": "exactly this plan is dominated",
+    "bounded": "exactly this plan is excluded by its bound",
+    "slower": "exactly this plan is slower",
+    "chosen": "exactly this plan is the answer",
+}
 
 
 # --- why not ----------------------------------------------------------------------------------------
@@ -27,20 +35,30 @@ def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
     """How much worse the best plan with another choice is, and why; or what does not fit."""
     if other.plan is None:
         yield Text(f"nothing fits: {_missing(other.missing) if other.missing else other.reason}")
+        yield from _exclusion(other)
         return
     plan, p = other.plan, other.plan.prediction
     rollout = plan.placement.rollout
     engine = f"; rollout {rollout.layout.label}; weights by {plan.placement.weight_path}" if rollout else ""
-    yield Text(f"its best plan: {kind(plan)}; actor {plan.placement.actor.layout.label}{engine}")
+    subject = "this plan" if other.given else "its best plan"
+    yield Text(f"{subject}: {kind(plan)}; actor {plan.placement.actor.layout.label}{engine}")
     if other.same:
         yield Text("that is the chosen plan")
         return
-    yield Text(f"{_verdict(p.step_s, chosen.prediction.step_s)}; {_proof(other)}")
+    proof = "" if other.given else f"; {_proof(other)}"
+    yield Text(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
     yield _terms(other.terms, chosen.prediction.step_s)
     mine = chosen.prediction
     yield Text(
         f"memory: {_peak(plan)}, {percent(p.probability_out_of_memory)} risk; the chosen plan {_peak(chosen)}, {percent(mine.probability_out_of_memory)}"
     )
+    yield from _exclusion(other)
+
+
+def _exclusion(other: WhyNot) -> Iterator[RenderableType]:
+    """What excluded exactly the plan that was named."""
+    if other.exclusion is not None:
+        yield Text(f"{EXCLUDED[other.exclusion.kind]}: {other.exclusion.text}")
 
 
 def _verdict(seconds: float, chosen: float) -> str:
@@ -110,6 +128,9 @@ def whynot_dict(other: WhyNot, chosen: Plan) -> dict[str, Any]:
             "gap": c.gap,
         },
         "reason": other.reason,
+        "excluded": None
+        if other.exclusion is None
+        else {"kind": other.exclusion.kind, "text": other.exclusion.text},
         "missing": None
         if missing is None
         else {
