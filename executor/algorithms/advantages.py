@@ -55,25 +55,25 @@ def gae(
     V and A after the last token are 0. `mask` is 0 at tokens that the policy did not sample (a tool's answer):
     V and A are carried across them. Source: Schulman et al. 2016, arXiv 1506.02438.
     """
-    found = np.zeros(len(rewards))
+    advantage = np.zeros(len(rewards))
     next_value = next_advantage = 0.0
     for t in reversed(range(len(rewards))):
         if mask is None or mask[t]:
             delta = rewards[t] + gamma * next_value - values[t]
             next_advantage = delta + gamma * lam * next_advantage
             next_value = values[t]
-        found[t] = next_advantage
-    return found, found + values
+        advantage[t] = next_advantage
+    return advantage, advantage + values
 
 
 def discounted(rewards: Array, gamma: float, mask: Array | None = None) -> Array:
     """Discounted sums of the rewards from each token on, (R,); 0 at masked tokens, which do not discount."""
-    found = np.zeros(len(rewards))
+    sums = np.zeros(len(rewards))
     following = 0.0
     for t in reversed(range(len(rewards))):
         if mask is None or mask[t]:
-            following = found[t] = rewards[t] + gamma * following
-    return found
+            following = sums[t] = rewards[t] + gamma * following
+    return sums
 
 
 def whiten(rows: Sequence[Array]) -> list[Array]:
@@ -124,16 +124,16 @@ def token_rewards(algorithm: str, sample: Sample, settings: Algorithm) -> Array:
     The KL compares the policy that this step starts from with the reference; without reference log-probs
     (a plan without KL) there is none.
     """
-    found = np.zeros(sample.num_tokens)
+    rewards = np.zeros(sample.num_tokens)
     place, estimator = kl_terms(algorithm, settings)
     if place == "reward" and sample.reference_logprobs is not None:
         policy = sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
         assert policy is not None, "KL in the reward needs the policy's log-probs"
         log_ratio = policy - sample.reference_logprobs
-        found -= settings.kl_coefficient * kl(log_ratio, estimator, np.exp)
+        rewards -= settings.kl_coefficient * kl(log_ratio, estimator, np.exp)
     if sample.num_tokens:
-        found[-1] += _clipped_reward(sample, settings.reward_clip)
-    return found
+        rewards[-1] += _clipped_reward(sample, settings.reward_clip)
+    return rewards
 
 
 def _clipped_reward(sample: Sample, limit: float | None) -> float:
@@ -149,18 +149,13 @@ def _clipped_reward(sample: Sample, limit: float | None) -> float:
 
 def _ppo(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
     """Whitened GAE, and returns for the critic that are not whitened."""
-    pairs = [_gae_of(sample, settings) for sample in samples]
-    whitened = whiten([advantage for advantage, _ in pairs])
-    returns = [target for _, target in pairs]
-    return _stored(samples, whitened, returns)
-
-
-def _gae_of(sample: Sample, settings: Algorithm) -> tuple[Array, Array]:
-    """Advantages and returns (R,) of one sample."""
-    if sample.values is None:
-        raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")
-    rewards = token_rewards("ppo", sample, settings)
-    return gae(rewards, sample.values.astype(np.float64), settings.gamma, settings.lam)
+    pairs = []
+    for sample in samples:
+        if sample.values is None:
+            raise RlhfsimError("missing-values", f"sample {sample.id} has no values, ppo needs its critic")
+        rewards = token_rewards("ppo", sample, settings)
+        pairs.append(gae(rewards, sample.values.astype(np.float64), settings.gamma, settings.lam))
+    return _stored(samples, whiten([advantage for advantage, _ in pairs]), [target for _, target in pairs])
 
 
 def _reinforce(samples: Sequence[Sample], settings: Algorithm) -> list[Sample]:
@@ -174,33 +169,29 @@ def _grouped(
     algorithm: str, baseline: Callable[[Array], Array], samples: Sequence[Sample], settings: Algorithm
 ) -> list[Sample]:
     """One number a sample, the same at each of its tokens."""
-    scores = np.array([_score(algorithm, sample, settings) for sample in samples])
-    found = np.zeros(len(samples))
-    for group, members in _groups(samples).items():
+    # an empty response still has its reward
+    scores = np.array(
+        [
+            token_rewards(algorithm, s, settings).sum()
+            if s.num_tokens
+            else _clipped_reward(s, settings.reward_clip)
+            for s in samples
+        ]
+    )
+    groups: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group, []).append(index)
+    centred = np.zeros(len(samples))
+    for group, members in groups.items():
         if len(members) < 2:
             raise RlhfsimError(
                 "group-too-small",
                 f"{algorithm} compares the samples of one prompt, but group {group} has {len(members)}",
                 help="sample at least 2 responses a prompt (samples in the workload), or use ppo or reinforce++",
             )
-        found[members] = baseline(scores[members])
-    rows = [np.full(s.num_tokens, value) for s, value in zip(samples, found, strict=True)]
+        centred[members] = baseline(scores[members])
+    rows = [np.full(s.num_tokens, value) for s, value in zip(samples, centred, strict=True)]
     return _stored(samples, rows, None)
-
-
-def _score(algorithm: str, sample: Sample, settings: Algorithm) -> float:
-    """Reward of the whole response; an empty response still has its reward."""
-    if not sample.num_tokens:
-        return _clipped_reward(sample, settings.reward_clip)
-    return float(token_rewards(algorithm, sample, settings).sum())
-
-
-def _groups(samples: Sequence[Sample]) -> dict[int, list[int]]:
-    """Indices of the samples of each group, in order."""
-    groups: dict[int, list[int]] = {}
-    for index, sample in enumerate(samples):
-        groups.setdefault(sample.group, []).append(index)
-    return groups
 
 
 def _stored(

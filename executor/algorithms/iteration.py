@@ -90,6 +90,25 @@ class ExperienceBuffer(Protocol):
         """The rollout cannot go on: whoever waits in `take` gets this error."""
 
 
+@contextlib.contextmanager
+def all_or_stop(stop: Callable[[], None]) -> Iterator[None]:
+    """After a failure (or Ctrl-C) nobody waits for calls that go on elsewhere: `stop` ends them."""
+    try:
+        yield
+    except BaseException:
+        stop()
+        raise
+
+
+def results_of(running: Mapping[str, Future[Any]], stop: Callable[[], None]) -> dict[str, Any]:
+    """Results of calls that run side by side; the first failure ends the wait."""
+    with all_or_stop(stop):
+        done, _ = wait(running.values(), return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        return {name: future.result() for name, future in running.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
     """One iteration."""
@@ -133,7 +152,7 @@ class Loop:
         for step in steps:
             requests = self.prompter.requests(step)
             self.backend.submit(requests, step)
-            with ThreadPoolExecutor(max_workers=1) as scoring, self._all_or_stop():
+            with ThreadPoolExecutor(max_workers=1) as scoring, all_or_stop(self.backend.stop):
                 parts = [scoring.submit(self._scored, group, step) for group in self._groups(len(requests))]
                 samples = [s for part in parts for s in part.result()]
             yield self.learn(step, sorted(samples, key=lambda s: s.id))
@@ -146,7 +165,7 @@ class Loop:
         """
         feeder = _Feeder(self, buffer, data)
         feeder.start()
-        with contextlib.closing(feeder), self._all_or_stop():
+        with contextlib.closing(feeder), all_or_stop(self.backend.stop):
             for step in steps:
                 samples = buffer.take(self.settings.limits.call_s)
                 learned = self.learn(step, self._scored(samples, step))
@@ -154,23 +173,6 @@ class Loop:
                 yield learned
 
     # --- parts ------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _all_or_stop(self) -> Iterator[None]:
-        """After a failure (or Ctrl-C) nobody waits for calls that go on elsewhere."""
-        try:
-            yield
-        except BaseException:
-            self.backend.stop()
-            raise
-
-    def _results(self, running: Mapping[str, Future[Any]]) -> dict[str, Any]:
-        """Of calls that run side by side; the first failure ends the wait."""
-        with self._all_or_stop():
-            done, _ = wait(running.values(), return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            return {name: future.result() for name, future in running.items()}
 
     def _experience(self, step: int) -> list[Sample]:
         if not self.workload.generates:
@@ -205,7 +207,7 @@ class Loop:
         with ThreadPoolExecutor(max_workers=max(1, len(calls))) as pool:
             for call in calls:
                 futures[call.name] = pool.submit(run, call)
-            results = self._results(futures)
+            results = results_of(futures, self.backend.stop)
         return [self._merged(s, {name: r[i] for name, r in results.items()}) for i, s in enumerate(samples)]
 
     def _merged(self, sample: Sample, found: Mapping[str, Any]) -> Sample:
@@ -235,7 +237,7 @@ class Loop:
         tasks["actor"] = lambda: self.backend.train("actor", samples, actor, step)
         with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
             running = {role: pool.submit(task) for role, task in tasks.items()}
-            metrics = {role: tuple(found) for role, found in self._results(running).items()}
+            metrics = {role: tuple(found) for role, found in results_of(running, self.backend.stop).items()}
         transfer = self.backend.sync(step) if self.workload.generates else None
         return Learned(
             step=step,
@@ -290,7 +292,8 @@ class _Feeder:
         if room <= 0:
             return
         if not self._waiting:
-            fresh = _grouped(self._loop.prompter.requests(self._next), self._loop.workload.samples)
+            requests, size = self._loop.prompter.requests(self._next), self._loop.workload.samples
+            fresh = [requests[i : i + size] for i in range(0, len(requests), size)]
             self._waiting = [g for g in fresh if g[0].id // len(g) not in self._done]
             self._next += 1
         chosen, self._waiting = self._waiting[:room], self._waiting[room:]
@@ -302,7 +305,3 @@ class _Feeder:
         group.append(sample)
         if len(group) == self._loop.workload.samples:
             self._buffer.put(sorted(self._open.pop(sample.group), key=lambda s: s.id))
-
-
-def _grouped(requests: Sequence[GenerationRequest], size: int) -> list[list[GenerationRequest]]:
-    return [list(requests[i : i + size]) for i in range(0, len(requests), size)]

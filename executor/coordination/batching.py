@@ -63,14 +63,8 @@ def optimizer_steps(
         for chunk in np.array_split(order, min(mini_batches, len(units))):
             chosen = [samples[i] for u in chunk for i in units[u]]
             shares = balanced(chosen, ranks, pairs=pairs)
-            for rank, share in enumerate(shares):
-                plan[rank].append(_mini_batch(chosen, share))
+            tokens = sum(s.num_tokens for s in chosen)
+            for steps, share in zip(plan, shares, strict=True):
+                mine = tuple(chosen[i] for i in share)
+                steps.append(MiniBatch(samples=mine, global_tokens=tokens, global_sequences=len(chosen)))
     return plan
-
-
-def _mini_batch(chosen: Sequence[Sample], share: Sequence[int]) -> MiniBatch:
-    return MiniBatch(
-        samples=tuple(chosen[i] for i in share),
-        global_tokens=sum(s.num_tokens for s in chosen),
-        global_sequences=len(chosen),
-    )

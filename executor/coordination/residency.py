@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,25 +14,15 @@ OPTIMIZER = "optimizer"
 """Only the optimizer states leave; weights stay."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """One role on its way in or out."""
-
-    method: Literal["load", "unload"]
-    role: str
-    how: str
-    """offloaded, recreated, or `OPTIMIZER`."""
-    name: str
-    """Of its span."""
-    folder: str | None
-    """Where it lies meanwhile; None: in host memory."""
+Move = Callable[[Literal["load", "unload"], str, str, str | None, str, int], None]
+"""Carries a role in or out: method, role, how (offloaded, recreated or `OPTIMIZER`), where it lies meanwhile
+(None: in host memory), name of the span, step."""
 
 
 class Residency:
     """Knows where each role is; `move` carries it."""
 
-    def __init__(self, job: Job, scratch: Path, move: Callable[[Move, int], None]) -> None:
-        """`move` takes the move and the step it belongs to."""
+    def __init__(self, job: Job, scratch: Path, move: Move) -> None:
         self._job = job
         self._scratch = scratch
         self._move = move
@@ -42,9 +31,9 @@ class Residency:
 
     @contextlib.contextmanager
     def present(self, role: str, call: str, step: int, *, states: bool = False) -> Iterator[None]:
-        """The role is in memory inside the block, with its optimizer where `states` says; then where its role keeps it."""
+        """The role is in memory inside the block, with its optimizer where `states` says, then at its resting place."""
         if self._away.get(role) in ((OPTIMIZER,) if states else ()) + ("offloaded", "recreated"):
-            self._move(self._planned("load", role, self._away.pop(role), call), step)
+            self._carry("load", role, self._away.pop(role), call, step)
         yield
         self.rest(role, step, call)
 
@@ -52,7 +41,7 @@ class Residency:
         """To where its role keeps it between calls."""
         how = self._resting_place(role)
         if how is not None and role not in self._away:
-            self._move(self._planned("unload", role, how, call or f"{role}.start"), step)
+            self._carry("unload", role, how, call or f"{role}.start", step)
             self._away[role] = how
 
     def _resting_place(self, role: str) -> str | None:
@@ -63,7 +52,7 @@ class Residency:
             return placed.residency
         return OPTIMIZER if placed.offload_between else None
 
-    def _planned(self, method: Literal["load", "unload"], role: str, how: str, call: str) -> Move:
+    def _carry(self, method: Literal["load", "unload"], role: str, how: str, call: str, step: int) -> None:
         to_disk = how == "recreated" or not self._job.gpu  # on a CPU only files give memory back
         folder = str(self._scratch / f"away-{role}") if to_disk else None
-        return Move(method=method, role=role, how=how, name=f"{call}.{method}", folder=folder)
+        self._move(method, role, how, folder, f"{call}.{method}", step)

@@ -13,8 +13,7 @@ import ray
 from executor.coordination.cluster import Place, Reservation
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Replica, ReplicaIdentity
-from executor.coordination.tracing import Reply, Tags
-from executor.engines.protocols import ChannelSpec, RolloutSpec
+from executor.coordination.tracing import Reply
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan
 
@@ -27,21 +26,19 @@ IDLE_S = 0.05
 THREADS = 8
 """Calls that a replica can have at once: polls, submissions, commands."""
 
-Record = Callable[[Reply], None]
-
 
 @dataclass(slots=True, kw_only=True)
 class ReplicaPool:
-    """Living replicas."""
+    """The processes of all replicas."""
 
     pool: str
     actors: list[Any]
     receivers_each: int
     """Engine worker processes of one replica."""
-    record: Record
+    record: Callable[[Reply], None]
     """Where spans and memory of replies go."""
     outstanding: dict[int, int] = field(default_factory=dict)
-    """GenerationRequest id -> replica."""
+    """Id of a request -> replica."""
     ending: bool = False
     """Its processes end on purpose."""
     _waited: list[dict[int, Completion | None]] = field(default_factory=list)
@@ -144,19 +141,6 @@ class ReplicaPool:
                 return
         self._done.append(completion)
 
-    def build(self, spec: RolloutSpec, limit_s: float) -> None:
-        """Engines of all replicas, started side by side."""
-        self.call("build", spec, limit_s=limit_s)
-
-    def connect(self, channel: ChannelSpec, limit_s: float) -> None:
-        """Join every replica to a weight channel."""
-        first = [i * self.receivers_each for i in range(len(self.actors))]
-        self.call("connect", channel, limit_s=limit_s, each=first)
-
-    def tagged(self, method: str, *args: Any, tags: Tags, limit_s: float) -> list[Any]:
-        """A call that leaves a span."""
-        return self.call(method, *args, tags, limit_s=limit_s)
-
     def close(self, limit_s: float = 30.0) -> None:
         """Shut the engines down in order, then end their processes."""
         self.ending = True
@@ -177,7 +161,7 @@ def spawn(
     share: float,
     environment: Mapping[str, str],
     fake_seconds: Mapping[str, float] | None,
-    record: Record,
+    record: Callable[[Reply], None],
 ) -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout

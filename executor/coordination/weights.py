@@ -35,21 +35,23 @@ class WeightRoute:
         self._job = job
         self._trainer = trainer
         self._folder = scratch / "weights"
+        self._limit = job.settings.limits.sync_s
         self._channel: ChannelSpec | None = None
 
-    def open(self, rollout: ReplicaPool) -> None:
-        """Make the channel and join every replica. A new set of replicas needs a new channel."""
+    def open(self, rollout: ReplicaPool | None) -> None:
+        """Make the channel and join every replica, if there are any. A new set of them needs a new channel."""
         self.close()
-        limit = self._job.settings.limits.sync_s
-        self._channel = self._spec(rollout.receivers_each * len(rollout.actors))
-        self._trainer.call("open_channel", self._channel, limit_s=limit)
-        rollout.connect(self._channel, limit)
+        each = rollout.receivers_each if rollout else 0
+        self._channel = self._spec(each * len(rollout.actors) if rollout else 0)
+        self._trainer.call("open_channel", self._channel, limit_s=self._limit)
+        if rollout is not None:
+            first = [i * each for i in range(len(rollout.actors))]
+            rollout.call("connect", self._channel, limit_s=self._limit, each=first)
 
     def close(self) -> None:
         """Drop the sending end; what it put on disk goes with it."""
         if self._channel is not None:
-            limit = self._job.settings.limits.sync_s
-            self._trainer.call("close_channel", self._channel.name, limit_s=limit)
+            self._trainer.call("close_channel", self._channel.name, limit_s=self._limit)
             self._channel = None
 
     def _spec(self, receivers: int) -> ChannelSpec:
@@ -81,10 +83,10 @@ class WeightRoute:
         """
         assert self._channel is not None
         tags = Tags(name="actor.sync", kind="sync", step=step, version=version)
-        if rollout is None:
-            return self._save(version, tags, record)
-        limit = self._job.settings.limits.sync_s * 2
+        if rollout is None:  # the weights become a model folder, which stays until the next one has read it
+            self.open(None)
         pool = ThreadPoolExecutor(max_workers=2)
+        limit = self._limit * 2 if rollout else self._limit
         sending = pool.submit(
             self._trainer.call, "send", "actor", self._channel, version, tags, limit_s=limit
         )
@@ -94,31 +96,21 @@ class WeightRoute:
         ended, _ = wait(both, return_when=FIRST_EXCEPTION)
         for future in ended:  # the end that failed first says why; the other one only misses it
             future.result()
-        replies, received = sending.result(), receiving.result()
-        record(self._trainer, replies)
-        sent: Transfer = replies[0].value
-        _compare(sent, received)
+        record(self._trainer, sending.result())
+        sent: Transfer = sending.result()[0].value
+        _compare(sent, receiving.result())
         return sent
 
-    def _receive(self, rollout: ReplicaPool, version: int, tags: Tags, limit: float) -> list[Transfer]:
+    def _receive(self, rollout: ReplicaPool | None, version: int, tags: Tags, limit: float) -> list[Transfer]:
         assert self._channel is not None
+        if rollout is None:
+            return []
         schedule = self._job.plan.placement.schedule
         if schedule.overlapped_sync:
-            return rollout.tagged("stage", self._channel.name, version, tags=tags, limit_s=limit)
-        return rollout.tagged(
-            "receive", self._channel.name, version, schedule.partial_rollout, tags=tags, limit_s=limit
+            return rollout.call("stage", self._channel.name, version, tags, limit_s=limit)
+        return rollout.call(
+            "receive", self._channel.name, version, schedule.partial_rollout, tags, limit_s=limit
         )
-
-    def _save(self, version: int, tags: Tags, record: Record) -> Transfer:
-        """No replica lives: the weights become a model folder, which stays until the next one has read it."""
-        self.close()
-        limit = self._job.settings.limits.sync_s
-        self._channel = self._spec(receivers=0)
-        self._trainer.call("open_channel", self._channel, limit_s=limit)
-        replies = self._trainer.call("send", "actor", self._channel, version, tags, limit_s=limit)
-        record(self._trainer, replies)
-        sent: Transfer = replies[0].value
-        return sent
 
     def folder_of(self, version: int) -> str:
         """A model folder with the weights of `version`, for a replica that is created now."""

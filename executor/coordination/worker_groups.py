@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,12 @@ import ray
 from ray.exceptions import RayError
 
 from executor.algorithms import recipes
+from executor.algorithms.iteration import results_of
 from executor.coordination import rollout, weights
 from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
-from executor.coordination.residency import Move, Residency
+from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, SpanRecorder, Tags, offset
 from executor.coordination.watch import Watch
@@ -93,7 +94,8 @@ class WorkerGroups:
         if self.job.plan.workload.generates:
             tasks.append(self._start_rollout)
         self.watch.start()
-        _together(tasks, self.stop)
+        with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
+            results_of({str(i): pool.submit(task) for i, task in enumerate(tasks)}, self.stop)
         if self.rollout is not None:
             self.route = weights.WeightRoute(self.job, self._groups["actor"], self._scratch)
             self.route.open(self.rollout)
@@ -160,7 +162,7 @@ class WorkerGroups:
         )
         if self._stopped:
             self.rollout.kill()
-        self.rollout.build(spec, self._limits.start_s)
+        self.rollout.call("build", spec, limit_s=self._limits.start_s)
 
     def stop(self) -> None:
         """End every process at once, so that whoever waits for one of them hears it: ranks that hang in a
@@ -219,7 +221,7 @@ class WorkerGroups:
             with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
                 self._start_rollout(self.route.folder_of(self.version))
         elif self._asleep:
-            self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
+            self.rollout.call("wake", tags, limit_s=self._limits.call_s)
         self._asleep = False
 
     def _sleep(self, role: RolloutPlacement, step: int) -> None:
@@ -230,7 +232,7 @@ class WorkerGroups:
                 self.rollout.close()
                 self.rollout = None
         elif role.sleep:
-            self.rollout.tagged("sleep", role.sleep, tags=tags, limit_s=self._limits.call_s)
+            self.rollout.call("sleep", role.sleep, tags, limit_s=self._limits.call_s)
             self._asleep = True
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
@@ -320,7 +322,7 @@ class WorkerGroups:
             self._sleep(role, step)
         elif self.rollout is not None and self._asleep:
             tags = self._tags("actor.sync.load", "load", step)
-            self.rollout.tagged("wake", tags=tags, limit_s=self._limits.call_s)
+            self.rollout.call("wake", tags, limit_s=self._limits.call_s)
             self._asleep = False
 
     # --- checkpoints and records ------------------------------------------------------------------
@@ -354,12 +356,10 @@ class WorkerGroups:
                 ):
                     self._call(group, method, role, str(folder / role))
 
-    def _move(self, move: Move, step: int) -> None:
+    def _move(self, method: str, role: str, how: str, folder: str | None, span: str, step: int) -> None:
         """One role in or out, on every rank."""
-        group = self._groups[move.role]
-        tags = self._tags(move.name, move.method, step)
-        places = (move.folder,) if move.method == "unload" else ()
-        self._call(group, move.method, move.role, move.how, *places, tags)
+        places = (folder,) if method == "unload" else ()
+        self._call(self._groups[role], method, role, how, *places, self._tags(span, method, step))
 
     def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
         for part, reply in zip(group.parts, replies, strict=True):
@@ -369,15 +369,3 @@ class WorkerGroups:
 def _clock_of(actor: Any) -> float:
     """Seconds of the clock of an actor's process."""
     return float(ray.get(actor.now.remote(), timeout=CLOCK_S))
-
-
-def _together(tasks: Sequence[Any], stop: Callable[[], None]) -> None:
-    """Run side by side; after the first error `stop` ends what the others wait for."""
-    with ThreadPoolExecutor(max_workers=max(1, len(tasks))) as pool:
-        try:
-            done, _ = wait([pool.submit(task) for task in tasks], return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        except BaseException:
-            stop()
-            raise
