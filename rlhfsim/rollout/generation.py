@@ -15,7 +15,7 @@ import numpy as np
 
 from rlhfsim.kernels.cost import Cost, Resource, part
 from rlhfsim.kernels.device import Device
-from rlhfsim.memory import kv_cache
+from rlhfsim.memory.kv_cache import engine_share
 from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
 from rlhfsim.rollout.decode import Engine, decode_step
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
@@ -196,23 +196,8 @@ def _table(
 
 
 def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> float:
-    """Tokens of KV cache that one replica holds (G7), 0 where the weights leave no room.
-
-    The memory ledger's figure, where it is known, should be passed to `generate` instead.
-    """
-    graphs = device["cuda_graph_bytes"] if layout.cuda_graphs else 0.0
-    nccl = device["nccl_bytes"] if layout.replica_gpus > 1 else 0.0
-    return kv_cache.kv_capacity(
-        model,
-        layout,
-        total_memory=device.profile.usable_memory.value,
-        weights=kv_cache.rollout_weights(model, layout),
-        activation_peak=kv_cache.profile_peak(
-            model, layout, sampler_bytes_per_logit=device["sampler_bytes_per_logit"]
-        ),
-        non_torch=device["framework_bytes"] + nccl,
-        graphs=graphs,
-    ).tokens
+    """Tokens of KV cache that one replica holds (G7), as in the ledger; 0 where the weights leave no room."""
+    return engine_share(model, layout, device.profile).kv.tokens
 
 
 def _assemble(
