@@ -208,7 +208,7 @@ def whatif(
         RlhfsimError: the first thing wrong in the scenario, with its line, before anything is searched.
     """
     from rlhfsim.what_if.scenarios.answer import whatif as answer
-    from rlhfsim.what_if.scenarios.cache import Store
+    from rlhfsim.what_if.scenarios.designs import Store
     from rlhfsim.what_if.scenarios.workers import local, on_ray
 
     return answer(

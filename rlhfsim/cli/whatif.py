@@ -30,10 +30,9 @@ from rlhfsim.cli.params import (
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.whatif import show
 from rlhfsim.specs.loading import parse_yaml
-from rlhfsim.what_if.scenarios.cache import default_folder
+from rlhfsim.what_if.scenarios.designs import default_folder
 from rlhfsim.what_if.scenarios.document import scenario_names
-from rlhfsim.what_if.scenarios.result import WhatIf
-from rlhfsim.what_if.scenarios.tables import SUFFIXES
+from rlhfsim.what_if.scenarios.result import SUFFIXES, WhatIf
 
 MAX_JOBS = 1024
 INTERRUPTED = 130

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlhfsim import units
-from rlhfsim.what_if.differences import Change, Leaf, Value
+from rlhfsim.what_if.differences import ChangedField, Leaf, Value
 from rlhfsim.what_if.scenarios.points import worded
 
 MAIN = ("architecture", "role_placement")
@@ -15,7 +15,7 @@ def mark(before: object, after: object) -> str:
     return "+" if before is None else "-" if after is None else "~"
 
 
-def mark_of(change: Change) -> str:
+def mark_of(change: ChangedField) -> str:
     """The sign of a changed field."""
     return "!" if change.path in MAIN else mark(change.before, change.after)
 

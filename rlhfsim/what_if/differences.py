@@ -57,7 +57,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ChangedField:
     """A field of the question or of the choice that is another; None: that side has no such field."""
 
     path: str
@@ -66,7 +66,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class ChangedFigure:
     """A figure of the outcome that is another; None: that side does not have it."""
 
     name: str
@@ -94,9 +94,9 @@ class Difference:
 
     before: Side
     after: Side
-    question: tuple[Change, ...]
-    choice: tuple[Change, ...]
-    outcome: tuple[Moved, ...]
+    question: tuple[ChangedField, ...]
+    choice: tuple[ChangedField, ...]
+    outcome: tuple[ChangedFigure, ...]
 
     @property
     def empty(self) -> bool:
@@ -170,12 +170,12 @@ def _label(item: Any, number: int, count: int) -> str:
     return "" if count == 1 else f"[{number}]"
 
 
-def changes(before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> Iterator[Change]:
+def changes(before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> Iterator[ChangedField]:
     """Fields that differ, in the order of the two plans; None and absent are the same."""
     for path in dict.fromkeys(chain(before, after)):
         one, other = before.get(path), after.get(path)
         if one != other:
-            yield Change(path=path, before=one, after=other)
+            yield ChangedField(path=path, before=one, after=other)
 
 
 # --- what comes out -------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _median(seconds: tuple[float, ...]) -> Value:
     return Value(value=median(seconds), unit="s", interval=(float(low), float(high)))
 
 
-def moved(before: Side, after: Side) -> Iterator[Moved]:
+def moved(before: Side, after: Side) -> Iterator[ChangedFigure]:
     """Figures that differ; of a plan and a run only those that both can have: seconds."""
     mixed = before.measured != after.measured
     for name in dict.fromkeys(chain(before.outcome, after.outcome)):
@@ -231,7 +231,7 @@ def moved(before: Side, after: Side) -> Iterator[Moved]:
         if mixed and (one or other or Value(value=0, unit="1")).unit != "s":
             continue
         if _differ(one, other):
-            yield Moved(name=name, before=one, after=other)
+            yield ChangedFigure(name=name, before=one, after=other)
 
 
 def _differ(one: Value | None, other: Value | None) -> bool:

@@ -20,7 +20,7 @@ from rlhfsim.what_if.estimate import estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class ChangedCoefficient:
     """One coefficient that is another than before."""
 
     profile: str
@@ -52,7 +52,7 @@ class Recalibrated:
     """The answer on calibrated profiles beside the one on the profiles before them."""
 
     profiles: dict[str, Provenance]
-    moved: tuple[Moved, ...]
+    moved: tuple[ChangedCoefficient, ...]
     """Those that moved most come first."""
     ranks: tuple[Rank, ...]
     """In the order of now, then of before."""
@@ -114,12 +114,12 @@ def with_bases(cluster: Cluster, bases: dict[str, Profile]) -> Cluster:
     return replace(cluster, node_groups=pools)
 
 
-def _moved(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[Moved]:
+def _moved(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[ChangedCoefficient]:
     for key, profile in profiles.items():
         for name, now in profile.coefficients.items():
             before = bases[key].coefficients[name]
             if (before.value, before.low, before.high) != (now.value, now.low, now.high):
-                yield Moved(profile=key, name=name, before=before, now=now)
+                yield ChangedCoefficient(profile=key, name=name, before=before, now=now)
 
 
 def _ranks(before: Design, now: Design) -> Iterator[Rank]:

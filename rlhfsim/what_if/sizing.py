@@ -72,7 +72,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
+class BreakEvenPrice:
     """The price at which another kind of GPU costs as little."""
 
     gpu: str
@@ -91,7 +91,7 @@ class Sizing:
     per_gpu: tuple[Trial, ...]
     """The best size of each kind that meets the targets, the best first."""
     trials: tuple[Trial, ...]
-    break_even: tuple[BreakEven, ...]
+    break_even: tuple[BreakEvenPrice, ...]
 
 
 # --- sizes ------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def attempt(
 
 def _break_even(
     request: Request, profiles: Sequence[Profile], ranked: Sequence[Trial]
-) -> Iterator[BreakEven]:
+) -> Iterator[BreakEvenPrice]:
     """For every kind but the cheapest: the price of a GPU-hour at which a step costs the same.
 
     p = C / (GPUs x T),  C the cost of a step on the cheapest kind, T the other kind's step
@@ -271,7 +271,7 @@ def _break_even(
         if trial is not cheapest:
             gpus, seconds, usd = trial.values
             hours = gpus * seconds / HOUR
-            yield BreakEven(
+            yield BreakEvenPrice(
                 gpu=trial.gpu, gpus=trial.gpus, usd_per_hour=cheapest.values[2] / hours, now=usd / hours
             )
 

@@ -32,12 +32,12 @@ from rlhfsim.what_if.scenarios.document import (
     scenario_names,
 )
 from rlhfsim.what_if.scenarios.result import (
-    Bar,
-    BreakEven,
+    PointBreakEven,
     PointResult,
-    Provenance,
+    TornadoBar,
     Tried,
     WhatIf,
+    WhatIfProvenance,
     read_whatif,
 )
 
@@ -256,10 +256,10 @@ def test_every_option_is_documented() -> None:
         BreakEvenText,
         WhatIf,
         PointResult,
-        Bar,
-        BreakEven,
+        TornadoBar,
+        PointBreakEven,
         Tried,
-        Provenance,
+        WhatIfProvenance,
     ],
     ids=lambda k: str(k.__name__),
 )

@@ -30,8 +30,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.scenarios.answer import whatif
-from rlhfsim.what_if.scenarios.cache import Found
-from rlhfsim.what_if.scenarios.designs import Runner
+from rlhfsim.what_if.scenarios.designs import DesignResult, Runner
 from rlhfsim.what_if.scenarios.result import WhatIf
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -113,17 +112,17 @@ def result(plan: Plan) -> WhatIf:
 def planted(plan: Plan) -> Runner:
     """A step takes a second and 40 GPU-seconds at 256 tokens; 405B does not fit."""
 
-    def run(requests: Sequence[Request]) -> Iterator[tuple[int, Found] | None]:
+    def run(requests: Sequence[Request]) -> Iterator[tuple[int, DesignResult] | None]:
         for i, request in enumerate(requests):
             pool, work = request.cluster.node_group, request.workload
             if work.model == "405b":
-                yield i, Found(plan=None, shortage="too large")
+                yield i, DesignResult(plan=None, shortage="too large")
                 continue
             s = 1 + 40 / pool.gpus * stats(work.response_len).mean / 256
             usd = pool.profile.price.value * pool.gpus * s / HOUR if pool.profile.price else None
             told = replace(plan.prediction, step_s=s, low_s=0.9 * s, high_s=1.2 * s, usd_per_step=usd)
             hardware = (replace(plan.hardware[0], gpus=pool.gpus),)
-            yield i, Found(plan=replace(plan, prediction=told, workload=work, hardware=hardware))
+            yield i, DesignResult(plan=replace(plan, prediction=told, workload=work, hardware=hardware))
 
     return run
 

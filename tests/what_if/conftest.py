@@ -11,8 +11,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
-from rlhfsim.what_if.scenarios.cache import Found
-from rlhfsim.what_if.scenarios.designs import Runner, search
+from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, search
 
 
 @pytest.fixture(scope="session")
@@ -31,14 +30,14 @@ def planted(plan: Plan) -> Callable[[Planted], Runner]:
     """A runner whose step takes as long as a function of the request says; None: nothing fits."""
 
     def with_times(seconds: Planted) -> Runner:
-        def run(requests: Sequence[Request]) -> Iterator[tuple[int, Found] | None]:
+        def run(requests: Sequence[Request]) -> Iterator[tuple[int, DesignResult] | None]:
             for i, request in enumerate(requests):
                 s = seconds(request)
                 if s is None:
-                    yield i, Found(plan=None, shortage="too large")
+                    yield i, DesignResult(plan=None, shortage="too large")
                     continue
                 p = replace(plan.prediction, step_s=s, low_s=0.9 * s, high_s=1.2 * s)
-                yield i, Found(plan=replace(plan, prediction=p, workload=request.workload))
+                yield i, DesignResult(plan=replace(plan, prediction=p, workload=request.workload))
 
         return run
 

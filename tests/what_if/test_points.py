@@ -12,10 +12,10 @@ from small_scenarios import SMALL, small
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward
-from rlhfsim.what_if.scenarios.answer import Asked, asked
+from rlhfsim.what_if.scenarios.answer import ScenarioQuestions, asked
 
 
-def cases(**more: Any) -> Asked:
+def cases(**more: Any) -> ScenarioQuestions:
     return asked(small(**more))
 
 

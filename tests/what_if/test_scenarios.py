@@ -18,8 +18,7 @@ from rlhfsim.what_if.scenarios import designs
 from rlhfsim.what_if.scenarios.against_base import asked as changed
 from rlhfsim.what_if.scenarios.against_base import chosen, comes_out
 from rlhfsim.what_if.scenarios.answer import asked, whatif
-from rlhfsim.what_if.scenarios.cache import Store
-from rlhfsim.what_if.scenarios.designs import Runner
+from rlhfsim.what_if.scenarios.designs import Runner, Store
 from rlhfsim.what_if.scenarios.document import scenario_names
 from rlhfsim.what_if.scenarios.result import WhatIf, read_whatif
 from rlhfsim.what_if.scenarios.workers import local

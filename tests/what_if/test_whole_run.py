@@ -13,7 +13,7 @@ from small_scenarios import based
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.scenarios.answer import asked
-from rlhfsim.what_if.scenarios.cache import Found
+from rlhfsim.what_if.scenarios.designs import DesignResult
 from rlhfsim.what_if.scenarios.result import PointResult
 from rlhfsim.what_if.scenarios.whole_run import reached, result
 
@@ -24,10 +24,10 @@ def point(plan: Plan, run: dict[str, Any], folder: Path | None = None) -> PointR
 
     scenario = {"title": "t", "base": based(**run), "grid": {"workload.seed": [1]}}
     if folder is None:
-        return result(asked(scenario).cases.base, Found(plan=plan))
+        return result(asked(scenario).cases.base, DesignResult(plan=plan))
     path = folder / "s.yaml"
     path.write_text(json.dumps(scenario))
-    return result(asked(path).cases.base, Found(plan=plan))
+    return result(asked(path).cases.base, DesignResult(plan=plan))
 
 
 def stale(plan: Plan, lag: float) -> Plan:

@@ -12,7 +12,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.request import Request
 from rlhfsim.what_if.scenarios import workers
 from rlhfsim.what_if.scenarios.answer import asked, whatif
-from rlhfsim.what_if.scenarios.cache import Found
+from rlhfsim.what_if.scenarios.designs import DesignResult
 from rlhfsim.what_if.scenarios.workers import local, on_ray
 
 SCENARIO = small(grid={"workload.samples": [2, 4, 8]})
@@ -36,7 +36,7 @@ def test_processes_find_what_one_finds() -> None:
 
 @pytest.mark.usefixtures("forks")
 def test_an_error_in_a_process_is_the_error_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(request: Request) -> Found:
+    def fails(request: Request) -> DesignResult:
         raise RlhfsimError("planted", "this fails", help="it must")
 
     monkeypatch.setattr(workers, "search", fails)
@@ -46,7 +46,7 @@ def test_an_error_in_a_process_is_the_error_of_the_search(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("forks")
 def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(request: Request) -> Found:
+    def dies(request: Request) -> DesignResult:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -57,7 +57,7 @@ def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("forks")
 def test_whoever_stops_listening_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleeps(request: Request) -> Found:
+    def sleeps(request: Request) -> DesignResult:
         signal.pause()
         raise AssertionError
 

@@ -10,7 +10,7 @@ from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import Cell, compact, rounded, table, worth
 from rlhfsim.units import format
-from rlhfsim.what_if.scenarios.result import BreakEven
+from rlhfsim.what_if.scenarios.result import PointBreakEven
 
 WIDE = 20.0
 """Range of a break-even from which its axis is logarithmic."""
@@ -18,7 +18,7 @@ TICKS = 7
 """Labels on the axis of a break-even."""
 
 
-def break_even(i: int, even: BreakEven) -> Figure:
+def break_even(i: int, even: PointBreakEven) -> Figure:
     """Both sides over the varied value, with every crossing marked."""
     xs = [t.x for t in even.curve]
     log = even.low > 0 and even.high / even.low > WIDE
@@ -58,7 +58,7 @@ def break_even(i: int, even: BreakEven) -> Figure:
 
 
 def _curve(
-    even: BreakEven, name: str, ys: Sequence[float | None], colour: str, dash: str, symbol: str
+    even: PointBreakEven, name: str, ys: Sequence[float | None], colour: str, dash: str, symbol: str
 ) -> plots.Trace:
     xs = [t.x for t in even.curve]
     return plots.points(
@@ -84,5 +84,5 @@ def _ticks(xs: Sequence[float], *, log: bool) -> list[float]:
     return [xs[i] for i in labelled]
 
 
-def _cell(value: float | None, even: BreakEven) -> Cell:
+def _cell(value: float | None, even: PointBreakEven) -> Cell:
     return Cell(text="nothing fits") if value is None else worth(value, format(value, even.of_unit))

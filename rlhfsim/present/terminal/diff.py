@@ -11,7 +11,7 @@ from rich.text import Text
 from rlhfsim import units
 from rlhfsim.present.terminal.words import new_table
 from rlhfsim.present.terminal.words import percent as likely
-from rlhfsim.what_if.differences import Change, Difference, Leaf, Moved, Side, Value
+from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference, Leaf, Side, Value
 
 STYLES = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
 HASH = 12
@@ -40,7 +40,7 @@ def _title(side: Side) -> str:
     return f"{side.title} ({'measured' if side.measured else 'predicted'})"
 
 
-def fields(title: str, rows: Sequence[Change], width: int) -> Table:
+def fields(title: str, rows: Sequence[ChangedField], width: int) -> Table:
     """Fields of the question or of the choice."""
     table = _table(title, width)
     for row in rows:
@@ -93,7 +93,7 @@ def _value(value: Value | None) -> str:
     return likely(value.value) if value.likelihood else units.format(value.value, value.unit)
 
 
-def percent(row: Moved) -> str:
+def percent(row: ChangedFigure) -> str:
     """`-21 %`, `3.4 times` from a doubling on; empty where a side is missing."""
     if row.relative is None:
         return ""

@@ -15,7 +15,7 @@ from rlhfsim import units
 from rlhfsim.present.terminal.whatif_changes import changes_of
 from rlhfsim.present.terminal.whatif_tornado import tornado_table
 from rlhfsim.present.terminal.words import NARROW, new_table
-from rlhfsim.what_if.scenarios.result import BreakEven, PointResult, WhatIf
+from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, WhatIf
 
 FRONT, OTHER = "*", "!"
 MOST_CHANGES = 8
@@ -170,7 +170,7 @@ def _shown(answer: WhatIf) -> Sequence[PointResult]:
 # --- break-evens and notes --------------------------------------------------------------------------
 
 
-def _break_even(even: BreakEven) -> RenderableType:
+def _break_even(even: PointBreakEven) -> RenderableType:
     text = Text()
     text.append(even.question + "\n", style="cyan")
     text.append(even.outcome)

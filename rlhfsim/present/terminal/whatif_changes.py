@@ -11,7 +11,7 @@ from rich.text import Text
 from rlhfsim import units
 from rlhfsim.present.terminal.diff import MAIN, STYLES, percent
 from rlhfsim.present.terminal.words import NARROW, new_table
-from rlhfsim.what_if.differences import Change, Leaf, Moved, Value
+from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Leaf, Value
 from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
 from rlhfsim.what_if.scenarios.points import worded
 from rlhfsim.what_if.scenarios.result import PointResult
@@ -40,7 +40,7 @@ def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableT
     return Group(title, Padding(table, (0, 0, 1, 2)))
 
 
-def _asked(change: Change) -> Row:
+def _asked(change: ChangedField) -> Row:
     """What the user set stands without a mark."""
     return ("", change.path, worded(change.path, change.before), worded(change.path, change.after), "")
 
@@ -62,7 +62,7 @@ def _answers(base: PointResult, point: PointResult) -> Iterator[Row]:
         yield "", "it comes out the same", "", "", ""
 
 
-def _by(row: Moved) -> str:
+def _by(row: ChangedFigure) -> str:
     text = percent(row)
     return f"({text})" if text else ""
 

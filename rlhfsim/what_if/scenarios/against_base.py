@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.what_if.differences import LEAST, Change, Leaf, Moved, Value, changes, leaves
+from rlhfsim.what_if.differences import LEAST, ChangedField, ChangedFigure, Leaf, Value, changes, leaves
 from rlhfsim.what_if.scenarios.result import PointResult
 
 
-def asked(point: PointResult) -> tuple[Change, ...]:
+def asked(point: PointResult) -> tuple[ChangedField, ...]:
     """What the point sets to another value than the base has."""
     before, after = (
         dict(leaf for path, value in said.items() for leaf in _leaves(path, value))
@@ -32,7 +32,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Leaf]]:
         yield path, value
 
 
-def chosen(base: Plan, plan: Plan) -> tuple[Change, ...]:
+def chosen(base: Plan, plan: Plan) -> tuple[ChangedField, ...]:
     """What another plan is chosen to be."""
     return tuple(changes(in_short(base), in_short(plan)))
 
@@ -56,17 +56,17 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
     return {**found, "switches": ", ".join(name for name, on in switches.items() if on) or "none"}
 
 
-def comes_out(base: PointResult, point: PointResult) -> tuple[Moved, ...]:
+def comes_out(base: PointResult, point: PointResult) -> tuple[ChangedFigure, ...]:
     """Figures that differ by more than `LEAST`."""
     one, other = figures(base), figures(point)
     return tuple(_moved(one, other))
 
 
-def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[Moved]:
+def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[ChangedFigure]:
     for name in dict.fromkeys([*one, *other]):
         a, b = one.get(name), other.get(name)
         if a is None or b is None or abs(b.value - a.value) > LEAST * max(abs(a.value), abs(b.value)):
-            yield Moved(name=name, before=a, after=b)
+            yield ChangedFigure(name=name, before=a, after=b)
 
 
 def figures(point: PointResult) -> dict[str, Value]:

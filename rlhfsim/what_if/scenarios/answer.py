@@ -16,36 +16,35 @@ from rlhfsim.plan import content_hash
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.break_evens import Duel
-from rlhfsim.what_if.scenarios.cache import Store
-from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, model_hash
+from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, Store, model_hash
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
-from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, Case, Cases
-from rlhfsim.what_if.scenarios.result import PointResult, Provenance, WhatIf
+from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, Cases, PointQuestion
+from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
 from rlhfsim.what_if.scenarios.sensitivity import Ends, ends, marked, tornado
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 from rlhfsim.what_if.scenarios.workers import local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ScenarioQuestions:
     """Everything that a scenario asks, ready to be designed."""
 
     cases: Cases
-    points: tuple[Case, ...]
+    points: tuple[PointQuestion, ...]
     inputs: tuple[Ends, ...]
     duels: tuple[Duel, ...]
     name: str
     text: str
 
     @property
-    def everything(self) -> tuple[Case, ...]:
+    def everything(self) -> tuple[PointQuestion, ...]:
         """The base, then the points."""
         return (self.cases.base, *self.points)
 
 
 def asked(
     given: str | Path | Mapping[str, Any], settings: Mapping[str, Any] | None = None, only: Sequence[str] = ()
-) -> Asked:
+) -> ScenarioQuestions:
     """A scenario as questions; `only` keeps points by name (`*` matches), and drops what is not about them.
 
     Raises:
@@ -70,10 +69,12 @@ def asked(
         names = {BASE, *(case.name for case in points)}
         duels = [d for d in duels if {d.text.point, d.text.against or BASE} <= names]
         inputs = ()
-    return Asked(cases=cases, points=points, inputs=inputs, duels=tuple(duels), name=source.name, text=text)
+    return ScenarioQuestions(
+        cases=cases, points=points, inputs=inputs, duels=tuple(duels), name=source.name, text=text
+    )
 
 
-def _kept(points: Sequence[Case], only: Sequence[str]) -> tuple[Case, ...]:
+def _kept(points: Sequence[PointQuestion], only: Sequence[str]) -> tuple[PointQuestion, ...]:
     for wanted in only:
         if not any(fnmatchcase(case.name, wanted) for case in points):
             raise unknown_name("point", wanted[:60], [case.name for case in points], place=COMMAND_LINE)
@@ -116,7 +117,7 @@ def whatif(
         break_evens=evens,
         assumptions=document.assumptions,
         notes=tuple(_notes(asks, found)),
-        provenance=Provenance(
+        provenance=WhatIfProvenance(
             rlhfsim_version=_version(),
             model_hash=model_hash(),
             scenario=asks.name,
@@ -131,14 +132,14 @@ def whatif(
     )
 
 
-def _requests(asks: Asked) -> Iterator[Any]:
+def _requests(asks: ScenarioQuestions) -> Iterator[Any]:
     """Every question that is known before an answer is."""
     yield from (case.request for case in asks.everything)
     yield from (case.request for one in asks.inputs for case in (one.low, one.high))
     yield from (request for duel in asks.duels for request in duel.asked)
 
 
-def _notes(asks: Asked, found: Sequence[PointResult]) -> Iterator[str]:
+def _notes(asks: ScenarioQuestions, found: Sequence[PointResult]) -> Iterator[str]:
     """Where prices come from, and what the intervals hold."""
     profiles: dict[str, list[Profile]] = {}
     for case in asks.everything:

@@ -12,8 +12,8 @@ from rlhfsim.what_if.dotted_paths import dimension
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
-from rlhfsim.what_if.scenarios.points import BASE, Case, Cases, standing, worded
-from rlhfsim.what_if.scenarios.result import BreakEven, PointResult, Tried
+from rlhfsim.what_if.scenarios.points import BASE, Cases, PointQuestion, standing, worded
+from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, Tried
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 
 UNITS: dict[Of, units.Dimension] = {
@@ -50,7 +50,9 @@ MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothin
 class Duel:
     """One break-even: two sides that can be asked at any value of an input."""
 
-    def __init__(self, text: BreakEvenText, index: int, cases: Cases, points: Mapping[str, Case]) -> None:
+    def __init__(
+        self, text: BreakEvenText, index: int, cases: Cases, points: Mapping[str, PointQuestion]
+    ) -> None:
         """Every value of the range is turned into questions, so that a bad one is found before any search.
 
         Raises:
@@ -82,7 +84,7 @@ class Duel:
     def _place(self, *keys: str) -> Place:
         return self.cases.source.place((*self.at, *keys))
 
-    def _point(self, points: Mapping[str, Case], key: str, name: str) -> Case:
+    def _point(self, points: Mapping[str, PointQuestion], key: str, name: str) -> PointQuestion:
         if name not in points:
             raise unknown_name("point", name[:60], points, place=self._place(key))
         return points[name]
@@ -133,11 +135,11 @@ class Duel:
 
     # --- both sides at a value ----------------------------------------------------------------------
 
-    def _sides(self, x: float) -> tuple[Case, Case | None]:
+    def _sides(self, x: float) -> tuple[PointQuestion, PointQuestion | None]:
         b = self.b if self.text.vary_in == "point" or self.b is None else self._varied(self.b, x)
         return self._varied(self.a, x), b
 
-    def _varied(self, case: Case, x: float) -> Case:
+    def _varied(self, case: PointQuestion, x: float) -> PointQuestion:
         path = self.text.vary
         return self.cases.patched(
             case.name, {path: int(x) if self.whole else x}, {path: self._place("vary")}, on=case
@@ -170,14 +172,14 @@ class Duel:
 
     # --- the answer ---------------------------------------------------------------------------------
 
-    def answer(self, designs: Designs) -> BreakEven:
+    def answer(self, designs: Designs) -> PointBreakEven:
         """Crossings over the range, in numbers and in words."""
         curve = Curve(lambda xs: self.tried(xs, designs))
         curve.add(self.xs)
         listed = self.text.among is not None
         found: list[Crossing] = [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
         xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in found)
-        return BreakEven(
+        return PointBreakEven(
             question=self.text.question or self._question(),
             path=self.text.vary,
             unit=dimension(self.text.vary),

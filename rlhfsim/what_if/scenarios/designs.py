@@ -6,27 +6,35 @@ Prices do not enter: no objective depends on them, since the cluster is rented w
 from the step afterwards:
 
     USD per step = step seconds x sum over pools (GPUs x price)
+
+On disk a design is one file, named by its hash and written in one step. A file that cannot be read, or
+that another version wrote in another form, counts as absent.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rlhfsim.plan import content_hash
+from pydantic import TypeAdapter, ValidationError
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan, content_hash, write_atomically
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import profile_hash
+from rlhfsim.specs.loading import checked
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.what_if.design import design
-from rlhfsim.what_if.scenarios.cache import Found, Store
 
 ROOT = Path(__file__).resolve().parents[2]
 PREDICTS = (
@@ -46,6 +54,21 @@ PREDICTS = (
     "what_if/scenarios/designs.py",
 )
 """Folders and files of the package that a prediction depends on."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesignResult:
+    """What a search came to."""
+
+    plan: Plan | None
+    """None: nothing fits."""
+    shortage: str | None = None
+    """Where nothing fits: what is missing."""
+    gap: float = 0.0
+    """Share of the step by which a plan could still be shorter."""
+    seconds: float = 0.0
+    """Of the search."""
 
 
 @cache
@@ -108,12 +131,12 @@ def _observed(lengths: AnyLengths) -> str:
     return hashlib.sha256(Path(lengths.file).read_bytes()).hexdigest()
 
 
-def search(request: Request) -> Found:
+def search(request: Request) -> DesignResult:
     """The best plan of a request, or what is missing."""
     begin = time.perf_counter()
     # plans that wait for the same learner tie: the dive decides between them, so it is that of `rlhfsim design`
     answer = design(request, explain=False, rivals="async" in request.switches)
-    return Found(
+    return DesignResult(
         plan=answer.chosen,
         shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",
         gap=answer.certificate.gap,
@@ -121,7 +144,7 @@ def search(request: Request) -> Found:
     )
 
 
-def priced(found: Found, cluster: Cluster) -> Found:
+def priced(found: DesignResult, cluster: Cluster) -> DesignResult:
     """The same design at the prices of a cluster: exactly what a search with these prices gives."""
     plan = found.plan
     if plan is None:
@@ -138,7 +161,56 @@ def priced(found: Found, cluster: Cluster) -> Found:
     return replace(found, plan=replace(plan, prediction=prediction, choice=choice))
 
 
-Runner = Callable[[Sequence[Request]], Iterator[tuple[int, Found] | None]]
+# --- kept on disk -----------------------------------------------------------------------------------
+
+
+def default_folder() -> Path:
+    """`$XDG_CACHE_HOME/rlhfsim/designs`, under `~/.cache` where that is not set."""
+    home = os.environ.get("XDG_CACHE_HOME")
+    return Path(home or Path.home() / ".cache") / "rlhfsim" / "designs"
+
+
+class Store:
+    """A folder of designs."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made where it is absent.
+
+        Raises:
+            RlhfsimError: it cannot be made.
+        """
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RlhfsimError(
+                "unwritable-file",
+                f"cannot keep designs: {(error.strerror or 'error').lower()}",
+                place=Place(file=str(folder)),
+                help="give --cache FOLDER, or --no-cache",
+            ) from error
+
+    def recall(self, key: str) -> DesignResult | None:
+        """The design of this key; None where there is none that can be read."""
+        try:
+            data = json.loads(self._path(key).read_bytes())
+            found: DesignResult = TypeAdapter(DesignResult).validate_python(data)
+        except (OSError, ValueError, ValidationError, RecursionError):
+            return None
+        return found
+
+    def keep(self, key: str, found: DesignResult) -> None:
+        """Write a design; a reader sees all of it or nothing."""
+        data = TypeAdapter(DesignResult).dump_python(found, mode="json")
+        write_atomically(self._path(key), json.dumps(data) + "\n")
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}.json"
+
+
+# --- every design of a scenario ---------------------------------------------------------------------
+
+Runner = Callable[[Sequence[Request]], Iterator[tuple[int, DesignResult] | None]]
 """Searches requests in any order: index and design as each is done; None now and then while it waits."""
 Progress = Callable[[int, int], object]
 """Designs that are there, and all that are wanted so far."""
@@ -150,7 +222,7 @@ class Designs:
     def __init__(self, runner: Runner, store: Store | None, progress: Progress | None = None) -> None:
         """`store`: None keeps nothing."""
         self.runner, self.store, self.progress = runner, store, progress
-        self.known: dict[str, Found] = {}
+        self.known: dict[str, DesignResult] = {}
         self.searched = self.from_cache = self.wanted = 0
 
     def ensure(self, requests: Sequence[Request]) -> None:
@@ -184,7 +256,7 @@ class Designs:
         if self.progress is not None:
             self.progress(len(self.known), self.wanted)
 
-    def of(self, request: Request) -> Found:
+    def of(self, request: Request) -> DesignResult:
         """The design of a request at its prices."""
         self.ensure([request])
         return priced(self.known[search_key(request)], request.cluster)

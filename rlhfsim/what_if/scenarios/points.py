@@ -31,7 +31,7 @@ COMMAND_LINE = Place(file="command line")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PointQuestion:
     """One point as a question that can be designed."""
 
     name: str
@@ -109,17 +109,19 @@ class Cases:
                 BASE, {}, self.base.located.with_patch(keys(path), said, COMMAND_LINE, self.base.base)
             )
 
-    def _case(self, name: str, given: Mapping[str, Any], located: Located) -> Case:
+    def _case(self, name: str, given: Mapping[str, Any], located: Located) -> PointQuestion:
         base = convert(Base, located, located.data[BASE], (BASE,))
         cluster = cluster_from(located, located.data[BASE]["cluster"], (BASE, "cluster"))
         request = request_of(base, cluster, located)
         before = {} if name == BASE else {path: standing(self.base, path) for path in given}
         said = {path: _said(base, path, value) for path, value in given.items()}
-        return Case(name=name, changes=said, before=before, request=request, base=base, located=located)
+        return PointQuestion(
+            name=name, changes=said, before=before, request=request, base=base, located=located
+        )
 
     def patched(
-        self, name: str, given: Mapping[str, Any], where: Mapping[str, Place], on: Case | None = None
-    ) -> Case:
+        self, name: str, given: Mapping[str, Any], where: Mapping[str, Place], on: PointQuestion | None = None
+    ) -> PointQuestion:
         """A case (default: the base) with values replaced.
 
         Raises:
@@ -133,7 +135,7 @@ class Cases:
             located = located.with_patch(keys(path), number, where[path], under.base)
         return self._case(name, {**under.changes, **given}, located)
 
-    def points(self) -> tuple[Case, ...]:
+    def points(self) -> tuple[PointQuestion, ...]:
         """Named points, then every combination of the grid.
 
         Raises:
@@ -160,12 +162,12 @@ class Cases:
             seen.add(case.name)
         return tuple(found)
 
-    def _named(self) -> Iterator[Case]:
+    def _named(self) -> Iterator[PointQuestion]:
         for i, point in enumerate(self.document.points):
             where = {path: self.source.place(("points", i, "set", path)) for path in point.set}
             yield self.patched(point.name, point.set, where)
 
-    def _grid(self) -> Iterator[Case]:
+    def _grid(self) -> Iterator[PointQuestion]:
         grid = self.document.grid
         if not grid:
             return
@@ -219,7 +221,7 @@ def worded(path: str, value: Any) -> str:
 # --- what stands at a path --------------------------------------------------------------------------
 
 
-def standing(case: Case, path: str) -> Any:
+def standing(case: PointQuestion, path: str) -> Any:
     """The value of a case at a path; of a pool also what its profile says."""
     where = keys(path)
     found = _scalar(value_at(case.base, where))
@@ -258,7 +260,7 @@ def _said(base: Base, path: str, given: Any) -> Any:
     return given if found is None else found
 
 
-def _resolved(path: str, value: Any, under: Case, place: Place) -> Any:
+def _resolved(path: str, value: Any, under: PointQuestion, place: Place) -> Any:
     """The value itself, or so many times what the case has there.
 
     Raises:

@@ -6,7 +6,10 @@ of its run where the scenario says how long a run is, else those of a step (`Wha
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,12 +20,13 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, write_atomically
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.units import MIB, Dimension
-from rlhfsim.what_if.scenarios.tables import SUFFIXES, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA: Literal["rlhfsim.whatif/1"] = "rlhfsim.whatif/1"
+SUFFIXES = (".csv", ".parquet")
+"""Of the table of points as a file."""
 MAX_BYTES = int(256 * MIB)
 """Largest result that is read."""
 
@@ -84,7 +88,7 @@ class PointResult:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class TornadoBar:
     """What one input moves, all others as in the base; None: nothing fits there, or no price is known."""
 
     path: str
@@ -125,7 +129,7 @@ class Tried:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
+class PointBreakEven:
     """Where one point becomes as good as another one, or meets a target."""
 
     question: str
@@ -152,7 +156,7 @@ class BreakEven:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
+class WhatIfProvenance:
     """Where a result comes from."""
 
     rlhfsim_version: str
@@ -186,13 +190,13 @@ class WhatIf:
     """What `PointResult.seconds`, its `usd` and the bars are for."""
     base: PointResult
     points: tuple[PointResult, ...]
-    tornado: tuple[Bar, ...] = ()
+    tornado: tuple[TornadoBar, ...] = ()
     """The largest swing first."""
-    break_evens: tuple[BreakEven, ...] = ()
+    break_evens: tuple[PointBreakEven, ...] = ()
     assumptions: tuple[str, ...] = ()
     """What the scenario takes for granted, in the words of its author."""
     notes: tuple[str, ...] = ()
-    provenance: Provenance
+    provenance: WhatIfProvenance
 
     @property
     def everything(self) -> tuple[PointResult, ...]:
@@ -286,3 +290,55 @@ def _run(point: PointResult) -> dict[str, Any]:
         "notes": "; ".join(point.notes),
         "input_hash": point.input_hash,
     }
+
+
+# --- the table as a file -----------------------------------------------------------------------------
+
+
+def write_table(table: pd.DataFrame, path: Path) -> None:
+    """The table as .csv or .parquet.
+
+    Raises:
+        RlhfsimError: the file cannot be written, or Parquet is not installed.
+    """
+    if path.suffix == ".csv":
+        text = io.StringIO()
+        table.to_csv(text, index=False)
+        write_atomically(path, text.getvalue())
+        return
+    try:
+        import pyarrow  # noqa: F401  # what pandas writes Parquet with
+    except ImportError as error:
+        raise RlhfsimError(
+            "missing-library", "Parquet needs pyarrow", help="pip install 'rlhfsim[parquet]', or write .csv"
+        ) from error
+    _write_parquet(_even(table), path)
+
+
+def _even(table: pd.DataFrame) -> pd.DataFrame:
+    """Columns of mixed kinds (a number here, a text there) as text, which Parquet can hold."""
+    mixed: dict[str, Any] = {}
+    for name in [c for c in table if table[c].dtype.kind == "O"]:
+        kinds = {type(v) for v in table[name] if v is not None and v == v}
+        if len(kinds) > 1:
+            mixed[str(name)] = table[name].map(lambda v: None if v is None else str(v))
+    return table.assign(**mixed)
+
+
+def _write_parquet(table: pd.DataFrame, path: Path) -> None:
+    try:
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        try:
+            table.to_parquet(part, index=False)
+            os.chmod(part, 0o644)
+            os.replace(part, path)
+        finally:
+            Path(part).unlink(missing_ok=True)
+    except OSError as error:
+        raise RlhfsimError(
+            "unwritable-file",
+            f"cannot write: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(path)),
+            help="check that the folder exists and is writable",
+        ) from error

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.search.pareto import undominated
 from rlhfsim.what_if.scenarios.designs import Designs
-from rlhfsim.what_if.scenarios.points import Case, Cases, standing, worded
-from rlhfsim.what_if.scenarios.result import Bar, PointResult
+from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
+from rlhfsim.what_if.scenarios.result import PointResult, TornadoBar
 from rlhfsim.what_if.scenarios.whole_run import result
 
 
@@ -17,8 +17,8 @@ class Ends:
     """One input of the tornado as two questions."""
 
     path: str
-    low: Case
-    high: Case
+    low: PointQuestion
+    high: PointQuestion
 
 
 def ends(cases: Cases) -> tuple[Ends, ...]:
@@ -36,16 +36,18 @@ def ends(cases: Cases) -> tuple[Ends, ...]:
     return tuple(found)
 
 
-def tornado(cases: Cases, inputs: Sequence[Ends], base: PointResult, designs: Designs) -> tuple[Bar, ...]:
+def tornado(
+    cases: Cases, inputs: Sequence[Ends], base: PointResult, designs: Designs
+) -> tuple[TornadoBar, ...]:
     """Every input at its low and its high value, the largest swing first."""
     bars = [_bar(cases, one, base, designs) for one in inputs]
     return tuple(sorted(bars, key=lambda bar: -bar.swing))
 
 
-def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> Bar:
+def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> TornadoBar:
     low, high = (result(case, designs.of(case.request)) for case in (one.low, one.high))
     labels = [worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)]
-    return Bar(
+    return TornadoBar(
         path=one.path,
         low_label=labels[0],
         high_label=labels[1],
@@ -59,7 +61,7 @@ def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> Bar:
     )
 
 
-def marked(points: Sequence[PointResult], cases: Sequence[Case]) -> tuple[PointResult, ...]:
+def marked(points: Sequence[PointResult], cases: Sequence[PointQuestion]) -> tuple[PointResult, ...]:
     """The points, with those marked that no other one beats in time and money at once.
 
     Only points that do the same work compete: plans of equal workloads (with LoRA it is another one), or

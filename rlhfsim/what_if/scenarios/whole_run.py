@@ -24,14 +24,13 @@ from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.step.calls import Setting
 from rlhfsim.units import format, significant
-from rlhfsim.what_if.scenarios.cache import Found
-from rlhfsim.what_if.scenarios.designs import search_key
+from rlhfsim.what_if.scenarios.designs import DesignResult, search_key
 from rlhfsim.what_if.scenarios.document import FaultsText, RunText
-from rlhfsim.what_if.scenarios.points import BASE, Case
+from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult
 
 
-def result(case: Case, found: Found) -> PointResult:
+def result(case: PointQuestion, found: DesignResult) -> PointResult:
     """A point with its plan and its run.
 
     Raises:
@@ -83,17 +82,17 @@ def _over_run(point: PointResult, steps: float, share: float, *, counted: bool) 
     )
 
 
-def _price(case: Case, pool: int) -> float | None:
+def _price(case: PointQuestion, pool: int) -> float | None:
     price = case.request.cluster.node_groups[pool].profile.price
     return price.value if price else None
 
 
-def _gap_note(found: Found) -> Iterator[str]:
+def _gap_note(found: DesignResult) -> Iterator[str]:
     if found.gap > 0:
         yield f"the search ended at its time limit: a plan could still be up to {significant(100 * found.gap, 2)} % shorter"
 
 
-def _switch_notes(case: Case, plan: Plan) -> Iterator[str]:
+def _switch_notes(case: PointQuestion, plan: Plan) -> Iterator[str]:
     """Choices of the plan that change what is learnt, beyond those that the workload asks for."""
     asked, made = case.request.workload, plan.workload
     words = {
@@ -110,7 +109,7 @@ def _switch_notes(case: Case, plan: Plan) -> Iterator[str]:
 # --- steps ------------------------------------------------------------------------------------------
 
 
-def steps_of(case: Case) -> float | None:
+def steps_of(case: PointQuestion) -> float | None:
     """Steps of the run without lag; None where the scenario does not say.
 
     Raises:
@@ -211,7 +210,7 @@ def _with_penalty(length: float, lag: float, run: RunText) -> tuple[float, list[
 # --- failures ---------------------------------------------------------------------------------------
 
 
-def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
+def _goodput(case: PointQuestion, found: DesignResult) -> tuple[float | None, list[str]]:
     """Share of the time that makes progress; None where a job makes none."""
     faults = case.base.run.faults
     if faults is None:
@@ -231,7 +230,7 @@ def _goodput(case: Case, found: Found) -> tuple[float | None, list[str]]:
     ]
 
 
-def _faulty(case: Case, found: Found, faults: FaultsText) -> GoodputSummary | None:
+def _faulty(case: PointQuestion, found: DesignResult, faults: FaultsText) -> GoodputSummary | None:
     assert found.plan is not None
     workload = case.request.workload
     setting = Setting(

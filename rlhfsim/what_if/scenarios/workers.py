@@ -14,14 +14,13 @@ from typing import Any
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.search.parallel import TICK, cores, forked, may_fork, serial
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.scenarios.cache import Found
-from rlhfsim.what_if.scenarios.designs import Runner, model_hash, search
+from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, model_hash, search
 
 RUN = 6
 """Most neighbours that a process takes at a time."""
 RUNS_EACH = 4
 """Runs that each process gets at least where there are questions enough, so that all end at about the same time."""
-Step = tuple[int, Found] | None
+Step = tuple[int, DesignResult] | None
 
 
 def local(jobs: int | None = None) -> Runner:
@@ -37,7 +36,7 @@ def local(jobs: int | None = None) -> Runner:
     return run
 
 
-def _collected(request: Request) -> Found:
+def _collected(request: Request) -> DesignResult:
     """A search in a process of its own, whose collector is off: a third of the time would go there.
 
     Only what came since the search before is looked at; what is kept for the next one stays.
@@ -103,7 +102,7 @@ def _join(ray: Any, address: str | None) -> None:
         ) from error
 
 
-def _on_node(request: Request) -> tuple[str, Found | RlhfsimError]:
+def _on_node(request: Request) -> tuple[str, DesignResult | RlhfsimError]:
     """On a node: the design, and which model made it."""
     try:
         with serial():
@@ -112,7 +111,7 @@ def _on_node(request: Request) -> tuple[str, Found | RlhfsimError]:
         return model_hash(), error
 
 
-def _checked(made_by: str, found: Found | RlhfsimError) -> Found:
+def _checked(made_by: str, found: DesignResult | RlhfsimError) -> DesignResult:
     if isinstance(found, RlhfsimError):
         raise found
     if made_by != model_hash():
