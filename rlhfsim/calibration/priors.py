@@ -1,7 +1,7 @@
 """What is believed of a coefficient before a fit, on the logarithm of its value.
 
     theta = ln value      mean ln c      standard deviation ln(high / c) / z above, ln(c / low) / z below
-    z = 1.2816, the 90th percentile of a normal distribution
+    z = `Z90`, the 90th percentile of a normal distribution
 
 A coefficient whose value is 0 has no logarithm, and one without an interval is no question: neither is
 fitted. An interval that ends at the value is a bound. Other bounds are the valid range of its kind (`specs.hardware.hardware`), else a factor of `REACH` either way.
@@ -13,11 +13,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlhfsim.memory.risk import Z90
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, AT_MOST_ONE, MAX_EFFICIENCY, SHARES, Profile
 from rlhfsim.specs.quantities import Coefficient
 
-Z90 = 1.2815515655446004
-"""90th percentile of the standard normal distribution."""
 REACH = 100.0
 """Most that a fit may move a coefficient without a range of its own, either way."""
 LEAST_SHARE = 1e-3

@@ -13,7 +13,8 @@ import pytest
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import objective, profile, stretched
 from rlhfsim.calibration.posterior import Posterior
-from rlhfsim.calibration.priors import Z90, Prior
+from rlhfsim.calibration.priors import Prior
+from rlhfsim.memory.risk import Z90
 
 SIGMA = 0.05
 

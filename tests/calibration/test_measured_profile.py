@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from rlhfsim.calibration.micro_benchmarks.fit import (
-    Fitted,
     decode_kernels,
     nonnegative,
     prefill_kernels,
@@ -176,7 +175,7 @@ def test_a_line_through_timings_keeps_both_parts_at_zero_or_above() -> None:
     fixed, each = nonnegative([(1.0, p.at[0]) for p in points], points)
     assert fixed.value == pytest.approx(0, abs=1e-9)
     assert each.value == pytest.approx(1e-9)
-    assert isinstance(each, Fitted)
+    assert isinstance(each, Measured)
     assert each.low < each.value < each.high
 
 

@@ -9,16 +9,16 @@ would is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rlhfsim import units
-from rlhfsim.calibration.micro_benchmarks.fit import Fitted, nonnegative, roof_rates
+from rlhfsim.calibration.micro_benchmarks.fit import nonnegative, roof_rates
 from rlhfsim.specs.hardware.hardware import SHARES, Profile
 from rlhfsim.specs.hardware.measured import WIDENING, Measured, Missing, Session
-from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.training.gradient_exchange import FP32, STATE_BYTES
 
 LARGE = (64.0, 256.0, 256.0)
@@ -55,6 +55,11 @@ class Seen:
     known: bool
     """The profile beneath is about this very device: its datasheet holds."""
 
+    @property
+    def cpu(self) -> bool:
+        """Whether the machine has no GPU: a core is its device."""
+        return self.base.vendor == "cpu"
+
     def points(self, name: str) -> tuple[Measured, ...]:
         """All measured numbers of that name."""
         return tuple(m for m in self.session.measured if m.name == name)
@@ -63,41 +68,70 @@ class Seen:
         """The only one."""
         return next(iter(self.points(name)), None)
 
-    def coefficient(
-        self, name: str, found: Measured | Fitted, n: int, how: str, scale: float = 1.0
-    ) -> ProfileEntry:
-        """A coefficient of the measured number over `scale`."""
+    def coefficient(self, name: str, found: Measured, how: str = "", roof: float = 1.0) -> ProfileEntry:
+        """A coefficient of the measured number over `roof`."""
         before = self.base.coefficient(name)
         return ProfileEntry(
             key=f"coefficients.{name}",
-            value=found.value / scale,
-            low=found.low / scale,
-            high=found.high / scale,
+            value=found.value / roof,
+            low=found.low / roof,
+            high=found.high / roof,
             prior=before.value,
-            n=n,
+            n=found.n,
             unit=before.dimension,
-            how=how,
+            how=how or found.how,
         )
 
     def share(self, name: str, found: Measured, roof: float) -> ProfileEntry:
         """An efficiency: the measured rate over the roof, its interval ending at 1."""
-        change = self.coefficient(name, found, found.n, found.how, roof)
-        assert change.low is not None
-        assert change.high is not None
-        return _cut(change) if change.value <= 1 else change
+        entry = self.coefficient(name, found, roof=roof)
+        if entry.value > 1:
+            return entry
+        return replace(entry, high=max(entry.value, min(1.0, found.high / roof)))
+
+    def rate(
+        self, key: str, value: float, n: int, how: str, unit: units.Dimension = "byte/s"
+    ) -> ProfileEntry:
+        """A rate or size of the machine, which files give without interval."""
+        before: Any = self.base
+        for name in key.split("."):
+            before = before[name] if isinstance(before, Mapping) else getattr(before, name)
+        return ProfileEntry(
+            key=key, value=value, low=None, high=None, prior=before.value, n=n, unit=unit, how=how
+        )
+
+    def restated(self, name: str, roof: float, before: float) -> Iterator[ProfileEntry]:
+        """The same byte/s of another roof, at most all of it, where a share was not measured itself."""
+        c, factor = self.base.coefficient(name), before / roof
+        if not math.isclose(factor, 1):
+            yield ProfileEntry(
+                key=f"coefficients.{name}",
+                value=min(1.0, c.value * factor),
+                low=min(1.0, c.low * factor),
+                high=min(1.0, c.high * factor),
+                prior=c.value,
+                n=0,
+                unit="1",
+                how=f"same byte/s as before of another roof | {c.source}",
+                moved=False,
+            )
 
 
-def _cut(change: ProfileEntry) -> ProfileEntry:
-    assert change.high is not None
-    return ProfileEntry(
-        key=change.key,
-        value=change.value,
-        low=change.low,
-        high=max(change.value, min(1.0, change.high)),
-        prior=change.prior,
-        n=change.n,
-        unit=change.unit,
-        how=change.how,
+def _scaled(found: Measured, factor: float, how: str) -> Measured:
+    return replace(
+        found, value=found.value * factor, low=found.low * factor, high=found.high * factor, how=how
+    )
+
+
+def _per_second(seconds: Measured, size: float = 1.0, how: str = "") -> Measured:
+    """The rate at which `size` bytes take the measured time."""
+    return replace(
+        seconds,
+        value=size / seconds.value,
+        low=size / seconds.high,
+        high=size / seconds.low,
+        unit="byte/s",
+        how=how or seconds.how,
     )
 
 
@@ -139,7 +173,7 @@ def roof_of(seen: Seen) -> float:
 def peak_of(seen: Seen) -> tuple[float, str]:
     """FLOP/s that nothing passes, and where it comes from."""
     flop, _ = roof_rates(seen.points("gemm"))
-    precision = "fp32" if seen.base.vendor == "cpu" else "bf16"
+    precision = "fp32" if seen.cpu else "bf16"
     if seen.known or not flop:
         return seen.base.peak[precision].value, seen.base.peak[precision].source  # type: ignore[index]
     machine = seen.session.machine
@@ -149,56 +183,20 @@ def peak_of(seen: Seen) -> tuple[float, str]:
     return flop, f"best product measured{known}"
 
 
-def _rate(
-    key: str, value: float, prior: float, n: int, how: str, unit: units.Dimension = "byte/s"
-) -> ProfileEntry:
-    return ProfileEntry(key=key, value=value, low=None, high=None, prior=prior, n=n, unit=unit, how=how)
-
-
-def _restated(seen: Seen, name: str, roof: float, before: float) -> Iterator[ProfileEntry]:
-    """The same byte/s of another roof, at most all of it, where a share was not measured itself."""
-    c, factor = seen.base.coefficient(name), before / roof
-    if math.isclose(factor, 1):
-        return
-    value, low, high = (min(1.0, x * factor) for x in (c.value, c.low, c.high))
-    yield ProfileEntry(
-        key=f"coefficients.{name}",
-        value=value,
-        low=low,
-        high=high,
-        prior=c.value,
-        n=0,
-        unit="1",
-        how=f"same byte/s as before of another roof | {c.source}",
-        moved=False,
-    )
-
-
 def _machine(seen: Seen) -> Iterator[ProfileEntry]:
     """Sizes of a machine without datasheet."""
-    machine, base = seen.session.machine, seen.base
+    machine = seen.session.machine
     if seen.known:
         return
     if machine.kind == "cuda":
-        yield _rate("memory", machine.gpu_memory, base.memory.value, 1, "torch: total memory", "byte")
-        yield _rate(
-            "usable_memory", machine.gpu_memory, base.usable_memory.value, 1, "torch: total memory", "byte"
-        )
+        for key in ("memory", "usable_memory"):
+            yield seen.rate(key, machine.gpu_memory, 1, "torch: total memory", "byte")
         return
     share = machine.memory / machine.cores
     free = min(share, max(RESERVE, machine.free / machine.cores - RESERVE / machine.cores))
-    yield _rate("memory", share, base.memory.value, 1, "a core's share of /proc/meminfo MemTotal", "byte")
-    yield _rate(
-        "usable_memory",
-        free,
-        base.usable_memory.value,
-        1,
-        "a core's share of MemAvailable less 1 GiB",
-        "byte",
-    )
-    yield _rate(
-        "node.host_memory", machine.memory, base.node.host_memory.value, 1, "/proc/meminfo MemTotal", "byte"
-    )
+    yield seen.rate("memory", share, 1, "a core's share of /proc/meminfo MemTotal", "byte")
+    yield seen.rate("usable_memory", free, 1, "a core's share of MemAvailable less 1 GiB", "byte")
+    yield seen.rate("node.host_memory", machine.memory, 1, "/proc/meminfo MemTotal", "byte")
 
 
 def _gemm(seen: Seen) -> Iterator[ProfileEntry]:
@@ -206,13 +204,11 @@ def _gemm(seen: Seen) -> Iterator[ProfileEntry]:
     if not points:
         return
     peak, why = peak_of(seen)
-    n = sum(p.n for p in points)
     if not seen.known:
-        for precision in ("fp32", "bf16") if seen.base.vendor == "cpu" else ("bf16",):
-            yield _rate(f"peak.{precision}", peak, seen.base.peak[precision].value, n, why, "flop/s")
+        for precision in ("fp32", "bf16") if seen.cpu else ("bf16",):
+            yield seen.rate(f"peak.{precision}", peak, sum(p.n for p in points), why, "flop/s")
     large = [p for p in points if all(a >= b for a, b in zip(p.at, LARGE, strict=True))] or list(points)
-    rates = [2 * math.prod(p.at) / p.value for p in large]
-    low, middle, high = np.percentile(rates, [10, 50, 90])
+    low, middle, high = np.percentile([2 * math.prod(p.at) / p.value for p in large], [10, 50, 90])
     found = Measured(
         name="gemm_rate",
         value=float(middle),
@@ -224,7 +220,7 @@ def _gemm(seen: Seen) -> Iterator[ProfileEntry]:
     )
     yield seen.share("gemm_efficiency", found, peak)
     least = min(points, key=lambda p: p.value)
-    yield seen.coefficient("gemm_latency", least, least.n, f"shortest product, {least.how}")
+    yield seen.coefficient("gemm_latency", least, f"shortest product, {least.how}")
 
 
 def _memory(seen: Seen) -> Iterator[ProfileEntry]:
@@ -232,45 +228,34 @@ def _memory(seen: Seen) -> Iterator[ProfileEntry]:
     if copy is not None:
         roof = roof_of(seen)
         if not seen.known:
-            yield _rate(
-                "hbm", roof, seen.base.hbm.value, copy.n, "fastest copy or product seen, caches included"
-            )
+            yield seen.rate("hbm", roof, copy.n, "fastest copy or product seen, caches included")
         yield seen.share("hbm_efficiency", copy, roof)
         if not seen.points("optimizer_step"):
-            yield from _restated(seen, "optimizer_hbm_efficiency", roof, seen.base.hbm.value)
-    if together is not None and seen.base.vendor == "cpu":
-        roof, before = best(together), seen.base.node.host_bandwidth.value
-        yield _rate("node.host_bandwidth", roof, before, together.n, together.how)
-        once = Measured(
-            name="host_copy",
-            value=together.value / 2,
-            low=together.low / 2,
-            high=together.high / 2,
-            n=together.n,
-            unit="byte/s",
-            how=f"{together.how}; bytes of the copy once",
-        )
+            yield from seen.restated("optimizer_hbm_efficiency", roof, seen.base.hbm.value)
+    if together is not None and seen.cpu:
+        roof = best(together)
+        yield seen.rate("node.host_bandwidth", roof, together.n, together.how)
+        once = _scaled(together, 0.5, f"{together.how}; bytes of the copy once")
         yield seen.share("host_copy_efficiency", once, roof)
-        yield from _restated(seen, "cpu_adam_efficiency", roof, before)
+        yield from seen.restated("cpu_adam_efficiency", roof, seen.base.node.host_bandwidth.value)
 
 
 def _links(seen: Seen) -> Iterator[ProfileEntry]:
     """Between device and host."""
     serial, down, up = seen.one("serialised_copy"), seen.one("host_to_device"), seen.one("device_to_host")
     if serial is not None:
-        yield _rate("pcie", best(serial), seen.base.pcie.value, serial.n, serial.how)
+        yield seen.rate("pcie", best(serial), serial.n, serial.how)
         yield seen.share("pcie_efficiency", serial, best(serial))
     if down is not None and up is not None:
         slow = min(down, up, key=lambda m: m.value)
-        roof = seen.base.pcie.value if seen.known else best(slow)
         if not seen.known:
-            yield _rate("pcie", roof, seen.base.pcie.value, slow.n, slow.how)
-        yield seen.share("pcie_efficiency", slow, roof)
+            yield seen.rate("pcie", best(slow), slow.n, slow.how)
+        yield seen.share("pcie_efficiency", slow, seen.base.pcie.value if seen.known else best(slow))
     plain, latency = seen.one("pageable_copy"), seen.one("copy_latency")
     if plain is not None and down is not None:
         yield seen.share("pageable_fraction", plain, down.value)
     if latency is not None:
-        yield seen.coefficient("pcie_latency", latency, latency.n, latency.how)
+        yield seen.coefficient("pcie_latency", latency)
 
 
 def _network(seen: Seen) -> Iterator[ProfileEntry]:
@@ -283,54 +268,36 @@ def _network(seen: Seen) -> Iterator[ProfileEntry]:
     points = seen.points("all_reduce")
     if not points:
         return
-    cpu, r = seen.base.vendor == "cpu", points[0].at[0]
-    hops = 2 * math.ceil(math.log2(r)) if cpu else 2 * (r - 1)
+    r = points[0].at[0]
+    hops = 2 * math.ceil(math.log2(r)) if seen.cpu else 2 * (r - 1)
     rows = [(2 * (r - 1) / r * p.at[1], hops) for p in points]
     inverse, latency = nonnegative(rows, points)
-    n, how = sum(p.n for p in points), points[0].how
-    rate = Measured(
-        name="rate",
-        value=1 / inverse.value,
-        low=1 / inverse.high,
-        high=1 / inverse.low,
-        n=n,
-        unit="byte/s",
-        how=how,
-    )
-    if cpu:
+    rate = _per_second(inverse)
+    if seen.cpu:
         roof = max(rate.value, *(row[0] / p.value for row, p in zip(rows, points, strict=True)))
-        yield _rate("nic", roof, seen.base.nic.value, n, how)
-        yield _rate("scale_up.bandwidth", roof, seen.base.scale_up.bandwidth.value, n, how)
+        yield seen.rate("nic", roof, rate.n, rate.how)
+        yield seen.rate("scale_up.bandwidth", roof, rate.n, rate.how)
         yield seen.share("nic_efficiency", rate, roof)
         yield seen.share("nvlink_efficiency", rate, roof)
     else:
         yield seen.share("nvlink_efficiency", rate, seen.base.scale_up.bandwidth.value)
-    for name in ("nic_latency", "nvlink_latency") if cpu else ("nvlink_latency",):
-        yield seen.coefficient(name, latency, n, how)
+    for name in ("nic_latency", "nvlink_latency") if seen.cpu else ("nvlink_latency",):
+        yield seen.coefficient(name, latency)
 
 
 def _storage(seen: Seen) -> Iterator[ProfileEntry]:
     read, write = seen.one("storage_read"), seen.one("storage_write")
     if read is None or write is None:
         return
-    roof, node = max(best(read), best(write)), seen.base.node
-    yield _rate(
-        "node.local_storage", roof, node.local_storage.value, read.n + write.n, "fastest write or read seen"
-    )
+    roof, n = max(best(read), best(write)), read.n + write.n
+    yield seen.rate("node.local_storage", roof, n, "fastest write or read seen")
     yield seen.share("local_storage_read_efficiency", read, roof)
     yield seen.share("local_storage_write", write, roof)
-    if seen.base.vendor == "cpu":
+    if seen.cpu:
         slow, fast = sorted((read, write), key=lambda m: m.value)
-        both = Measured(
-            name="shared",
-            value=slow.value,
-            low=slow.low,
-            high=max(fast.high, slow.high),
-            n=slow.n,
-            unit="byte/s",
-            how=f"the same disk: runs of one machine share it; {slow.how}",
-        )
-        yield _rate("node.shared_storage", roof, node.shared_storage.value, read.n + write.n, "the same disk")
+        how = f"the same disk: runs of one machine share it; {slow.how}"
+        both = replace(slow, high=max(fast.high, slow.high), how=how)
+        yield seen.rate("node.shared_storage", roof, n, "the same disk")
         yield seen.share("shared_storage_efficiency", both, roof)
 
 
@@ -344,16 +311,8 @@ def _optimizer(seen: Seen) -> Iterator[ProfileEntry]:
     if len(points) < 2:
         return
     _, each = nonnegative([(1.0, p.at[0]) for p in points], points)
-    size, n, how = STATE_BYTES["adam"] + 2 * FP32, sum(p.n for p in points), points[0].how
-    rate = Measured(
-        name="rate",
-        value=size / each.value,
-        low=size / each.high,
-        high=size / each.low,
-        n=n,
-        unit="byte/s",
-        how=f"{how}; {size:g} bytes a parameter",
-    )
+    size = STATE_BYTES["adam"] + 2 * FP32
+    rate = _per_second(each, size, f"{points[0].how}; {size:g} bytes a parameter")
     yield seen.share("optimizer_hbm_efficiency", rate, roof_of(seen))
 
 
@@ -370,13 +329,4 @@ def _starts(seen: Seen) -> Iterator[ProfileEntry]:
     for name, coefficient in _STARTS.items():
         found = seen.one(name)
         if found is not None:
-            yield seen.coefficient(coefficient, found, found.n, found.how)
-
-
-def coefficient_of(change: ProfileEntry, source: str) -> Coefficient:
-    """As the profile holds it."""
-    assert change.low is not None
-    assert change.high is not None
-    return Coefficient(
-        value=change.value, low=change.low, high=change.high, source=source, dimension=change.unit
-    )
+            yield seen.coefficient(coefficient, found)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from rlhfsim.calibration.predict import with_coefficients
 from rlhfsim.kernels.curves import PERCENT, element_bytes, peaks_of
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.grid import encode
 from rlhfsim.kernels.work import KINDS, roof
+from rlhfsim.memory.risk import Z90
 from rlhfsim.rollout.decode import gpu_work
 from rlhfsim.rollout.prefill import prefill
 from rlhfsim.specs.hardware.hardware import Profile
@@ -23,29 +24,17 @@ from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, TINY_FFN, T
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.model import Attention, ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
-from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.training.layer_time import Work
 from rlhfsim.training.passes import Software, passes
 
 Floats = NDArray[np.float64]
 DRAWS = 400
 """Refits with every timing drawn from its own interval."""
-Z80 = 1.2816
-"""Standard deviations from the median to P90."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A coefficient with its interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 def nonnegative(
     rows: Sequence[Sequence[float]], points: Sequence[Measured], less: Sequence[float] | None = None
-) -> list[Fitted]:
+) -> list[Measured]:
     """x >= 0 that minimises the sum of squared relative errors of rows x + less against the timings.
 
         min_x sum_i ((r_i x + l_i - t_i) / t_i)^2
@@ -57,13 +46,21 @@ def nonnegative(
     design = np.asarray(rows, dtype=np.float64)
     known = np.zeros(len(points)) if less is None else np.asarray(less, dtype=np.float64)
     seconds = np.array([p.value for p in points])
-    sigma = np.array([np.log(p.high / p.low) / (2 * Z80) for p in points])
+    sigma = np.array([np.log(p.high / p.low) / (2 * Z90) for p in points])
     best = _solve(design, seconds, known)
     draw = np.random.default_rng(0).normal(size=(DRAWS, len(points)))
     tried = np.array([_solve(design, seconds * np.exp(sigma * z), known) for z in draw])
     low, high = np.percentile(tried, [10, 90], axis=0)
     return [
-        Fitted(value=float(b), low=float(min(lo / WIDENING, b)), high=float(max(hi * WIDENING, b)))
+        Measured(
+            name="fitted",
+            value=float(b),
+            low=float(min(lo / WIDENING, b)),
+            high=float(max(hi * WIDENING, b)),
+            n=sum(p.n for p in points),
+            unit="s",
+            how=points[0].how,
+        )
         for b, lo, hi in zip(best, low, high, strict=True)
     ]
 
@@ -76,7 +73,7 @@ def _solve(design: Floats, seconds: Floats, known: Floats) -> Floats:
 def misfit(
     rows: Sequence[Sequence[float]],
     points: Sequence[Measured],
-    found: Sequence[Fitted],
+    found: Sequence[Measured],
     less: Sequence[float],
 ) -> float:
     """Median relative error of the fit over its own points."""
@@ -153,7 +150,9 @@ def decode_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
 def prefill_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
     """The same of a prefill pass, for points (layers, prompts, length)."""
     device = _device(
-        _set(profile, prefill_efficiency=1.0, prefill_overhead_vllm=0.0, eager_layer_overhead=0.0)
+        with_coefficients(
+            profile, {"prefill_efficiency": 1.0, "prefill_overhead_vllm": 0.0, "eager_layer_overhead": 0.0}
+        )
     )
     return [
         float(prefill(device, tiny_model(int(layers)), RolloutLayout(), n, length).seconds)
@@ -166,20 +165,13 @@ def train_kernels(profile: Profile, point: Measured) -> float:
     layers, tokens, length = point.at
     work = Work(tokens=tokens, length=length, fused=False)
     return passes(
-        _device(_set(profile, host_layer_time=0.0)), tiny_model(int(layers)), work, Software(), "none"
+        _device(with_coefficients(profile, {"host_layer_time": 0.0})),
+        tiny_model(int(layers)),
+        work,
+        Software(),
+        "none",
     ).layer
 
 
 def _device(profile: Profile) -> Device:
     return device_of(node_group(profile, 1, gpus_per_node=1))
-
-
-def _set(profile: Profile, **values: float) -> Profile:
-    """The profile with some coefficients at a value."""
-    fixed = {
-        name: Coefficient(
-            value=v, low=v, high=v, source="set aside", dimension=profile.coefficient(name).dimension
-        )
-        for name, v in values.items()
-    }
-    return replace(profile, coefficients={**profile.coefficients, **fixed})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen
 from rlhfsim.calibration.micro_benchmarks.fit import (
-    Fitted,
     decode_kernels,
     misfit,
     nonnegative,
@@ -14,7 +15,7 @@ from rlhfsim.calibration.micro_benchmarks.fit import (
     train_kernels,
 )
 from rlhfsim.specs.hardware.hardware import MAX_EFFICIENCY, Profile
-from rlhfsim.specs.hardware.measured import WIDENING
+from rlhfsim.specs.hardware.measured import WIDENING, Measured
 
 LONG = 512
 """Tokens from which a prefill pass says how fast kernels are inside an engine."""
@@ -34,7 +35,7 @@ def _decode(seen: Seen, first: Profile) -> tuple[list[ProfileEntry], list[str]]:
     kernels = decode_kernels(first, points)
     rows = [(1.0, p.at[0], p.at[1]) for p in points]
     step, layer, sequence = nonnegative(rows, points, kernels)
-    n, how = sum(p.n for p in points), f"least squares over {len(points)} points, {points[-1].how}"
+    how = f"least squares over {len(points)} points, {points[-1].how}"
     pairs = (
         (step, "decode_step_overhead_vllm"),
         (step, "decode_step_overhead"),
@@ -44,7 +45,7 @@ def _decode(seen: Seen, first: Profile) -> tuple[list[ProfileEntry], list[str]]:
     )
     off = misfit(rows, points, (step, layer, sequence), kernels)
     note = f"decode steps: kernels and overheads explain the {len(points)} points within {100 * off:.0f} % (median)"
-    return [seen.coefficient(name, fitted, n, how) for fitted, name in pairs], [note]
+    return [seen.coefficient(name, fitted, how) for fitted, name in pairs], [note]
 
 
 def _prefill(seen: Seen, first: Profile) -> list[ProfileEntry]:
@@ -55,25 +56,24 @@ def _prefill(seen: Seen, first: Profile) -> list[ProfileEntry]:
     short = min(p.at[1] * p.at[2] for p in points)
     few = [p for p in points if p.at[1] * p.at[2] == short]
     fixed, launch = nonnegative([(1.0, p.at[0]) for p in few], few)
-    n, how = sum(p.n for p in few), f"prefill of {short:g} tokens, {few[-1].how}"
+    how = f"prefill of {short:g} tokens, {few[-1].how}"
     pairs = ((fixed, "prefill_overhead_vllm"), (fixed, "prefill_overhead"), (launch, "eager_layer_overhead"))
-    found = [seen.coefficient(name, fitted, n, how) for fitted, name in pairs]
+    found = [seen.coefficient(name, fitted, how) for fitted, name in pairs]
     long = [p for p in points if p.at[1] * p.at[2] >= LONG]
     if not long:
         return found
     ratios = [k / (p.value - fixed.value) for k, p in zip(prefill_kernels(first, long), long, strict=True)]
     low, middle, high = (min(float(x), MAX_EFFICIENCY) for x in np.percentile(ratios, [10, 50, 90]))
-    efficiency = Fitted(value=middle, low=low / WIDENING, high=min(high * WIDENING, MAX_EFFICIENCY))
-    n = sum(p.n for p in long)
-    return [
-        *found,
-        seen.coefficient(
-            "prefill_efficiency",
-            efficiency,
-            n,
-            f"kernels timed alone over passes of {LONG} tokens and more, {long[-1].how}",
-        ),
-    ]
+    efficiency = Measured(
+        name="prefill_efficiency",
+        value=middle,
+        low=low / WIDENING,
+        high=min(high * WIDENING, MAX_EFFICIENCY),
+        n=sum(p.n for p in long),
+        unit="1",
+        how=f"kernels timed alone over passes of {LONG} tokens and more, {long[-1].how}",
+    )
+    return [*found, seen.coefficient("prefill_efficiency", efficiency)]
 
 
 def _train(seen: Seen, first: Profile) -> list[ProfileEntry]:
@@ -92,5 +92,5 @@ def _train(seen: Seen, first: Profile) -> list[ProfileEntry]:
     value, low, high = (x / 2 - shown for x in (each.value, each.low, each.high))
     if (first["overlap_launch"] > 0 and value < kernels / 2) or value <= 0:
         return []
-    fitted = Fitted(value=value, low=max(low, 0.0), high=high)
-    return [seen.coefficient("host_layer_time", fitted, sum(p.n for p in points), points[-1].how)]
+    fitted = replace(each, value=value, low=max(low, 0.0), high=high, how=points[-1].how)
+    return [seen.coefficient("host_layer_time", fitted)]
