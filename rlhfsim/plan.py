@@ -10,7 +10,9 @@ import hashlib
 import json
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -299,6 +301,14 @@ def write_atomically(path: Path, text: str) -> None:
 def write_plan(path: str | Path, plan: Plan) -> None:
     """Write `plan.json` atomically."""
     write_atomically(Path(path), json.dumps(plan.to_dict(), indent=1) + "\n")
+
+
+def installed_version(*names: str, missing: str = "unknown") -> str:
+    """Version of a library under the first of its names that is installed; `missing` where none is."""
+    for name in names:
+        with suppress(PackageNotFoundError):
+            return version(name)
+    return missing
 
 
 def content_hash(*parts: Any) -> str:

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import yaml
 
 from executor.settings import Settings
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.plan import Plan, content_hash, write_atomically, write_plan
+from rlhfsim.plan import Plan, content_hash, installed_version, write_atomically, write_plan
 
 LIBRARIES: Mapping[str, tuple[str, ...]] = {
     "rlhfsim": ("rlhfsim",),
@@ -184,17 +183,12 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
-        "libraries": {name: found for name, names in LIBRARIES.items() if (found := _installed(names))},
+        "libraries": {
+            name: found
+            for name, names in LIBRARIES.items()
+            if (found := installed_version(*names, missing=""))
+        },
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "devices": list(devices),
     }
-
-
-def _installed(names: Sequence[str]) -> str | None:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

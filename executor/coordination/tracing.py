@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
 from typing import Any
 
-from rlhfsim.trace import ALL, MEASURED, Counter, CounterName, Span, Trace
+from rlhfsim.plan import installed_version
+from rlhfsim.trace import ALL, MEASURED, Counter, CounterName, Span, Trace, covered
 
 Clock = Callable[[], float]
 ENGINE_KINDS = frozenset({"generate", "logprob", "score", "value", "train", "sync", "load", "unload"})
@@ -184,20 +184,13 @@ def assemble(
     ]
     return Trace(
         source="measured",
-        rlhfsim_version=_rlhfsim_version(),
+        rlhfsim_version=installed_version("rlhfsim"),
         plan_hash=plan_hash,
         seed=seed,
         steps=steps,
         spans=tuple(sorted(spans, key=lambda s: (s.start_s, -s.end_s, s.pool, s.group, s.name))),
         counters=tuple(sorted(counters, key=lambda c: (c.time_s, c.name, c.pool, c.group))),
     )
-
-
-def _rlhfsim_version() -> str:
-    try:
-        return version("rlhfsim")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
 
 
 def _shifted(span: Span, zero: float, first_step: int) -> Span:
@@ -247,7 +240,7 @@ def coordination_overhead(trace: Trace) -> dict[int, float]:
     The window of a step runs from its first span to the first span of the next one, so that what happens
     between two steps counts as well; engine work of any step counts, as asynchronous steps overlap.
     """
-    busy = _union((s.start_s, s.end_s) for s in trace.spans if s.kind in ENGINE_KINDS)
+    busy = tuple(covered((s.start_s, s.end_s) for s in trace.spans if s.kind in ENGINE_KINDS))
     return {
         step: 1 - sum(max(0.0, min(b, end) - max(a, start)) for a, b in busy) / (end - start)
         for step, (start, end) in _windows(trace).items()
@@ -262,14 +255,3 @@ def _windows(trace: Trace) -> Mapping[int, tuple[float, float]]:
         starts.setdefault(span.step, span.start_s)
     ends = [*list(starts.values())[1:], trace.end_s]
     return {step: (start, end) for (step, start), end in zip(starts.items(), ends, strict=True)}
-
-
-def _union(windows: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint windows that cover the same instants."""
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(windows):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from rlhfsim.plan import installed_version
 from rlhfsim.specs.hardware.measured import Machine
 from rlhfsim.units import KIB
 
@@ -39,7 +38,11 @@ def describe() -> Machine:
         peak_source="" if cuda else source,
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu_memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else 0.0,
-        versions=tuple((name, found) for name, names in LIBRARIES.items() if (found := _version(names))),
+        versions=tuple(
+            (name, found)
+            for name, names in LIBRARIES.items()
+            if (found := installed_version(*names, missing=""))
+        ),
     )
 
 
@@ -63,12 +66,3 @@ def cpu_peak(info: str) -> tuple[float, str]:
 def _kib(text: str, key: str) -> float:
     found = re.search(rf"^{key}:\s*(\d+) kB$", text, re.MULTILINE)
     return float(found[1]) * KIB if found else 0.0
-
-
-def _version(names: Sequence[str]) -> str:
-    for name in names:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 
 from rlhfsim.plan import (
     Asked,
@@ -15,6 +14,7 @@ from rlhfsim.plan import (
     RunnerUp,
     Searched,
     content_hash,
+    installed_version,
 )
 from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.certificate import Certificate
@@ -47,7 +47,7 @@ def plan_of(
     )
     placement = candidate.placement
     plan = Plan(
-        rlhfsim_version=_version(),
+        rlhfsim_version=installed_version("rlhfsim"),
         architecture=placement.architecture,
         role_placement=placement.role_placement,
         hardware=hardware,
@@ -186,10 +186,3 @@ def runner_up(plan: Plan) -> RunnerUp:
 def searched(certificate: Certificate) -> Searched:
     """The counts of a certificate."""
     return Searched(**asdict(certificate))
-
-
-def _version() -> str:
-    try:
-        return version("rlhfsim")
-    except PackageNotFoundError:
-        return "unknown"

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import simpy
 
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.kv_cache import kv_bytes_per_token
+from rlhfsim.plan import installed_version
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.shared_links import Links, SharedLinks, Topology
 from rlhfsim.step.calls import Setting
@@ -108,7 +108,7 @@ class SpanRecorder:
         counters = sorted(self.counters, key=lambda c: c[2])
         return Trace(
             source="predicted",
-            rlhfsim_version=_version(),
+            rlhfsim_version=installed_version("rlhfsim"),
             plan_hash=plan_hash,
             seed=seed,
             steps=steps,
@@ -117,13 +117,6 @@ class SpanRecorder:
                 Counter(name=n, pool=p, group=g, time_s=t, value=float(v)) for n, p, t, v, g in counters
             ),
         )
-
-
-def _version() -> str:
-    try:
-        return version("rlhfsim")
-    except PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
 
 
 def _span(

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.frameworks.logs.framework import Timer
 from rlhfsim.frameworks.logs.imported import Imported, LoggedStep, call_of, first, timers
+from rlhfsim.plan import installed_version
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import CONTROLLER, COVERS, CPU_POOL, JOINT, MEASURED, WAIT, Span, Trace
 
@@ -29,7 +29,7 @@ def trace_of(run: Imported, plan_hash: str) -> Trace:
         at += max(step_seconds(run, step) or 0.0, max((s.end_s for s in mine), default=at) - at)
     return Trace(
         source=MEASURED,
-        rlhfsim_version=_version(),
+        rlhfsim_version=installed_version("rlhfsim"),
         plan_hash=plan_hash,
         steps=len(run.steps),
         spans=tuple(spans),
@@ -143,11 +143,7 @@ def provenance(run: Imported, path: Path) -> dict[str, Any]:
 def environment(run: Imported) -> dict[str, Any]:
     """What is known of the machine: environment.json."""
     hardware = [p.profile.title for p in run.setup.cluster.node_groups for _ in range(p.gpus)]
-    return {"libraries": {run.framework.name: "unknown", "rlhfsim": _version()}, "devices": hardware}
-
-
-def _version() -> str:
-    try:
-        return version("rlhfsim")
-    except PackageNotFoundError:
-        return "unknown"
+    return {
+        "libraries": {run.framework.name: "unknown", "rlhfsim": installed_version("rlhfsim")},
+        "devices": hardware,
+    }

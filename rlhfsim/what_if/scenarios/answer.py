@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.plan import content_hash
+from rlhfsim.plan import content_hash, installed_version
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
 from rlhfsim.what_if.scenarios.break_evens import Duel
@@ -118,7 +117,7 @@ def whatif(
         assumptions=document.assumptions,
         notes=tuple(_notes(asks, found)),
         provenance=WhatIfProvenance(
-            rlhfsim_version=_version(),
+            rlhfsim_version=installed_version("rlhfsim"),
             model_hash=model_hash(),
             scenario=asks.name,
             scenario_hash=content_hash(asks.text),
@@ -159,10 +158,3 @@ def _price(name: str, profile: Profile) -> str:
         return f"price of {name}: {format(price.value, 'usd/h')}, given by the scenario"
     source = price.source.split(",")[0]
     return f"price of {name}: {format(price.value, 'usd/h')}, {format(price.low, 'usd/h')} to {format(price.high, 'usd/h')} ({price.date}, {source})"
-
-
-def _version() -> str:
-    try:
-        return version("rlhfsim")
-    except PackageNotFoundError:
-        return "unknown"
