@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("tutorial.md", "planners.md", "engineers.md", "extending.md")
+PAGES = ("tutorial.md", "planners.md", "engineers.md")
 REAL = "<!-- real run -->\n"
 LIMIT_S = 280.0
 
