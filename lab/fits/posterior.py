@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.kernels.cost import Z90
 from rlhfsim.specs.quantities import Coefficient
 
 Floats = NDArray[np.float64]
@@ -23,8 +24,6 @@ QUARTILE = 0.6745
 """P75 of a standard normal."""
 SHARE = 0.75
 """Share of a step that its kernels take."""
-Z90 = 1.2816
-"""P90 of a standard normal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

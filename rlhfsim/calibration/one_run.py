@@ -22,8 +22,7 @@ from scipy.optimize import least_squares
 
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Floats
 from rlhfsim.calibration.priors import MAX_DOUBT
-from rlhfsim.kernels.cost import Cost, Part
-from rlhfsim.memory.risk import Z90
+from rlhfsim.kernels.cost import Z90, Cost, Part
 
 MOST_Z = 6.0
 """Bound of every z: a surprise of one in a billion."""

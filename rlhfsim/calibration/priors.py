@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rlhfsim.memory.risk import Z90
+from rlhfsim.kernels.cost import Z90
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, AT_MOST_ONE, MAX_EFFICIENCY, SHARES, Profile
 from rlhfsim.specs.quantities import Coefficient
 

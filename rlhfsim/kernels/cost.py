@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
+Z90 = NormalDist().inv_cdf(0.9)
+"""Standard deviations from the mean of a normal law to its P90, and from P10 to the mean."""
 Resource = Literal[
     "compute", "hbm", "nvlink", "network", "pcie", "storage", "host", "bubble", "tail", "overhead"
 ]

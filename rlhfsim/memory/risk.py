@@ -10,7 +10,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-Z90 = NormalDist().inv_cdf(0.9)
+from rlhfsim.kernels.cost import Z90
+
 CERTAIN = 1e-12
 """Relative variance below which a sum counts as exact."""
 NEVER = 1e-15

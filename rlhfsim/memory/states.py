@@ -10,7 +10,7 @@ that a framework keeps by mistake, and parameters that a hybrid state-space laye
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import Literal, NamedTuple
@@ -270,6 +270,12 @@ def lora_params(model: ModelSpec, rank: int) -> int:
     return rank * total
 
 
+def adapter_shard(model: ModelSpec, part: Shard, layout: Layout, lora: Lora) -> Shard:
+    """The adapters beside a shard; each is cut by tp on one of its two sides."""
+    elements = lora_params(model, lora.rank) * ((1 + 1 / layout.tp) / 2 / layout.pp)
+    return replace(part, dense=elements, expert=0.0, layer=elements / part.num_layers, root=0.0)
+
+
 def lora_states(
     model: ModelSpec,
     part: Shard,
@@ -279,21 +285,9 @@ def lora_states(
     *,
     optimizer: Optimizer = "adam",
 ) -> tuple[States, States]:
-    """The frozen base and the trained adapters; each adapter is cut by tp on one of its two sides."""
-    base = frozen_states(part, layout)
-    share = (1 + 1 / layout.tp) / 2 / layout.pp
-    elements = lora_params(model, lora.rank) * share
-    adapters = Shard(
-        dense=elements,
-        expert=0.0,
-        dense_ranks=part.dense_ranks,
-        expert_ranks=part.expert_ranks,
-        layer=elements / part.num_layers,
-        root=0.0,
-        num_layers=part.num_layers,
-        num_moe_layers=part.num_moe_layers,
-    )
-    return base, trained_states(adapters, layout, backend, optimizer=optimizer)
+    """The frozen base and the trained adapters."""
+    adapters = adapter_shard(model, part, layout, lora)
+    return frozen_states(part, layout), trained_states(adapters, layout, backend, optimizer=optimizer)
 
 
 def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-from rlhfsim.kernels.cost import Cost
-from rlhfsim.memory.risk import Z90
+from rlhfsim.kernels.cost import Z90, Cost
 from rlhfsim.plan import Plan
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import format

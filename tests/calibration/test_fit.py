@@ -18,7 +18,7 @@ from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, pricer_of
 from rlhfsim.calibration.priors import prior
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.risk import Z90
+from rlhfsim.kernels.cost import Z90
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile

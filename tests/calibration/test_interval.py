@@ -14,7 +14,7 @@ from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import objective, profile, stretched
 from rlhfsim.calibration.posterior import Posterior
 from rlhfsim.calibration.priors import Prior
-from rlhfsim.memory.risk import Z90
+from rlhfsim.kernels.cost import Z90
 
 SIGMA = 0.05
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from rlhfsim.calibration.one_run import Timed, seconds, settled
-from rlhfsim.kernels.cost import Cost, part
-from rlhfsim.memory.risk import Z90
+from rlhfsim.kernels.cost import Z90, Cost, part
 
 WIDE = (math.exp(-Z90 * 0.3), math.exp(Z90 * 0.3))
 """A doubt of 30 % (one standard deviation of ln seconds)."""
