@@ -10,7 +10,7 @@ to be emptied at every switch), and copies during start and checkpointing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -220,8 +220,7 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     if kind.trained and lora is not None:
         base, adapters = memory.lora_states(model, part, layout, backend, lora, optimizer=kind.optimizer)
         states = adapters._replace(weights=base.weights + adapters.weights, host=base.host + adapters.host)
-        share = memory.lora_params(model, lora.rank) / model.num_params
-        trainable = replace(part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0)
+        trainable = memory.adapter_shard(model, part, layout, lora)
     elif kind.trained:
         gradient_bytes = kind.stack.gradient_bytes
         states = memory.trained_states(
