@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from rlhfsim.calibration.predict import with_coefficients
+from rlhfsim.kernels.cost import Z90
 from rlhfsim.kernels.curves import PERCENT, element_bytes, peaks_of
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.grid import encode
 from rlhfsim.kernels.work import KINDS, roof
-from rlhfsim.memory.risk import Z90
 from rlhfsim.rollout.decode import gpu_work
 from rlhfsim.rollout.prefill import prefill
 from rlhfsim.specs.hardware.hardware import Profile
