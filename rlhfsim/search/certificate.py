@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,6 @@ class Certificate:
 
     def plus(self, other: Certificate) -> Certificate:
         """Of two disjoint spaces with one incumbent."""
-        return Certificate(
-            space=self.space + other.space,
-            infeasible=self.infeasible + other.infeasible,
-            dominated=self.dominated + other.dominated,
-            bounded=self.bounded + other.bounded,
-            simulated=self.simulated + other.simulated,
-            unexplored=self.unexplored + other.unexplored,
-            gap=max(self.gap, other.gap),
-        )
+        mine, theirs = asdict(self), asdict(other)
+        counts = {name: mine[name] + theirs[name] for name in mine}
+        return Certificate(**{**counts, "gap": max(self.gap, other.gap)})

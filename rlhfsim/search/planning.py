@@ -1,8 +1,9 @@
-"""From a candidate to the plan that is written: GPU map, models, prediction, provenance, how it was chosen."""
+"""From a candidate to the plan that is written: GPU map, models, prediction, how it was chosen."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 from rlhfsim.plan import (
     Asked,
@@ -35,7 +36,7 @@ GIVEN = "given"
 def plan_of(
     candidate: Candidate, workload: Workload, models: Models, cluster: Cluster, price: float | None = None
 ) -> Plan:
-    """The complete plan of a priced candidate; intervals are wider far from where its profile was calibrated."""
+    """The complete plan of a priced candidate; intervals widen away from where its profile was calibrated."""
     hardware = tuple(
         PlannedHardware(
             profile=p.profile.name,
@@ -87,21 +88,18 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
         "reference": workload.reference,
         "reward": workload.reward.model or "",
     }
-    found = []
-    for role, path in paths.items():
-        spec = getattr(models, role)
-        if spec is not None:
-            found.append(
-                PlannedModel(
-                    role=role,
-                    name=spec.name,
-                    path=workload.model if path == "same" else path,
-                    params=spec.num_params,
-                    active_params=spec.num_active_params,
-                    shape_hash=content_hash(spec),
-                )
-            )
-    return tuple(found)
+    specs = {role: spec for role in paths if (spec := getattr(models, role)) is not None}
+    return tuple(
+        PlannedModel(
+            role=role,
+            name=spec.name,
+            path=workload.model if paths[role] == "same" else paths[role],
+            params=spec.num_params,
+            active_params=spec.num_active_params,
+            shape_hash=content_hash(spec),
+        )
+        for role, spec in specs.items()
+    )
 
 
 # --- how it was chosen ------------------------------------------------------------------------------
@@ -109,24 +107,15 @@ def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:
 
 def asked(request: Request) -> Asked:
     """What may compete in a request; cluster and workload stand in the plan itself."""
-    return Asked(
-        backend=request.backend,
-        objective=request.objective,
-        allow=tuple(sorted(request.allow)),
-        forbid=tuple(sorted(request.forbid)),
-        fix={role: dict(fields) for role, fields in request.fix.items()},
-        limits=tuple(
-            Bound(role=x.role, field=x.field, relation=x.relation, value=x.value) for x in request.limits
-        ),
-        architecture=request.architecture,
-        weight_path=request.weight_path,
-        max_gpus_per_role=request.max_gpus_per_role,
-        time_limit=request.time_limit,
-        max_staleness=request.max_staleness,
-        max_oom=request.max_oom,
-        max_memory=request.max_memory,
-        price=_price(request),
-    )
+    given: dict[str, Any] = {f.name: getattr(request, f.name) for f in fields(Asked)}
+    given |= {
+        "allow": tuple(sorted(request.allow)),
+        "forbid": tuple(sorted(request.forbid)),
+        "fix": {role: dict(values) for role, values in request.fix.items()},
+        "limits": tuple(Bound(**asdict(limit)) for limit in request.limits),
+        "price": _price(request),
+    }
+    return Asked(**given)
 
 
 def _price(request: Request) -> float | None:
@@ -143,43 +132,27 @@ def asked_again(plan: Plan, cluster: Cluster) -> Request:
         RlhfsimError: a choice that this release does not know.
     """
     assert plan.choice is not None, "a plan that was given answers no question"
-    said = plan.choice.asked
-    limits = tuple(Limit(role=b.role, field=b.field, relation=b.relation, value=b.value) for b in said.limits)
-    return Request(
-        cluster=cluster,
-        workload=plan.workload,
-        backend=said.backend,  # type: ignore[arg-type]
-        objective=said.objective,  # type: ignore[arg-type]
-        allow=frozenset(said.allow),
-        forbid=frozenset(said.forbid),
-        fix=said.fix,
-        limits=limits,
-        architecture=said.architecture,
-        weight_path=said.weight_path,  # type: ignore[arg-type]
-        max_gpus_per_role=said.max_gpus_per_role,
-        time_limit=said.time_limit,
-        max_staleness=said.max_staleness,
-        max_oom=said.max_oom,
-        max_memory=said.max_memory,
-        price=said.price,
-    )
+    question = plan.choice.asked
+    given: dict[str, Any] = {f.name: getattr(question, f.name) for f in fields(Asked)}
+    given |= {
+        "allow": frozenset(question.allow),
+        "forbid": frozenset(question.forbid),
+        "limits": tuple(Limit(**asdict(bound)) for bound in question.limits),
+    }
+    return Request(cluster=cluster, workload=plan.workload, **given)
 
 
 def runner_up(plan: Plan) -> RunnerUp:
     """A rival in short."""
-    p, rollout = plan.prediction, plan.placement.rollout
+    rollout = plan.placement.rollout
+    same = ("step_s", "low_s", "high_s", "usd_per_step", "peak_memory_bytes", "capacity_bytes")
+    given: dict[str, Any] = {n: getattr(plan.prediction, n) for n in (*same, "probability_out_of_memory")}
     return RunnerUp(
         label=kind(plan),
         actor=plan.placement.actor.layout.label,
         rollout=rollout.layout.label if rollout else None,
-        step_s=p.step_s,
-        low_s=p.low_s,
-        high_s=p.high_s,
-        usd_per_step=p.usd_per_step,
-        peak_memory_bytes=p.peak_memory_bytes,
-        capacity_bytes=p.capacity_bytes,
-        probability_out_of_memory=p.probability_out_of_memory,
         by_call_s=shares(plan),
+        **given,
     )
 
 

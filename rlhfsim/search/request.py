@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -35,6 +36,14 @@ FORBIDDABLE: dict[str, str] = {
     "recompute": "activations computed again in the backward pass",
     **{path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")},
 }
+RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 LORA_RANK = 32
 """Rank that competes when LoRA is allowed."""
 FIXABLE_ROLES = ("rollout", "actor", "critic", "reference", "reward")
@@ -46,21 +55,13 @@ class Limit:
 
     role: str
     field: str
-    """Of the layout or the role; `gpus`, the size of its pool; `hardware`, index into `cluster.node_groups`."""
+    """Of the layout or the role; or `gpus`, the size of its pool; `hardware`, its node group."""
     relation: Literal["=", "!=", "<=", ">="]
     value: int | str
 
     def holds(self, value: Any) -> Any:
         """Whether a value (or each of an array) obeys."""
-        match self.relation:
-            case "=":
-                return value == self.value
-            case "!=":
-                return value != self.value
-            case "<=":
-                return value <= self.value
-            case ">=":
-                return value >= self.value
+        return RELATIONS[self.relation](value, self.value)
 
     @property
     def text(self) -> str:
@@ -81,7 +82,7 @@ class Request:
     forbid: frozenset[str] = frozenset()
     """Subset of `SWITCHES` and `FORBIDDABLE`."""
     fix: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
-    """RolePlacement -> layout field -> value: `{"actor": {"tp": 8}}`."""
+    """Role -> layout field -> value: `{"actor": {"tp": 8}}`."""
     limits: tuple[Limit, ...] = ()
     """Bounds on layouts, roles and pool sizes."""
     architecture: str | None = None
@@ -102,12 +103,13 @@ class Request:
 
     def __post_init__(self) -> None:
         """Check the names."""
-        for name in self.allow - set(SWITCHES):
-            raise unknown_name("switch", name, SWITCHES)
-        for name in self.forbid - set(SWITCHES) - set(FORBIDDABLE):
-            raise unknown_name("choice", name, [*SWITCHES, *FORBIDDABLE])
-        for role in set(self.fix) - set(FIXABLE_ROLES):
-            raise unknown_name("role", role, FIXABLE_ROLES)
+        for what, names, known in (
+            ("switch", self.allow, SWITCHES),
+            ("choice", self.forbid, [*SWITCHES, *FORBIDDABLE]),
+            ("role", self.fix, FIXABLE_ROLES),
+        ):
+            for name in set(names) - set(known):
+                raise unknown_name(what, name, known)
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",
@@ -138,12 +140,12 @@ def second_pool_for_rollout(request: Request) -> Request:
 
 def switched(workload: Workload, switches: frozenset[str]) -> Workload:
     """The workload with numerics-changing switches turned on."""
-    if "lora" in switches:
-        workload = replace(workload, lora=Lora(rank=LORA_RANK))
-    if "fp8" in switches:
-        workload = replace(workload, rollout_precision="fp8")
-    if "adam8bit" in switches:
-        workload = replace(workload, optimizer="adam8bit")
-    if "rollout-logprobs" in switches:
-        workload = replace(workload, old_logprobs="rollout")
+    changes: dict[str, dict[str, Any]] = {
+        "lora": {"lora": Lora(rank=LORA_RANK)},
+        "fp8": {"rollout_precision": "fp8"},
+        "adam8bit": {"optimizer": "adam8bit"},
+        "rollout-logprobs": {"old_logprobs": "rollout"},
+    }
+    for switch in switches & set(changes):
+        workload = replace(workload, **changes[switch])
     return workload

@@ -11,7 +11,7 @@ from typing import Literal, cast
 from rlhfsim import units
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import Plan
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import RELATIONS, Request
 from rlhfsim.step.prediction import joules_per_step, usd_per_step
 
 Relation = Literal["<", "<=", ">", ">="]
@@ -28,16 +28,6 @@ QUANTITIES: dict[str, tuple[units.Dimension, str]] = {
     "staleness": ("1", "policy versions of lag: staleness<=1"),
 }
 """Name -> dimension and meaning."""
-TIMES = {
-    "step_time",
-    "time_of_run",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "cost_per_step",
-    "cost_of_run",
-    "energy",
-}
-"""Those that the step time of a cluster decides."""
 _FORM = re.compile(r"^\s*([a-z_]+)\s*(<=|>=|<|>)\s*(\S.*?)\s*$")
 SLACK = 1e-9
 """Relative distance by which a strict limit is kept."""
@@ -59,15 +49,7 @@ class Requirement:
 
     def holds(self, actual: float) -> bool:
         """Whether a value meets it."""
-        match self.relation:
-            case "<":
-                return actual < self.value
-            case "<=":
-                return actual <= self.value
-            case ">":
-                return actual > self.value
-            case ">=":
-                return actual >= self.value
+        return bool(RELATIONS[self.relation](actual, self.value))
 
     @property
     def most(self) -> float | None:
@@ -97,13 +79,14 @@ def requirement(text: str) -> Requirement:
     Raises:
         RlhfsimError: another form, an unknown quantity, or a value of another dimension.
     """
-    match = _FORM.match(text)
+
+    def bad(message: str, help: str | None) -> RlhfsimError:
+        return RlhfsimError("bad-requirement", f"--require {message}", help=help)
+
+    shown, match = text[:60], _FORM.match(text)
     if match is None:
-        raise RlhfsimError(
-            "bad-requirement",
-            f"--require {text[:60]!r} is not QUANTITY<VALUE",
-            help="write --require 'step_time<90s' (with quotes: < means something to the shell)",
-        )
+        remedy = "write --require 'step_time<90s' (with quotes: < means something to the shell)"
+        raise bad(f"{shown!r} is not QUANTITY<VALUE", remedy)
     name, relation, value = match[1], cast(Relation, match[2]), match[3]
     if name not in QUANTITIES:
         raise unknown_name("quantity", name[:40], QUANTITIES)
@@ -111,13 +94,9 @@ def requirement(text: str) -> Requirement:
     try:
         number = units.parse(value, "1" if share else QUANTITIES[name][0])
     except RlhfsimError as error:
-        raise RlhfsimError(
-            "bad-requirement", f"--require {text[:60]}: {error.message}", help=error.help
-        ) from error
+        raise bad(f"{shown}: {error.message}", error.help) from error
     if number < 0:
-        raise RlhfsimError(
-            "bad-requirement", f"--require {text[:60]}: {value} is negative", help="give a value of 0 or more"
-        )
+        raise bad(f"{shown}: {value} is negative", "give a value of 0 or more")
     return Requirement(quantity=name, relation=relation, value=number, text=text.strip(), share=share)
 
 
@@ -142,30 +121,20 @@ def verdicts(
 
 
 def _actual(one: Requirement, plan: Plan, steps: int | None) -> float | None:
-    p = plan.prediction
-    gpus = sum(h.gpus for h in plan.hardware)
-    match one.quantity:
-        case "step_time":
-            return p.step_s
-        case "time_of_run":
-            return p.step_s * (steps or 1)
-        case "tokens_per_s":
-            return p.tokens_per_s_per_gpu * gpus
-        case "tokens_per_s_per_gpu":
-            return p.tokens_per_s_per_gpu
-        case "cost_per_step":
-            return p.usd_per_step
-        case "cost_of_run":
-            return None if p.usd_per_step is None else p.usd_per_step * (steps or 1)
-        case "energy":
-            return p.kwh_per_step * units.JOULE_PER_KWH
-        case "memory":
-            return p.peak_memory_bytes / (p.capacity_bytes if one.share else 1.0)
-        case "oom":
-            return p.probability_out_of_memory
-        case "staleness":
-            return plan.placement.schedule.staleness
-    raise AssertionError(one.quantity)
+    p, usd = plan.prediction, plan.prediction.usd_per_step
+    values = {
+        "step_time": p.step_s,
+        "time_of_run": p.step_s * (steps or 1),
+        "tokens_per_s": p.tokens_per_s_per_gpu * sum(h.gpus for h in plan.hardware),
+        "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
+        "cost_per_step": usd,
+        "cost_of_run": None if usd is None else usd * (steps or 1),
+        "energy": p.kwh_per_step * units.JOULE_PER_KWH,
+        "memory": p.peak_memory_bytes / (p.capacity_bytes if one.share else 1.0),
+        "oom": p.probability_out_of_memory,
+        "staleness": plan.placement.schedule.staleness,
+    }
+    return values[one.quantity]
 
 
 def narrowed(request: Request, requirements: Iterable[Requirement]) -> Request:
@@ -205,7 +174,7 @@ def _seconds(request: Request, one: Requirement, tokens: float, steps: int | Non
             return math.inf
         gpus = cluster.gpus if one.quantity.endswith("gpu") else 1
         return tokens / gpus / one.value if one.value > 0 else math.inf
-    if one.quantity not in TIMES or most is None:
+    if most is None or one.quantity in ("memory", "oom", "staleness"):
         return math.inf
     rate = usd_per_step(cluster, 1.0, request.price)
     each = {
