@@ -165,12 +165,12 @@ def _design(arguments: str) -> tuple[Spent, dict[str, Any]]:
 def counted(arguments: str) -> None:
     """The command line as a user runs it; then the seconds of its search and the roles that it priced."""
     from rlhfsim.cli.main import main as rlhfsim
-    from rlhfsim.search.branch_and_bound import Found, Search
+    from rlhfsim.search.branch_and_bound import Search, SearchResult
 
     plain = Search.run
     counts: dict[str, float] = {}
 
-    def timed(self: Search) -> Found:
+    def timed(self: Search) -> SearchResult:
         begin = time.perf_counter()
         found = plain(self)
         if not counts:  # later searches are those of break-evens

@@ -62,8 +62,8 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a search found and how it knows."""
+class SearchResult:
+    """The best plan and how a search knows."""
 
     best: Candidate | None
     rivals: tuple[Candidate, ...]
@@ -86,18 +86,18 @@ class Search:
         pricer: Pricer | None = None,
         *,
         cache: SearchCache | None = None,
-        known: float = inf,
+        below: float = inf,
         only: Callable[[Partition], bool] | None = None,
         sizes: tuple[int, ...] | None = None,
         rivals: bool = True,
     ) -> None:
         """Nothing is priced yet, unless a pricer of a like request is given.
 
-        `known`: a value that a plan of another space reaches; `only` and `sizes` narrow the skeletons; `rivals`: good
-        plans of other kinds are wanted too, the best one or not.
+        `below`: what a plan must beat, since one of another space reaches it; `only` and `sizes` narrow the
+        skeletons; `rivals`: good plans of other kinds are wanted too, the best one or not.
         """
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
-        self._known, self._only, self._sizes = known, only, sizes
+        self._below, self._only, self._sizes = below, only, sizes
         self.request, self.models = replace(request, cluster=met(request.cluster)), models
         self.pricer = pricer or Pricer(self.request, models, cache)
         self.subproblems = Subproblems(self.request, models, self.pricer)
@@ -106,16 +106,15 @@ class Search:
         self.counts: Counter[str] = Counter()
         self.nearest: tuple[Skeleton, str, float] | None = None
         self._seen: dict[Placement, Candidate | None] = {}
-        self._met: dict[object, list[Floats]] = {}
+        self._continuous: dict[object, list[Floats]] = {}
         """Learner and sync of simulated plans whose rollout never drains, by their rollout."""
-        self._bounds: dict[tuple[object, ...], tuple[Floats, list[int], list[int]]] = {}
         self._opened = 0
         self._deadline = time.monotonic() + (request.time_limit or inf)
 
     @property
     def limit(self) -> float:
         """The value that a plan must beat."""
-        return value(self.request, self.best) if self.best is not None else self._known
+        return value(self.request, self.best) if self.best is not None else self._below
 
     @property
     def threshold(self) -> float:
@@ -131,48 +130,49 @@ class Search:
         return self.best
 
     def _branches(self) -> list[Branch]:
-        wanted = [f for f in partitions(self.request, self.models) if not self._only or self._only(f)]
-        sizes = [self._splits(partition) for partition in wanted]
+        """Every partition with its splits, all roles priced; a weight path adds nothing to the bounds yet."""
+        wanted = [p for p in partitions(self.request, self.models) if not self._only or self._only(p)]
+        sizes = [splits(self.request, p) for p in wanted]
+        if self._sizes is not None:
+            sizes = [rows[(rows == np.array(self._sizes)).all(axis=1)] for rows in sizes]
         self.pricer.prepare(self.subproblems.keys(wanted, sizes))
-        return [self._branch(f, s) for f, s in zip(wanted, sizes, strict=True) if len(s)]
+        bounds: dict[tuple[object, ...], tuple[Floats, list[int], list[int]]] = {}
+        branches = []
+        for partition, rows in zip(wanted, sizes, strict=True):
+            if len(rows):
+                name = partition.groups, partition.hardware, partition.schedule, partition.adapters_only
+                if name not in bounds:
+                    bounds[name] = self._bounded(partition, rows)
+                bound, legal, fitting = bounds[name]
+                branches.append(
+                    Branch(partition=partition, sizes=rows, bound=bound, legal=legal, fitting=fitting)
+                )
+        return branches
 
     @property
     def _leaf_threshold(self) -> float:
         """A bound that equals the best value cannot win; but the answer itself is to be simulated."""
         return self.threshold if not self.counts["simulated"] else self.limit * (1 - EQUAL)
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Price all roles, search a warm start for a good plan, then prove that there is no better one."""
         branches = self._branches()
         self._warm_start(branches)
         left, gap = self._prove(branches)
-        return Found(
+        others = [c for c in self.kinds.values() if c is not self.best]
+        return SearchResult(
             best=self.best,
-            rivals=self._rivals(),
+            rivals=tuple(sorted(others, key=lambda c: c.seconds)),
             certificate=self._certificate(branches, left, gap),
             pricer=self.pricer,
             refused=self.pricer.refused,
             nearest=self.nearest,
         )
 
-    def _splits(self, partition: Partition) -> Ints:
-        found = splits(self.request, partition)
-        if self._sizes is None:
-            return found
-        return np.asarray(found[(found == np.array(self._sizes)).all(axis=1)])
-
     # --- bounds of skeletons -----------------------------------------------------------------------
 
-    def _branch(self, partition: Partition, sizes: Ints) -> Branch:
-        """Bounds from the fastest options of every role, for all sizes at once; a path adds nothing to them yet."""
-        name = partition.groups, partition.hardware, partition.schedule, partition.adapters_only
-        if name not in self._bounds:
-            self._bounds[name] = self._bounded(partition, sizes)
-        bound, legal, fitting = self._bounds[name]
-        return Branch(partition=partition, sizes=sizes, bound=bound, legal=legal, fitting=fitting)
-
     def _bounded(self, partition: Partition, sizes: Ints) -> tuple[Floats, list[int], list[int]]:
-        """Bound, plans, and those whose roles fit by themselves, of each skeleton."""
+        """Of each skeleton: bound from the fastest options, plans, and those whose roles fit by themselves."""
         legal, fitting = [1] * len(sizes), [1] * len(sizes)
         pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
         for i in range(len(partition.groups)):
@@ -193,36 +193,29 @@ class Search:
         for branch in branches:
             kind = branch.partition.labels, branch.partition.role_placement
             rows = np.argsort(branch.bound, kind="stable")[: self._warm_starts].tolist()
-            found = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
-            kinds.setdefault(kind, []).extend(found)
-        for tried in sorted(kinds.values(), key=lambda t: min((x[0] for x in t), default=inf)):
-            if min((x[0] for x in tried), default=inf) > self._reach * self.limit:
+            entries = [(float(branch.bound[r]), branch, r) for r in rows if branch.bound[r] < inf]
+            kinds.setdefault(kind, []).extend(entries)
+        ordered = (sorted(entries, key=lambda e: e[0]) for entries in kinds.values() if entries)
+        for entries in sorted(ordered, key=lambda entries: entries[0][0]):
+            if entries[0][0] > self._reach * self.limit:
                 break
-            near = sorted(tried, key=lambda x: x[0])[: WARM_STARTS * self._warm_starts]
-            skeletons = [branch.skeleton(row) for _, branch, row in near]
-            for skeleton in sorted(skeletons, key=lambda f: float(self.subproblems.bound(f)))[
-                : self._warm_starts
-            ]:
-                self._open_thinly(skeleton)
-
-    def _open_thinly(self, skeleton: Skeleton) -> None:
-        pools = self._pools(skeleton)
-        if len(pools[-1]):
-            self._simulate(skeleton, pools)
+            near = [branch.skeleton(row) for _, branch, row in entries[: WARM_STARTS * self._warm_starts]]
+            for skeleton in sorted(near, key=lambda s: float(self.subproblems.bound(s)))[: self._warm_starts]:
+                pools = self._pools(skeleton)
+                if len(pools[-1]):
+                    self._simulate(skeleton, pools)
 
     # --- proof ------------------------------------------------------------------------------------
 
     def _prove(self, branches: list[Branch]) -> tuple[int, float]:
         """Open every skeleton whose bound is better than the best plan; (plans left, gap) at a time limit."""
-        bound = np.concatenate([b.bound for b in branches]) if branches else np.empty(0)
-        owner = (
-            np.concatenate([np.full(len(b.bound), i) for i, b in enumerate(branches)])
-            if branches
-            else np.empty(0, np.int64)
-        )
-        row = np.concatenate([np.arange(len(b.bound)) for b in branches]) if branches else owner
+        if not branches:
+            return 0, 0.0
+        bound = np.concatenate([b.bound for b in branches])
+        owner = np.repeat(np.arange(len(branches)), [len(b.bound) for b in branches])
+        row = np.concatenate([np.arange(len(b.bound)) for b in branches])
         order = np.argsort(bound, kind="stable").tolist()
-        for rungs in ABOVE:
+        for factors in ABOVE:
             later: list[int] = []
             for place, index in enumerate(order):
                 branch, at = branches[owner[index]], int(row[index])
@@ -232,24 +225,24 @@ class Search:
                     rest = [i for i in later + order[place:] if bound[i] <= self.threshold]
                     left = sum(branches[owner[i]].fitting[row[i]] for i in rest)
                     return left, 1 - bound[rest[0]] / self.limit if self.best else 1.0
-                if not self._open_exactly(branch, at, rungs):
+                if not self._open(branch, at, factors):
                     later.append(index)
             order = later
         return 0, 0.0
 
-    def _open_exactly(self, branch: Branch, row: int, rungs: Sequence[float]) -> bool:
+    def _open(self, branch: Branch, row: int, factors: Sequence[float]) -> bool:
         """Every plan of a skeleton, counted, and True; skeletons that stay closed are counted at the end.
 
         First those little above the bound of the skeleton, then more, until the best plan is no worse
         than what was looked at: the better the plan to beat, the fewer combinations there are. Where the last
-        of `rungs` is not enough, nothing is counted, and the skeleton waits for what others bring.
+        of `factors` is not enough, nothing is counted, and the skeleton waits for what others bring.
         """
         skeleton, fitting = branch.skeleton(row), branch.fitting[row]
         least, before = float(self.subproblems.bound(skeleton)), self.counts.copy()
         if least > self.threshold:
             return True
         close = self.threshold < inf and skeleton.partition.pace != "continuous"  # whose bound is far below
-        for above in rungs if close else (inf,):
+        for above in factors if close else (inf,):
             limit = min(self.threshold, least * above)
             self._open_up_to(limit, skeleton, fitting)
             if self.threshold <= limit:
@@ -266,22 +259,23 @@ class Search:
             self._count_empty(fitting, pools[-1])
             return
         unfit, beaten = self._simulate(skeleton, pools, limit)
-        judged_here = self.counts["simulated"] + self.counts["refused"] - before
-        self._count(fitting, pools, unfit, beaten, judged_here)
+        simulated = self.counts["simulated"] + self.counts["refused"] - before
+        self._count(fitting, pools, unfit, beaten, simulated)
 
     def _pools(self, skeleton: Skeleton, limit: float | None = None) -> list[PoolTable]:
         """The combinations of each pool, up to the first that has none; some of them without `limit`."""
-        found: list[PoolTable] = []
-        for i in range(len(skeleton.sizes)):
-            found.append(
-                self.subproblems.beam(skeleton, i)
-                if limit is None
-                else self.subproblems.pool(skeleton, i, limit)
-            )
-            if not len(found[-1]):
-                self._note_shortfall(skeleton, i, found[-1])
+        pools: list[PoolTable] = []
+        for i, pool in enumerate(skeleton.pools()):
+            if limit is None:
+                pools.append(self.subproblems.beam(skeleton, i))
+            else:
+                pools.append(self.subproblems.pool(skeleton, i, limit))
+            if not len(pools[-1]):
+                lacking = pools[-1].shortfall
+                if pools[-1].infeasible and (self.nearest is None or lacking < self.nearest[2]):
+                    self.nearest = skeleton, pool.name, lacking
                 break
-        return found
+        return pools
 
     def _simulate(
         self, skeleton: Skeleton, pools: list[PoolTable], limit: float | None = None
@@ -290,24 +284,23 @@ class Search:
 
         Without `limit`, until one of them runs.
         """
-        thin = limit is None
+        proves = limit is not None
         rows, bounds, unfit = self.subproblems.combined(skeleton, pools, inf if limit is None else limit)
         beaten, continuous = 0, skeleton.partition.pace == "continuous" and self.request.objective != "memory"
-        known: Known = {}
-        beside = self.subproblems.beside(skeleton, pools, rows) if continuous else np.zeros((len(rows), 0))
-        for choice, bound, own in zip(rows, bounds.tolist(), beside, strict=True):
-            if not thin and bound > self._leaf_threshold:
+        prices: Known = {}
+        learners = self.subproblems.beside(skeleton, pools, rows) if continuous else np.zeros((len(rows), 0))
+        for choice, bound, learner in zip(rows, bounds.tolist(), learners, strict=True):
+            if proves and bound > self._leaf_threshold:
                 break
             placement = self.subproblems.placement(skeleton, pools, choice)
-            if not thin and self._too_slow(placement, known):
+            if proves and self._too_slow(placement, prices):
                 continue
-            met = self._met.setdefault(self._rollout(placement), []) if continuous else []
-            if not thin and placement not in self._seen and any((x <= own).all() for x in met):
+            others = self._continuous.setdefault(self._rollout(placement), []) if continuous else []
+            if proves and placement not in self._seen and any((x <= learner).all() for x in others):
                 beaten += 1
-                continue
-            if self._judge(placement, thin=thin):
-                met.append(own)
-                if thin:
+            elif self._judge(placement, proves=proves):
+                others.append(learner)
+                if not proves:
                     break
         return unfit, beaten
 
@@ -318,11 +311,8 @@ class Search:
         home = placement.pool(placement.rollout.pool)
         return placement.rollout, home.gpus, home.hardware, placement.schedule
 
-    def _too_slow(self, placement: Placement, known: Known) -> bool:
-        """Whether the closed form of a streaming plan, a tighter bound, already rules it out.
-
-        `known`: steps of other plans of its skeleton.
-        """
+    def _too_slow(self, placement: Placement, prices: Known) -> bool:
+        """Whether the closed form of a streaming plan, a tighter bound, rules it out; `prices` of its skeleton."""
         role = placement.rollout
         if not placement.schedule.streaming or role is None or self.request.objective == "memory":
             return False
@@ -334,20 +324,20 @@ class Search:
             workload=self.request.workload,
             cluster=self.request.cluster,
         )
-        form = closed_form(program(setting, kv_tokens, known), placement.schedule)
+        form = closed_form(program(setting, kv_tokens, prices), placement.schedule)
         return form.seconds > self._leaf_threshold
 
     # --- counting ---------------------------------------------------------------------------------
 
-    def _count(self, fitting: int, pools: list[PoolTable], unfit: int, beaten: int, judged_here: int) -> None:
+    def _count(self, fitting: int, pools: list[PoolTable], unfit: int, beaten: int, simulated: int) -> None:
         """Plans of an opened skeleton: dominated roles, then pool by pool, then their combinations."""
         considered = prod(p.considered for p in pools)
         hopeful = prod(p.considered - p.bounded for p in pools)
         feasible = prod(p.considered - p.bounded - p.infeasible for p in pools)
-        kept = prod(len(p) for p in pools)
-        self.counts["dominated"] += fitting - considered + feasible - kept + beaten
+        left = prod(len(p) for p in pools)
+        self.counts["dominated"] += fitting - considered + feasible - left + beaten
         self.counts["infeasible"] += hopeful - feasible + unfit
-        self.counts["bounded"] += considered - hopeful + kept - unfit - beaten - judged_here
+        self.counts["bounded"] += considered - hopeful + left - unfit - beaten - simulated
 
     def _count_empty(self, fitting: int, pool: PoolTable) -> None:
         """Plans of a skeleton one of whose pools has no combination left: they go where it went."""
@@ -371,14 +361,15 @@ class Search:
             gap=gap,
         )
 
-    def _judge(self, placement: Placement, *, thin: bool) -> Candidate | None:
+    def _judge(self, placement: Placement, *, proves: bool) -> Candidate | None:
         """The simulated plan; simulated once, even if the warm start met it first."""
         if placement not in self._seen:
             self._seen[placement] = judged(self.request, self.models, placement, cutoff=self.limit)
         candidate = self._seen[placement]
-        if candidate is not None and not self._counts_as(candidate):
+        label, wanted = placement.architecture, self.request.architecture
+        if label in self.request.forbid or wanted not in (None, label):
             candidate = None
-        if not thin:
+        if proves:
             self.counts["simulated" if candidate else "refused"] += 1
         if candidate is None:
             return None
@@ -386,23 +377,6 @@ class Search:
         if kind not in self.kinds or candidate.seconds < self.kinds[kind].seconds:
             self.kinds[kind] = candidate
         reached = value(self.request, candidate)
-        if reached < self.limit or (not thin and reached <= self.threshold):
+        if reached < self.limit or (proves and reached <= self.threshold):
             self.best = candidate
         return candidate
-
-    def _counts_as(self, candidate: Candidate) -> bool:
-        """Whether a plan has a label that may win."""
-        label = candidate.placement.architecture
-        wanted = self.request.architecture
-        return label not in self.request.forbid and wanted in (None, label)
-
-    def _note_shortfall(self, skeleton: Skeleton, index: int, pool: PoolTable) -> None:
-        if pool.infeasible and (self.nearest is None or pool.shortfall < self.nearest[2]):
-            self.nearest = skeleton, skeleton.pools()[index].name, pool.shortfall
-
-    # --- the answer -------------------------------------------------------------------------------
-
-    def _rivals(self) -> tuple[Candidate, ...]:
-        best = self.best
-        others = [c for c in self.kinds.values() if c is not best]
-        return tuple(sorted(others, key=lambda c: c.seconds))

@@ -10,7 +10,7 @@ from itertools import combinations
 from math import inf
 
 from rlhfsim.plan import BreakEven, Choice, Plan
-from rlhfsim.search.branch_and_bound import Found
+from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import probability_better, reasons
@@ -123,7 +123,7 @@ def design(
     )
 
 
-def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, Found]]:
+def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, SearchResult]]:
     """A search for each variant of the workload; a later one must beat the earlier ones."""
     known = inf
     for workload in variants(request):
@@ -143,7 +143,7 @@ def variants(request: Request) -> Iterator[Workload]:
             yield switched(request.workload, frozenset(chosen))
 
 
-def _ranked(request: Request, found: list[tuple[Workload, Found]]) -> list[tuple[Workload, Candidate]]:
+def _ranked(request: Request, found: list[tuple[Workload, SearchResult]]) -> list[tuple[Workload, Candidate]]:
     """The best plan first, then the best of every other kind that was met, each with its workload."""
     plans = [(workload, c) for workload, f in found for c in (f.best, *f.rivals) if c is not None]
     return sorted(plans, key=lambda plan: value(request, plan[1]))

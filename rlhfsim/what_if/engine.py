@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlhfsim.search.branch_and_bound import Found, Search
+from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
@@ -108,7 +108,7 @@ def _narrowed(request: Request, role: str) -> tuple[Mapping[str, int | str], tup
 # --- answers ----------------------------------------------------------------------------------------
 
 
-def answer(question: Question, prices: Prices | None = None) -> Found:
+def answer(question: Question, prices: Prices | None = None) -> SearchResult:
     """The best plan of a question, with the proof."""
     return _search(question, prices).run()
 
@@ -128,7 +128,7 @@ def _search(question: Question, prices: Prices | None) -> Search:
         request,
         question.models,
         prices.kept(request) if prices else None,
-        known=question.below,
+        below=question.below,
         only=question.only,
         sizes=question.sizes,
         rivals=question.rivals,

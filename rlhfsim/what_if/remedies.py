@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from rlhfsim.memory.ledger import ledger
-from rlhfsim.search.branch_and_bound import Found
+from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.placement.backends import BACKENDS, violation
@@ -29,7 +29,7 @@ LIKELY = 0.5
 # --- a request that nothing fits --------------------------------------------------------------------
 
 
-def shortage(found: Found) -> str | None:
+def shortage(found: SearchResult) -> str | None:
     """What the plan that misses memory by least lacks, in words; None where none was looked at."""
     if found.nearest is None:
         return None

@@ -246,7 +246,7 @@ def attempt(
     )
     if floor > limit:
         return trial
-    found = Search(request, models, known=math.nextafter(limit, math.inf)).run()
+    found = Search(request, models, below=math.nextafter(limit, math.inf)).run()
     trial = replace(trial, certificate=found.certificate)
     if found.best is None:
         slow = found.certificate.bounded > 0  # what the limit, not memory, excluded

@@ -16,7 +16,7 @@ from itertools import pairwise
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
-from rlhfsim.search.branch_and_bound import Found
+from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, risk
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.excluded import Exclusion, why_excluded
@@ -260,7 +260,7 @@ def _refusal(alternative: Alternative, pricer: Pricer) -> str:
     return "no way to share these GPUs allows it"
 
 
-def _nothing(alternative: Alternative, found: Found, best: Candidate, prices: Prices) -> WhyNot:
+def _nothing(alternative: Alternative, found: SearchResult, best: Candidate, prices: Prices) -> WhyNot:
     """Where nothing fits: the rule that refuses the choice, or what the nearest plan lacks."""
     question, certificate = alternative.question, found.certificate
     if not certificate.space:

@@ -116,7 +116,7 @@ def test_a_fixed_choice_never_beats_the_free_one() -> None:
 def test_a_known_value_bounds_every_plan_that_does_not_beat_it() -> None:
     best = Search(question(), models_of(COMMON)).run().best
     assert best is not None
-    again = Search(question(), models_of(COMMON), known=best.seconds * 0.5).run()
+    again = Search(question(), models_of(COMMON), below=best.seconds * 0.5).run()
     assert again.best is None
     assert again.certificate.simulated == 0
     assert again.certificate.proven
