@@ -97,11 +97,6 @@ def missing(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
     return tuple(column for column in columns if row.text(column) is None)
 
 
-def complete(row: Row, columns: Iterable[str]) -> bool:
-    """Whether none of `columns` is blank."""
-    return not missing(row, columns)
-
-
 def shipped(table: str) -> list[Row]:
     """The rows of a table that comes with the package: `<table>.csv`, then `<table>_<what>.csv`."""
     folder = resources.files("rlhfsim.validation") / "data"

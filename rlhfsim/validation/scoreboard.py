@@ -85,7 +85,7 @@ def _rank(kind: str) -> int:
 
 
 def _figures(kind: str, rows: list[Outcome]) -> dict[str, Any]:
-    figures = asdict(statistics.score(rows))
+    figures = statistics.score(rows)
     if kind != "oom":
         return figures
     verdicts = statistics.verdicts(rows)
@@ -107,7 +107,7 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     figures["sources"] = {s: _figures(kind, r) for s, r in statistics.by_source(rows).items()}
     reference = statistics.reference_errors(rows, PEER)
     if reference["rows"]:
-        figures[REFERENCE] = dict(reference)
+        figures[REFERENCE] = reference
     if kind == transfer.KIND:
         figures |= _transferred(rows)
     figures |= _order(rows)
@@ -125,12 +125,12 @@ def _transferred(rows: list[Outcome]) -> dict[str, Any]:
     """The same pairs without calibration and with the step's ratio alone, and pairs of one model."""
     same = [o for o in rows if o.detail.get(transfer.SAME)]
     return {
-        "cold": dict(statistics.reference_errors(rows, transfer.COLD)),
-        "ratio": dict(statistics.reference_errors(rows, transfer.RATIO)),
+        "cold": statistics.reference_errors(rows, transfer.COLD),
+        "ratio": statistics.reference_errors(rows, transfer.RATIO),
         "same_model": _figures(transfer.KIND, same),
-        "same_model_cold": dict(statistics.reference_errors(same, transfer.COLD)),
+        "same_model_cold": statistics.reference_errors(same, transfer.COLD),
         "cold_sources": {
-            source: dict(statistics.reference_errors(group, transfer.COLD))
+            source: statistics.reference_errors(group, transfer.COLD)
             for source, group in statistics.by_source(rows).items()
         },
     }
@@ -158,7 +158,7 @@ def _framework(outcome: Outcome) -> str:
 def _source(rows: list[Outcome]) -> dict[str, Any]:
     """Figures of one publication over all kinds but verdicts, which are rates, and pairs of rows."""
     times = [o for o in rows if o.kind not in ("oom", transfer.KIND)]
-    figures = asdict(statistics.score(times)) if times else _figures("oom", rows)
+    figures = statistics.score(times) if times else _figures("oom", rows)
     return {"kinds": sorted({o.kind for o in rows})} | figures
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,56 +27,45 @@ FACTOR = 2.0
 """A transfer time is right when measured / 2 <= predicted <= 2 measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """Errors of a set of rows; None where no row can say it."""
-
-    rows: int
-    predicted: int
-    """Rows with a prediction, fitted ones included."""
-    skipped: int
-    fit: int
-    """Rows used to fit a constant: predicted, not scored."""
-    scored: int
-    num_sources: int
-    """Publications among the scored rows."""
-    median_abs_error: float | None
-    mean_abs_error: float | None
-    p90_abs_error: float | None
-    bias: float | None
-    """Median signed error: above 0 predicts too much."""
-    coverage: float | None
-    """Share of measured values inside the predicted P10 to P90; 0.8 is right."""
-    within_factor_2: float | None
-    median_of_source_medians: float | None
-    """Median over publications of their median absolute errors."""
-    median_of_source_means: float | None
-    median_of_source_within_factor_2: float | None
+Figures = dict[str, Any]
+"""Figures of a set of rows by name; None where no row can say it."""
 
 
-def score(outcomes: Iterable[Outcome]) -> Score:
-    """Counts and errors of some rows of one kind."""
+def score(outcomes: Iterable[Outcome]) -> Figures:
+    """Counts and errors of some rows of one kind.
+
+    `fit` rows decided a constant: they are predicted, not scored. `coverage` is the share of measured values
+    inside the predicted P10 to P90 (0.8 is right), `num_sources` counts publications among the scored rows.
+    """
     rows = list(outcomes)
     judged = scored(rows)
     errors = signed_errors(judged)
     groups = [signed_errors(group) for group in by_source(judged).values()]
-    return Score(
-        rows=len(rows),
-        predicted=sum(predicted(o) for o in rows),
-        skipped=sum(not predicted(o) for o in rows),
-        fit=sum(predicted(o) and o.part == "fit" for o in rows),
-        scored=len(judged),
-        num_sources=len(groups),
-        median_abs_error=_of(np.median, np.abs(errors)),
-        mean_abs_error=_of(np.mean, np.abs(errors)),
-        p90_abs_error=_of(lambda e: np.percentile(e, 90), np.abs(errors)),
-        bias=_of(np.median, errors),
-        coverage=coverage(judged),
-        within_factor_2=_within(errors),
-        median_of_source_medians=_over([_of(np.median, np.abs(g)) for g in groups]),
-        median_of_source_means=_over([_of(np.mean, np.abs(g)) for g in groups]),
-        median_of_source_within_factor_2=_over([_within(g) for g in groups]),
-    )
+    with_prediction = [o for o in rows if predicted(o)]
+    return {
+        "rows": len(rows),
+        "predicted": len(with_prediction),
+        "skipped": len(rows) - len(with_prediction),
+        "fit": sum(o.part == "fit" for o in with_prediction),
+        "scored": len(judged),
+        "num_sources": len(groups),
+        **_errors(errors),
+        "coverage": coverage(judged),
+        "within_factor_2": _within(errors),
+        "median_of_source_medians": _over(_of(np.median, np.abs(g)) for g in groups),
+        "median_of_source_means": _over(_of(np.mean, np.abs(g)) for g in groups),
+        "median_of_source_within_factor_2": _over(_within(g) for g in groups),
+    }
+
+
+def _errors(errors: Floats) -> Figures:
+    """Absolute errors, and the bias: the median signed error, above 0 where too much is predicted."""
+    return {
+        "median_abs_error": _of(np.median, np.abs(errors)),
+        "mean_abs_error": _of(np.mean, np.abs(errors)),
+        "p90_abs_error": _of(lambda e: np.percentile(e, 90), np.abs(errors)),
+        "bias": _of(np.median, errors),
+    }
 
 
 def predicted(outcome: Outcome) -> bool:
@@ -238,14 +228,8 @@ def rate(hits: int, of: int) -> HitRate:
     )
 
 
-def reference_errors(outcomes: Iterable[Outcome], key: str) -> Mapping[str, float | None]:
+def reference_errors(outcomes: Iterable[Outcome], key: str) -> Figures:
     """Errors of another tool on the same scored rows, whose prediction stands in `detail[key]`."""
     pairs = [(o.detail.get(key), o.measured) for o in scored(outcomes)]
     errors = np.array([float(p) / m - 1 for p, m in pairs if isinstance(p, float | int) and m])
-    return {
-        "median_abs_error": _of(np.median, np.abs(errors)),
-        "mean_abs_error": _of(np.mean, np.abs(errors)),
-        "p90_abs_error": _of(lambda e: np.percentile(e, 90), np.abs(errors)),
-        "bias": _of(np.median, errors),
-        "rows": float(errors.size),
-    }
+    return {**_errors(errors), "rows": float(errors.size)}
