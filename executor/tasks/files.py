@@ -47,11 +47,6 @@ class FileSource:
         self._training, self._held_out = _split(self._rows[data.prompt_column])
         self._orders: dict[int, NDArray[np.int64]] = {}
 
-    @property
-    def epoch_length(self) -> int:
-        """Training problems in one epoch."""
-        return len(self._training)
-
     def batch(self, position: int, count: int) -> list[Problem]:
         """Problems from data position `position` on, across epochs as needed."""
         assert position >= 0, "a data position counts problems from 0"

@@ -8,7 +8,7 @@ import numpy as np
 
 from executor.samples import Completion, GenerationRequest, Sample, Tokens
 from executor.settings import Sampling
-from executor.tasks.prompts import Problem, Source
+from executor.tasks.prompts import Problem, ProblemSource
 from executor.tasks.text import ByteText, Text
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.workload import Workload
@@ -22,7 +22,7 @@ SEED_MODULUS = 2**31 - 1
 class TaskPrompter:
     """Ids count through the run: group = position of the prompt in the data, id = group x samples + k."""
 
-    source: Source
+    source: ProblemSource
     text: Text | ByteText
     workload: Workload
     sampling: Sampling

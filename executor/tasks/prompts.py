@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from executor.tasks import arithmetic, comparison, logic
+from executor.tasks import generators
 from executor.tasks.text import Prompt
 
 Preference = Literal["none", "pairs", "labels"]
@@ -34,7 +34,7 @@ class Problem:
     """Of the task: difficulty, tests of a code problem, sides of a preference."""
 
 
-class Source(Protocol):
+class ProblemSource(Protocol):
     """Problems by data position."""
 
     def batch(self, position: int, count: int) -> list[Problem]:
@@ -44,31 +44,10 @@ class Source(Protocol):
         """Up to `count` different problems that no training batch contains, always the same ones."""
 
 
-class Drawn(Protocol):
-    """A problem of a generator, with the key that decides on which side of the split it falls."""
-
-    @property
-    def prompt(self) -> str:
-        """Text that the model continues."""
-
-    @property
-    def answer(self) -> str:
-        """The one right continuation."""
-
-    @property
-    def key(self) -> str:
-        """Equal for problems that are the same but for their spelling, as 3+4 and 4+3."""
-
-    @property
-    def wrong(self) -> str:
-        """A continuation that looks right and is not."""
-
-
-Draw = Callable[[np.random.Generator, int], Drawn]
-GENERATORS: Mapping[str, Draw] = {
-    "arithmetic": arithmetic.draw,
-    "comparison": comparison.draw,
-    "logic": logic.draw,
+GENERATORS: Mapping[str, Callable[[np.random.Generator, int], generators.DrawnProblem]] = {
+    "arithmetic": generators.arithmetic,
+    "comparison": generators.comparison,
+    "logic": generators.logic,
 }
 
 
@@ -88,13 +67,13 @@ class Generated:
 
     def held_out(self, count: int) -> list[Problem]:
         """Different held-out problems; fewer than `count` where the task has no more (one-digit sums)."""
-        found: dict[str, Problem] = {}
+        problems: dict[str, Problem] = {}
         for index in range(20 * count):
             problem = self._problem(index, held_out=True)
-            found.setdefault(str(problem.prompt), problem)
-            if len(found) == count:
+            problems.setdefault(str(problem.prompt), problem)
+            if len(problems) == count:
                 break
-        return list(found.values())
+        return list(problems.values())
 
     def _problem(self, index: int, *, held_out: bool) -> Problem:
         for attempt in itertools.count():
@@ -102,21 +81,18 @@ class Generated:
             drawn = GENERATORS[self.task](rng, self.difficulty)
             if is_held_out(drawn.key) == held_out:
                 break
-        problem = Problem(prompt=drawn.prompt, answer=drawn.answer, meta={"difficulty": self.difficulty})
-        return _with_preference(problem, drawn.wrong, self.preference, good=index % 2 == 0)
+        meta: dict[str, Any] = {"difficulty": self.difficulty}
+        good = index % 2 == 0
+        match self.preference:
+            case "pairs":
+                meta |= {"chosen": drawn.answer, "rejected": drawn.wrong}
+            case "labels":
+                meta |= {"response": drawn.answer if good else drawn.wrong, "label": 1.0 if good else -1.0}
+            case "none":
+                pass
+        return Problem(prompt=drawn.prompt, answer=drawn.answer, meta=meta)
 
 
 def is_held_out(key: str) -> bool:
     """Whether the problem with this key is kept out of training; a property of the key alone."""
     return hashlib.blake2b(key.encode()).digest()[0] % HELD_OUT_SHARE == 0
-
-
-def _with_preference(problem: Problem, wrong: str, kind: Preference, *, good: bool) -> Problem:
-    match kind:
-        case "pairs":
-            sides: dict[str, Any] = {"chosen": problem.answer, "rejected": wrong}
-        case "labels":
-            sides = {"response": problem.answer if good else wrong, "label": 1.0 if good else -1.0}
-        case "none":
-            sides = {}
-    return replace(problem, meta={**problem.meta, **sides})

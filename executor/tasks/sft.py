@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from executor.tasks.prompts import Problem, Source
+from executor.tasks.prompts import Problem, ProblemSource
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,7 @@ _IGNORED = -100  # of cross_entropy
 def warm_up(
     folder: str | Path,
     out: str | Path,
-    task: Source,
+    task: ProblemSource,
     steps: int,
     batch: int = 32,
     lr: float = 1e-3,
