@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
+from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
 
 if TYPE_CHECKING:
@@ -20,8 +20,12 @@ STEPS = 8
 _ACCOUNT = {"allocated": 0.0, "host": 0.0}
 
 
+def _nothing(self: object, *_: object) -> None:
+    """Nothing is kept, loaded, connected or freed."""
+
+
 class FakeTraining:
-    """A training and scoring engine without a model."""
+    """A training and scoring engine without a model"""
 
     def __init__(self, spec: EngineSpec, seconds: Mapping[str, float]) -> None:
         self._role = spec.role
@@ -30,17 +34,19 @@ class FakeTraining:
     def _sleep(self, kind: str) -> None:
         time.sleep(self._seconds.get(f"{self._role}.{kind}", 0.0))
 
+    def _zeros(self, kind: str, samples: Sequence[Sample]) -> list[Floats]:
+        self._sleep(kind)
+        return [np.zeros(s.num_tokens, np.float32) for s in samples]
+
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Zeros."""
-        self._sleep("logprob")
-        return [np.zeros(s.num_tokens, np.float32) for s in samples]
+        return self._zeros("logprob", samples)
 
     reference_logprobs = logprobs
 
     def values(self, samples: Sequence[Sample]) -> list[Floats]:
         """Zeros."""
-        self._sleep("value")
-        return [np.zeros(s.num_tokens, np.float32) for s in samples]
+        return self._zeros("value", samples)
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """Zeros."""
@@ -72,18 +78,11 @@ class FakeTraining:
         """Sleep a move."""
         self._sleep("train.load")
 
-    def save(self, folder: Path) -> None:
-        """Nothing to keep."""
-
-    def load(self, folder: Path) -> None:
-        """Nothing to load."""
-
     def memory(self) -> Mapping[str, float]:
         """Nothing held."""
         return _ACCOUNT
 
-    def close(self) -> None:
-        """Nothing to free."""
+    save = load = close = _nothing
 
 
 class FakeRollout:
@@ -126,9 +125,6 @@ class FakeRollout:
         self._waiting = []
         return dropped
 
-    def connect(self, channel: ChannelSpec, first_receiver: int) -> None:
-        """No channel."""
-
     def receive(self, channel: str, version: int) -> Transfer:
         """Take the version over."""
         self._version = version
@@ -146,15 +142,8 @@ class FakeRollout:
         """Take the version over."""
         return self.receive("", self._staged)
 
-    def sleep(self, level: int) -> None:
-        """Nothing to free."""
-
-    def wake(self) -> None:
-        """Nothing to load."""
-
     def memory(self) -> Mapping[str, float]:
         """Nothing held."""
         return {**_ACCOUNT, "kv": 0.0}
 
-    def close(self) -> None:
-        """Nothing to free."""
+    connect = sleep = wake = close = _nothing

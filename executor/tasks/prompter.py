@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -37,39 +37,33 @@ class TaskPrompter:
 
     def requests(self, step: int) -> list[GenerationRequest]:
         """The requests of one iteration, samples of a prompt side by side."""
-        found = []
+        requests = []
         for group, problem in self._problems(step):
             prompt = self.text.encode(problem.prompt)
-            for k in range(self.workload.samples):
-                found.append(self._request(group * self.workload.samples + k, problem, prompt))
-        return found
-
-    def _problems(self, step: int) -> list[tuple[int, Problem]]:
-        start = step * self.workload.prompts
-        problems = self.source.batch(start, self.workload.prompts)
-        return [(start + j, problem) for j, problem in enumerate(problems)]
-
-    def _request(self, number: int, problem: Problem, prompt: Tokens) -> GenerationRequest:
-        self._open[number] = (problem, prompt)
-        return GenerationRequest(
-            id=number,
-            prompt=prompt,
-            max_tokens=self.max_tokens,
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            seed=_seed(self.seed, number),
-        )
+            for number in range(group * self.workload.samples, (group + 1) * self.workload.samples):
+                seed = _seed(self.seed, number)
+                request = self._request(number, problem, prompt, self.sampling.temperature)
+                requests.append(replace(request, top_p=self.sampling.top_p, seed=seed))
+        return requests
 
     def greedy(self, problems: list[Problem], first_id: int) -> list[GenerationRequest]:
         """Requests of an evaluation: one greedy response each."""
-        found = []
-        for i, problem in enumerate(problems):
-            prompt = self.text.encode(problem.prompt)
-            self._open[first_id + i] = (problem, prompt)
-            found.append(
-                GenerationRequest(id=first_id + i, prompt=prompt, max_tokens=self.max_tokens, temperature=0.0)
-            )
-        return found
+        return [
+            self._request(number, problem, self.text.encode(problem.prompt), 0.0)
+            for number, problem in enumerate(problems, first_id)
+        ]
+
+    def _problems(self, step: int) -> list[tuple[int, Problem]]:
+        start = step * self.workload.prompts
+        return list(enumerate(self.source.batch(start, self.workload.prompts), start))
+
+    def _request(
+        self, number: int, problem: Problem, prompt: Tokens, temperature: float
+    ) -> GenerationRequest:
+        self._open[number] = (problem, prompt)
+        return GenerationRequest(
+            id=number, prompt=prompt, max_tokens=self.max_tokens, temperature=temperature
+        )
 
     def sample(self, completion: Completion) -> Sample:
         """The sample of a completed request; a request completes once."""
@@ -88,17 +82,14 @@ class TaskPrompter:
 
     def given(self, step: int) -> list[Sample]:
         """Samples of DPO (both sides of each pair, chosen first) or KTO (one labelled response each)."""
-        return [s for group, problem in self._problems(step) for s in self._given(group, problem)]
-
-    def _given(self, group: int, problem: Problem) -> list[Sample]:
-        if self.workload.algorithm == "dpo":
+        samples = []
+        for group, problem in self._problems(step):
             sides = [("chosen", 1.0), ("rejected", -1.0)]
-            return [
-                self._labelled(2 * group + i, group, problem, name, label)
-                for i, (name, label) in enumerate(sides)
-            ]
-        label = float(problem.meta["label"])
-        return [self._labelled(group, group, problem, "response", label)]
+            if self.workload.algorithm != "dpo":
+                sides = [("response", float(problem.meta["label"]))]
+            for i, (name, label) in enumerate(sides):
+                samples.append(self._labelled(len(sides) * group + i, group, problem, name, label))
+        return samples
 
     def _labelled(self, number: int, group: int, problem: Problem, name: str, label: float) -> Sample:
         if name not in problem.meta:
