@@ -49,8 +49,8 @@ class Data:
 class RewardRule:
     """One rule; rewards are summed by weight."""
 
-    kind: Literal["answer", "format", "code", "function", "digits"]
-    """answer: matches the expected answer; format: matches `pattern`; code: passes the tests of the problem in
+    kind: Literal["answer", "math", "format", "code", "function", "digits"]
+    """answer: matches the expected answer; math: also as an expression, by math-verify (optional); format: matches `pattern`; code: passes the tests of the problem in
     a sandbox; function: `target`; digits: share of digits in the response (for tests)."""
     weight: float = 1.0
     pattern: str | None = None

@@ -1,8 +1,9 @@
-"""Rule rewards: every rule gives each response a value, the reward is their sum by weight.
+r"""Rule rewards: every rule gives each response a value, the reward is their sum by weight.
 
 answer    1 where the final answer is right (executor/rewards/answers.py), else 0
 format    1 where `pattern` is found in the response (anchor it to match the whole), else 0; also 0 where the
           search runs past `timeout_s`: a response must not be able to stop the run
+math      as answer, or where math-verify (optional) finds LaTeX or expressions equal: \frac12 and 0.5
 digits    share of digits in the response
 code      1 where the response's program passes all tests of the problem in the sandbox, else 0
 function  what the user's function returns
@@ -14,6 +15,7 @@ before the program (a function's signature). A program in a fenced block is take
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import os
@@ -32,7 +34,7 @@ from rlhfsim.errors import RlhfsimError
 
 _log = logging.getLogger(__name__)
 _FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
-_MATCHES = "executor.rewards.calls:matches"
+_MATCHES, _IS_EQUAL = "executor.rewards.calls:matches", "executor.rewards.answers:is_equal"
 
 
 Plain = tuple[str, str, str, Mapping[str, Any]]
@@ -123,7 +125,11 @@ class Scorer:
             case "digits":
                 return [digits_share(s.response) for s in samples]
             case "format":
-                return self._each(samples, lambda _, s: self._format(rule, s))
+                return self._each(
+                    samples, lambda _, s: self._judged(rule, _MATCHES, rule.pattern, s.response)
+                )
+            case "math":
+                return self._each(samples, lambda _, s: self._math(rule, s))
             case "code":
                 return self._each(samples, lambda i, s: self._code(rule, i, s))
             case "function":
@@ -132,12 +138,18 @@ class Scorer:
     def _each(self, samples: Sequence[SampleText], value: Callable[[int, SampleText], float]) -> list[float]:
         return list(self._samples.map(value, range(len(samples)), samples))
 
-    def _format(self, rule: RewardRule, sample: SampleText) -> float:
+    def _judged(self, rule: RewardRule, target: str, *args: Any) -> float:
+        """What a function of ours says of a response; 0 where the response makes it run past the limit."""
         try:
-            return float(self._call(_MATCHES, rule.timeout_s, rule.pattern, sample.response))
+            return float(self._call(target, rule.timeout_s, *args))
         except CallTimeout:
-            _log.warning("pattern %r ran past %g s: 0", rule.pattern, rule.timeout_s)
+            _log.warning("rule %s: %s ran past %g s: 0", rule.kind, target, rule.timeout_s)
             return 0.0
+
+    def _math(self, rule: RewardRule, sample: SampleText) -> float:
+        if is_right(sample.response, sample.answer):
+            return 1.0
+        return self._judged(rule, _IS_EQUAL, sample.response, sample.answer)
 
     def _function(self, rule: RewardRule, index: int, sample: SampleText) -> float:
         assert rule.target, "checked at the start"
@@ -197,6 +209,12 @@ def _check(rule: RewardRule) -> None:
     needed = {"format": "pattern", "function": "target"}.get(rule.kind)
     if needed and not getattr(rule, needed):
         raise RlhfsimError("reward-rule", f"rule of kind {rule.kind!r} needs a {needed}")
+    if rule.kind == "math" and importlib.util.find_spec("math_verify") is None:
+        raise RlhfsimError(
+            "reward-math",
+            "rule of kind 'math' needs math-verify, which is not installed",
+            help="pip install math-verify, or use kind: answer",
+        )
     if rule.pattern is not None:
         try:
             re.compile(rule.pattern)

@@ -84,6 +84,31 @@ def test_answers_are_compared_by_value(response: str, answer: str, right: bool) 
     assert is_right(response, answer) == right
 
 
+def test_math_finds_equal_expressions_and_survives_endless_ones() -> None:
+    pytest.importorskip("math_verify")
+    rule = RewardRule(kind="math", timeout_s=2.0)
+    with Scorer([rule], workers=1) as scorer:
+        scored = scorer.score(
+            [
+                _text("19", "19"),
+                _text(r"\boxed{\frac12}", "1/2"),
+                _text(r"so $\sqrt{8}$", r"2\sqrt{2}"),
+                _text(r"\boxed{3}", "4"),
+                _text(r"\boxed{9^{9^{9^{9}}}}", "7"),
+                _text(r"\boxed{0.5}", r"\frac{1}{2}"),
+                _text("1", "01"),
+            ]
+        )
+    assert [s.total for s in scored] == [1, 1, 1, 0, 0, 1, 0]
+
+
+def test_math_without_its_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RlhfsimError, match="needs math-verify") as caught:
+        Scorer([RewardRule(kind="math")])
+    assert caught.value.code == "reward-math"
+
+
 def test_a_long_response_is_matched_in_time() -> None:
     start = time.monotonic()
     for text in ("1" * 10**6, "-" * 10**6, "1," * 10**6, r"\boxed{" * 10**5, " " * 10**6):
