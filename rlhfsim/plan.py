@@ -277,13 +277,13 @@ def read_plan(path: str | Path) -> Plan:
     return convert(Plan, source, source.data | {"schema": SCHEMA})
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace `path` in one step; a reader sees the old file or the new one, never a part."""
     try:
-        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.", text=True)
+        handle, name = tempfile.mkstemp(dir=path.parent or Path(), prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
             os.chmod(name, 0o644)
             os.replace(name, path)
         except BaseException:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from math import isclose
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -126,7 +127,9 @@ def diff(before: Side, after: Side) -> Difference:
         after=after,
         question=tuple(changes(asked(one), asked(other))),
         choice=tuple(changes(chosen(one), chosen(other))),
-        outcome=tuple(moved(before, after)),
+        outcome=tuple(
+            changed_figures(before.outcome, after.outcome, seconds_only=before.measured != after.measured)
+        ),
     )
 
 
@@ -136,15 +139,13 @@ def diff(before: Side, after: Side) -> Difference:
 def asked(plan: Plan) -> dict[str, Leaf]:
     """Workload, models and hardware by dotted path."""
     data = plan.to_dict()
-    parts = {key: data[key] for key in ("hardware", "oversubscription", "workload", "models")}
-    return dict(leaves(parts))
+    return dict(leaves({key: data[key] for key in ("hardware", "oversubscription", "workload", "models")}))
 
 
 def chosen(plan: Plan) -> dict[str, Leaf]:
     """Architecture and placement by dotted path."""
     data = plan.to_dict()
-    parts = {key: data[key] for key in ("architecture", "role_placement")}
-    return dict(leaves({**parts, **data["placement"]}))
+    return dict(leaves({key: data[key] for key in ("architecture", "role_placement")} | data["placement"]))
 
 
 def leaves(data: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -214,27 +215,22 @@ def _joined(known: Value | None, more: Value) -> Value:
 
 def measured(run: Observation) -> dict[str, Value]:
     """Medians of the counted steps by name."""
-    times = {"step": run.step_s, **run.phases}
-    return {name: _median(seconds) for name, seconds in times.items() if seconds}
+    figures = {}
+    for name, seconds in {"step": run.step_s, **run.phases}.items():
+        if seconds:
+            low, high = np.percentile(seconds, SHARES)
+            figures[name] = Value(value=median(seconds), unit="s", interval=(float(low), float(high)))
+    return figures
 
 
-def _median(seconds: tuple[float, ...]) -> Value:
-    low, high = np.percentile(seconds, SHARES)
-    return Value(value=median(seconds), unit="s", interval=(float(low), float(high)))
-
-
-def moved(before: Side, after: Side) -> Iterator[ChangedFigure]:
-    """Figures that differ; of a plan and a run only those that both can have: seconds."""
-    mixed = before.measured != after.measured
-    for name in dict.fromkeys(chain(before.outcome, after.outcome)):
-        one, other = before.outcome.get(name), after.outcome.get(name)
-        if mixed and (one or other or Value(value=0, unit="1")).unit != "s":
+def changed_figures(
+    before: Mapping[str, Value], after: Mapping[str, Value], *, seconds_only: bool = False
+) -> Iterator[ChangedFigure]:
+    """Figures that differ by more than `LEAST`; of a plan and a run only those that both can have: seconds."""
+    for name in dict.fromkeys(chain(before, after)):
+        one, other = before.get(name), after.get(name)
+        either = one or other
+        if seconds_only and either is not None and either.unit != "s":
             continue
-        if _differ(one, other):
+        if one is None or other is None or not isclose(one.value, other.value, rel_tol=LEAST):
             yield ChangedFigure(name=name, before=one, after=other)
-
-
-def _differ(one: Value | None, other: Value | None) -> bool:
-    if one is None or other is None:
-        return True
-    return abs(other.value - one.value) > LEAST * max(abs(one.value), abs(other.value))

@@ -288,4 +288,4 @@ def test_the_example_of_the_document_is_a_scenario(tmp_path: Path) -> None:
     path.write_text(found[1])
     example = asked(path)
     assert [p.name for p in example.points] == ["half", "samples 8", "samples 16"]
-    assert (len(example.duels), len(example.inputs)) == (1, 1)
+    assert (len(example.break_evens), len(example.inputs)) == (1, 1)

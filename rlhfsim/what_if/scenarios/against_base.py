@@ -9,7 +9,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlhfsim.plan import Plan
-from rlhfsim.what_if.differences import LEAST, ChangedField, ChangedFigure, Leaf, Value, changes, leaves
+from rlhfsim.what_if.differences import (
+    ChangedField,
+    ChangedFigure,
+    Leaf,
+    Value,
+    changed_figures,
+    changes,
+    leaves,
+)
 from rlhfsim.what_if.scenarios.result import PointResult
 
 
@@ -57,16 +65,8 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
 
 
 def comes_out(base: PointResult, point: PointResult) -> tuple[ChangedFigure, ...]:
-    """Figures that differ by more than `LEAST`."""
-    one, other = figures(base), figures(point)
-    return tuple(_moved(one, other))
-
-
-def _moved(one: Mapping[str, Value], other: Mapping[str, Value]) -> Iterator[ChangedFigure]:
-    for name in dict.fromkeys([*one, *other]):
-        a, b = one.get(name), other.get(name)
-        if a is None or b is None or abs(b.value - a.value) > LEAST * max(abs(a.value), abs(b.value)):
-            yield ChangedFigure(name=name, before=a, after=b)
+    """Figures that differ."""
+    return tuple(changed_figures(figures(base), figures(point)))
 
 
 def figures(point: PointResult) -> dict[str, Value]:

@@ -14,7 +14,7 @@ from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.plan import content_hash, installed_version
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.units import format
-from rlhfsim.what_if.scenarios.break_evens import Duel
+from rlhfsim.what_if.scenarios.break_evens import BreakEvenQuestion
 from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, Store, model_hash
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
 from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, Cases, PointQuestion
@@ -31,7 +31,7 @@ class ScenarioQuestions:
     cases: Cases
     points: tuple[PointQuestion, ...]
     inputs: tuple[Ends, ...]
-    duels: tuple[Duel, ...]
+    break_evens: tuple[BreakEvenQuestion, ...]
     name: str
     text: str
 
@@ -54,9 +54,9 @@ def asked(
     cases = Cases(document, source, settings)
     points = cases.points()
     by_name = {case.name: case for case in (cases.base, *points)}
-    duels = [Duel(one, i, cases, by_name) for i, one in enumerate(document.break_even)]
+    break_evens = [BreakEvenQuestion(one, i, cases, by_name) for i, one in enumerate(document.break_even)]
     inputs = ends(cases)
-    if not (points or duels or inputs):
+    if not (points or break_evens or inputs):
         raise RlhfsimError(
             "nothing-varied",
             "the scenario changes nothing",
@@ -66,10 +66,10 @@ def asked(
     if only:
         points = _kept(points, only)
         names = {BASE, *(case.name for case in points)}
-        duels = [d for d in duels if {d.text.point, d.text.against or BASE} <= names]
+        break_evens = [q for q in break_evens if {q.text.point, q.text.against or BASE} <= names]
         inputs = ()
     return ScenarioQuestions(
-        cases=cases, points=points, inputs=inputs, duels=tuple(duels), name=source.name, text=text
+        cases=cases, points=points, inputs=inputs, break_evens=tuple(break_evens), name=source.name, text=text
     )
 
 
@@ -104,7 +104,7 @@ def whatif(
     found = [result(case, designs.of(case.request)) for case in asks.everything]
     base, *points = marked(found, asks.everything)
     bars = tornado(asks.cases, asks.inputs, base, designs)
-    evens = tuple(duel.answer(designs) for duel in asks.duels)
+    evens = tuple(question.answer(designs) for question in asks.break_evens)
     document = asks.cases.document
     return WhatIf(
         title=document.title,
@@ -135,7 +135,7 @@ def _requests(asks: ScenarioQuestions) -> Iterator[Any]:
     """Every question that is known before an answer is."""
     yield from (case.request for case in asks.everything)
     yield from (case.request for one in asks.inputs for case in (one.low, one.high))
-    yield from (request for duel in asks.duels for request in duel.asked)
+    yield from (request for question in asks.break_evens for request in question.requests)
 
 
 def _notes(asks: ScenarioQuestions, found: Sequence[PointResult]) -> Iterator[str]:

@@ -8,46 +8,32 @@ from itertools import pairwise
 from rlhfsim import units
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.search.request import Request
-from rlhfsim.what_if.dotted_paths import dimension
+from rlhfsim.what_if.dotted_paths import dimension, keys, value_at
 from rlhfsim.what_if.scenarios.crossings import Crossing, Curve, State, samples, state, stretches
 from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
-from rlhfsim.what_if.scenarios.points import BASE, Cases, PointQuestion, standing, worded
+from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, Tried
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 
-UNITS: dict[Of, units.Dimension] = {
-    "step_time": "s",
-    "time_of_run": "s",
-    "cost_per_step": "usd",
-    "cost_of_run": "usd",
+FIGURES: dict[Of, tuple[str, units.Dimension]] = {
+    "step_time": ("plan.prediction.step_s", "s"),
+    "time_of_run": ("run_s", "s"),
+    "cost_per_step": ("plan.prediction.usd_per_step", "usd"),
+    "cost_of_run": ("run_usd", "usd"),
 }
-WORDS: dict[units.Dimension, tuple[str, dict[State, str]]] = {
-    "s": (
-        "takes",
-        {
-            "less": "less time than",
-            "same": "as long as",
-            "more": "longer than",
-            "nothing": "no time beside (neither fits)",
-        },
-    ),
-    "usd": (
-        "costs",
-        {
-            "less": "less than",
-            "same": "as much as",
-            "more": "more than",
-            "nothing": "nothing beside (neither fits)",
-        },
-    ),
-}
+"""What is compared -> where it stands in a point, and its unit."""
+VERB = {"s": "takes", "usd": "costs"}
+STATES: tuple[State, ...] = ("less", "same", "more", "nothing")
+LONGER = ("less time than", "as long as", "longer than", "no time beside (neither fits)")
+DEARER = ("less than", "as much as", "more than", "nothing beside (neither fits)")
+WORDS = {"s": dict(zip(STATES, LONGER, strict=True)), "usd": dict(zip(STATES, DEARER, strict=True))}
 DIGITS = 4
 """Of a crossing in words."""
 MET: dict[State, str] = {"less": "met", "same": "met", "more": "missed", "nothing": "missed"}
 
 
-class Duel:
+class BreakEvenQuestion:
     """One break-even: two sides that can be asked at any value of an input."""
 
     def __init__(
@@ -62,7 +48,7 @@ class Duel:
         self.at = ("break_even", index)
         self.a = self._point(points, "point", text.point)
         self.b = None if text.against is None else self._point(points, "against", text.against)
-        self.unit = UNITS[text.of]
+        self.unit = FIGURES[text.of][1]
         self.target = None if text.target is None else self._target(text.target)
         ends = text.between or text.among or ()
         values = [self._number(value) for value in ends]
@@ -79,7 +65,7 @@ class Duel:
         else:
             self.xs = sorted(set(values))
         self._check_known()
-        self.asked = [request for x in self.xs for request in self._requests(x)]
+        self.requests = [request for x in self.xs for request in self._requests(x)]
 
     def _place(self, *keys: str) -> Place:
         return self.cases.source.place((*self.at, *keys))
@@ -115,20 +101,20 @@ class Duel:
         Raises:
             RlhfsimError: missing.
         """
-        for case in self._sides(self.xs[0]):
-            if case is None:
-                continue
-            if self.text.of.endswith("_run") and steps_of(case) is None:
+        of = self.text.of
+        for case in filter(None, self._sides(self.xs[0])):
+            pools = case.request.cluster.node_groups
+            if of.endswith("_run") and steps_of(case) is None:
                 raise RlhfsimError(
                     "missing-steps",
-                    f"{self.text.of} needs the length of the run",
+                    f"{of} needs the length of the run",
                     place=self._place("of"),
                     help="give base.run.steps, or a curve and a target",
                 )
-            if self.unit == "usd" and any(p.profile.price is None for p in case.request.cluster.node_groups):
+            if self.unit == "usd" and any(pool.profile.price is None for pool in pools):
                 raise RlhfsimError(
                     "missing-price",
-                    f"{self.text.of} needs a price of every GPU",
+                    f"{of} needs a price of every GPU",
                     place=self._place("of"),
                     help="give price in base.cluster.node_groups",
                 )
@@ -160,15 +146,8 @@ class Duel:
         return found
 
     def _value(self, point: PointResult) -> float | None:
-        if point.plan is None:
-            return None
-        p = point.plan.prediction
-        return {
-            "step_time": p.step_s,
-            "cost_per_step": p.usd_per_step,
-            "time_of_run": point.run_s,
-            "cost_of_run": point.run_usd,
-        }[self.text.of]
+        value: float | None = value_at(point, keys(FIGURES[self.text.of][0]))
+        return value
 
     # --- the answer ---------------------------------------------------------------------------------
 
@@ -196,18 +175,15 @@ class Duel:
     def _first_met(self, tried: Sequence[Tried]) -> tuple[float, ...]:
         """Of listed values each one from which on a is no more than b."""
         good = [state(t) in ("less", "same") for t in tried]
-        starts = [
-            t.x for t, now, before in zip(tried, good, [False, *good], strict=False) if now and not before
-        ]
-        return tuple(starts)
+        return tuple(t.x for t, now, before in zip(tried, good, [False, *good], strict=False) if now > before)
 
     def _question(self) -> str:
-        what = (
-            f"{self.text.point} against {self.text.against}"
-            if self.b
-            else f"{self.text.point} against the target"
-        )
-        return f"{self.text.of} of {what}, over {self.text.vary}"
+        against = self.text.against if self.b else "the target"
+        return f"{self.text.of} of {self.text.point} against {against}, over {self.text.vary}"
+
+    @property
+    def _subject(self) -> str:
+        return self.text.point if self.b else f"target {units.format(self.target or 0.0, self.unit)}"
 
     def _said(self, x: float) -> str:
         return worded(self.text.vary, float(f"{x:.{DIGITS}g}"))
@@ -215,18 +191,16 @@ class Duel:
     def _phrase(self, how: State) -> str:
         if self.b is None:
             return MET[how]
-        verb, words = WORDS[self.unit]
-        return f"{verb} {words[how]} {self.text.against}"
+        return f"{VERB[self.unit]} {WORDS[self.unit][how]} {self.text.against}"
 
     def _briefly(self, how: State) -> str:
         """The same once verb and object were said."""
-        words = self._phrase(how) if self.b is None else WORDS[self.unit][1][how]
+        words = MET[how] if self.b is None else WORDS[self.unit][how]
         return words.removesuffix(" than").removesuffix(" as")
 
     def _worded(self, tried: Sequence[Tried], found: Sequence[Crossing]) -> str:
         """`spot costs less than base below 2.1 USD/h, more above 2.1 USD/h`."""
-        parts = [(s, group) for s, group in stretches(tried)]
-        subject = self.text.point if self.b else f"target {units.format(self.target or 0.0, self.unit)}"
+        parts, subject = stretches(tried), self._subject
         if not found:
             how, group = parts[0]
             return f"no crossing: {subject} {self._phrase(how)} over the whole range{_margin(group)}"
@@ -248,10 +222,7 @@ class Duel:
         by: dict[str, list[str]] = {}
         for t in tried:
             by.setdefault(self._phrase(state(t)), []).append(self._said(t.x))
-        subject = (
-            f"{self.text.point} " if self.b else f"target {units.format(self.target or 0.0, self.unit)} "
-        )
-        return subject + "; ".join(f"{phrase} at {', '.join(at)}" for phrase, at in by.items())
+        return f"{self._subject} " + "; ".join(f"{phrase} at {', '.join(at)}" for phrase, at in by.items())
 
 
 def _margin(group: Sequence[Tried]) -> str:
@@ -261,6 +232,3 @@ def _margin(group: Sequence[Tried]) -> str:
         return ""
     low, high = (units.significant(100 * s, 2) for s in (min(shares), max(shares)))
     return f", by {low} %" if low == high else f", by {low} % to {high} %"
-
-
-__all__ = ["BASE", "Duel"]

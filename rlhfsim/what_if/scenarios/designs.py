@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -105,23 +105,10 @@ def search_key(request: Request) -> str:
 
 
 def _competing(request: Request) -> dict[str, Any]:
-    """What may compete, in one order."""
-    limits = sorted((x.role, x.field, x.relation, x.value) for x in request.limits)
-    return {
-        "backend": request.backend,
-        "objective": request.objective,
-        "allow": sorted(request.allow),
-        "forbid": sorted(request.forbid),
-        "fix": {role: dict(sorted(fields.items())) for role, fields in sorted(request.fix.items())},
-        "limits": limits,
-        "architecture": request.architecture,
-        "weight_path": request.weight_path,
-        "max_gpus_per_role": request.max_gpus_per_role,
-        "time_limit": request.time_limit,
-        "max_staleness": request.max_staleness,
-        "max_oom": request.max_oom,
-        "max_memory": request.max_memory,
-    }
+    """What may compete, sets and limits in one order."""
+    names = {field.name for field in fields(Request)} - {"cluster", "workload", "price"}
+    values = {name: getattr(request, name) for name in names}
+    return {k: sorted(v, key=str) if isinstance(v, frozenset | tuple) else v for k, v in values.items()}
 
 
 def _observed(lengths: AnyLengths) -> str:

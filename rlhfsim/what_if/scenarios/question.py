@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields
+from functools import reduce
 from typing import Any, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
@@ -15,7 +17,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Offload, Recompute
 from rlhfsim.specs.placement.placement import Residency
 from rlhfsim.what_if.scenarios.document import Base, RequestText
-from rlhfsim.what_if.why_not import DEGREES, ROLE_DEGREES
+from rlhfsim.what_if.why_not import limited
 
 MAX_POOLS = 2
 NAMES: dict[str, tuple[str, ...]] = {
@@ -43,31 +45,21 @@ def request_of(base: Base, cluster: Cluster, source: Source) -> Request:
             help="one pool, or one that trains and one for the rollout",
         )
     text = base.request
-    fix, limits = _fixed(text, source)
+    limits = list(_limits(text, source))
     try:
         models = models_of(base.workload)
     except RlhfsimError as error:
         raise error.at(source.place(("base", "workload", "model"))) from error
+    open_choices = {
+        f.name: getattr(text, f.name) for f in fields(text) if f.name not in ("fix", "second_pool")
+    }
+    if text.architecture == "async":
+        open_choices["allow"] = text.allow | {"async"}
     try:
-        request = Request(
-            cluster=cluster,
-            workload=base.workload,
-            backend=text.backend,
-            objective=text.objective,
-            allow=text.allow | (frozenset({"async"}) if text.architecture == "async" else frozenset()),
-            forbid=text.forbid,
-            fix=fix,
-            limits=limits,
-            architecture=text.architecture,
-            weight_path=text.weight_path,
-            max_gpus_per_role=text.max_gpus_per_role,
-            time_limit=text.time_limit,
-            max_staleness=text.max_staleness,
-            max_oom=text.max_oom,
-            max_memory=text.max_memory,
-        )
+        request = Request(cluster=cluster, workload=base.workload, **open_choices)
     except RlhfsimError as error:
         raise error.at(source.place(REQUEST)) from error
+    request = reduce(limited, limits, request)
     roles = roles_of(request, models)
     for role in text.fix:
         if role not in roles:
@@ -80,21 +72,9 @@ def request_of(base: Base, cluster: Cluster, source: Source) -> Request:
     return second_pool_for_rollout(request) if text.second_pool == "rollout" else request
 
 
-def _fixed(text: RequestText, source: Source) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:
-    """Degrees that are fixed, and limits on everything else."""
-    fix: dict[str, dict[str, int | str]] = {}
-    limits = []
-    for limit in _limits(text, source):
-        if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
-            fix.setdefault(limit.role, {})[limit.field] = limit.value
-        else:
-            limits.append(limit)
-    return fix, tuple(limits)
-
-
 def _limits(text: RequestText, source: Source) -> Iterator[Limit]:
-    for role, fields in text.fix.items():
-        for field, value in fields.items():
+    for role, values in text.fix.items():
+        for field, value in values.items():
             try:
                 yield _limit(role, field, value)
             except RlhfsimError as error:

@@ -6,10 +6,7 @@ of its run where the scenario says how long a run is, else those of a step (`Wha
 
 from __future__ import annotations
 
-import io
 import json
-import os
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +17,7 @@ from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, write_atomically
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.units import MIB, Dimension
+from rlhfsim.what_if.dotted_paths import keys, value_at
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -241,58 +239,38 @@ def read_whatif(path: str | Path) -> WhatIf:
     return convert(WhatIf, source)
 
 
-# --- one row of the table ----------------------------------------------------------------------------
+# --- the table of points -----------------------------------------------------------------------------
+
+COLUMNS = {
+    "gpus": "gpus",
+    "architecture": "plan.architecture",
+    "role_placement": "plan.role_placement",
+    "actor": "plan.placement.actor.layout.label",
+    "rollout": "plan.placement.rollout.layout.label",
+    "staleness": "plan.placement.schedule.staleness",
+    "step_s": "plan.prediction.step_s",
+    "step_low_s": "plan.prediction.low_s",
+    "step_high_s": "plan.prediction.high_s",
+    "usd_per_step": "plan.prediction.usd_per_step",
+    "kwh_per_step": "plan.prediction.kwh_per_step",
+    "tokens_per_s_per_gpu": "plan.prediction.tokens_per_s_per_gpu",
+    "peak_memory_bytes": "plan.prediction.peak_memory_bytes",
+    "probability_out_of_memory": "plan.prediction.probability_out_of_memory",
+    **{name: name for name in ("steps", "goodput", "run_s", "run_low_s", "run_high_s", "run_usd")},
+    **{name: name for name in ("gap", "on_front", "shortage", "notes", "input_hash")},
+}
+"""Column -> where it stands in a point."""
 
 
 def row(point: PointResult, paths: tuple[str, ...]) -> dict[str, Any]:
     """A point flat: name, what it sets, plan, run; empty cells where nothing fits."""
     set_here = {path: _cell(point.changes.get(path)) for path in paths}
-    return {"name": point.name, **set_here, **_plan(point.plan), **_run(point)}
+    columns = {name: value_at(point, keys(path)) for name, path in COLUMNS.items()}
+    return {"name": point.name, **set_here, **columns, "notes": "; ".join(point.notes)}
 
 
 def _cell(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, dict | list) else value
-
-
-def _plan(plan: Plan | None) -> dict[str, Any]:
-    """What the plan is and predicts."""
-    p = plan.prediction if plan else None
-    rollout = plan.placement.rollout if plan else None
-    return {
-        "gpus": sum(h.gpus for h in plan.hardware) if plan else None,
-        "architecture": plan.architecture if plan else None,
-        "role_placement": plan.role_placement if plan else None,
-        "actor": plan.placement.actor.layout.label if plan else None,
-        "rollout": rollout.layout.label if rollout else None,
-        "staleness": plan.placement.schedule.staleness if plan else None,
-        "step_s": p.step_s if p else None,
-        "step_low_s": p.low_s if p else None,
-        "step_high_s": p.high_s if p else None,
-        "usd_per_step": p.usd_per_step if p else None,
-        "kwh_per_step": p.kwh_per_step if p else None,
-        "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu if p else None,
-        "peak_memory_bytes": p.peak_memory_bytes if p else None,
-        "probability_out_of_memory": p.probability_out_of_memory if p else None,
-    }
-
-
-def _run(point: PointResult) -> dict[str, Any]:
-    return {
-        "steps": point.steps,
-        "goodput": point.goodput,
-        "run_s": point.run_s,
-        "run_low_s": point.run_low_s,
-        "run_high_s": point.run_high_s,
-        "run_usd": point.run_usd,
-        "gap": point.gap,
-        "on_front": point.on_front,
-        "shortage": point.shortage,
-        "notes": "; ".join(point.notes),
-        "input_hash": point.input_hash,
-    }
-
-
-# --- the table as a file -----------------------------------------------------------------------------
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
@@ -302,9 +280,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
         RlhfsimError: the file cannot be written, or Parquet is not installed.
     """
     if path.suffix == ".csv":
-        text = io.StringIO()
-        table.to_csv(text, index=False)
-        write_atomically(path, text.getvalue())
+        write_atomically(path, table.to_csv(index=False))
         return
     try:
         import pyarrow  # noqa: F401  # what pandas writes Parquet with
@@ -312,7 +288,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
         raise RlhfsimError(
             "missing-library", "Parquet needs pyarrow", help="pip install 'rlhfsim[parquet]', or write .csv"
         ) from error
-    _write_parquet(_even(table), path)
+    write_atomically(path, _even(table).to_parquet(index=False))
 
 
 def _even(table: pd.DataFrame) -> pd.DataFrame:
@@ -323,22 +299,3 @@ def _even(table: pd.DataFrame) -> pd.DataFrame:
         if len(kinds) > 1:
             mixed[str(name)] = table[name].map(lambda v: None if v is None else str(v))
     return table.assign(**mixed)
-
-
-def _write_parquet(table: pd.DataFrame, path: Path) -> None:
-    try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        os.close(handle)
-        try:
-            table.to_parquet(part, index=False)
-            os.chmod(part, 0o644)
-            os.replace(part, path)
-        finally:
-            Path(part).unlink(missing_ok=True)
-    except OSError as error:
-        raise RlhfsimError(
-            "unwritable-file",
-            f"cannot write: {(error.strerror or 'error').lower()}",
-            place=Place(file=str(path)),
-            help="check that the folder exists and is writable",
-        ) from error
