@@ -10,30 +10,34 @@ Not known here: what a GPU did inside a span, and how far the clocks of two node
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.rlhfsim.run_folder import (
+    PLAN,
+    TRACE,
+    Row,
+    check_run_folder,
+    device_words,
+    mapping,
+    read_environment,
+    read_metrics,
+)
 from rlhfsim.plan import Plan, read_plan
-from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.trace import COVERS, CPU_POOL, GENERATE, JOINT, MEASURED, WAIT, Span, Trace, read_trace
 
-PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
-"""Files of a run folder; the first two must be there."""
 FAILED = "failed"
 """Attribute of a span whose work raised an error."""
 JUMP = 20.0
 """A step that takes this many times the median step shows a clock that was set, not a slow step."""
 SLACK_S = 0.05
 """Seconds by which a step may begin before the one before it: clocks of two nodes."""
-Row = Mapping[str, Any]
-"""One line of metrics.jsonl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +93,7 @@ def read_run(folder: str | Path) -> Observation:
             or no step that can be counted.
     """
     path = Path(folder)
-    _is_run(path)
+    check_run_folder(path)
     plan, trace = read_plan(path / PLAN), read_trace(path / TRACE)
     place = Place(file=str(path / TRACE))
     if trace.source != MEASURED:
@@ -99,14 +103,13 @@ def read_run(folder: str | Path) -> Observation:
             place=place,
             help="give folders that rlhfsim launch wrote",
         )
-    rows, notes = _metrics(path / METRICS)
-    environment = _environment(path / ENVIRONMENT)
+    rows, notes = read_metrics(path)
     return observe(
         plan,
         trace,
         name=path.resolve().name,
         rows=rows,
-        environment=environment,
+        environment=read_environment(path),
         folder=path,
         left_out=notes,
         place=place,
@@ -145,8 +148,8 @@ def observe(
         counted=tuple(counted),
         prompt_tokens=prompt,
         response_tokens=response,
-        versions={str(k): str(v) for k, v in _mapping(known.get("libraries")).items()},
-        device=_device(known, plan),
+        versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
+        device=device_words(known, plan),
         date=_date(folder),
         folder=folder,
         left_out=(*left_out, *ahead, *notes),
@@ -162,60 +165,8 @@ def _of_the_steps(plan: Plan, trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     return replace(trace, spans=kept), (note,)
 
 
-def _is_run(path: Path) -> None:
-    for name in (PLAN, TRACE):
-        if not (path / name).is_file():
-            raise RlhfsimError(
-                "not-a-run",
-                f"there is no {name} in this folder",
-                place=Place(file=str(path)),
-                help="give the folder that rlhfsim launch --out wrote; a run that was killed before its first step has no trace",
-            )
-
-
-def _metrics(path: Path) -> tuple[list[Row], list[str]]:
-    """Rows of metrics.jsonl that are whole, and a sentence about the others."""
-    if not path.is_file():
-        return [], [f"{METRICS} is missing: lengths and step times are taken from plan and trace"]
-    rows = [_row(line) for line in read_text(path).splitlines() if line.strip()]
-    broken = rows.count(None)
-    notes = [f"{broken} lines of {METRICS} are not whole"] if broken else []
-    return [row for row in rows if row is not None], notes
-
-
-def _row(line: str) -> Row | None:
-    try:
-        row = json.loads(line)
-        return {**row, "step": int(row["step"])}
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _environment(path: Path) -> Row:
-    if not path.is_file():
-        return {}
-    return _mapping(parse_json(read_text(path), str(path)).data)
-
-
-def _mapping(value: object) -> Row:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _device(environment: Row, plan: Plan) -> str:
-    """`2 x H100`, or the cores of a machine without GPUs."""
-    devices = environment.get("devices") or []
-    names = [str(d.get("name", d)) if isinstance(d, Mapping) else str(d) for d in devices]
-    if names:
-        return f"{len(names)} x {names[0]}"
-    if "cores" in environment:
-        return f"{environment.get('machine', 'cpu')}, {environment['cores']} cores"
-    return " + ".join(f"{h.gpus} x {h.profile}" for h in plan.hardware)
-
-
 def _date(folder: Path | None) -> str | None:
     """Day on which the trace was written; the formats carry none."""
-    from datetime import UTC, datetime
-
     if folder is None or not (folder / TRACE).is_file():
         return None
     return datetime.fromtimestamp((folder / TRACE).stat().st_mtime, UTC).date().isoformat()
@@ -246,31 +197,21 @@ def check_trace(plan: Plan, trace: Trace, place: Place | None = None) -> None:
         )
     pools = {pool.name for pool in plan.placement.pools} | {CPU_POOL}
     for span in trace.spans:
-        _check_span(span, trace, pools, place)
-
-
-def _check_span(span: Span, trace: Trace, pools: set[str], place: Place | None) -> None:
-    if span.step >= trace.steps:
-        raise RlhfsimError(
-            "mixed-trace",
-            f"span {span.name!r} is of step {span.step}, but the trace has {trace.steps} steps",
-            place=place,
-            help="two traces were joined; give each run its own folder",
-        )
-    if span.pool not in pools:
-        raise RlhfsimError(
-            "foreign-trace",
-            f"span {span.name!r} ran in pool {span.pool!r}, which the plan does not have",
-            place=place,
-            help=f"the plan has {', '.join(sorted(pools))}",
-        )
-    if span.start_s < 0:
-        raise RlhfsimError(
-            "span-before-start",
-            f"span {span.name!r} of step {span.step} starts at {span.start_s:g} s, before the trace",
-            place=place,
-            help="seconds count from the start of the first step",
-        )
+        if span.step >= trace.steps:
+            code, rule = "mixed-trace", f"is of step {span.step}, but the trace has {trace.steps} steps"
+            help = "two traces were joined; give each run its own folder"
+        elif span.pool not in pools:
+            code, rule = "foreign-trace", f"ran in pool {span.pool!r}, which the plan does not have"
+            help = f"the plan has {', '.join(sorted(pools))}"
+        elif span.start_s < 0:
+            code, rule = (
+                "span-before-start",
+                f"of step {span.step} starts at {span.start_s:g} s, before the trace",
+            )
+            help = "seconds count from the start of the first step"
+        else:
+            continue
+        raise RlhfsimError(code, f"span {span.name!r} {rule}", place=place, help=help)
 
 
 # --- what is counted ------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported
 from rlhfsim.frameworks.logs.imported import import_run as read_logs
 from rlhfsim.frameworks.logs.run_folder import environment, metrics_of, provenance, trace_of
+from rlhfsim.frameworks.rlhfsim.run_folder import ENVIRONMENT, METRICS, PLAN, TRACE
 from rlhfsim.plan import Plan, write_atomically, write_plan
 from rlhfsim.present.terminal import import_run as view
 from rlhfsim.trace import write_trace
@@ -123,8 +124,8 @@ def write(run: Imported, plan: Plan, out: Path, path: Path) -> None:
             help="check that its parent is writable",
         ) from error
     rows = "".join(json.dumps(row, allow_nan=False) + "\n" for row in metrics_of(run))
-    write_atomically(out / "metrics.jsonl", rows)
-    for name, data in (("environment.json", environment(run)), ("import.json", provenance(run, path))):
+    write_atomically(out / METRICS, rows)
+    for name, data in ((ENVIRONMENT, environment(run)), ("import.json", provenance(run, path))):
         write_atomically(out / name, json.dumps(data, indent=1) + "\n")
-    write_trace(out / "trace.json", trace_of(run, plan.input_hash))
-    write_plan(out / "plan.json", plan)
+    write_trace(out / TRACE, trace_of(run, plan.input_hash))
+    write_plan(out / PLAN, plan)

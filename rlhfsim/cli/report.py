@@ -12,9 +12,9 @@ from typing import Any
 import click
 
 from rlhfsim.calibration.comparison.side_by_side import read
-from rlhfsim.calibration.observation import PLAN, TRACE
 from rlhfsim.cli.params import FILE, FOLDER, PATH, Number, bad_option, flag, json_option, option
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.rlhfsim.run_folder import PLAN, TRACE
 from rlhfsim.plan import SCHEMA as PLAN_SCHEMA
 from rlhfsim.plan import read_plan
 from rlhfsim.present import plain, sizes

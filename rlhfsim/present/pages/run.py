@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.calibration.observation import METRICS
+from rlhfsim.frameworks.rlhfsim.run_folder import METRICS
 from rlhfsim.present import assumptions as assumed
 from rlhfsim.present import findings, reproduce, words
 from rlhfsim.present.basis import basis, cores

@@ -1,0 +1,74 @@
+"""The folder that `rlhfsim launch` leaves, and an import of another framework's run (docs/executor.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.specs.loading import parse_json, read_text
+
+PLAN, TRACE, METRICS, ENVIRONMENT = "plan.json", "trace.json", "metrics.jsonl", "environment.json"
+"""Files of a run folder; the first two must be there."""
+Row = Mapping[str, Any]
+"""One line of metrics.jsonl."""
+
+
+def check_run_folder(path: Path) -> None:
+    """That a run has left its plan and its trace.
+
+    Raises:
+        RlhfsimError: one of them is missing.
+    """
+    for name in (PLAN, TRACE):
+        if not (path / name).is_file():
+            raise RlhfsimError(
+                "not-a-run",
+                f"there is no {name} in this folder",
+                place=Place(file=str(path)),
+                help="give the folder that rlhfsim launch --out wrote; a run that was killed before its first step has no trace",
+            )
+
+
+def read_metrics(folder: Path) -> tuple[list[Row], list[str]]:
+    """Rows of metrics.jsonl that are whole, and a sentence about the others."""
+    path = folder / METRICS
+    if not path.is_file():
+        return [], [f"{METRICS} is missing: lengths and step times are taken from plan and trace"]
+    rows = [_row(line) for line in read_text(path).splitlines() if line.strip()]
+    broken = rows.count(None)
+    notes = [f"{broken} lines of {METRICS} are not whole"] if broken else []
+    return [row for row in rows if row is not None], notes
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line)
+        return {**row, "step": int(row["step"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def read_environment(folder: Path) -> Row:
+    """What environment.json says; empty without one."""
+    path = folder / ENVIRONMENT
+    return mapping(parse_json(read_text(path), str(path)).data) if path.is_file() else {}
+
+
+def mapping(value: object) -> Row:
+    """The value where it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def device_words(environment: Row, plan: Plan) -> str:
+    """`2 x H100`, or the cores of a machine without GPUs."""
+    devices = environment.get("devices") or []
+    names = [str(d.get("name", d)) if isinstance(d, Mapping) else str(d) for d in devices]
+    if names:
+        return f"{len(names)} x {names[0]}"
+    if "cores" in environment:
+        return f"{environment.get('machine', 'cpu')}, {environment['cores']} cores"
+    return " + ".join(f"{h.gpus} x {h.profile}" for h in plan.hardware)
