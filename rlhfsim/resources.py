@@ -11,8 +11,3 @@ def shipped(name: str) -> Path:
     """The shipped folder `name` (`hardware_profiles`, `scenarios`), wheel first, then checkout."""
     packed = _PACKAGE / "data" / name
     return packed if packed.is_dir() else _PACKAGE.parent / name
-
-
-def data_file(name: str) -> Path:
-    """A file that lies under `rlhfsim/data` in both forms, such as a table of model configurations."""
-    return _PACKAGE / "data" / name

@@ -19,7 +19,7 @@ _PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e
 _BINARY = {f"{p}i": 2.0 ** (10 * (i + 1)) for i, p in enumerate("KMGTPE")}
 
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
-KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
+MB, GB, TB = 1e6, 1e9, 1e12
 MICROSECOND, MILLISECOND, MINUTE, HOUR, DAY = 1e-6, 1e-3, 60.0, 3600.0, 86400.0
 TERA = 1e12
 BILLION, MILLION = 1e9, 1e6

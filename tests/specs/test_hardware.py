@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.hardware.clusters import load_cluster
+from rlhfsim.specs.hardware.clusters import cluster_from
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profile_files import find_profile, profile_files
 from rlhfsim.specs.hardware.profiles import (
@@ -30,6 +30,7 @@ from rlhfsim.specs.hardware.profiles import (
     profile_names,
     profile_yaml,
 )
+from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.units import GIB, TERA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -500,7 +501,7 @@ def test_a_cluster_is_read_from_yaml(tmp_path):
         "node_groups:\n  - {gpu: h100, gpus: 64}\n  - {gpu: h20, nodes: 2, nic: 200 Gbit/s, price: 2.10 USD/h}\n"
         "oversubscription: 2\n"
     )
-    cluster = load_cluster(path)
+    cluster = cluster_from(parse_yaml(path.read_text(), str(path)))
     assert [p.gpus for p in cluster.node_groups] == [64, 16]
     assert cluster.node_groups[1].profile.nic.value == 25e9
     assert cluster.oversubscription == 2
@@ -524,7 +525,7 @@ def test_a_wrong_cluster_file_is_told_with_its_line(tmp_path, text, code, line):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     with pytest.raises(RlhfsimError) as caught:
-        load_cluster(path)
+        cluster_from(parse_yaml(path.read_text(), str(path)))
     assert caught.value.code == code
     assert line is None or caught.value.place.line == line
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -20,7 +19,7 @@ from pydantic import Field
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import MAX_OVERSUBSCRIPTION, Cluster, Count, NodeGroup
 from rlhfsim.specs.hardware.profiles import node_group
-from rlhfsim.specs.loading import Source, checked, convert, parse_yaml, read_text
+from rlhfsim.specs.loading import Source, checked, convert
 from rlhfsim.specs.quantities import Bandwidth, BytesPerSecond, Positive, Text, UsdPerHour
 
 
@@ -50,15 +49,6 @@ class ClusterText:
     oversubscription: Annotated[float, Field(ge=1, le=MAX_OVERSUBSCRIPTION)] = 1.0
 
 
-def load_cluster(path: Path) -> Cluster:
-    """The cluster that a YAML file describes.
-
-    Raises:
-        RlhfsimError: the first thing wrong, with file and line.
-    """
-    return cluster_from(parse_yaml(read_text(path), str(path)))
-
-
 def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] = ()) -> Cluster:
     """The cluster in `data`, which stands at `path` of a larger document (default: all of it)."""
     given = source.data if data is None else data
@@ -78,7 +68,7 @@ def cluster_from(source: Source, data: Any = None, path: tuple[int | str, ...] =
 
 def _node_group(text: NodeGroupText, source: Source, path: tuple[int | str, ...]) -> NodeGroup:
     try:
-        pool = node_group(
+        group = node_group(
             text.gpu,
             text.gpus,
             nodes=text.nodes,
@@ -89,11 +79,8 @@ def _node_group(text: NodeGroupText, source: Source, path: tuple[int | str, ...]
     except RlhfsimError as error:
         key = "gpu" if error.code.startswith("unknown-") else "gpus"
         raise error.at(source.place((*path, key))) from error
-    return pool if text.storage is None else _with_storage(pool, text.storage)
-
-
-def _with_storage(pool: NodeGroup, storage: float) -> NodeGroup:
-    """The pool on another shared file system."""
-    rate = Bandwidth(value=storage, source="given by the user")
-    node = replace(pool.profile.node, shared_storage=rate)
-    return replace(pool, profile=replace(pool.profile, node=node))
+    if text.storage is None:
+        return group
+    rate = Bandwidth(value=text.storage, source="given by the user")
+    node = replace(group.profile.node, shared_storage=rate)
+    return replace(group, profile=replace(group.profile, node=node))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def profile_from_text(text: str, name: str = "profile.yaml") -> Profile:
 
 def profile_yaml(profile: Profile) -> str:
     """A profile as YAML text in base units, curves last; reading it gives the same profile."""
-    data = {key: value for key, value in _plain(asdict(profile)).items() if value is not None}
+    data = {key: value for key, value in json.loads(json.dumps(asdict(profile))).items() if value is not None}
     curves = data.pop("curves", None)
     text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
     return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
@@ -117,7 +117,11 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
         shared = common_coefficients()
     else:
         parent = _parent(base, source, seen)
-        beneath = {key: value for key, value in _fields(parent) if key not in data}
+        beneath = {
+            field.name: getattr(parent, field.name)
+            for field in fields(parent)
+            if field.name not in {*data, "name", "aliases", "coefficients"}
+        }
         shared = parent.coefficients
     profile = convert(Profile, source, {**beneath, **data})
     own = {
@@ -156,27 +160,6 @@ def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:
         raise error.at(source.place(("extends",))) from error
 
 
-def _fields(parent: Profile) -> Iterator[tuple[str, Any]]:
-    """What a profile takes over from the one it extends."""
-    inherited = [
-        "title",
-        "vendor",
-        "memory",
-        "usable_memory",
-        "peak",
-        "hbm",
-        "scale_up",
-        "pcie",
-        "nic",
-        "node",
-        "tdp",
-        "price",
-        "calibration",
-        "curves",
-    ]
-    return ((name, getattr(parent, name)) for name in inherited)
-
-
 def _parse(text: str, name: str) -> Source:
     """The document; a `curves` section written as JSON (which is YAML) is read by the faster parser."""
     head, mark, tail = text.partition("\ncurves:")
@@ -192,13 +175,6 @@ def _parse(text: str, name: str) -> Source:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not a number")
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, so that YAML and JSON can say them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _mapping(source: Source) -> Mapping[Any, Any]:

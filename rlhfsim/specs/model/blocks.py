@@ -75,9 +75,7 @@ class Attention(Hashed):
         """Check the numbers alone and together."""
         for name in ("num_heads", "num_kv_heads", "head_dim"):
             check(name, getattr(self, name), 1, MAX_WIDTH)
-        for name in ("v_head_dim", "q_lora_rank", "kv_lora_rank"):
-            check_optional(name, getattr(self, name), MAX_WIDTH)
-        for name in ("qk_nope_head_dim", "qk_rope_head_dim"):
+        for name in ("v_head_dim", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"):
             check_optional(name, getattr(self, name), MAX_WIDTH)
         for name in ("sliding_window", "index_topk"):
             check_optional(name, getattr(self, name), MAX_POSITION)

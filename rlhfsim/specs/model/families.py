@@ -55,39 +55,27 @@ class Family:
     """Values of the configuration class that checkpoints of this type rely on."""
 
 
-_LLAMA = Family(
-    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mlp_bias=("mlp_bias", False)
-)
-_QWEN2 = Family(qkv_bias=("qkv_bias", True), window="from_layer", window_if=("use_sliding_window", False))
-_QWEN3 = Family(
-    qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False),
-    qk_norm="head",
-    window="from_layer",
-    window_if=("use_sliding_window", False),
-)
-_DEEPSEEK = Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False))
-_DEEPSEEK_V3 = Family(
-    qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), router_bias=True
-)
-_GEMMA = Family(
-    qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False),
-    tied=True,
-    defaults={"head_dim": 256},
-)
-_GEMMA2 = Family(
-    qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False),
-    tied=True,
-    norms_per_layer=4,
-    window=2,
-    defaults={"head_dim": 256, "sliding_window": 4096},
-)
+_ATTENTION: dict[str, Any] = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
+"""Two biases under one key, absent unless it says so."""
+_CLASSIC: dict[str, Any] = {"gated": False, "mlp_bias": True, "norm": "layernorm"}
+"""Blocks before Llama: two matrices in an MLP, biases, LayerNorm."""
+_WINDOWS: dict[str, Any] = {"window": "from_layer", "window_if": ("use_sliding_window", False)}
+
+
+def _biases(key: str, default: bool) -> dict[str, Any]:
+    """One key for the biases of attention and MLP."""
+    return dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), (key, default))
+
+
+_PLAIN = Family()
+_LLAMA = Family(**_ATTENTION, mlp_bias=("mlp_bias", False))
+_QWEN2 = Family(qkv_bias=("qkv_bias", True), **_WINDOWS)
+_QWEN3 = Family(**_ATTENTION, qk_norm="head", **_WINDOWS)
+_DEEPSEEK = Family(**_ATTENTION)
+_DEEPSEEK_V3 = Family(**_ATTENTION, router_bias=True)
+_GEMMA: dict[str, Any] = {**_ATTENTION, "tied": True}
 _GEMMA3 = Family(
-    qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False),
-    tied=True,
+    **_GEMMA,
     norms_per_layer=4,
     qk_norm="head",
     window=6,
@@ -100,50 +88,27 @@ _GEMMA3 = Family(
         "sliding_window": 4096,
     },
 )
-_GPT = Family(
-    gated=False,
-    qkv_bias=True,
-    out_bias=True,
-    mlp_bias=True,
-    tied=True,
-    norm="layernorm",
-    positions=0,
-    ffn_multiple=4,
-)
+_GPT = Family(**_CLASSIC, qkv_bias=True, out_bias=True, tied=True, positions=0, ffn_multiple=4)
 _LLAMA4 = Family(
-    qkv_bias=("attention_bias", False),
-    out_bias=("attention_bias", False),
+    **_ATTENTION,
     window=4,
     shared_experts=1,
     defaults={"attention_chunk_size": 8192, "interleave_moe_layer_step": 1},
 )
-_PLAIN = Family()
+_COHERE: dict[str, Any] = {**_ATTENTION, "tied": True, "norm": "layernorm_without_bias", "norms_per_layer": 1}
+_FALCON: dict[str, Any] = {"gated": False, "tied": True, "norm": "layernorm", "ffn_multiple": 4}
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": _LLAMA,
-    "mistral": Family(window="all"),
-    "ministral": Family(window="all"),
+    **dict.fromkeys(("yi", "Yi", "baichuan", "exaone"), _PLAIN),
+    **dict.fromkeys(("llama", "granite"), _LLAMA),
+    **dict.fromkeys(("mistral", "ministral", "phi3"), Family(window="all")),
     "mixtral": Family(window="all", experts_from_ffn=True),
-    "yi": _PLAIN,
-    "Yi": _PLAIN,
     "qwen": Family(qkv_bias=True),
-    "qwen2": _QWEN2,
+    **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), _QWEN2),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), shared_gate=True, shared_experts=1),
-    "qwen2_vl": _QWEN2,
-    "qwen2_5_vl": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
-    "qwen3": _QWEN3,
-    "qwen3_moe": _QWEN3,
-    "qwen3_vl_text": _QWEN3,
-    "qwen3_vl_moe_text": _QWEN3,
-    "mimo": _QWEN2,
-    "deepseek": _DEEPSEEK,
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK_V3,
-    "deepseek_v32": _DEEPSEEK_V3,
-    "kimi_k2": _DEEPSEEK_V3,
-    "glm_moe_dsa": _DEEPSEEK_V3,
-    "glm4_moe_lite": _DEEPSEEK_V3,
+    **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), _QWEN3),
+    **dict.fromkeys(("deepseek", "deepseek_v2"), _DEEPSEEK),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"), _DEEPSEEK_V3),
     "dots1": Family(qkv_bias=("attention_bias", False), qk_norm="head", router_bias=True),
     "glm4_moe": Family(
         qkv_bias=("attention_bias", False),
@@ -166,158 +131,50 @@ FAMILIES: Mapping[str, Family] = {
     "minimax_m2": Family(
         qk_norm="full", qk_norm_if=("use_qk_norm", True), experts_from_ffn=True, router_bias=True
     ),
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA2,
-    "gemma3": _GEMMA3,
-    "gemma3_text": _GEMMA3,
-    "phi3": Family(window="all"),
+    "gemma": Family(**_GEMMA, defaults={"head_dim": 256}),
+    "gemma2": Family(
+        **_GEMMA, norms_per_layer=4, window=2, defaults={"head_dim": 256, "sliding_window": 4096}
+    ),
+    **dict.fromkeys(("gemma3", "gemma3_text"), _GEMMA3),
     "phi": Family(
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        lm_head_bias=True,
-        norm="layernorm",
-        norms_per_layer=1,
-        qk_norm="none",
-        ffn_multiple=4,
+        **_CLASSIC, qkv_bias=True, out_bias=True, lm_head_bias=True, norms_per_layer=1, ffn_multiple=4
     ),
     "phimoe": Family(
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
+        **_ATTENTION,
         window="all",
         lm_head_bias=("lm_head_bias", False),
         norm="layernorm",
         experts_from_ffn=True,
     ),
-    "opt": Family(
-        gated=False,
-        qkv_bias=("enable_bias", True),
-        out_bias=("enable_bias", True),
-        mlp_bias=("enable_bias", True),
-        tied=True,
-        norm="layernorm",
-        positions=2,
-    ),
-    "gpt2": _GPT,
-    "gpt_bigcode": _GPT,
+    "opt": Family(gated=False, **_biases("enable_bias", True), tied=True, norm="layernorm", positions=2),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT),
     "gpt_neo": Family(
-        gated=False,
-        out_bias=True,
-        mlp_bias=True,
-        tied=True,
-        norm="layernorm",
-        positions=0,
-        ffn_multiple=4,
-        defaults={"vocab_size": 50257},
+        **_CLASSIC, out_bias=True, tied=True, positions=0, ffn_multiple=4, defaults={"vocab_size": 50257}
     ),
-    "gptj": Family(
-        gated=False, mlp_bias=True, lm_head_bias=True, norm="layernorm", norms_per_layer=1, ffn_multiple=4
-    ),
-    "gpt_neox": Family(
-        gated=False,
-        qkv_bias=("attention_bias", True),
-        out_bias=("attention_bias", True),
-        mlp_bias=True,
-        norm="layernorm",
-    ),
-    "bloom": Family(
-        gated=False,
-        qkv_bias=True,
-        out_bias=True,
-        mlp_bias=True,
-        tied=True,
-        norm="layernorm",
-        extra_norms=2,
-        ffn_multiple=4,
-    ),
-    "falcon": Family(
-        gated=False,
-        qkv_bias=("bias", False),
-        out_bias=("bias", False),
-        mlp_bias=("bias", False),
-        tied=True,
-        norm="layernorm",
-        ffn_multiple=4,
-    ),
-    "mpt": Family(
-        gated=False,
-        qkv_bias=("bias", True),
-        out_bias=("bias", True),
-        mlp_bias=("bias", True),
-        tied=True,
-        norm="layernorm",
-        ffn_multiple=4,
-    ),
-    "llama4": _LLAMA4,
-    "llama4_text": _LLAMA4,
+    "gptj": Family(**_CLASSIC, lm_head_bias=True, norms_per_layer=1, ffn_multiple=4),
+    "gpt_neox": Family(**_CLASSIC, qkv_bias=("attention_bias", True), out_bias=("attention_bias", True)),
+    "bloom": Family(**_CLASSIC, qkv_bias=True, out_bias=True, tied=True, extra_norms=2, ffn_multiple=4),
+    "falcon": Family(**_FALCON, **_biases("bias", False)),
+    "mpt": Family(**_FALCON, **_biases("bias", True)),
+    **dict.fromkeys(("llama4", "llama4_text"), _LLAMA4),
     "internlm": Family(qkv_bias=("bias", True), out_bias=("bias", True)),
     "internlm2": Family(qkv_bias=("bias", False), out_bias=("bias", False)),
     "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False)),
-    "baichuan": _PLAIN,
-    "olmo": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), norm="without_weights"
-    ),
-    "olmo2": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
-    "olmo3": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full", window=4
-    ),
-    "olmoe": Family(
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        qk_norm="full",
-        experts_from_ffn=True,
-    ),
-    "nemotron": Family(
-        gated=False,
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        mlp_bias=("mlp_bias", False),
-        norm="layernorm",
-    ),
-    "cohere": Family(
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        tied=True,
-        norm="layernorm_without_bias",
-        norms_per_layer=1,
-        qk_norm="full",
-        qk_norm_if=("use_qk_norm", False),
-    ),
-    "cohere2": Family(
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        tied=True,
-        norm="layernorm_without_bias",
-        norms_per_layer=1,
-        window=4,
-    ),
-    "starcoder2": Family(
-        gated=False,
-        qkv_bias=("use_bias", True),
-        out_bias=("use_bias", True),
-        mlp_bias=("use_bias", True),
-        tied=True,
-        norm="layernorm",
-        window="all",
-    ),
-    "granite": _LLAMA,
-    "granitemoe": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), experts_from_ffn=True
-    ),
+    "olmo": Family(**_ATTENTION, norm="without_weights"),
+    "olmo2": Family(**_ATTENTION, qk_norm="full"),
+    "olmo3": Family(**_ATTENTION, qk_norm="full", window=4),
+    "olmoe": Family(**_ATTENTION, qk_norm="full", experts_from_ffn=True),
+    "nemotron": Family(gated=False, **_ATTENTION, mlp_bias=("mlp_bias", False), norm="layernorm"),
+    "cohere": Family(**_COHERE, qk_norm="full", qk_norm_if=("use_qk_norm", False)),
+    "cohere2": Family(**_COHERE, window=4),
+    "starcoder2": Family(gated=False, **_biases("use_bias", True), tied=True, norm="layernorm", window="all"),
+    "granitemoe": Family(**_ATTENTION, experts_from_ffn=True),
     "smollm3": Family(
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        mlp_bias=("mlp_bias", False),
-        tied=True,
-        window_if=("use_sliding_window", False),
+        **_ATTENTION, mlp_bias=("mlp_bias", False), tied=True, window_if=("use_sliding_window", False)
     ),
-    "exaone": _PLAIN,
     "exaone4": Family(qk_norm="head", window=4),
     "stablelm": Family(qkv_bias=("use_qkv_bias", False), norm="layernorm"),
-    "ernie4_5": Family(
-        qkv_bias=("use_bias", False), out_bias=("use_bias", False), mlp_bias=("use_bias", False), tied=True
-    ),
+    "ernie4_5": Family(**_biases("use_bias", False), tied=True),
     "seed_oss": Family(
         qkv_bias=("attention_bias", True),
         out_bias=("attention_out_bias", False),
@@ -333,140 +190,55 @@ _SEQ2SEQ = "is an encoder-decoder"
 _UNEVEN = "has layers of different attention or FFN shape"
 _SSM = "is a state-space or recurrent model without attention"
 
+
+def _all(names: str, reason: str) -> dict[str, str]:
+    return dict.fromkeys(names.split(), reason)
+
+
 REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "nemotron_h",
-            "jamba",
-            "zamba",
-            "zamba2",
-            "bamba",
-            "falcon_h1",
-            "granitemoehybrid",
-            "qwen3_next",
-            "qwen3_5",
-            "qwen3_5_text",
-            "qwen3_5_moe",
-            "qwen3_5_moe_text",
-            "kimi_linear",
-            "kimi_k3",
-            "minimax",
-            "minimax_text_01",
-            "minimax_m1",
-            "lfm2",
-            "lfm2_moe",
-            "recurrent_gemma",
-            "olmo_hybrid",
-            "bailing_moe_linear",
-        ),
+    **_all(
+        "nemotron_h jamba zamba zamba2 bamba falcon_h1 granitemoehybrid qwen3_next qwen3_5 qwen3_5_text "
+        "qwen3_5_moe qwen3_5_moe_text kimi_linear kimi_k3 minimax minimax_text_01 minimax_m1 lfm2 "
+        "lfm2_moe recurrent_gemma olmo_hybrid bailing_moe_linear",
         _LINEAR,
     ),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "xlstm"), _SSM),
-    **dict.fromkeys(
-        (
-            "bert",
-            "roberta",
-            "xlm-roberta",
-            "distilbert",
-            "albert",
-            "electra",
-            "deberta",
-            "deberta-v2",
-            "modernbert",
-            "nomic_bert",
-            "mpnet",
-            "camembert",
-            "xlnet",
-            "esm",
-            "ernie",
-            "big_bird",
-            "longformer",
-            "layoutlm",
-            "layoutlmv3",
-            "new",
-        ),
+    **_all("mamba mamba2 falcon_mamba rwkv rwkv7 xlstm", _SSM),
+    **_all(
+        "bert roberta xlm-roberta distilbert albert electra deberta deberta-v2 modernbert nomic_bert "
+        "mpnet camembert xlnet esm ernie big_bird longformer layoutlm layoutlmv3 new",
         _ENCODER,
     ),
-    **dict.fromkeys(
-        (
-            "t5",
-            "mt5",
-            "umt5",
-            "bart",
-            "mbart",
-            "pegasus",
-            "marian",
-            "whisper",
-            "m2m_100",
-            "led",
-            "blenderbot",
-            "t5gemma",
-            "encoder-decoder",
-        ),
+    **_all(
+        "t5 mt5 umt5 bart mbart pegasus marian whisper m2m_100 led blenderbot t5gemma encoder-decoder",
         _SEQ2SEQ,
     ),
-    **dict.fromkeys(
-        (
-            "vit",
-            "clip",
-            "clip_vision_model",
-            "siglip",
-            "siglip_vision_model",
-            "dinov2",
-            "swin",
-            "convnext",
-            "resnet",
-            "detr",
-            "sam",
-            "deit",
-            "beit",
-            "wav2vec2",
-            "hubert",
-            "wavlm",
-        ),
+    **_all(
+        "vit clip clip_vision_model siglip siglip_vision_model dinov2 swin convnext resnet detr sam deit "
+        "beit wav2vec2 hubert wavlm",
         _VISION,
     ),
-    **dict.fromkeys(
-        (
-            "nemotron-nas",
-            "deci",
-            "gemma3n",
-            "gemma3n_text",
-            "gemma4",
-            "gemma4_text",
-            "openelm",
-            "mimo_v2_flash",
-            "mimo_v2",
-            "step3p5",
-            "step3p7",
-        ),
+    **_all(
+        "nemotron-nas deci gemma3n gemma3n_text gemma4 gemma4_text openelm mimo_v2_flash mimo_v2 step3p5 "
+        "step3p7",
         _UNEVEN,
     ),
-    **dict.fromkeys(
-        ("deepseek_v4", "deepseek_ref", "minimax_m3", "minimax_m3_vl"),
+    **_all(
+        "deepseek_v4 deepseek_ref minimax_m3 minimax_m3_vl",
         "has a compressed or sparse attention whose shapes are not described here",
     ),
     "dbrx": "keeps its shapes in nested groups that are not read here",
 }
 """Model types that this spec cannot express, with the reason."""
 REFUSED_KEYS: Mapping[str, str] = {
-    "hybrid_override_pattern": _LINEAR,
-    "layers_block_type": _LINEAR,
-    "linear_num_key_heads": _LINEAR,
-    "linear_attn_config": _LINEAR,
-    "full_attention_interval": _LINEAR,
-    "mamba_d_state": _LINEAR,
-    "mamba_num_heads": _LINEAR,
+    **_all("hybrid_override_pattern layers_block_type linear_num_key_heads linear_attn_config", _LINEAR),
+    **_all("full_attention_interval mamba_d_state mamba_num_heads", _LINEAR),
     "ssm_cfg": _SSM,
     "ssm_state_size": _LINEAR,
     "state_size": _SSM,
     "attn_layer_period": _LINEAR,
-    "block_configs": _UNEVEN,
-    "swa_num_attention_heads": _UNEVEN,
-    "global_head_dim": _UNEVEN,
+    **_all("block_configs swa_num_attention_heads global_head_dim", _UNEVEN),
     "sparse_attention_config": "has a sparse attention whose shapes are not described here",
-    "num_encoder_layers": _SEQ2SEQ,
-    "encoder_layers": _SEQ2SEQ,
+    **_all("num_encoder_layers encoder_layers", _SEQ2SEQ),
     "image_size": _VISION,
 }
 """Keys that give such a model away when its type is unknown."""

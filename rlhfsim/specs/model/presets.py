@@ -80,11 +80,6 @@ def aliases() -> Mapping[str, str]:
     return found
 
 
-def preset_source(name: str) -> str:
-    """Where the shape of a preset comes from."""
-    return str(_data()["presets"][name]["source"])
-
-
 @cache
 def _data() -> dict[str, Any]:
     text = _FILE.read_text(encoding="utf-8")

@@ -133,14 +133,8 @@ class Placement:
     @property
     def roles(self) -> dict[str, RolePlacement | RolloutPlacement]:
         """Every occupied role by name (`rollout` is actor.generate)."""
-        named = {
-            "rollout": self.rollout,
-            "actor": self.actor,
-            "critic": self.critic,
-            "reference": self.reference,
-            "reward": self.reward,
-        }
-        return {name: role for name, role in named.items() if role is not None}
+        names = ("rollout", "actor", "critic", "reference", "reward")
+        return {name: role for name in names if (role := getattr(self, name)) is not None}
 
     def pool(self, name: str) -> ResourcePool:
         """A pool by name."""

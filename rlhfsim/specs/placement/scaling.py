@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Workload
@@ -24,8 +24,7 @@ def scaled_placement(placement: Placement, slots: int) -> Placement:
     total = max(pool.start + pool.gpus for pool in placement.pools)
     pools, start = [], 0
     for pool in sorted(placement.pools, key=lambda p: p.start):
-        size = max(_least(placement, pool), round(pool.gpus * slots / total))
-        size = min(size, pool.gpus)
+        size = min(max(_least(placement, pool), round(pool.gpus * slots / total)), pool.gpus)
         pools.append(ResourcePool(name=pool.name, start=start, gpus=size))
         start += size
     sizes = {pool.name: pool.gpus for pool in pools}
@@ -43,25 +42,15 @@ def _least(placement: Placement, pool: ResourcePool) -> int:
 
 def _role(role: RolePlacement | RolloutPlacement, gpus: int) -> RolePlacement | RolloutPlacement:
     if isinstance(role, RolloutPlacement):
-        tp = min(role.layout.tp, MAX_TP, gpus)
-        return replace(
-            role,
-            layout=RolloutLayout(
-                tp=tp, dp=gpus // tp, memory_utilization=min(0.3, role.layout.memory_utilization)
-            ),
-        )
-    zero = role.layout.zero if role.layout.dp > 1 else 0
+        tp, share = min(role.layout.tp, MAX_TP, gpus), min(0.3, role.layout.memory_utilization)
+        return replace(role, layout=RolloutLayout(tp=tp, dp=gpus // tp, memory_utilization=share))
     layout = Layout(
         dp=gpus,
-        zero=zero,
+        zero=role.layout.zero if role.layout.dp > 1 else 0,
         micro_batch=min(role.layout.micro_batch, SAMPLES),
-        recompute=_recompute(role.layout),
+        recompute="none" if role.layout.recompute == "none" else "full",  # DeepSpeed has no selective one
     )
     return replace(role, layout=layout)
-
-
-def _recompute(layout: Layout) -> Recompute:  # DeepSpeed has no selective recompute
-    return "none" if layout.recompute == "none" else "full"
 
 
 def scaled_workload(workload: Workload, model: str) -> Workload:
