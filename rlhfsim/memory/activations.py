@@ -16,44 +16,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from rlhfsim.kernels.layers import heads
+from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.layout import Layout, Recompute
+from rlhfsim.specs.placement.layout import Layout
 
 BF16, FP32 = 2.0, 4.0
 LOGIT_BYTES_TRAIN = BF16 + 2 * FP32
 """Per logit while the loss runs: BF16 logits, their FP32 copy, and one FP32 of softmax or gradient."""
 LOGIT_BYTES_FORWARD = BF16 + 2 * FP32
 """Per logit in a log-prob forward: BF16 logits, FP32 copy, exponentials of the log-sum-exp."""
-
-
-def korthikanti_layer(
-    s: float,
-    b: float,
-    h: float,
-    a: float,
-    *,
-    t: int = 1,
-    sequence_parallel: bool = False,
-    recompute: str = "none",
-) -> float:
-    """Bytes per layer of a GPT block without flash attention: the published formula, kept as a check.
-
-        none: s b h (34 + 5 a s/h)      TP: s b h (10 + 24/t + 5 a s/(h t))
-        TP and SP: (s b h/t)(34 + 5 a s/h)      selective: without the 5 a s/h      full: 2 s b h
-
-    Source: Korthikanti et al., arXiv 2205.05198, equations 1, 2 and 4 and table 2. Layer norms with
-    dropout and GELU: the blocks of today are enumerated by `layer_tensors`.
-    """
-    attention = 0.0 if recompute == "selective" else 5 * a * s / h
-    if recompute == "full":
-        return 2 * s * b * h / (t if sequence_parallel else 1)
-    if sequence_parallel:
-        return s * b * h / t * (34 + attention)
-    return s * b * h * (10 + 24 / t + attention / t)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +170,7 @@ class Activations(NamedTuple):
         return self.saved + max(self.working, self.logits)
 
 
-def in_flight(pp: int, vp: int, micro_batches: int, stage: str) -> float:
+def in_flight(pp: int, vp: int, micro_batches: int, stage: Stage) -> float:
     """Micro-batches whose activations a stage holds under 1F1B.
 
         first stage: min(p, m), interleaved p (1 + (p-1)/(p v))      last stage: 1
@@ -208,6 +184,10 @@ def in_flight(pp: int, vp: int, micro_batches: int, stage: str) -> float:
     return min(pp * (1 + (pp - 1) / (pp * vp)), float(micro_batches))
 
 
+_SHAPE = attrgetter("tp", "pp", "etp", "sequence_parallel", "recompute")
+"""Fields of a layout that decide the bytes of a token."""
+
+
 def training_activations(
     model: ModelSpec,
     layout: Layout,
@@ -215,38 +195,22 @@ def training_activations(
     *,
     tokens: float,
     micro_batches: int,
-    stage: str = "only",
+    stage: Stage = "only",
     imbalance: float = 1.0,
-    logit_chunk: float | None = None,
     fp8: bool = False,
     score_length: float = 0.0,
     logit_bytes: float = LOGIT_BYTES_TRAIN,
 ) -> Activations:
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
-        full recomputation: layer inputs, and the tensors of one layer while it is recomputed
-        selective: scores of attention are dropped; with flash attention there are none to drop
-        none: every tensor
-
-    `logit_chunk`: tokens whose logits exist at once, where the loss is computed in chunks.
+    full recomputation: layer inputs, and the tensors of one layer while it is recomputed
+    selective: scores of attention are dropped; with flash attention there are none to drop
+    none: every tensor
     """
     local = tokens / layout.cp
-    saved, working = _kept_and_working(
-        model,
-        backend,
-        layout.tp,
-        layout.pp,
-        layout.etp,
-        layout.sequence_parallel,
-        layout.recompute,
-        stage,
-        imbalance,
-        fp8,
-        score_length,
-    )
+    saved, working = _kept_and_working(model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length)
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
-    last = stage != "first"
-    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk) if last else 0.0
+    logits = logits_bytes(model, layout, local, logit_bytes) if stage != "first" else 0.0
     return Activations(saved=local * saved * held, working=local * working, logits=logits)
 
 
@@ -254,25 +218,22 @@ def training_activations(
 def _kept_and_working(
     model: ModelSpec,
     backend: Backend,
-    tp: int,
-    pp: int,
-    etp: int,
-    sequence_parallel: bool,
-    recompute: Recompute,
-    stage: str,
+    shape: tuple[Any, ...],
+    stage: Stage,
     imbalance: float,
     fp8: bool,
     score_length: float,
 ) -> tuple[float, float]:
     """Bytes per token of one micro-batch: kept by all layers of a stage, and of the layer that runs."""
+    tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
-    layers, moe_layers = _stage_layers(model, pp, stage)
+    layers, moe_layers = stage_layers(model, pp, stage)
     plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length)
     dense_layers = layers - moe_layers
-    most = max(plain.total if dense_layers else 0.0, sparse.total if moe_layers else 0.0)
-    transient = max(plain.transient if dense_layers else 0.0, sparse.transient if moe_layers else 0.0)
+    running = [t for t, number in ((plain, dense_layers), (sparse, moe_layers)) if number]
+    transient = max(t.transient for t in running)
     if recompute == "full":
-        return plain.input * layers, transient + most
+        return plain.input * layers, transient + max(t.total for t in running)
     return dense_layers * plain.total + moe_layers * sparse.total, transient
 
 
@@ -283,14 +244,13 @@ def forward_activations(
     *,
     tokens: float,
     imbalance: float = 1.0,
-    logit_chunk: float | None = None,
     score_length: float = 0.0,
     logit_bytes: float = LOGIT_BYTES_FORWARD,
 ) -> Activations:
     """Activations of a scoring call: one layer at a time, then the logits."""
     local = tokens / layout.cp
     working = _alive(model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length)
-    logits = logits_bytes(model, layout, local, logit_bytes, logit_chunk)
+    logits = logits_bytes(model, layout, local, logit_bytes)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
 
@@ -306,30 +266,16 @@ def _alive(
 ) -> float:
     """Bytes per token alive at once in the widest layer of a forward without gradients."""
     plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance)
-    working = max(
-        plain.forward if model.num_dense_layers else 0.0, sparse.forward if model.num_moe_layers else 0.0
-    )
+    running = (t for t, number in ((plain, model.num_dense_layers), (sparse, model.num_moe_layers)) if number)
+    working = max(t.forward for t in running)
     if score_length:  # scores and softmax of one layer
         working += 4 * heads(model.attention, tp).query * score_length
     return working
 
 
-def logits_bytes(
-    model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float, chunk: float | None = None
-) -> float:
+def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float) -> float:
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
-    vocab = 1.0 if model.value_head else model.vocab / layout.tp
-    return min(tokens, chunk or tokens) * vocab * bytes_per_logit
-
-
-def _stage_layers(model: ModelSpec, pp: int, stage: str) -> tuple[int, int]:
-    local = -(-model.num_layers // pp)
-    if model.moe is None:
-        return local, 0
-    if model.moe.period > 1:
-        return local, -(-local * model.num_moe_layers // model.num_layers)
-    dense = 0 if stage == "last" else model.num_dense_layers
-    return local, max(0, min(model.num_moe_layers, local - dense))
+    return tokens * (1.0 if model.value_head else model.vocab / layout.tp) * bytes_per_logit
 
 
 def _tensors(
@@ -343,20 +289,14 @@ def _tensors(
     score_length: float = 0.0,
 ) -> tuple[LayerTensors, LayerTensors]:
     """One dense and one MoE layer under a layout."""
-    sp = sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel
-    fused = backend == "megatron"
-    plain = layer_tensors(model, tp, sequence_parallel=sp, fused=fused, fp8=fp8, score_length=score_length)
+    options: dict[str, Any] = {
+        "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel,
+        "fused": backend == "megatron",
+        "fp8": fp8,
+        "score_length": score_length,
+    }
+    plain = layer_tensors(model, tp, **options)
     if not model.num_moe_layers:
         return plain, plain
-    sparse = layer_tensors(
-        model,
-        tp,
-        etp,
-        sequence_parallel=sp,
-        fused=fused,
-        experts=True,
-        imbalance=imbalance,
-        fp8=fp8,
-        score_length=score_length,
-    )
+    sparse = layer_tensors(model, tp, etp, experts=True, imbalance=imbalance, **options)
     return plain, sparse

@@ -128,33 +128,6 @@ def kv_capacity(
     return KvCapacity(bytes=left, tokens=blocks * block * layout.attention_dp)
 
 
-class EngineShare(NamedTuple):
-    """How an engine splits its share of a GPU's memory."""
-
-    weights: float
-    profile_peak: float
-    non_torch: float
-    """Libraries and NCCL."""
-    kv: KvCapacity
-
-
-def engine_share(model: ModelSpec, layout: RolloutLayout, profile: Profile) -> EngineShare:
-    """What `memory_utilization` of the usable memory holds; the KV cache is what the rest leaves (G7).
-
-    CUDA graphs and the context come on top of that share. Non-torch bytes are those that vLLM logs, and the
-    buffers of one NCCL communicator for each parallel dimension.
-    """
-    weights = rollout_weights(model, layout)
-    peak = profile_peak(model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"])
-    groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
-    non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
-    total = profile.usable_memory.value
-    kv = kv_capacity(
-        model, layout, total_memory=total, weights=weights, activation_peak=peak, non_torch=non_torch
-    )
-    return EngineShare(weights=weights, profile_peak=peak, non_torch=non_torch, kv=kv)
-
-
 class EngineBytes(NamedTuple):
     """The inference engine on one GPU."""
 
@@ -183,17 +156,30 @@ class EngineBytes(NamedTuple):
 def engine_bytes(
     model: ModelSpec, role: RolloutPlacement, *, profile: Profile, shared_weights: float = 0.0
 ) -> EngineBytes:
-    """The engine of a rollout; `shared_weights`: bytes that training already holds for it."""
-    share = engine_share(model, role.layout, profile)
+    """The engine's split of memory; `shared_weights`: bytes that training already holds for it.
+
+    The KV pool is what `memory_utilization` of the usable memory leaves (G7); CUDA graphs and the
+    context come on top of that share. Non-torch bytes are those that vLLM logs, and the buffers of an
+    NCCL communicator for each parallel dimension.
+    """
+    layout = role.layout
+    full = rollout_weights(model, layout)
+    peak = profile_peak(model, layout, sampler_bytes_per_logit=profile["sampler_bytes_per_logit"])
+    groups = (layout.tp > 1) + (layout.pp > 1) + (layout.attention_dp > 1)
+    non_torch = profile["vllm_non_torch_bytes"] + groups * profile["nccl_bytes"]
+    total = profile.usable_memory.value
+    left, tokens = kv_capacity(
+        model, layout, total_memory=total, weights=full, activation_peak=peak, non_torch=non_torch
+    )
     return EngineBytes(
-        weights=max(0.0, share.weights - shared_weights),
-        kv_cache=max(0.0, share.kv.bytes),
-        profile_peak=share.profile_peak,
-        non_torch=share.non_torch,
-        cuda_graphs=profile["cuda_graph_bytes"] if role.layout.cuda_graphs else 0.0,
+        weights=max(0.0, full - shared_weights),
+        kv_cache=max(0.0, left),
+        profile_peak=peak,
+        non_torch=non_torch,
+        cuda_graphs=profile["cuda_graph_bytes"] if layout.cuda_graphs else 0.0,
         framework=profile["framework_bytes"],
-        kv_tokens=share.kv.tokens,
-        shortfall=max(0.0, -share.kv.bytes),
+        kv_tokens=tokens,
+        shortfall=max(0.0, -left),
         sleep=max(role.sleep, 1) if role.residency == "offloaded" else role.sleep,
         recreated=role.residency == "recreated",
     )

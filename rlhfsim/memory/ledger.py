@@ -91,11 +91,6 @@ class Ledger:
         return largest
 
     @property
-    def peak_bytes(self) -> float:
-        """Bytes per GPU at the peak."""
-        return self.peak.bytes
-
-    @property
     def kv_tokens(self) -> float | None:
         """KV capacity of one rollout replica, tokens; None without a rollout."""
         return self.engine.kv_tokens if self.engine else None

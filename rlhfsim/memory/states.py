@@ -50,7 +50,6 @@ class Shard:
     root: float
     """Embedding, head and final norm on this stage: gathered outside the layers."""
     num_layers: int
-    num_moe_layers: int
 
     @property
     def elements(self) -> float:
@@ -84,31 +83,13 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
     return ("only",) if layout.pp == 1 else ("first", "last")
 
 
-def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
-    """Elements of `model` on one GPU of `stage`.
-
-    Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first.
-    """
-    return _shard(
-        model,
-        layout.tp,
-        layout.pp,
-        layout.ep,
-        layout.etp,
-        layout.dp * layout.cp,
-        BACKENDS[backend].expert_parallel,
-        stage,
-    )
-
-
 @lru_cache(maxsize=65536)
-def _shard(
-    model: ModelSpec, t: int, pp: int, ep: int, etp: int, ranks: int, expert_parallel: bool, stage: Stage
-) -> Shard:
-    local = -(-model.num_layers // pp)
-    moe_layers = _moe_layers(model, local, stage)
+def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
+    """Elements of `model` on one GPU of `stage`."""
+    t, ranks = layout.tp, layout.dp * layout.cp
+    local, moe_layers = stage_layers(model, layout.pp, stage)
     plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
-    experts, expert_ranks = _expert_shard(model, t, ep, etp, ranks, expert_parallel)
+    experts, expert_ranks = _expert_shard(model, layout, ranks, BACKENDS[backend].expert_parallel)
     root = root_params(model, t, stage)
     dense_layer = plain if moe_layers < local else 0
     return Shard(
@@ -119,27 +100,30 @@ def _shard(
         layer=max(dense_layer, sparse + experts if moe_layers else 0),
         root=root,
         num_layers=local,
-        num_moe_layers=moe_layers,
     )
 
 
-def _moe_layers(model: ModelSpec, local: int, stage: Stage) -> int:
+def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[int, int]:
+    """Layers of a pipeline stage, and those of them with experts.
+
+    Layers are dealt out evenly, ceil(L/p) to a stage; dense layers of a MoE model come first.
+    """
+    local = -(-model.num_layers // pp)
     if model.moe is None:
-        return 0
+        return local, 0
     if model.moe.period > 1:
-        return -(-local * model.num_moe_layers // model.num_layers)
+        return local, -(-local * model.num_moe_layers // model.num_layers)
     dense = 0 if stage == "last" else model.num_dense_layers
-    return max(0, min(model.num_moe_layers, local - dense))
+    return local, max(0, min(model.num_moe_layers, local - dense))
 
 
-def _expert_shard(
-    model: ModelSpec, t: int, ep: int, etp: int, ranks: int, expert_parallel: bool
-) -> tuple[int, int]:
+def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, expert_parallel: bool) -> tuple[int, int]:
     """Elements of one layer's experts on a GPU and the ranks that hold the same ones.
 
     Megatron splits experts over ep x etp and nothing else; without expert parallelism the other
     backends split each expert over tp like a dense MLP.
     """
+    t, ep, etp = layout.tp, layout.ep, layout.etp
     if ep == 1 and etp == 1 and not expert_parallel:
         return layer_expert_params(model, 1, t), ranks
     return layer_expert_params(model, ep, etp), max(1, t * ranks // (ep * etp))
@@ -343,9 +327,3 @@ def communicators(layout: Layout) -> int:
     """NCCL communicator sets of one process: one for each parallel dimension above 1."""
     dims = (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep)
     return sum(degree > 1 for degree in dims)
-
-
-def checkpoint_host_bytes(model: ModelSpec, layout: Layout, backend: Backend) -> float:
-    """Host bytes of the first rank while it writes a consolidated checkpoint: the BF16 model."""
-    sharded = layout.zero == 3 or backend == "fsdp2" or layout.tp * layout.pp > 1
-    return BF16 * model.num_params * (1.0 if sharded else 0.5)

@@ -15,7 +15,7 @@ import numpy as np
 
 from rlhfsim.kernels.cost import Cost, Resource, part
 from rlhfsim.kernels.device import Device
-from rlhfsim.memory.kv_cache import engine_share
+from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
 from rlhfsim.rollout.decode import Engine, decode_step
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
@@ -23,6 +23,7 @@ from rlhfsim.rollout.prefill import group_prefill
 from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_schedule, schedule
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.placement import RolloutPlacement
 
 __all__ = ["Generation", "Requests", "generate", "kv_capacity", "step_table"]
 
@@ -197,7 +198,8 @@ def _table(
 
 def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> float:
     """Tokens of KV cache that one replica holds (G7), as in the ledger; 0 where the weights leave no room."""
-    return engine_share(model, layout, device.profile).kv.tokens
+    alone = RolloutPlacement(pool="alone", layout=layout)
+    return engine_bytes(model, alone, profile=device.profile).kv_tokens
 
 
 def _assemble(

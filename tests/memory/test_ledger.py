@@ -101,7 +101,7 @@ def test_the_ledger_returns_to_its_start(name):
 
 
 def test_freeing_memory_between_phases_lowers_the_peak_of_the_naive_architecture():
-    assert _ledger(ARCHITECTURES["smart"]).peak_bytes < _ledger(ARCHITECTURES["naive"]).peak_bytes
+    assert _ledger(ARCHITECTURES["smart"]).peak.bytes < _ledger(ARCHITECTURES["naive"]).peak.bytes
 
 
 def test_a_sleeping_engine_leaves_training_only_its_context():
@@ -156,7 +156,7 @@ def test_a_recreated_role_leaves_nothing_behind():
 
 def test_longer_responses_never_need_less_memory():
     peaks = [
-        _ledger(_colocated(), replace(PPO, response_len=Fixed(value=n))).peak_bytes for n in (512, 2048, 8192)
+        _ledger(_colocated(), replace(PPO, response_len=Fixed(value=n))).peak.bytes for n in (512, 2048, 8192)
     ]
     assert peaks == sorted(peaks)
 

@@ -117,7 +117,7 @@ def test_seven_b_ppo_on_one_gpu_needs_271_gb_not_92():
     assert rows["actor", "optimizer"] == pytest.approx(80.9, abs=0.1)
     assert rows["critic", "optimizer"] == pytest.approx(79.3, abs=0.1)
     assert rows["reference", "weights"] + rows["reward", "weights"] == pytest.approx(26.7, abs=0.1)
-    assert found.peak_bytes / GB == pytest.approx(271, abs=3)
+    assert found.peak.bytes / GB == pytest.approx(271, abs=3)
     assert not found.fits
 
 
@@ -139,24 +139,24 @@ def test_lora_grpo_variant_fits_in_less_than_the_founding_30_gb():
     assert rows["actor", "optimizer"] < 0.25
     assert rows["reward", "weights"] == pytest.approx(2.1, abs=0.1)
     assert found.fits
-    assert found.peak_bytes / GB == pytest.approx(22, abs=2)
+    assert found.peak.bytes / GB == pytest.approx(22, abs=2)
 
 
 def test_seventy_b_all_resident_on_eight_gpus_needs_five_times_the_memory():
     found = _held(LARGE, _node("resident", "none", sleep=0), 8)
-    assert found.peak_bytes / GB == pytest.approx(382, abs=5)
+    assert found.peak.bytes / GB == pytest.approx(382, abs=5)
     assert not found.fits
 
 
 def test_seventy_b_on_eight_gpus_needs_157_gb_even_when_one_role_at_a_time_is_in_memory():
     found = _held(LARGE, _node("offloaded", "none", sleep=2), 8)
-    assert found.peak_bytes / GB == pytest.approx(157, abs=3)
+    assert found.peak.bytes / GB == pytest.approx(157, abs=3)
     assert "optimizer" in found.rejected_by
 
 
 def test_seventy_b_on_eight_gpus_fits_the_gpus_with_adam_on_the_host_but_not_the_host():
     found = _held(LARGE, _node("offloaded", "cpu", sleep=2), 8)
-    assert found.peak_bytes < found.peak.capacity
+    assert found.peak.bytes < found.peak.capacity
     assert "host memory" in found.rejected_by
     assert found.host_peak_bytes / TB == pytest.approx(2.97, abs=0.05)
 
