@@ -49,7 +49,7 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
     out = tmp_path / "plan.json"
     result = run(*SMALL, "--json", out=out)
     answer = json.loads(result.output)
-    assert answer["schema"] == "rlhfsim.design/2"
+    assert answer["schema"] == "rlhfsim.design/3"
     assert {"chosen", "runners_up", "certificate", "requirements", "why_not", "break_evens"} <= set(answer)
     wanted = {
         "architecture",

@@ -16,6 +16,8 @@ from rlhfsim.plan import SCHEMA, Plan, content_hash, read_plan, write_atomically
 
 FUZZ = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
+VERSION_1 = Path(__file__).parents[1] / "data" / "plan_version_1.json"
+
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
@@ -170,3 +172,15 @@ def test_plans_with_an_odd_value_load_or_are_refused(
     comma = "," if lines[i].endswith(",") else ""
     lines[i] = f"{key}{colon}{odd}{comma}" if colon else lines[i]
     reads_or_is_refused(tmp_path, "\n".join(lines).encode("utf-8", "surrogatepass"))
+
+
+def test_a_plan_of_version_1_is_read_and_written_as_the_present_one(tmp_path: Path) -> None:
+    old = json.loads(VERSION_1.read_text())
+    read = read_plan(VERSION_1)
+    assert [g.role for g in read.gpu_map] == [g["seat"] for g in old["gpu_map"]]
+    assert read.choice is not None
+    assert [b.change for b in read.choice.break_evens] == [b["change"] for b in old["choice"]["flips"]] != []
+    assert [limit.role for limit in read.choice.asked.limits] == ["actor"]
+    write_plan(tmp_path / "plan.json", read)
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == SCHEMA
+    assert read_plan(tmp_path / "plan.json") == read

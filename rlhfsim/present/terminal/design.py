@@ -25,7 +25,7 @@ from rlhfsim.units import BILLION, MILLION, TERA, format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.recalibrated import Recalibrated
 
-SCHEMA = "rlhfsim.design/2"
+SCHEMA = "rlhfsim.design/3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
