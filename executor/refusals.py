@@ -1,4 +1,4 @@
-"""What a plan can ask that the executor does not run: refused by name before anything starts, never ignored."""
+"""What a plan can ask that the executor does not run: refused by name before anything starts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def check_model(folder: str) -> None:
         raise RlhfsimError(
             "no-tokenizer",
             f"{folder!r} has no {TOKENIZER}",
-            help="save a fast tokenizer beside the weights: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
+            help="save a fast tokenizer beside the weights: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
         )
 
 
@@ -57,7 +58,8 @@ def check_length(job: Job) -> None:
     if limit is not None and job.max_prompt + job.max_tokens > limit:
         raise RlhfsimError(
             "too-long-for-model",
-            f"prompts of up to {job.max_prompt} and responses of up to {job.max_tokens} tokens exceed the model's {limit} positions",
+            f"prompts of up to {job.max_prompt} and responses of up to {job.max_tokens} tokens exceed "
+            f"the model's {limit} positions",
             help="lower sampling.max_tokens or leave out long prompts",
         )
 
@@ -80,7 +82,8 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     if workload.environment is not None:
         yield (
             "environment-not-run",
-            "the plan's workload has an environment that answers between turns; the executor runs single-turn tasks",
+            "the plan's workload has an environment that answers between turns; "
+            "the executor runs single-turn tasks",
             "leave out workload.environment; the simulator prices it",
         )
     yield from _path_reasons(job)
@@ -112,7 +115,8 @@ def _path_reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     if rules.one_host and len(nodes) > 1:
         yield (
             "shared-memory-across-nodes",
-            f"weight path {path!r} hands weights over in the memory of one host; actor and rollout span {len(nodes)} nodes",
+            f"weight path {path!r} hands weights over in the memory of one host; "
+            f"actor and rollout span {len(nodes)} nodes",
             "use weight_path broadcast or disk",
         )
 
@@ -147,7 +151,8 @@ def _rollout_reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     if role.residency == "recreated" and job.plan.placement.weight_path != "disk":
         yield (
             "recreated-rollout-needs-disk",
-            "a rollout that is destroyed between its calls reads its weights from disk when it is created again",
+            "a rollout that is destroyed between its calls reads its weights from disk "
+            "when it is created again",
             "set weight_path: disk",
         )
     if job.plan.placement.schedule.double_buffered:

@@ -1,5 +1,6 @@
-"""The restart loop of a run: when a part fails, everything is taken down and started again from the newest whole
-checkpoint, a bounded number of times. Whatever ends a run, the checkpoint to go on from is named.
+"""When a part of a run fails, everything is taken down and starts again from the newest whole checkpoint.
+
+A bounded number of times; whatever ends a run, the checkpoint to go on from is named.
 """
 
 from __future__ import annotations

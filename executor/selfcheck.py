@@ -1,6 +1,6 @@
 """The first minute: one of everything before the long work, then the state as it was.
 
-prompt -> generate -> log-prob agreement -> one step -> sync -> agreement with the new weights -> save -> load.
+generate -> log-prob agreement -> save -> one step -> sync -> agreement -> load -> sync -> agreement.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ PROMPTS = 2
 """Prompts of the check; their samples must fill every data-parallel rank."""
 CHECK = -1
 """Step number of the check's spans; ids of its requests are negative."""
-CHANGED = 1e-7
-"""Log-probs that move less than this by a training step have not moved."""
 Say = Callable[[str], None]
 
 
@@ -53,16 +51,16 @@ def self_check(workers: WorkerGroups, loop: Loop, scratch: Path, say: Say) -> No
     before = _samples(workers, loop)
     first = agreement(workers, before)
     say(
-        f"log-probs of engine and trainer differ by {first.mean:.1e} on average, {first.largest:.1e} at most ({first.tokens} tokens)"
+        f"log-probs of engine and trainer differ by {first.mean:.1e} on average, "
+        f"{first.largest:.1e} at most ({first.tokens} tokens)"
     )
     _refuse(first, limit, "initial weights")
     folder = scratch / "self-check"
     workers.save(folder)
     say("state saved")
     learned = loop.learn(CHECK, _rewarded(before))
-    say(
-        f"one training step and sync: {learned.transfer.bytes if learned.transfer else 0:,} bytes, checksums equal"
-    )
+    sent = learned.transfer.bytes if learned.transfer else 0
+    say(f"one training step and sync: {sent:,} bytes, checksums equal")
     second = agreement(workers, _samples(workers, loop))
     say(f"after the sync they differ by {second.mean:.1e} on average")
     _refuse(second, limit, "weights after a sync")
@@ -93,7 +91,7 @@ def _samples(workers: WorkerGroups, loop: Loop) -> list[Sample]:
 
 
 def _rewarded(samples: list[Sample]) -> list[Sample]:
-    """Rewards that differ within every group, so that there is something to learn; results of all calls filled in."""
+    """Rewards that differ within every group, so that there is something to learn; all calls' results."""
     return [
         replace(
             s,
@@ -110,6 +108,8 @@ def _refuse(found: Agreement, limit: float, what: str) -> None:
     if not found.mean <= limit:
         raise RlhfsimError(
             "logprob-mismatch",
-            f"{what}: log-probs of the rollout engine and the trainer differ by {found.mean:.3g} on average, more than {limit:g}",
-            help="the engine does not compute what is trained: check dtype, tokenizer and tied embeddings; raise logprob_tolerance only for a known cause (BF16, FP8)",
+            f"{what}: log-probs of the rollout engine and the trainer differ by {found.mean:.3g} on average, "
+            f"more than {limit:g}",
+            help="the engine does not compute what is trained: check dtype, tokenizer and tied embeddings; "
+            "raise logprob_tolerance only for a known cause (BF16, FP8)",
         )

@@ -38,7 +38,7 @@ class Data:
     label_column: str = "label"
     """KTO: true, 1 or positive is desirable."""
     chat_template: bool = False
-    """Prompts are turns of a user, or lists of `role` and `content`, and pass through the model's chat template."""
+    """Prompts are turns of a user, or lists of `role` and `content`, and pass the model's chat template."""
     difficulty: Annotated[int, Field(ge=1, le=9)] = 1
     """Of generated tasks: digits of a number, or statements of a puzzle."""
     shuffle: bool = True
@@ -50,8 +50,9 @@ class RewardRule:
     """One rule; rewards are summed by weight."""
 
     kind: Literal["answer", "math", "format", "code", "function", "digits"]
-    """answer: matches the expected answer; math: also as an expression, by math-verify (optional); format: matches `pattern`; code: passes the tests of the problem in
-    a sandbox; function: `target`; digits: share of digits in the response (for tests)."""
+    """answer: matches the expected answer; math: also as an expression, by math-verify (optional); format:
+    matches `pattern`; code: passes the tests of the problem in a sandbox; function: `target`; digits: share
+    of digits in the response (for tests)."""
     weight: float = 1.0
     pattern: str | None = None
     """Regular expression of `format`."""

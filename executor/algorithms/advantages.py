@@ -50,10 +50,10 @@ def gae(
 ) -> tuple[Array, Array]:
     """Generalised advantage estimates and returns of one response, each (R,).
 
-        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}        return_t = A_t + V_t
+        delta_t = r_t + gamma V_{t+1} - V_t      A_t = delta_t + gamma lam A_{t+1}      return_t = A_t + V_t
 
-    V and A after the last token are 0. `mask` is 0 at tokens that the policy did not sample (a tool's answer):
-    V and A are carried across them. Source: Schulman et al. 2016, arXiv 1506.02438.
+    V and A after the last token are 0. `mask` is 0 at tokens that the policy did not sample (a tool's
+    answer): V and A are carried across them. Source: Schulman et al. 2016, arXiv 1506.02438.
     """
     advantage = np.zeros(len(rewards))
     next_value = next_advantage = 0.0
@@ -119,7 +119,7 @@ _BASELINES = {
 
 
 def token_rewards(algorithm: str, sample: Sample, settings: Algorithm) -> Array:
-    """(R,) the clipped reward at the last token and, where KL is in the reward, - coefficient x KL everywhere.
+    """(R,) the clipped reward at the last token; where KL is in the reward, - coefficient x KL everywhere.
 
     The KL compares the policy that this step starts from with the reference; without reference log-probs
     (a plan without KL) there is none.
@@ -187,7 +187,8 @@ def _grouped(
             raise RlhfsimError(
                 "group-too-small",
                 f"{algorithm} compares the samples of one prompt, but group {group} has {len(members)}",
-                help="sample at least 2 responses a prompt (samples in the workload), or use ppo or reinforce++",
+                help="sample at least 2 responses a prompt (samples in the workload), "
+                "or use ppo or reinforce++",
             )
         centred[members] = baseline(scores[members])
     rows = [np.full(s.num_tokens, value) for s, value in zip(samples, centred, strict=True)]

@@ -1,7 +1,7 @@
 """The iteration loops, over a backend that runs calls: synchronous, streamed and asynchronous.
 
-They follow the dataflow of `rlhfsim.specs.workload.dataflow`, the same that the simulator prices: which call needs
-which is said there alone. Nothing here knows Ray or an engine.
+They follow the dataflow of `rlhfsim.specs.workload.dataflow`, the same that the simulator prices: which call
+needs which is said there alone. Nothing here knows Ray or an engine.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def value_loss(
     aggregation: Aggregation = "token",
     max_tokens: int | None = None,
 ) -> tuple[Tensor, Metrics]:
-    """Half the squared error to the returns, (B, T); clipped: the larger of moving freely and at most value_clip.
+    """Half the squared error to the returns, (B, T); clipped: the larger of moving freely and by value_clip.
 
     Source: Schulman et al.'s PPO implementation, openai/baselines; described by Huang et al. 2022, "The 37
     Implementation Details of Proximal Policy Optimization", detail 9.
@@ -193,8 +193,8 @@ def _surrogate(
 def _correction(log_ratio: Tensor, kind: Correction, cap: float) -> Tensor:
     """Weight (B, T) of each token, exp(old - rollout), without gradient.
 
-    truncated: at most `cap`; masked: 0 outside [1 / cap, cap]. Sources: Espeholt et al. 2018, arXiv 1802.01561
-    (truncation); IcePop, arXiv 2510.18855 (masking).
+    truncated: at most `cap`; masked: 0 outside [1 / cap, cap]. Sources: Espeholt et al. 2018, arXiv
+    1802.01561 (truncation); IcePop, arXiv 2510.18855 (masking).
     """
     weight = log_ratio.detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     if kind == "truncated":

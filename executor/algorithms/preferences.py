@@ -48,7 +48,7 @@ def kto_loss(
     """1 - sigmoid(+-beta (log-ratio - baseline)), + for desirable and - for undesirable responses.
 
     `kl_baseline` is the KL of policy to reference on the whole step's data, the same in all ranks and without
-    gradient: see `mismatched` and `kl_baseline`. Source: Ethayarajh et al. 2024, arXiv 2402.01306, equation 8.
+    gradient: see `mismatched` and `kl_baseline`. Source: Ethayarajh et al. 2024, arXiv 2402.01306, eq. 8.
     """
     assert batch.labels is not None, "KTO needs labels"
     log_ratios, good = _log_ratios(batch), batch.labels > 0

@@ -1,4 +1,4 @@
-"""What each algorithm is made of: losses, where the KL stands, how terms are averaged; and what cannot go together."""
+"""What each algorithm is made of: losses, where the KL stands, averages; and what cannot go together."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """The experience buffer: which groups may start, which samples may be trained on.
 
-An entry is what the trainer takes as a unit: the group of one prompt. `Buffer` keeps the rules and never blocks;
-`Experience` keeps the samples in Ray's object store and lets the rollout's thread and the trainer's share them.
+An entry is what the trainer takes as a unit: the group of one prompt. `Buffer` keeps the rules and never
+blocks; `Experience` keeps the samples in Ray's object store, for the threads of rollout and trainer.
 
 Legend: v version of the trainer's weights (updates it has made), o oldest version among the tokens of an
-entry, eta staleness bound, B entries of a training batch. An entry may be trained on while v - o <= ceil(eta);
-a fraction of eta only limits how many may start. The trainer waits for entries that the next update would
-make too old while they are generated, so that none is thrown away.
+entry, eta staleness bound, B entries of a training batch. An entry may be trained on while
+v - o <= ceil(eta); a fraction of eta only limits how many may start. The trainer waits for entries that the
+next update would make too old while they are generated, so that none is thrown away.
 
     room = min((eta + v + 1) B - (accepted + running), bound - (ready + running))
 
@@ -60,7 +60,8 @@ class BufferSettings:
 class BufferEntry:
     """What the trainer takes as a unit."""
 
-    id: Hashable
+    id: Any
+    """Hashable and sortable."""
     content: Any
     """Opaque reference."""
     oldest: int
@@ -122,7 +123,7 @@ class Buffer:
         return sum(version <= self.oldest_allowed for version in self._running.values())
 
     def take(self) -> tuple[BufferEntry, ...] | None:
-        """A batch for the trainer, oldest versions first, or None: not yet (ask again after the next event)."""
+        """A batch for the trainer, oldest versions first; None: not yet, ask again after the next event."""
         if self.ready < self.settings.batch or self.due():
             return None
         by_age = sorted(self._ready, key=lambda e: e.oldest)
@@ -189,13 +190,11 @@ class Experience:
                 if self._failure is not None:
                     raise self._failure
                 if time.monotonic() > deadline:
-                    raise PartFailed(
-                        "rollout",
-                        "timed out",
-                        f"{self._buffer.ready} of {self._buffer.settings.batch} groups were ready after {limit_s:g} s",
-                    )
+                    count = f"{self._buffer.ready} of {self._buffer.settings.batch}"
+                    raise PartFailed("rollout", "timed out", f"{count} groups were ready after {limit_s:g} s")
                 self._changed.wait(LOOK_S)
-        groups = ray.get([e.content for e in sorted(entries, key=lambda e: e.id)], timeout=limit_s)  # type: ignore[arg-type,return-value]
+        in_order = sorted(entries, key=lambda e: e.id)
+        groups = ray.get([e.content for e in in_order], timeout=limit_s)
         return [sample for group in groups for sample in group]
 
     def fail(self, error: BaseException) -> None:

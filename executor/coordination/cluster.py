@@ -125,7 +125,7 @@ def nodes(resource: str) -> list[RayNode]:
 
 
 def node_is_gone(node_id: str) -> bool:
-    """Whether a Ray node ended: its raylet refuses connections at once, while Ray's own health check takes 15 s or more."""
+    """Whether a Ray node ended: its raylet refuses connections at once; Ray's check takes 15 s or more."""
     [node] = [n for n in ray.nodes() if n["NodeID"] == node_id] or [None]
     if node is None or not node["Alive"]:
         return True
@@ -154,7 +154,8 @@ def check(plan: Plan, resource: str) -> None:
     raise RlhfsimError(
         "cluster-too-small",
         f"the plan needs {sum(need)} {kind} ({_listed(need)}), the cluster has {sum(have)} ({_listed(have)})",
-        help="design for this cluster (rlhfsim design --gpus ...), add nodes, or run a scaled plan: rlhfsim launch --scale",
+        help="design for this cluster (rlhfsim design --gpus ...), add nodes, "
+        "or run a scaled plan: rlhfsim launch --scale",
     )
 
 
@@ -246,7 +247,8 @@ def _wait(plan: Plan, groups: Mapping[int, PlacementGroup], resource: str, timeo
             if time.monotonic() >= deadline:
                 raise RlhfsimError(
                     "cluster-busy",
-                    f"node {node} of the plan needs {len(group.bundle_specs)} {resource} on one node; {free:g} of {total:g} are free after {timeout_s:g} s",
+                    f"node {node} of the plan needs {len(group.bundle_specs)} {resource} on one node; "
+                    f"{free:g} of {total:g} are free after {timeout_s:g} s",
                     help="see who holds them with: ray status",
                 )
 

@@ -1,6 +1,7 @@
 """What goes wrong in a run, seen in its metrics: pure functions over the rows so far, newest last.
 
-Each says what was measured against what, or None; `DETECTORS` adds what to change. Limits are for a mean over thousands of tokens, they ask for several steps in a row or for a multiple of what was usual
+Each says what was measured against what, or None; `DETECTORS` adds what to change. Limits are for a mean over
+thousands of tokens, they ask for several steps in a row or for a multiple of what was usual
 before, so that noise raises no alarm (tests/executor/test_detectors.py: healthy runs over many seeds).
 `Detectors` say a finding once, and again when it returns.
 """
@@ -26,7 +27,7 @@ History = Sequence[Row]
 Severity = Literal["stop", "warn"]
 Array = NDArray[np.float64]
 STEPS, USUAL_STEPS, WINDOW = 3, 20, 5
-"""Steps in a row that must be wrong, steps before them that say what is usual, steps whose mean reward is compared."""
+"""Steps in a row that must be wrong, steps before them that say what is usual, steps of a mean reward."""
 EXPLOSION, LOSS_FLOOR, GRAD_NORM_FLOOR = 10.0, 0.1, 1.0
 """Times the usual size; losses and norms below the floors do not explode."""
 MISMATCH = 0.1
@@ -188,7 +189,8 @@ def old_and_clipped(history: History, plan: Expected) -> str | None:
     ages, clipped = (_last(history, name, STEPS) for name in ("staleness/mean", "policy/clip_fraction"))
     if not (len(ages) and len(clipped) and ages.min() >= 1 and clipped.min() > CLIPPED):
         return None
-    return f"samples are {ages[-1]:.1f} versions old on average and {clipped[-1]:.0%} of their tokens are clipped"
+    share = f"{clipped[-1]:.0%} of their tokens are clipped"
+    return f"samples are {ages[-1]:.1f} versions old on average and {share}"
 
 
 def slow_generation(history: History, plan: Expected) -> str | None:
@@ -284,7 +286,7 @@ class Detectors:
     """Say a finding when it appears, not while it lasts, and again when it returns."""
 
     def __init__(self, plan: Plan | Expected, *, priced_here: bool = False) -> None:
-        """`plan` is what the run is measured against; `priced_here`: its seconds are those of this hardware."""
+        """`plan`: what the run is measured against; `priced_here`: its seconds are those of this hardware."""
         self._plan = plan if isinstance(plan, Expected) else expected(plan, priced_here=priced_here)
         self._lasting: set[str] = set()
 

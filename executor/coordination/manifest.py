@@ -29,7 +29,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def problems(folder: Path, *, contents: bool = True) -> list[str]:
-    """What is wrong with a folder, one line each; empty: whole. Without `contents` only sizes are compared."""
+    """What is wrong with a folder, one line each; empty: whole. Without `contents` only by size."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = dict(manifest["files"])

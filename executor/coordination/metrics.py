@@ -1,9 +1,9 @@
 """Metrics of an iteration under their usual names, from its samples, engines, spans and memory.
 
     reward/{mean,std,min,max}              over samples
-    kl/{mean,max}                          k3 of policy against reference: over tokens; largest mean of one sample
+    kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
-    throughput/{tokens_per_sec,samples_per_sec}   prompt and response tokens over the wall time of the iteration
+    throughput/{tokens_per_sec,samples_per_sec}   prompt and response over the wall time of the iteration
     memory/{allocated_gb,host_gb}          on the fullest device; on the fullest node
     time/<phase>                           seconds, by the names of the plan's phases
     staleness/{mean,max}                   trainer's version - oldest version among the tokens of a sample

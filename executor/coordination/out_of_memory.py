@@ -18,7 +18,10 @@ WORDS = (
     "memory pressure",
 )
 """How torch, CUDA, the C library, vLLM and Ray say it."""
-REMEDY = "smaller micro-batch, recompute: full, offload_optimizer: cpu, or a lower memory_utilization of the rollout engine"
+REMEDY = (
+    "smaller micro-batch, recompute: full, offload_optimizer: cpu, "
+    "or a lower memory_utilization of the rollout engine"
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -45,11 +48,12 @@ def out_of_memory(
     where = "has there" if rows else f"peaks in {plan.prediction.peak_phase} with"
     rows = rows or _fullest(plan, plan.prediction.peak_phase)
     listed = ", ".join(f"{r.role} {r.component} {shown(r.bytes, 'byte')}" for r in rows[:5])
-    total = sum(row.bytes for row in rows)
+    total = shown(sum(row.bytes for row in rows), "byte")
+    capacity = shown(plan.prediction.capacity_bytes, "byte")
     return Finding(
         code="out-of-memory",
         severity="stop",
-        what=f"{part} ran out of memory in {phase}; the plan {where} {shown(total, 'byte')} of {shown(plan.prediction.capacity_bytes, 'byte')}: {listed}",
+        what=f"{part} ran out of memory in {phase}; the plan {where} {total} of {capacity}: {listed}",
         advice=(smallest_change() if smallest_change else None) or REMEDY,
     )
 

@@ -31,7 +31,7 @@ class Residency:
 
     @contextlib.contextmanager
     def present(self, role: str, call: str, step: int, *, states: bool = False) -> Iterator[None]:
-        """The role is in memory inside the block, with its optimizer where `states` says, then at its resting place."""
+        """Inside the block the role is in memory, with its optimizer if `states`; then where it rests."""
         if self._away.get(role) in ((OPTIMIZER,) if states else ()) + ("offloaded", "recreated"):
             self._carry("load", role, self._away.pop(role), call, step)
         yield

@@ -1,4 +1,4 @@
-"""The driver's handle on all replicas of the rollout engine: requests are balanced over them, results gathered."""
+"""The driver's handle on all replicas of the rollout engine: requests balanced, results gathered."""
 
 from __future__ import annotations
 

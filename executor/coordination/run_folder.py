@@ -125,7 +125,7 @@ def _check(files: RunFiles, resume: bool) -> None:
 
 
 def _holds_something(files: RunFiles) -> bool:
-    """Whether there is more than an attempt leaves that ended before its first step: that can be started again."""
+    """Whether there is more than an attempt leaves that ended before its first step: it can start again."""
     made = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
         made |= {files.plan, files.settings, files.vllm, files.environment, files.deepspeed}

@@ -51,7 +51,7 @@ class Watch:
             self._thread.join(timeout=10)
 
     def blame(self, suspect: str = "") -> PartFailed | None:
-        """The dead part, given Ray the time to notice; None: all answer, or are merely busy. `suspect` failed first."""
+        """The dead part, once Ray had time to notice; None: all answer or are busy. `suspect` was first."""
         if suspect in self.homes and node_is_gone(self.homes[suspect]):
             self.failure = self.failure or node_lost(suspect, self.homes[suspect])
         deadline, quiet = time.monotonic() + BLAME_S, 0

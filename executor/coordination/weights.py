@@ -39,7 +39,7 @@ class WeightRoute:
         self._channel: ChannelSpec | None = None
 
     def open(self, rollout: ReplicaPool | None) -> None:
-        """Make the channel and join every replica, if there are any. A new set of them needs a new channel."""
+        """Make the channel and join every replica, if there are any; a new set of them needs a new one."""
         self.close()
         each = rollout.receivers_each if rollout else 0
         self._channel = self._spec(each * len(rollout.actors) if rollout else 0)

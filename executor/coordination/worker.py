@@ -1,4 +1,4 @@
-"""One rank of a worker group: a process that holds the engines of the roles which share its GPUs and layout."""
+"""One rank of a worker group: a process with the engines of the roles that share its GPUs and layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from executor.samples import LossSpec, Sample, Transfer
 
 
 class TracedProcess:
-    """A process of the run: it answers for its clock and its life, and collects spans of one pool and group."""
+    """A process of the run: it tells its clock, gives signs of life and collects spans."""
 
     def __init__(self, pool: str, group: str) -> None:
         self._pool = pool
@@ -110,7 +110,7 @@ class Worker(TracedProcess):
         return self._reply(value, role)
 
     def unload(self, role: str, how: str, folder: str | None, tags: Tags) -> Reply:
-        """Bring a role out of device memory: `optimizer` states only, `offloaded`, or `recreated` (saved and destroyed)."""
+        """Out of device memory: its `optimizer` states, `offloaded`, or `recreated` (saved and destroyed)."""
         place = Path(folder) if folder else None
         with self._span(role, tags):
             if how == "recreated":

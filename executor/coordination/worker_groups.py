@@ -317,7 +317,7 @@ class WorkerGroups:
                 return self.route.send(self.rollout, self.version, step, self._record)
 
     def _prepare_rollout(self, role: RolloutPlacement, step: int) -> None:
-        """For a sync: a sleeping engine wakes; one that is created again for every rollout goes, and reads files."""
+        """For a sync: a sleeping engine wakes; one that is created for every rollout goes and reads files."""
         if self.rollout is not None and role.residency == "recreated":
             self._sleep(role, step)
         elif self.rollout is not None and self._asleep:

@@ -1,4 +1,4 @@
-"""The causal attention kernel of a forward pass, as the training engine calls it (torch SDPA with grouped heads)."""
+"""The causal attention kernel of a forward pass, as the training engine calls it (grouped SDPA of torch)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""One probe in a process of its own: `python -m executor.microbench.child TASK.json`; the answer is a file beside it.
+"""One probe in a process of its own: `python -m executor.microbench.child TASK.json`.
 
-The process dies with its parent, so that nothing keeps measuring when that is killed.
+The answer is a file beside the task. The process dies with its parent, so that nothing keeps measuring when
+that is killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Steps of the real vLLM engine on models so small that its own time is nearly all of them.
 
 One process an engine: `part` is its number of layers. Two depths tell time per step from time per layer,
-batch sizes give the time per sequence; `calibration.micro_benchmarks.profile` separates them. Steps go through
-`VllmEngine`, as in a run: log-probs, sampling with a seed per request, and completions are inside.
+batch sizes give the time per sequence; `calibration.micro_benchmarks.profile` separates them. Steps go
+through `VllmEngine`, as in a run: log-probs, sampling with a seed per request, and completions are inside.
 """
 
 from __future__ import annotations

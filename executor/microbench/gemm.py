@@ -7,7 +7,8 @@ that fit the cache stay in it between calls, as those of a model of that size do
 
 from __future__ import annotations
 
-from itertools import product
+from functools import partial
+from itertools import product as grid
 
 import torch
 
@@ -27,9 +28,10 @@ def measure(setup: ProbeSetup) -> list[Measured]:
     rows, widths = (CUDA_QUICK if setup.quick else CUDA) if cuda else (CPU_QUICK if setup.quick else CPU)
     dtype, kind = (torch.bfloat16, "BF16") if cuda else (torch.float32, "FP32, one thread")
     found = []
-    for m, n, k in product(rows, widths, widths):
+    for m, n, k in grid(rows, widths, widths):
         x = torch.randn(int(m), int(k), device=setup.device, dtype=dtype)
         w = torch.randn(int(n), int(k), device=setup.device, dtype=dtype)
-        taken = samples(lambda x=x, w=w: torch.nn.functional.linear(x, w), setup.repeats(12, 5), setup.device)  # type: ignore[misc]
+        product = partial(torch.nn.functional.linear, x, w)
+        taken = samples(product, setup.repeats(12, 5), setup.device)
         found.append(summarise("gemm", taken, "s", f"torch linear, {kind}", at=(m, n, k)))
     return found

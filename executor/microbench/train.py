@@ -1,4 +1,4 @@
-"""Forward and backward of tiny models of two depths: what one layer costs when there is hardly anything to compute."""
+"""Forward and backward of tiny models of two depths: what a layer costs when there is little to compute."""
 
 from __future__ import annotations
 
