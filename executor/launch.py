@@ -79,7 +79,7 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
         settings = replace(settings, iterations=DRY_ITERATIONS)
     job, prompter = prepare(plan, settings, dry_step_s=options.dry_step_s if options.dry_run else None)
     with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
-        found = _checkpoint(files, job, listener) if options.resume else None
+        checkpoint = _checkpoint(files, job, listener) if options.resume else None
         _write_inputs(files, job)
         sweep(str(weights_folder(files)))
         with contextlib.closing(Scorer(settings.rewards)) as scorer:
@@ -97,7 +97,7 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
                 self_check=options.self_check,
                 smallest_change=options.smallest_change,
             )
-            ended = loop.until_the_end(found)
+            ended = loop.until_the_end(checkpoint)
             return FinishedRun(ended=ended, files=files, restarts=tuple(loop.failures))
 
 
@@ -110,17 +110,21 @@ def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) 
         RlhfsimError: plan, settings, model, tokenizer or data cannot be run.
     """
     model = model_folder(plan, settings)
-    known = dry_step_s is not None and not Path(model).is_dir()
-    if not known:
+    absent = dry_step_s is not None and not Path(model).is_dir()
+    if not absent:
         refusals.check_model(model)
-    text = ByteText() if known else Text(model, chat=settings.data.chat_template)
+    text = ByteText() if absent else Text(model, chat=settings.data.chat_template)
+    fake_seconds = None
+    if dry_step_s is not None:  # predicted, scaled so that the step takes as long
+        scale = dry_step_s / max(plan.prediction.step_s, 1e-9)
+        fake_seconds = {phase.name: phase.seconds * scale for phase in plan.prediction.phases}
     job = Job(
         plan=plan,
         settings=settings,
         model=model,
         gpu=cluster.local_gpus() > 0,
         max_prompt=1,
-        fake_seconds=None if dry_step_s is None else _fake_seconds(plan, dry_step_s),
+        fake_seconds=fake_seconds,
     )
     refusals.check(job)
     source = open_source(settings.data, plan.workload.algorithm, settings.seed)
@@ -133,7 +137,7 @@ def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) 
         seed=settings.seed,
     )
     job = replace(job, max_prompt=prompter.longest_prompt(settings.iterations))
-    if not known:
+    if not absent:
         refusals.check_length(job)
     return job, prompter
 
@@ -144,12 +148,6 @@ def model_folder(plan: Plan, settings: Settings) -> str:
     folder = Path(path).parent if Path(path).name == "config.json" else Path(path)
     # workers of another cluster have another working directory
     return str(folder.absolute()) if folder.is_dir() else str(folder)
-
-
-def _fake_seconds(plan: Plan, step_s: float) -> dict[str, float]:
-    """Predicted seconds by phase, scaled so that the step takes `step_s`."""
-    scale = step_s / max(plan.prediction.step_s, 1e-9)
-    return {phase.name: phase.seconds * scale for phase in plan.prediction.phases}
 
 
 def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
@@ -181,30 +179,23 @@ def _logged(files: run_folder.RunFiles) -> Iterator[None]:
 
 def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> checkpoints.Checkpoint | None:
     """Where an interrupted run goes on; None: it has no whole checkpoint and begins again."""
-    found = checkpoints.newest(files.checkpoints)
-    if found is None:
+    newest = checkpoints.newest(files.checkpoints)
+    if newest is None:
         listener.phase("the run in this folder has no whole checkpoint: it begins again")
-    for text in _changed_settings(files, job.settings):
+    before = asdict(load(Settings, files.settings)) if files.settings.is_file() else asdict(job.settings)
+    for text in checkpoints.differences(before, asdict(job.settings)):
         listener.phase(f"another setting than before: {text}")
-    if found is not None:
+    if newest is not None:
         checkpoints.check_resumable(
-            found, checkpoints.identity(job.plan, run_folder.settings_hash(job.settings))
+            newest, checkpoints.identity(job.plan, run_folder.settings_hash(job.settings))
         )
-        if found.progress.iteration >= job.settings.iterations:
+        if newest.progress.iteration >= job.settings.iterations:
             raise RlhfsimError(
                 "run-is-done",
-                f"the run in {files.root} has done its {found.progress.iteration} iterations",
+                f"the run in {files.root} has done its {newest.progress.iteration} iterations",
                 help="raise iterations in the settings (or --iterations) to go on",
             )
-    return found
-
-
-def _changed_settings(files: run_folder.RunFiles, settings: Settings) -> list[str]:
-    """What differs from the settings that the folder's run was started with."""
-    if not files.settings.is_file():
-        return []
-    before = asdict(load(Settings, files.settings))
-    return checkpoints.differences(before, asdict(settings))
+    return newest
 
 
 def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:

@@ -156,7 +156,9 @@ class Run:
         start = last = time.time()
         recorder.fresh()
         for learned in self._learned(loop, workers, steps):
-            row = self._row(learned, time.time() - last, recorder)
+            row = metrics.iteration_metrics(
+                learned, time.time() - last, recorder.fresh(), recorder.memory.values()
+            )
             rows.append(row)
             self._data.add({s.group for s in learned.samples})
             trackers.log(learned.step, row)
@@ -184,30 +186,13 @@ class Run:
         )
 
     def _learned(self, loop: Loop, workers: WorkerGroups, steps: range) -> Iterator[Learned]:
-        schedule = self.job.plan.placement.schedule
-        if not self.job.plan.workload.generates:
-            return loop.synchronous(steps)
-        if schedule.asynchronous:
-            return loop.asynchronous(
-                steps, Experience(settings_of(self.job.plan), workers.version), self._data
-            )
-        return loop.streamed(steps) if schedule.streaming else loop.synchronous(steps)
+        schedule, generates = self.job.plan.placement.schedule, self.job.plan.workload.generates
+        if generates and schedule.asynchronous:
+            buffer = Experience(settings_of(self.job.plan), workers.version)
+            return loop.asynchronous(steps, buffer, self._data)
+        return loop.streamed(steps) if generates and schedule.streaming else loop.synchronous(steps)
 
     # --- after an iteration -----------------------------------------------------------------------
-
-    def _row(self, learned: Learned, seconds: float, recorder: SpanRecorder) -> Row:
-        engines: dict[str, tuple[Mapping[str, float], ...]] = {"actor": learned.actor}
-        if learned.critic:
-            engines["critic"] = learned.critic
-        return metrics.iteration_metrics(
-            samples=learned.samples,
-            version=learned.version,
-            seconds=seconds,
-            engines=engines,
-            spans=recorder.fresh(),
-            step=learned.step,
-            readings=recorder.memory.values(),
-        )
 
     def _detect(self, detectors: Detectors, rows: list[Row]) -> None:
         if self.job.fake_seconds is not None:
@@ -228,9 +213,8 @@ class Run:
             iteration=done,
             weight_version=workers.version,
             data_position={"prompts": self._data.prompts, "ahead": sorted(self._data.ahead)},
-            rng={
-                "seed": self.job.settings.seed
-            },  # every stream of the driver follows from it and the position
+            # every stream of the driver follows from it and the position
+            rng={"seed": self.job.settings.seed},
             metrics=tuple(rows),
         )
         wanted = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))

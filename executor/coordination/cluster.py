@@ -72,46 +72,34 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     Raises:
         RlhfsimError: no cluster there, or a machine with fewer GPUs than the plan needs.
     """
+    common: dict[str, Any] = {
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+        "runtime_env": {"env_vars": dict(environment)},
+    }
     if address is not None:
         try:
-            ray.init(
-                address=address,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                runtime_env={"env_vars": dict(environment)},
-            )
+            ray.init(address=address, **common)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RlhfsimError(
                 "no-ray-cluster",
                 f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
                 help="start one with: ray start --head, or leave out --address",
             ) from error
-        return Connection(resource=_resource(), local=False)
+        gpus = int(ray.cluster_resources().get(GPU, 0))
+        return Connection(resource=GPU if gpus else SLOT, local=False)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     gpus = local_gpus()
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-        runtime_env={"env_vars": dict(environment)},
-        **options,
-    )
+    options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    ray.init(address="local", **common, **options)
     return Connection(resource=GPU if gpus else SLOT, local=True)
 
 
 def local_gpus() -> int:
     """NVIDIA GPUs of this machine, without importing torch."""
-    from glob import glob
-
-    return len(glob("/proc/driver/nvidia/gpus/*"))
-
-
-def _resource() -> str:
-    return GPU if ray.cluster_resources().get(GPU, 0) >= 1 else SLOT
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def nodes(resource: str) -> list[RayNode]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 SCHEMA = "rlhfsim.checkpoint/1"
-_CHUNK = 2**22
 _THREADS = 4
 
 
@@ -62,16 +60,8 @@ def _sealed(path: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    for chunk in _chunks(path):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_synced(path: Path, text: str) -> None:

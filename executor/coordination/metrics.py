@@ -21,6 +21,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from executor.algorithms.iteration import Learned
 from executor.algorithms.kl import kl
 from executor.samples import Floats, Sample
 from rlhfsim.trace import Span
@@ -39,10 +40,10 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Row:
 
 
 def _rewards(samples: Sequence[Sample]) -> Row:
-    found = np.array([s.reward for s in samples if s.reward is not None], dtype=np.float64)
-    if not len(found):
+    rewards = np.array([s.reward for s in samples if s.reward is not None], dtype=np.float64)
+    if not len(rewards):
         return {}
-    return _named("reward", mean=found.mean(), std=found.std(), min=found.min(), max=found.max())
+    return _named("reward", mean=rewards.mean(), std=rewards.std(), min=rewards.min(), max=rewards.max())
 
 
 def _lengths(samples: Sequence[Sample]) -> Row:
@@ -97,11 +98,11 @@ def _explained(samples: Sequence[Sample]) -> Row:
     return {"value/explained_var": float(1 - (returns - values).var() / spread)} if spread > 1e-12 else {}
 
 
-def _pairs(found: Iterable[tuple[Floats | None, Floats | None]]) -> list[tuple[Array, Array]]:
+def _pairs(fields: Iterable[tuple[Floats | None, Floats | None]]) -> list[tuple[Array, Array]]:
     """(R,) float64 pairs of the samples that have both, at least one token long."""
     return [
         (a.astype(np.float64), b.astype(np.float64))
-        for a, b in found
+        for a, b in fields
         if a is not None and b is not None and len(a)
     ]
 
@@ -159,18 +160,12 @@ def times(spans: Iterable[Span], step: int) -> Row:
 
 
 def iteration_metrics(
-    *,
-    samples: Sequence[Sample],
-    version: int,
+    learned: Learned,
     seconds: float,
-    engines: Mapping[str, Sequence[Mapping[str, float]]],
     spans: Iterable[Span],
-    step: int,
     readings: Iterable[tuple[str, Mapping[str, float]]] = (),
 ) -> Row:
-    """The row of an iteration. `engines`: metrics of every optimizer step by role."""
-    row: Row = {}
-    for role, steps in engines.items():
-        row |= engine_metrics(role, steps)
-    row |= sample_metrics(samples, version)
-    return row | throughput(samples, seconds) | memory(readings) | times(spans, step) | {"time/step": seconds}
+    """The row of an iteration that took `seconds`; what its samples say comes before what engines say."""
+    row = engine_metrics("actor", learned.actor) | engine_metrics("critic", learned.critic)
+    row |= sample_metrics(learned.samples, learned.version) | throughput(learned.samples, seconds)
+    return row | memory(readings) | times(spans, learned.step) | {"time/step": seconds}

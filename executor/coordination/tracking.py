@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from executor.settings import Tracking
 from rlhfsim.errors import Place, RlhfsimError
@@ -23,14 +23,14 @@ STEP = "step"
 NON_FINITE = "non_finite"
 
 
-class Sink(Protocol):
-    """One place where metrics go."""
+class Sink(NamedTuple):
+    """One place beside metrics.jsonl where metrics go."""
 
-    def log(self, step: int, row: Mapping[str, float]) -> None:
-        """Take the metrics of an iteration."""
-
-    def close(self) -> None:
-        """Everything is out when it returns."""
+    name: str
+    log: Callable[[int, Mapping[str, float]], None]
+    """Takes the metrics of an iteration."""
+    close: Callable[[], None]
+    """Everything is out when it returns."""
 
 
 class MetricsFile:
@@ -89,63 +89,6 @@ def _row(line: str) -> dict[str, float] | None:
         return None
 
 
-class TensorBoard:
-    """Event files for TensorBoard, written by tensorboardX."""
-
-    def __init__(self, folder: Path, first_step: int = 0) -> None:
-        """Events of `first_step` and later in older files are hidden: a resumed run writes them again."""
-        module = _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
-        self._writer = module.SummaryWriter(str(folder), purge_step=first_step or None)
-
-    def log(self, step: int, row: Mapping[str, float]) -> None:
-        """One scalar a metric."""
-        for name, value in row.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Flush."""
-        self._writer.close()
-
-
-class WeightsAndBiases:
-    """A run of Weights & Biases; where it goes (or WANDB_MODE=offline) is that library's own matter."""
-
-    def __init__(self, project: str, folder: Path, config: Mapping[str, Any], run_id: str) -> None:
-        """`run_id` lets a resumed run go on in the same place."""
-        module = _library("wandb", "wandb", "tracking.wandb_project: null")
-        self._run = module.init(
-            project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow"
-        )
-
-    def log(self, step: int, row: Mapping[str, float]) -> None:
-        """All of a step at once."""
-        self._run.log(dict(row), step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        self._run.finish()
-
-
-class MlFlow:
-    """A run of MLflow; MLFLOW_TRACKING_URI says where."""
-
-    def __init__(self, experiment: str, config: Mapping[str, Any], run_id: str) -> None:
-        """`run_id` becomes the name of the run."""
-        self._module = _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
-        self._module.set_experiment(experiment)
-        self._module.start_run(run_name=run_id)
-        self._module.log_params({name: str(value)[:500] for name, value in config.items()})
-
-    def log(self, step: int, row: Mapping[str, float]) -> None:
-        """All of a step at once."""
-        self._module.log_metrics(dict(row), step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        self._module.end_run()
-
-
 def _library(module: str, package: str, off: str) -> Any:
     try:
         return import_module(module)
@@ -155,6 +98,35 @@ def _library(module: str, package: str, off: str) -> Any:
             f"{package} is not installed",
             help=f"install it (pip install --no-deps {package}), or set {off}",
         ) from error
+
+
+def _tensorboard(folder: Path, first_step: int) -> Sink:
+    """Event files, by tensorboardX; those of `first_step` and later are hidden: a resumed run writes them again."""
+    module = _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
+    writer = module.SummaryWriter(str(folder), purge_step=first_step or None)
+
+    def log(step: int, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            writer.add_scalar(name, value, step)
+        writer.flush()
+
+    return Sink("TensorBoard", log, writer.close)
+
+
+def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], run_id: str) -> Sink:
+    """Where it goes (or WANDB_MODE=offline) is that library's own matter; a resumed run goes on in `run_id`."""
+    module = _library("wandb", "wandb", "tracking.wandb_project: null")
+    run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")
+    return Sink("WeightsAndBiases", lambda step, row: run.log(dict(row), step=step), run.finish)
+
+
+def _mlflow(experiment: str, config: Mapping[str, Any], run_id: str) -> Sink:
+    """MLFLOW_TRACKING_URI says where; `run_id` becomes the name of the run."""
+    module = _library("mlflow", "mlflow", "tracking.mlflow_experiment: null")
+    module.set_experiment(experiment)
+    module.start_run(run_name=run_id)
+    module.log_params({name: str(value)[:500] for name, value in config.items()})
+    return Sink("MlFlow", lambda step, row: module.log_metrics(dict(row), step=step), module.end_run)
 
 
 class Trackers:
@@ -180,7 +152,7 @@ class Trackers:
             try:
                 act(sink)
             except Exception as error:  # network, quota, login: none of it is worth a training run
-                logger.warning("%s failed and gets no more metrics: %s", type(sink).__name__, error)
+                logger.warning("%s failed and gets no more metrics: %s", sink.name, error)
                 self._others.remove(sink)
 
 
@@ -201,9 +173,9 @@ def open_trackers(
     config = config or {}
     others: list[Sink] = []
     if tracking.tensorboard:
-        others.append(TensorBoard(tensorboard, first_step))
+        others.append(_tensorboard(tensorboard, first_step))
     if tracking.wandb_project is not None:
-        others.append(WeightsAndBiases(tracking.wandb_project, metrics.parent, config, run_id))
+        others.append(_weights_and_biases(tracking.wandb_project, metrics.parent, config, run_id))
     if tracking.mlflow_experiment is not None:
-        others.append(MlFlow(tracking.mlflow_experiment, config, run_id))
+        others.append(_mlflow(tracking.mlflow_experiment, config, run_id))
     return Trackers(MetricsFile(metrics, first_step), others)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from executor.algorithms.iteration import Learned
 from executor.coordination.metrics import (
     engine_metrics,
     iteration_metrics,
@@ -169,14 +170,9 @@ def test_the_time_of_a_phase_is_that_of_its_slowest_group() -> None:
 
 def test_a_row_has_all_parts_and_what_the_samples_say_comes_first() -> None:
     samples = [sample(1.0, old_logprobs=floats(-1, -1), reference_logprobs=floats(-1, -1))]
+    learned = Learned(step=0, samples=tuple(samples), actor=({"kl/mean": 0.5, "policy/loss": 1.0},))
     row = iteration_metrics(
-        samples=samples,
-        version=0,
-        seconds=2.0,
-        engines={"actor": [{"kl/mean": 0.5, "policy/loss": 1.0}]},
-        spans=[span("actor.train", 0, 1, "rank 0")],
-        step=0,
-        readings=[("a", {"allocated": 1e9, "host": 1e9})],
+        learned, 2.0, [span("actor.train", 0, 1, "rank 0")], [("a", {"allocated": 1e9, "host": 1e9})]
     )
     assert row["kl/mean"] == 0
     assert {
@@ -311,6 +307,8 @@ def test_a_service_that_fails_is_said_once_and_the_file_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Down:
+        name = "Down"
+
         def log(self, step: int, row: Mapping[str, float]) -> None:
             raise ConnectionError("no route")
 
