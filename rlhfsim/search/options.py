@@ -28,13 +28,13 @@ ALONE = "alone"
 """Pool name while a role is priced by itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Key:
     """What a role's price depends on."""
 
-    role: str
     hardware: int
     gpus: int
+    role: str
     beside_actor: bool = False
     """A reference that shares the actor's pool: one process, and with LoRA one copy of the weights."""
     adapters: bool = False

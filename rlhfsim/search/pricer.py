@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlhfsim.kernels.devices import device_of, domain_of
-from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, Rows, engine_sums, role_sums
+from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums, role_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
@@ -19,7 +19,7 @@ from rlhfsim.memory.role_bytes import RoleBytes, micro_batch_of, rested, role_by
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
-from rlhfsim.search.columns import Floats, Ints, OptionTimes
+from rlhfsim.search.columns import OptionTimes
 from rlhfsim.search.layouts import role_layouts, rollout_layouts
 from rlhfsim.search.options import (
     ALONE,
@@ -102,14 +102,12 @@ class Pricer:
         """Price many roles, the roles of one pool size on one core."""
         wanted = {k for k in keys if k not in self._tables}
         self._tables |= {k: t for k in wanted if (t := self._shared.tables(k).get(k)) is not None}
-        missing = sorted(wanted - self._tables.keys(), key=_size)
-        batches = [list(batch) for _, batch in groupby(missing, key=lambda k: _size(k)[:2])]
-        for tables in mapped(self._batch, sorted(batches, key=lambda b: -len(b))):
+        missing = sorted(wanted - self._tables.keys())
+        batches = [list(batch) for _, batch in groupby(missing, key=lambda k: (k.hardware, k.gpus))]
+        largest_first = sorted(batches, key=lambda batch: -len(batch))
+        for tables in mapped(lambda keys: [self.table(key) for key in keys], largest_first):
             for table in tables:
                 self._tables[table.key] = self._shared.tables(table.key)[table.key] = table
-
-    def _batch(self, keys: list[Key]) -> list[OptionTable]:
-        return [self.table(key) for key in keys]
 
     def hardware(self, key: Key) -> NodeGroup:
         """The nodes under a pool."""
@@ -137,32 +135,37 @@ class Pricer:
             self._shared.fitting[key] = self._fit(key)
         table = self._shared.fitting[key]
         roles = [role for role in table.options if isinstance(role, RolePlacement)]
-        return _sorted(replace(table, times=OptionTimes(self._times(key, roles))))
+        return _sorted(replace(table, times=self._times(key, roles)))
 
     def _fit(self, key: Key) -> OptionTable:
         """The options of a role that run when nobody else is there, not yet timed."""
-        options, pool = self._options(key), self.hardware(key)
+        options, pool, backend = self._options(key), self.hardware(key), self.request.backend
+        trained, usable = key.role in TRAINED, pool.profile.usable_memory.value
         roles, parts = list[RolePlacement](), list[list[RoleBytes]]()
         for shape in options.shapes:
             for variants in filter(None, shape):
-                first, last = self._bytes(key, variants[0])
-                if not self._works(key, first, last):
-                    break  # a larger micro-batch needs more
+                views = self._bytes(key, variants[0])
+                if trained and max(part.training for part in views) > usable:
+                    break  # whatever happens between its calls; a larger micro-batch needs more
                 roles += variants
-                parts += [[self._rested(key, first, s), self._rested(key, last, s)] for s in variants]
+                ends = views[0], views[-1]
+                parts += [[rested(p, s, backend=backend, trained=trained) for p in ends] for s in variants]
         process = pool.profile["host_process_bytes"]
-        host = np.array([a.host + (a.framework > 0) * process for a, _ in parts])
+        host = np.array([first.host + (first.framework > 0) * process for first, _ in parts])
         rows = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
-        fit = self._fitting(key, rows, host)
-        left = tuple(roles[i] for i in fit)
+        states = role_sums(pool.profile, rows, NO_SYNC)
+        fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
+        for name in {"idle", *("train" if c.kind == "train" else "forward" for c in self._calls(key.role))}:
+            fits &= fitting(states[name], usable, self.request.max_oom)
+        left = tuple(roles[i] for i in np.flatnonzero(fits))
         return OptionTable(
             key=key,
             legal=options.legal,
             refused=options.refused,
             options=left,
             times=OptionTimes(np.zeros((len(left), 6))),
-            bytes=rows[fit],
-            host=host[fit],
+            bytes=rows[fits],
+            host=host[fits],
             pieces=np.zeros((len(left), STREAM_CHUNKS)),
             continuous=np.zeros(len(left)),
             sync_class=sync_classes(left),
@@ -175,7 +178,17 @@ class Pricer:
             space = role_layouts(
                 self.request, role, self.models.of(role), key.gpus, domain, trained=role in TRAINED
             )
-            shapes = tuple(tuple(self._variants(role, layout) for layout in shape) for shape in space.shapes)
+            shapes = tuple(
+                tuple(
+                    tuple(
+                        s
+                        for s in role_variants(self.request, role, layout)
+                        if not broken_limit(self.request, role, s)
+                    )
+                    for layout in shape
+                )
+                for shape in space.shapes
+            )
             self._shared.options[key] = RoleOptions(
                 legal=sum(len(v) for shape in shapes for v in shape), refused=space.dropped, shapes=shapes
             )
@@ -189,13 +202,9 @@ class Pricer:
         options = (s for x in layouts for s in rollout_variants(x, adapters=key.adapters))
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
-    def _variants(self, role: str, layout: Layout) -> tuple[RolePlacement, ...]:
-        variants = role_variants(self.request, role, layout)
-        return tuple(s for s in variants if not broken_limit(self.request, role, s))
-
-    def _bytes(self, key: Key, placed: RolePlacement) -> tuple[RoleBytes, RoleBytes]:
+    def _bytes(self, key: Key, placed: RolePlacement) -> list[RoleBytes]:
         """On the first and on the last pipeline stage."""
-        parts = [
+        return [
             role_bytes(
                 self.models,
                 key.role,
@@ -208,70 +217,35 @@ class Pricer:
             )
             for stage in stages(placed.layout)
         ]
-        return parts[0], parts[-1]
 
-    def _rested(self, key: Key, part: RoleBytes, role: RolePlacement) -> RoleBytes:
-        return rested(part, role, backend=self.request.backend, trained=key.role in TRAINED)
-
-    def _works(self, key: Key, *parts: RoleBytes) -> bool:
-        """Whether a layout's training fits, whatever happens to the role between its calls."""
-        if key.role not in TRAINED:
-            return True
-        usable = self.hardware(key).profile.usable_memory.value
-        return max(part.training for part in parts) <= usable
-
-    def _fitting(self, key: Key, rows: Rows, host: Floats) -> Ints:
-        """Options that run when nobody else is there."""
-        pool = self.hardware(key)
-        states = role_sums(pool.profile, rows, NO_SYNC)
-        used = {"idle", *("train" if c.kind == "train" else "forward" for c in self._calls(key.role))}
-        usable = pool.profile.usable_memory.value
-        fits = np.ones(len(rows), dtype=np.bool_)
-        for name in used:
-            fits &= fitting(states[name], usable, self.request.max_oom)
-        each = min(key.gpus, pool.gpus_per_node)
-        return np.flatnonzero(fits & (host * each <= pool.profile.node.host_memory.value))
-
-    def _times(self, key: Key, roles: Sequence[RolePlacement]) -> Floats:
-        """(n, 6) load, run and unload of the forward call and of training."""
+    def _times(self, key: Key, roles: Sequence[RolePlacement]) -> OptionTimes:
         setting, model = self._setting(key), self.models.of(key.role)
         device = device_of(self.hardware(key), self.request.cluster.oversubscription)
-        found = np.zeros((len(roles), 6))
+        times = OptionTimes(np.zeros((len(roles), 6)))
         for call in self._calls(key.role):
-            at, priced = (3, self._train) if call.kind == "train" else (0, self._score)
-            known = self._shared.moves.setdefault((model, key.role, call.kind == "train", key.hardware), {})
+            train = call.kind == "train"
+            load, run, unload = times.of_call(train=train)
+            moved = self._shared.moves.setdefault((model, key.role, train, key.hardware), {})
             layout, seconds = None, 0.0
-            for row, role in zip(found, roles, strict=True):
+            for i, role in enumerate(roles):
                 if role.layout is not layout:  # those of one layout stand together
-                    layout, seconds = role.layout, priced(setting, key, call, role)
-                row[at + 1] = seconds
+                    layout, seconds = role.layout, self._seconds(key, call, role)
+                run[i] = seconds
                 if role.residency != "resident" or role.offload_between:
                     name = role.residency, role.offload_between, cut(role.layout)
-                    if name not in known:
+                    if name not in moved:
                         costs = moves(device, model, role, call, self.request.workload, setting.placement)
-                        known[name] = costs[0].seconds, costs[1].seconds
-                    row[at], row[at + 2] = known[name]
-        return found
+                        moved[name] = costs[0].seconds, costs[1].seconds
+                    load[i], unload[i] = moved[name]
+        return times
 
-    def _train(self, setting: Setting, key: Key, call: Call, role: RolePlacement) -> float:
-        return train_cost(setting, call.role, role).seconds
-
-    def _score(self, setting: Setting, key: Key, call: Call, role: RolePlacement) -> float:
-        """A forward pass is the same whatever the backward does."""
-        x, head = role.layout, call.kind == "logprob"
-        name = (
-            self.models.of(key.role),
-            head,
-            key.hardware,
-            x.tp,
-            x.pp,
-            x.cp,
-            x.dp,
-            x.ep,
-            x.zero == 3,
-            x.micro_batch,
-            x.offload_params,
-        )
+    def _seconds(self, key: Key, call: Call, role: RolePlacement) -> float:
+        """Of a call; a forward pass is the same whatever the backward does."""
+        setting, x = self._setting(key), role.layout
+        if call.kind == "train":
+            return train_cost(setting, call.role, role).seconds
+        cuts = x.tp, x.pp, x.cp, x.dp, x.ep, x.zero == 3, x.micro_batch, x.offload_params
+        name = (self.models.of(key.role), call.kind == "logprob", key.hardware, *cuts)
         if name not in self._forward:
             self._forward[name] = forward_cost(setting, call, role).seconds
         return self._forward[name]
@@ -282,61 +256,48 @@ class Pricer:
     # --- rollout ----------------------------------------------------------------------------------
 
     def _rollout(self, key: Key) -> OptionTable:
-        pool, model = self.hardware(key), self.models.actor
+        """Engines that start, and run when nobody else is there."""
+        profile, most_risk = self.hardware(key).profile, self.request.max_oom
+        batch = micro_batch_of(self.request.workload)
         roles = [s for s in self.every(key) if isinstance(s, RolloutPlacement)]
-        engines = [engine_bytes(model, s, profile=pool.profile) for s in roles]
+        engines = [engine_bytes(self.models.actor, s, profile=profile) for s in roles]
         rows = np.array(engines, dtype=ENGINE)
-        fit = self._running(key, roles, engines, rows)
-        kept, held = [roles[i] for i in fit], [engines[i] for i in fit]
-        process = pool.profile["host_process_bytes"]
-        stages = [self._stage(key, s, e) for s, e in zip(kept, held, strict=True)]
-        continuous = [self._continuous(key, s, e) for s, e in zip(kept, held, strict=True)]
+        states = engine_sums(profile, rows, NO_SYNC, with_actor=False)
+        fits = fitting(states["running"], profile.usable_memory.value, most_risk)
+        for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):
+            if fits[i]:
+                starts = engine.shortfall <= 0 and engine.kv_tokens >= batch.max_tokens
+                fits[i] = starts and no_start(self.models, role, profile, engine, batch) <= most_risk
+        left = [(roles[i], engines[i]) for i in np.flatnonzero(fits)]
+        times = OptionTimes(np.zeros((len(left), 6)))
+        pieces = np.zeros((len(left), STREAM_CHUNKS))
+        for i, (role, engine) in enumerate(left):
+            wake, sleep = self._waking(key, role)
+            generation = self._generation(key, role, engine.kv_tokens)
+            times.load[i], times.run[i], times.unload[i] = wake, generation.seconds, sleep
+            share = len(generation.finish) // STREAM_CHUNKS
+            pieces[i] = [wake + t for t in generation.finish[share - 1 :: share]]
         return _sorted(
             OptionTable(
                 key=key,
                 legal=len(roles),
                 refused=Counter(),
-                options=tuple(kept),
-                bytes=rows[fit],
-                times=OptionTimes(np.array([times for times, _ in stages]).reshape(-1, 6)),
-                pieces=np.array([pieces for _, pieces in stages]).reshape(-1, STREAM_CHUNKS),
-                continuous=np.array(continuous),
-                host=np.array([e.host + process for e in held]),
-                sync_class=sync_classes(kept),
+                options=tuple(role for role, _ in left),
+                bytes=rows[fits],
+                times=times,
+                pieces=pieces,
+                continuous=np.array([self._continuous(key, role, engine) for role, engine in left]),
+                host=np.array([engine.host + profile["host_process_bytes"] for _, engine in left]),
+                sync_class=sync_classes([role for role, _ in left]),
             )
         )
 
-    def _running(
-        self, key: Key, roles: Sequence[RolloutPlacement], engines: Sequence[EngineBytes], rows: Rows
-    ) -> list[int]:
-        """Engines that start, and run when nobody else is there."""
-        pool, batch = self.hardware(key), micro_batch_of(self.request.workload)
-        states = engine_sums(pool.profile, rows, NO_SYNC, with_actor=False)
-        fits = fitting(states["running"], pool.profile.usable_memory.value, self.request.max_oom)
-        found = []
-        for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):
-            starts = engine.shortfall <= 0 and engine.kv_tokens >= batch.max_tokens
-            if (
-                fits[i]
-                and starts
-                and no_start(self.models, role, pool.profile, engine, batch) <= self.request.max_oom
-            ):
-                found.append(i)
-        return found
-
-    def _stage(
-        self, key: Key, role: RolloutPlacement, engine: EngineBytes
-    ) -> tuple[list[float], list[float]]:
-        """Wake, generation and sleep; and when pieces of the batch are generated."""
-        setting = self._setting(key)
+    def _waking(self, key: Key, role: RolloutPlacement) -> tuple[float, float]:
+        """Seconds until an engine is awake, and until it sleeps."""
         device = device_of(self.hardware(key), self.request.cluster.oversubscription)
-        before, after = moves(
-            device, self.models.actor, role, self.calls[0], self.request.workload, setting.placement
-        )
-        made = self._generation(key, role, engine.kv_tokens)
-        shares, woken = len(made.finish) // STREAM_CHUNKS, before.seconds
-        pieces = [woken + t for t in made.finish[shares - 1 :: shares]]
-        return [woken, made.seconds, after.seconds, 0.0, 0.0, 0.0], pieces
+        home = self._setting(key).placement
+        before, after = moves(device, self.models.actor, role, self.calls[0], self.request.workload, home)
+        return before.seconds, after.seconds
 
     def _continuous(self, key: Key, role: RolloutPlacement, engine: EngineBytes) -> float:
         """The bound of a rollout that never drains; 0 where none may compete."""
@@ -360,18 +321,14 @@ class Pricer:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
         layout = role.layout
         name = (key.hardware, key.gpus, (layout.tp, layout.pp, layout.ep, key.double_buffered))
-        known = self._rollouts.get(name)
-        if known is None or known.waves > 1 or kv_tokens < known.kv_tokens:
-            known = generation_of(self._with(key, role), kv_tokens)
-            assert known is not None
-            self._rollouts[name] = known
-        return known
+        generation = self._rollouts.get(name)
+        if generation is None or generation.waves > 1 or kv_tokens < generation.kv_tokens:
+            generation = generation_of(self._with(key, role), kv_tokens)
+            assert generation is not None
+            self._rollouts[name] = generation
+        return generation
 
 
 def _sorted(table: OptionTable) -> OptionTable:
-    order: Ints = np.argsort(table.times.total, kind="stable")
-    return table.only(order)
-
-
-def _size(key: Key) -> tuple[int, int, str, bool, bool, bool]:
-    return key.hardware, key.gpus, key.role, key.beside_actor, key.adapters, key.double_buffered
+    """The fastest option first."""
+    return table.only(np.argsort(table.times.total, kind="stable"))

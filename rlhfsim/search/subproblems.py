@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import inf, prod
 from typing import Any
 
@@ -27,8 +28,6 @@ from rlhfsim.step.timetable import STREAM_CHUNKS
 
 BEAM = 300
 """Parts of a pool that the warm start carries from role to role."""
-MOST = 2_000_000
-"""Combinations of the pools of a skeleton that are compared at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,20 +56,13 @@ class Subproblems:
 
     def keys(self, wanted: Sequence[Partition], sizes: Sequence[Ints]) -> Iterator[Key]:
         """Every role that these skeletons need a price for."""
-        seen: set[tuple[object, ...]] = set()
-        for partition, splits in zip(wanted, sizes, strict=True):
-            for i, group in enumerate(partition.groups):
-                for gpus in np.unique(splits[:, i]).tolist():
-                    subproblem = (
-                        group,
-                        partition.hardware[i],
-                        gpus,
-                        partition.adapters_only,
-                        partition.schedule.double_buffered,
-                    )
-                    if subproblem not in seen:
-                        seen.add(subproblem)
-                        yield from self.keys_of(partition, i, gpus)
+        pools = {
+            _pool(partition, i, gpus): (partition, i, gpus)
+            for partition, splits in zip(wanted, sizes, strict=True)
+            for i in range(len(partition.groups))
+            for gpus in np.unique(splits[:, i]).tolist()
+        }
+        return chain.from_iterable(self.keys_of(*pool) for pool in pools.values())
 
     def keys_of(self, partition: Partition, index: int, gpus: int) -> list[Key]:
         """The roles of one pool of a skeleton."""
@@ -92,14 +84,7 @@ class Subproblems:
     def least(self, partition: Partition, index: int, gpus: int) -> Least:
         """Bounds of one pool from the fastest options of its roles."""
         continuous = partition.pace == "continuous"
-        name = (
-            partition.groups[index],
-            partition.hardware[index],
-            gpus,
-            partition.adapters_only,
-            continuous,
-            partition.schedule.double_buffered,
-        )
+        name = _pool(partition, index, gpus), continuous
         if name not in self._least:
             tables = [self.pricer.table(k) for k in self.keys_of(partition, index, gpus)]
             self._least[name] = self._sum(tables, continuous=continuous)
@@ -378,6 +363,17 @@ class Subproblems:
             backend=self.request.backend,
             **roles,
         )
+
+
+def _pool(partition: Partition, index: int, gpus: int) -> tuple[object, ...]:
+    """What the options of a pool depend on."""
+    return (
+        partition.groups[index],
+        partition.hardware[index],
+        gpus,
+        partition.adapters_only,
+        partition.schedule.double_buffered,
+    )
 
 
 def generating(table: OptionTable, *, continuous: bool) -> Floats:
