@@ -10,7 +10,7 @@ import click
 
 from rlhfsim.api import design
 from rlhfsim.cli.launch import CORE, make_tiny, need_stack, run, tiny_folder
-from rlhfsim.cli.params import Whole, json_option
+from rlhfsim.cli.params import FOLDER, Whole, json_option, option
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import plan as view
@@ -36,14 +36,8 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the run; default: a new temporary one.",
-)
-@click.option(
-    "--iterations", type=Whole(1, 1000), default=6, show_default=True, help="Iterations of the run."
-)
+@option("--out", FOLDER, "Folder of the run; default: a new temporary one.")
+@option("--iterations", Whole(1, 1000), "Iterations of the run.", default=6)
 @json_option
 def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     """See it all on this machine: design, run, compare.

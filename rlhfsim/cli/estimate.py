@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from rlhfsim.cli.params import FILE, emit, option
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import write_plan
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.what_if.planned import Planned
+from rlhfsim.present.terminal import estimate as view
 
-SCHEMA = "rlhfsim.estimate/1"
 EPILOG = """\b
 Examples:
   rlhfsim estimate verl
@@ -39,46 +35,5 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     answer = planned(ctx, given)
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    emit(given["as_json"], lambda: as_data(answer), lambda: show(answer, view.console()))
+    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))
     ctx.exit(0 if answer.fits else 1)
-
-
-def as_data(answer: Planned) -> dict[str, Any]:
-    """The same content; the plan in the schema of plan.json (docs/plan.md)."""
-    return {
-        "schema": SCHEMA,
-        "fits": answer.fits,
-        "rejected_by": answer.rejected_by,
-        "remedy": answer.remedy,
-        "notes": [*answer.notes, *answer.far],
-        "plan": answer.plan.to_dict() if answer.plan else None,
-    }
-
-
-def show(answer: Planned, console: Console) -> None:
-    """Verdict when it does not fit, then header, figures, phases, placement, sureness."""
-    verdict(answer, console)
-    if answer.plan is None:
-        return
-    for note in answer.far:
-        console.print(Text(f"note: {note}", style="yellow"))
-    console.print(view.header(answer.plan))
-    console.print(view.summary(answer.plan))
-    console.print()
-    console.print(view.phase_table(answer.plan, console.width))
-    console.print()
-    console.print(view.placement_table(answer.plan, console.width))
-    console.print()
-    console.print(view.sureness(answer.plan, console.width))
-
-
-def verdict(answer: Planned, console: Console) -> None:
-    """Notes, and what does not fit with its remedy."""
-    for note in answer.notes:
-        console.print(Text(f"note: {note}", style="yellow"))
-    if answer.fits:
-        return
-    console.print(Text(f"does not fit: {answer.rejected_by}", style="bold red"))
-    console.print(Text(f"smallest change that fits: {answer.remedy}", style="bold"))
-    if answer.plan is not None:
-        console.print(Text("the plan, priced all the same:\n", style="dim"))

@@ -19,7 +19,6 @@ from rlhfsim.cli.params import (
     bad_option,
     flag,
     from_pairs,
-    json_option,
     on_command_line,
     option,
     parse_pairs,
@@ -34,17 +33,6 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.workload import Algorithm, Rules, Workload
 
-__all__ = [  # planned, demo and others read the last two here
-    "backend_option",
-    "build_cluster",
-    "build_workload",
-    "cluster_options",
-    "input_options",
-    "json_option",
-    "lengths",
-    "on_command_line",
-    "workload_options",
-]
 MAX_SEQUENCES = 10_000_000
 """Sequences of one step; a larger batch is a slip."""
 MAX_PRICE = 10_000.0

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
 
 from rlhfsim.api import cluster_of, estimate_file, stale_profiles
 from rlhfsim.cli import completion
-from rlhfsim.cli.inputs import (
-    backend_option,
-    build_cluster,
-    build_workload,
-    input_options,
+from rlhfsim.cli.inputs import backend_option, build_cluster, build_workload, input_options
+from rlhfsim.cli.params import (
+    Number,
+    OneOf,
+    Several,
+    bad_option,
     json_option,
     on_command_line,
+    option,
+    together,
 )
-from rlhfsim.cli.params import Number, OneOf, Several, bad_option
 from rlhfsim.cli.roles import check_layouts, fixed_layouts, role_options
 from rlhfsim.plan import read_plan
 from rlhfsim.search.request import SWITCHES, Request
@@ -28,42 +30,31 @@ from rlhfsim.specs.placement.placement import Architecture
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.what_if.planned import Planned, best_of, checked_plan
 
-F = TypeVar("F", bound=Callable[..., Any])
 FREE_WITH_FILE = ("file", "price", "as_json", "out")
 """Parameters that make sense beside a file."""
 
 
-def plan_options(command: F) -> F:
-    """FILE, or a cluster, a workload and layouts."""
-    architectures = get_args(Architecture)
-    options = [
-        click.argument("file", required=False, shell_complete=completion.systems),
-        input_options,
-        backend_option,
-        click.option(
-            "--architecture",
-            type=OneOf("architecture", architectures),
-            help=f"{', '.join(architectures)}; default: the fastest.",
-        ),
-        role_options,
-        click.option(
-            "--allow",
-            type=Several("switch", SWITCHES),
-            default="",
-            help=f"May be used though they change what is learnt: {', '.join(SWITCHES)}.",
-        ),
-        click.option(
-            "--max-staleness",
-            type=Number(1, 64),
-            default=1,
-            show_default=True,
-            help="Most policy versions of lag when async.",
-        ),
-        json_option,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+_ARCHITECTURES = get_args(Architecture)
+plan_options = together(
+    click.argument("file", required=False, shell_complete=completion.systems),
+    input_options,
+    backend_option,
+    option(
+        "--architecture",
+        OneOf("architecture", _ARCHITECTURES),
+        f"{', '.join(_ARCHITECTURES)}; default: the fastest.",
+    ),
+    role_options,
+    option(
+        "--allow",
+        Several("switch", SWITCHES),
+        f"May be used though they change what is learnt: {', '.join(SWITCHES)}.",
+        default="",
+    ),
+    option("--max-staleness", Number(1, 64), "Most policy versions of lag when async.", default=1),
+    json_option,
+)
+"""FILE, or a cluster, a workload and layouts."""
 
 
 def planned(ctx: click.Context, given: Mapping[str, Any]) -> Planned:

@@ -1,0 +1,60 @@
+"""What `rlhfsim estimate` shows: the verdict, then header, figures, phases, placement, sureness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.words import console
+from rlhfsim.what_if.planned import Planned
+
+SCHEMA = "rlhfsim.estimate/1"
+
+
+def as_data(answer: Planned) -> dict[str, Any]:
+    """The same content; the plan in the schema of plan.json (docs/plan.md)."""
+    plan = answer.plan.to_dict() if answer.plan else None
+    return {"schema": SCHEMA, **verdict_data(answer), "notes": [*answer.notes, *answer.far], "plan": plan}
+
+
+def verdict_data(answer: Planned) -> dict[str, Any]:
+    """Whether the plan can run, what does not fit, and what would."""
+    return {
+        "fits": answer.fits,
+        "rejected_by": answer.rejected_by,
+        "remedy": answer.remedy,
+        "notes": list(answer.notes),
+    }
+
+
+def report(answer: Planned) -> Iterator[RenderableType]:
+    """The verdict and the priced plan."""
+    yield from verdict(answer)
+    if (plan := answer.plan) is None:
+        return
+    width = console().width
+    yield from (Text(f"note: {note}", style="yellow") for note in answer.far)
+    yield view.header(plan)
+    yield view.summary(plan)
+    for part in (
+        view.phase_table(plan, width),
+        view.placement_table(plan, width),
+        view.sureness(plan, width),
+    ):
+        yield ""
+        yield part
+
+
+def verdict(answer: Planned) -> Iterator[Text]:
+    """Notes, and what does not fit with its remedy."""
+    yield from (Text(f"note: {note}", style="yellow") for note in answer.notes)
+    if answer.fits:
+        return
+    yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
+    yield Text(f"smallest change that fits: {answer.remedy}", style="bold")
+    if answer.plan is not None:
+        yield Text("the plan, priced all the same:\n", style="dim")

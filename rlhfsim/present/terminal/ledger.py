@@ -1,0 +1,135 @@
+"""What `rlhfsim memory` shows: the peak, memory through the step, and the ledger of each pool's fullest moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.estimate import verdict, verdict_data
+from rlhfsim.present.terminal.words import component_text, console, new_table, profile_of, size
+from rlhfsim.units import GB
+from rlhfsim.what_if.planned import Planned
+
+SCHEMA = "rlhfsim.memory/1"
+
+
+def report(answer: Planned) -> Iterator[RenderableType]:
+    """Verdict, header, peak, timeline, and the ledger of each pool's fullest moment."""
+    yield from verdict(answer)
+    if (plan := answer.plan) is None:
+        return
+    yield view.header(plan)
+    yield view.labelled({"peak": view.peak_text(plan), "host": _host_text(plan)})
+    yield ""
+    yield view.memory_chart(plan, console().width)
+    for pool in plan.placement.pools:
+        if rows := _peak_rows(plan, pool.name):
+            where = f" of pool {pool.name}" if len(plan.placement.pools) > 1 else ""
+            title = f"the fullest moment{where}, {rows[0].phase}, in GB per GPU (P10-P90: of the sum)"
+            yield ""
+            yield Text(title, style="bold")
+            yield _ledger_table(rows)
+
+
+def _host_text(plan: Plan) -> str:
+    """`151 GB of 2.2 TB on the fullest node`."""
+    limit = _host_capacity(plan)
+    offered = f" of {size(limit)}" if limit else ""
+    return f"{size(plan.prediction.host_peak_bytes)}{offered} host memory on the fullest node"
+
+
+def _host_capacity(plan: Plan) -> float | None:
+    """Host memory of the smallest node under the plan; None where no profile is found."""
+    profiles = [profile_of(plan, pool.name) for pool in plan.placement.pools]
+    return min((p.node.host_memory.value for p in profiles if p), default=None)
+
+
+def _peak_rows(plan: Plan, pool: str) -> list[LedgerEntry]:
+    """Entries of the phase in which the pool holds most."""
+    rows = [e for e in plan.prediction.ledger if e.pool == pool]
+    phases = [list(entries) for _, entries in groupby(rows, key=lambda e: e.phase)]
+    return max(phases, key=lambda entries: sum(e.bytes for e in entries), default=[])
+
+
+def _ledger_table(rows: list[LedgerEntry]) -> Table:
+    """Components down, roles across, largest first."""
+    roles = list(dict.fromkeys(e.role for e in rows))
+    totals: dict[str, float] = {}
+    for e in rows:
+        totals[e.component] = totals.get(e.component, 0.0) + e.bytes
+    table = new_table(None)
+    table.add_column("component", no_wrap=True)
+    for role in (*roles, "sum"):
+        table.add_column(role, justify="right", no_wrap=True)
+    table.add_column("P10-P90", justify="right", no_wrap=True)
+    for component in sorted(totals, key=lambda c: -totals[c]):
+        these = [e for e in rows if e.component == component]
+        cells = [_cell(sum(e.bytes for e in these if e.role == role)) for role in roles]
+        table.add_row(component_text(component), *cells, _cell(totals[component]), _interval(these))
+    by_role = [_cell(sum(e.bytes for e in rows if e.role == role)) for role in roles]
+    table.add_section()
+    table.add_row("sum", *by_role, _cell(sum(totals.values())), "", style="bold")
+    return table
+
+
+def _cell(num_bytes: float) -> str:
+    return f"{num_bytes / GB:,.2f}" if num_bytes else "-"
+
+
+def _interval(rows: list[LedgerEntry]) -> str:
+    low, high = sum(e.low_bytes for e in rows), sum(e.high_bytes for e in rows)
+    return f"{low / GB:,.2f}-{high / GB:,.2f}" if low != high else "exact"
+
+
+def as_data(answer: Planned) -> dict[str, Any]:
+    """The same content in bytes; schema in docs/plan.md."""
+    judged = {"schema": SCHEMA, **verdict_data(answer)}
+    if (plan := answer.plan) is None:
+        return {**judged, "peak": None, "host": None, "pools": []}
+    p = plan.prediction
+    return {
+        **judged,
+        "architecture": plan.architecture,
+        "role_placement": plan.role_placement,
+        "peak": {
+            "phase": p.peak_phase,
+            "role": p.peak_role,
+            "component": p.peak_component,
+            "bytes": p.peak_memory_bytes,
+            "capacity_bytes": p.capacity_bytes,
+            "probability_out_of_memory": p.probability_out_of_memory,
+        },
+        "host": {"bytes": p.host_peak_bytes, "capacity_bytes": _host_capacity(plan)},
+        "pools": [_pool(plan, pool.name, pool.gpus) for pool in plan.placement.pools],
+    }
+
+
+def _pool(plan: Plan, name: str, gpus: int) -> dict[str, Any]:
+    rows = [e for e in plan.prediction.ledger if e.pool == name]
+    phases = [(phase, list(entries)) for phase, entries in groupby(rows, key=lambda e: e.phase)]
+    return {
+        "name": name,
+        "gpus": gpus,
+        "capacity_bytes": view.capacity_of(plan, name),
+        "phases": [
+            {
+                "phase": phase,
+                "bytes": sum(e.bytes for e in entries),
+                "entries": [
+                    {
+                        key: getattr(e, key)
+                        for key in ("role", "component", "bytes", "low_bytes", "high_bytes")
+                    }
+                    for e in entries
+                ],
+            }
+            for phase, entries in phases
+        ],
+    }
