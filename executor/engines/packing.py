@@ -4,7 +4,8 @@ Sequences are padded on the right: a causal mask alone then keeps padding out of
 token's id is never matters (a policy may sample the pad id). A packed micro-batch is one row with the
 sequences end to end; position ids start again at each, from which attention derives its block-diagonal mask.
 
-Legend: B sequences, L tokens of a row, N response tokens of the micro-batch, T tokens of the longest response.
+Legend: B sequences, L tokens of a row, N response tokens of the micro-batch, T tokens of the longest
+response.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine must do, whatever library is behind it. One adapter a library; coordination knows only these.
+"""What an engine must do, whatever library is behind it; coordination knows only these.
 
 Every training and scoring engine is SPMD: one object in each rank's process, all ranks call the same
 method in the same order. Ranks of one tensor- or pipeline-parallel group get the same samples, data-parallel
@@ -98,7 +98,7 @@ class ScoringEngine(Protocol):
         """Scalar at the last token of every sample; head `score`."""
 
     def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
-        """Give device memory back: states go to host memory, or to files in `folder` (then host memory falls too).
+        """Give device memory back: states go to host memory, or to files in `folder` (host memory falls too).
 
         Without `weights` only what training needs beside them (optimizer states, gradients): forward passes
         still work.
@@ -131,7 +131,7 @@ class TrainingEngine(ScoringEngine, Protocol):
         """LoRA matrices by name, full, on rank 0 (others: empty); a collective."""
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, scheduler, RNG of every rank: one file a rank, plus a safetensors copy for users by rank 0."""
+        """Weights, optimizer, RNG of every rank in a file each, and rank 0's safetensors copy for users."""
 
     def load(self, folder: Path) -> None:
         """Undo `save`, bit for bit on the same number of ranks; other layouts are refused by name."""
@@ -157,7 +157,7 @@ class RolloutEngine(Protocol):
         """Prepare to receive; this engine's workers are receivers first_receiver, first_receiver + 1, ..."""
 
     def receive(self, channel: str, version: int) -> Transfer:
-        """Load weights as they arrive; running requests keep their KV cache and go on with the new weights."""
+        """Load weights as they arrive; running requests keep their KV cache and go on with the new ones."""
 
     def stage(self, channel: str, version: int) -> None:
         """Overlapped: receive into host memory from a thread while `step` goes on; returns at once."""
@@ -169,7 +169,7 @@ class RolloutEngine(Protocol):
         """Load what was staged."""
 
     def sleep(self, level: int) -> None:
-        """0: nothing; 1: weights to host, KV freed; 2: both freed. Says (log) where the platform frees nothing."""
+        """0: nothing; 1: weights to host, KV freed; 2: both freed. Logs where the platform frees nothing."""
 
     def wake(self) -> None:
         """Undo sleep; after level 2 the weights must be received again."""

@@ -1,9 +1,9 @@
 """Every tensor that makes up an engine, and moving their storages out of memory and back.
 
-DeepSpeed keeps parameters as views of flat buffers and hands them around in many places. Emptying and refilling
-the STORAGES leaves all of these views as they are, so one mechanism serves every ZeRO stage, engines without
-optimizer, CPU and GPU, and what comes back is the same bytes in the same objects. (DeepSpeed's own
-offload_states covers neither engines without optimizer nor files.)
+DeepSpeed keeps parameters as views of flat buffers and hands them around in many places. Emptying and
+refilling the STORAGES leaves all of these views as they are, so one mechanism serves every ZeRO stage,
+engines without optimizer, CPU and GPU, and what comes back is the same bytes in the same objects.
+(DeepSpeed's own offload_states covers neither engines without optimizer nor files.)
 """
 
 from __future__ import annotations

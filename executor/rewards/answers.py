@@ -1,9 +1,9 @@
 r"""Whether a response gives the expected answer: equal texts, equal numbers, or the last number of the text.
 
-A `\boxed{...}` in the response is what counts where there is one. Numbers are equal by value: leading zeros, a
-plus sign, thousands separators and zeros after the point do not matter. Fractions, units and symbolic
-expressions are compared as text only (`is_equal` parses them), and so is an answer that starts with a spare zero:
-`01` is a code, no number.
+A `\boxed{...}` in the response is what counts where there is one. Numbers are equal by value: leading zeros,
+a plus sign, thousands separators and zeros after the point do not matter. Fractions, units and symbolic
+expressions are compared as text only (`is_equal` parses them), and so is an answer that starts with a spare
+zero: `01` is a code, no number.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def is_right(response: str, answer: str) -> bool:
 def is_equal(response: str, answer: str) -> bool:
     """Whether math-verify reads the response's last expression, LaTeX or plain, as equal to `answer`.
 
-    It may run for ever (`9^{9^{9^9}}`), and its own time limits are signals that only a main thread hears: call it
-    in a process that can be killed (calls.py).
+    It may run for ever (`9^{9^{9^9}}`), and its own time limits are signals that only a main thread hears:
+    call it in a process that can be killed (calls.py).
     """
     if _CODE.fullmatch(answer.strip()):
         return False

@@ -1,8 +1,8 @@
 """Trusted functions called in a worker process with a wall-clock limit for each call.
 
 The user's reward function and the regular expression of the format rule may run for ever on some response; a
-thread cannot be stopped, a process can. The worker starts as a fresh interpreter (not a fork of this one, which
-may hold threads and a device) with the same import path. Not a sandbox: the code is the user's own.
+thread cannot be stopped, a process can. The worker starts as a fresh interpreter (not a fork of this one,
+which may hold threads and a device) with the same import path. Not a sandbox: the code is the user's own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The fork server of the sandbox: a small, confined interpreter that forks one fresh child for every execution.
+"""The fork server of the sandbox: a small, confined interpreter, one fresh child for every execution.
 
 Forking a warm interpreter costs about a millisecond, starting one fifteen. The parent talks to it over stdin
-and stdout in JSON (protocol.py); nothing that untrusted code writes is ever unpickled or executed outside of its
-own child. Standard library only; runs under `python -I -S`.
+and stdout in JSON (protocol.py); nothing that untrusted code writes is ever unpickled or executed outside of
+its own child. Standard library only; runs under `python -I -S`.
 
 The verdict comes from the same process as the code, with a token that the fork server made: an early exit, a
-signal or a printed "passed" earns nothing. Code that searches the interpreter's frames for the token could still
-forge it; tests by input and output (executor/rewards/rules.py) are compared outside and cannot be forged.
+signal or a printed "passed" earns nothing. Code that searches the interpreter's frames for the token could
+still forge it; tests by input and output (executor/rewards/rules.py) are compared outside and cannot be
+forged.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from typing import Any, BinaryIO
 from executor.rewards import isolation, protocol, seccomp
 
 _PRELOADED = (
-    "array ast base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal enum "
-    "fractions functools hashlib heapq inspect io itertools json linecache math numbers operator queue random re "
-    "statistics string struct textwrap threading tokenize typing unicodedata uuid"
+    "array ast base64 bisect calendar cmath collections contextlib copy csv dataclasses datetime decimal "
+    "enum fractions functools hashlib heapq inspect io itertools json linecache math numbers operator queue "
+    "random re statistics string struct textwrap threading tokenize typing unicodedata uuid"
 )
 """Imported once, for all children: faster, and there even where a child may not read the files."""
 _REPORT = 3  # file descriptor of the child's verdict
@@ -75,7 +76,7 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _confine(mode: str, scratch: str, wanted: int) -> tuple[dict[str, Any], int | None]:
-    """Enter the mode's namespaces and try every further protection once; what is in force, landlock ruleset."""
+    """Enter the mode's namespaces, try every further protection once; what is in force, landlock ruleset."""
     root = os.geteuid() == 0
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # there is no /proc later
     uid = _mapped(wanted) if root else None

@@ -1,4 +1,4 @@
-"""What the Linux kernel offers to confine a process, by ctypes: namespaces, a private root, landlock, capabilities.
+"""Isolation: what the Linux kernel offers, by ctypes: namespaces, a private root, landlock, capabilities.
 
 Standard library only: the sandbox's worker imports it in a fresh interpreter. Each function either works or
 raises OSError; the worker reports what is in force and the caller decides whether that is enough.
@@ -53,7 +53,7 @@ def readable() -> list[str]:
 
 
 def enter_namespaces(scratch: str) -> None:
-    """New mount, network, IPC, UTS and cgroup namespaces with a private root; `scratch` is its only writable folder.
+    """New mount, network, IPC, UTS and cgroup namespaces; a private root, writable in `scratch` only.
 
     A normal user gets a user namespace first, in which it stays itself (as nobody).
     """
@@ -136,7 +136,7 @@ def landlock_version() -> int:
 
 
 def landlock(scratch: str) -> int:
-    """A ruleset (file descriptor): read `readable()`, anything in `scratch`, no TCP, no signals to outsiders."""
+    """A ruleset (descriptor): read `readable()`, anything in `scratch`, no TCP, no signals to outsiders."""
     version = landlock_version()
     rights = (1 << {0: 0, 1: 13, 2: 14, 3: 15, 4: 15}.get(version, 16)) - 1
     size = 8 if version < 4 else 16 if version < 6 else 24

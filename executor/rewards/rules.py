@@ -9,8 +9,9 @@ code      1 where the response's program passes all tests of the problem in the 
 function  what the user's function returns
 
 Tests of a code problem stand in `meta["tests"]`: Python statements (a text, or a list of texts), or a list of
-{"input": ..., "output": ...}, each run of its own, its output compared here with spaces collapsed. `meta["prefix"]` is put
-before the program (a function's signature). A program in a fenced block is taken from the last one.
+{"input": ..., "output": ...}, each run of its own, its output compared here with spaces collapsed.
+`meta["prefix"]` is put before the program (a function's signature). A program in a fenced block is taken from
+the last one.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Scorer:
         """Score all samples, in order.
 
         Raises:
-            RlhfsimError: a user's function raised, ran too long or returned no number; a code problem has no tests.
+            RlhfsimError: a user's function failed, ran too long or gave no number; code without tests.
         """
         if not self.rules:
             return [Scored(total=0.0, by_rule={}) for _ in samples]

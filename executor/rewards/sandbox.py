@@ -1,12 +1,12 @@
 """Untrusted Python code, confined and limited: network, files, processes, memory, CPU and wall time, output.
 
-Each worker is a small interpreter (fork_server.py) inside bubblewrap where it is installed, else inside namespaces
-of its own, else under landlock and seccomp alone (isolation.py); every execution is a fresh fork of it that can be
-killed with all its descendants. `strength` says in words what is in force. Where neither namespaces nor landlock
-with seccomp can be had, nothing runs.
+Each worker is a small interpreter (fork_server.py) inside bubblewrap where it is installed, else inside
+namespaces of its own, else under landlock and seccomp alone (isolation.py); every execution is a fresh fork
+of it that can be killed with all its descendants. `strength` says in words what is in force. Where neither
+namespaces nor landlock with seccomp can be had, nothing runs.
 
-What it does not do: total memory over several processes is not capped (each process is, and by default there is
-only one); a bug in the kernel is a way out.
+What it does not do: total memory over several processes is not capped (each process is, and by default there
+is only one); a bug in the kernel is a way out.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _impossible(reason: str) -> RlhfsimError:
     return RlhfsimError(
         "sandbox-unavailable",
         f"untrusted code cannot be confined here: {reason}",
-        help="install bubblewrap, allow user namespaces, or use a kernel with landlock and seccomp (5.13 or newer)",
+        help="install bubblewrap, allow user namespaces, "
+        "or use a kernel with landlock and seccomp (5.13 or newer)",
     )
 
 
@@ -276,7 +277,7 @@ def _command(mode: Mode, scratch: str) -> list[str]:
 
 
 def _bubblewrap(root: Path, scratch: str) -> list[str]:
-    """bwrap with the same view as `isolation.enter_namespaces`; as root it keeps what the worker needs to drop root."""
+    """bwrap with the view of `isolation.enter_namespaces`; as root it keeps what it needs to drop root."""
     command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--dev", "/dev", "--proc", "/proc", "--chdir", "/"]
     if os.geteuid() == 0:

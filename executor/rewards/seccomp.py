@@ -1,9 +1,10 @@
 """A seccomp filter for untrusted code: which system calls it may not make (x86-64 and aarch64).
 
-A deny list: no new network sockets, no tracing, mounting, namespaces, kernel modules, io_uring, shared System V
-memory or changes to other processes; new processes only where asked for. Refused calls fail with EPERM.
-Two filters: one that the worker and all its children share, and a small one for each execution, because
-compiling the large one took a fifth of an execution. Standard library only: the sandbox's worker imports it. The aarch64 numbers have not been run.
+A deny list: no new network sockets, no tracing, mounting, namespaces, kernel modules, io_uring, shared System
+V memory or changes to other processes; new processes only where asked for. Refused calls fail with EPERM. Two
+filters: one that the worker and all its children share, and a small one for each execution, because compiling
+the large one took a fifth of an execution. Standard library only: the sandbox's worker imports it. The
+aarch64 numbers have not been run.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class FileSource:
         return problems
 
     def held_out(self, count: int) -> list[Problem]:
-        """The first `count` rows with a held-out prompt; none in a file of less than ten different prompts."""
+        """The first `count` rows with a held-out prompt; none in a file of under ten different prompts."""
         return [self._problem(row) for row in self._held_out[:count]]
 
     def _order(self, epoch: int) -> NDArray[np.int64]:

@@ -1,15 +1,15 @@
 """Problems that are drawn, each with one checkable answer and a wrong one of the same form.
 
 arithmetic  sums and differences of two numbers below 10^difficulty: `12+7=` -> `19`, `3-8=` -> `-5`
-comparison  the larger or smaller of two numbers of `difficulty` digits: `max(37,52)=` -> `52`. A small model
-            learns it steadily and answers pairs that it has never seen, with thousands of different ones from two
+comparison  the larger or smaller of two numbers of `difficulty` digits: `max(37,52)=` -> `52`. A small
+            model learns it steadily and answers pairs that it has never seen, with thousands of them from two
             digits on: made for runs that must show learning
 logic       puzzles of `difficulty` statements, of one of two kinds:
   order     `b>c,a>b;a?c=` -> `>`: a chain of comparisons in any order and direction; how do two ends compare?
   knights   `a:-a+-b,b:a;ab=` -> ...: person a says "a lies or b lies" (+ or, * and, - not: lies); knights
-            always tell the truth, knaves always lie; 1 for every knight, 0 for every knave, in the order asked.
-            One statement has no knights puzzle with exactly one solution, so difficulty 1 is order only; above
-            it both kinds come with equal odds.
+            always tell the truth, knaves always lie; 1 for every knight, 0 for every knave, in the order
+            asked. One statement has no knights puzzle with exactly one solution, so difficulty 1 is order
+            only; above it both kinds come with equal odds.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class DrawnProblem:
     wrong: str
     """A continuation that looks right and is not."""
     key: str
-    """Equal for problems that are the same but for their spelling, as 3+4 and 4+3: 3+4 must not teach a held-out
-    4+3."""
+    """Equal for problems that are the same but for their spelling: 3+4 must not teach a held-out 4+3."""
 
 
 def arithmetic(rng: np.random.Generator, difficulty: int) -> DrawnProblem:

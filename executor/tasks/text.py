@@ -35,7 +35,8 @@ class Text:
             raise RlhfsimError(
                 "no-tokenizer",
                 f"{str(folder)!r} has no {TOKENIZER}",
-                help="save a fast tokenizer beside the weights: AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
+                help="save a fast tokenizer beside the weights: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER)",
             )
         try:
             self._tokenizer: Any = Tokenizer.from_file(str(path))
@@ -47,7 +48,7 @@ class Text:
         self.stops = _stops(Path(folder))
 
     def encode(self, prompt: Prompt) -> Tokens:
-        """(P,) token ids: as the chat template has them, else with the special tokens that the tokenizer adds."""
+        """(P,) ids: as the chat template has them, else with the special tokens that the tokenizer adds."""
         if self._chat is None:
             assert isinstance(prompt, str), "checked when the data are read"
             return np.asarray(self._tokenizer.encode(prompt).ids, np.int64)
@@ -75,7 +76,8 @@ def _chat(folder: Path) -> Any:
             "no-chat-template",
             "data.chat_template is set, but the tokenizer has no template",
             place=Place(file=str(folder)),
-            help="set data.chat_template: false, or save the tokenizer of an instruct model beside the weights",
+            help="set data.chat_template: false, "
+            "or save the tokenizer of an instruct model beside the weights",
         )
     return found
 

@@ -1,8 +1,9 @@
-"""Tiny causal language models with a character tokenizer, made on the spot: tests and examples need no download.
+"""Tiny causal language models with a character tokenizer, made on the spot: no test needs a download.
 
 A model is a folder with config.json, model.safetensors and tokenizer.json, as Hugging Face and vLLM load
-them. `config` writes config.json alone, without torch, for the planner. Weights are random: `executor.tasks.sft`
-teaches them a task. What it is not: a model of language; upper-case letters are unknown to its tokenizer.
+them. `config` writes config.json alone, without torch, for the planner. Weights are random:
+`executor.tasks.sft` teaches them a task. What it is not: a model of language; upper-case letters are unknown
+to its tokenizer.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class SentBuckets(ABC):
         return self.count
 
     def finish(self, version: int) -> None:
-        """Wait for what travels, drop the headers; the buffers' memory belongs to training between transfers."""
+        """Wait for what travels, drop headers and buffers: between transfers their memory is training's."""
         self._settle()
         self.buffers = []
         self.control.forget([f"{self.prefix}bucket/{i}" for i in range(self.count + 1)])
@@ -160,7 +160,8 @@ class _Group:
         late = waited >= 0.9 * self.spec.timeout_s
         return RlhfsimError(
             "weight-sync-timeout" if late else "weight-sync-failed",
-            f"channel {self.spec.name!r} (broadcast): waited {waited:.1f} s for {what}: {str(error).splitlines()[0]}",
+            f"channel {self.spec.name!r} (broadcast): waited {waited:.1f} s for {what}: "
+            f"{str(error).splitlines()[0]}",
             help="check that all workers of the channel still run and reach each other's network interface",
         )
 

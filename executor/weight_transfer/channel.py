@@ -6,9 +6,9 @@
     host       one flat file of the whole model in host shared memory, gone after the transfer
     disk       safetensors files on a shared file system, written atomically
 
-A transfer is begun and ended through the store of `Control`; every receiver takes part in every transfer, and a
-side that was restarted needs a new channel. Both ends compute a checksum; the sender compares them.
-CUDA IPC hands over memory of one GPU: sender and receiver must sit on it, so a co-located trainer with several
+A transfer is begun and ended through the store of `Control`; every receiver takes part in every transfer, and
+a side that was restarted needs a new channel. Both ends compute a checksum; the sender compares them. CUDA
+IPC hands over memory of one GPU: sender and receiver must sit on it, so a co-located trainer with several
 GPUs opens one channel a GPU.
 """
 
@@ -125,7 +125,8 @@ class Sender:
             if seen != checksum:
                 raise RlhfsimError(
                     "weight-sync-checksum",
-                    f"channel {self.spec.name!r}: receiver {index} saw checksum {seen[:12]}, sent was {checksum[:12]}",
+                    f"channel {self.spec.name!r}: receiver {index} saw checksum {seen[:12]}, "
+                    f"sent was {checksum[:12]}",
                 )
         self.control.forget([f"{prefix}begin", *(f"{prefix}done/{index}" for index in receivers)])
 
@@ -180,7 +181,8 @@ class Receiver:
         if sent != version:
             raise RlhfsimError(
                 "weight-sync-version",
-                f"channel {self.spec.name!r}: receiver {self.index} expects version {version}, the sender sends {sent}",
+                f"channel {self.spec.name!r}: receiver {self.index} expects version {version}, "
+                f"the sender sends {sent}",
             )
         control.put(f"{prefix}ready/{self.index}", True)
 

@@ -18,7 +18,7 @@ from executor.engines.protocols import ChannelSpec
 from rlhfsim.errors import RlhfsimError
 
 SHORTEST_S, LONGEST_S = 0.0002, 0.01
-"""Between two looks at a key; the pause doubles. The store's own wait logs a warning for each time it gives up."""
+"""Between two looks at a key; the pause doubles. (The store's own wait logs each time it gives up.)"""
 
 
 class Control:
@@ -104,7 +104,8 @@ class Control:
     def _lost(self, message: str, error: Exception) -> RlhfsimError:
         return RlhfsimError(
             "weight-sync-failed",
-            f"channel {self.spec.name!r}: connection to the sender's store lost {message} ({_first_line(error)})",
+            f"channel {self.spec.name!r}: connection to the sender's store lost {message} "
+            f"({_first_line(error)})",
         )
 
 

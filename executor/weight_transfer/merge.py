@@ -2,8 +2,8 @@
 
     W' = W + scale * B A        W (out, in), A (rank, in), B (out, rank), scale = alpha / rank
 
-Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. Computed and given in float32; the engine rounds to its own
-precision, as it does with any weight.
+Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. Computed and given in float32; the engine rounds to its
+own precision, as it does with any weight.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def unpack(buckets: Iterable[Bucket]) -> Iterator[Named]:
 class Digest:
     """Checksum of names, dtypes, shapes and bytes in the order sent.
 
-    On CPU: BLAKE3 of the bytes. On CUDA the bytes stay on the device; two 64-bit sums of each part, one weighted
-    by position, stand for them (they find lost, swapped and changed words, not an adversary).
+    On CPU: BLAKE3 of the bytes. On CUDA the bytes stay on the device; two 64-bit sums of each part, one
+    weighted by position, stand for them (they find lost, swapped and changed words, not an adversary).
     """
 
     def __init__(self, device: Literal["cpu", "cuda"]) -> None:

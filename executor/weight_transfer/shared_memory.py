@@ -1,7 +1,7 @@
 """A run's files in the shared memory of a host, and CUDA buffers that two processes of one GPU map.
 
-Names carry the run's folder, so that a launcher can sweep what a killed run left. torch is imported where it is
-needed: the launcher has none.
+Names carry the run's folder, so that a launcher can sweep what a killed run left. torch is imported where it
+is needed: the launcher has none.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python lab/benchmarks/learning.py [--seeds 0 1 2] [--algorithms grpo ppo] [--out reports]
 
-A random model of 0.6 M parameters is warmed up by a few supervised steps, then runs on the real stack
-(vLLM, DeepSpeed, Ray) with the disaggregated architecture: one rollout slot, one training slot. Accuracy is
-that of greedy responses to 200 problems whose keys are held out of warm-up and training. Writes learning.json,
+A random model of 0.6 M parameters is warmed up by a few supervised steps, then runs on the real stack (vLLM,
+DeepSpeed, Ray) with the disaggregated architecture: one rollout slot, one training slot. Accuracy is that of
+greedy responses to 200 problems whose keys are held out of warm-up and training. Writes learning.json,
 learning.md and learning.svg; runs of other seeds that learning.json already has stay in it.
 """
 
@@ -60,7 +60,7 @@ class Task:
     difficulty: int
     """Statements of a puzzle; digits of a number."""
     warm_up_until: float
-    """Accuracy on training problems at which the warm-up ends: every seed starts its run at about the same."""
+    """Accuracy on training problems at which the warm-up ends: all seeds start at about the same."""
     iterations: int
     text: str
 
@@ -71,9 +71,12 @@ TASKS = {
         difficulty=2,
         warm_up_until=0.4,
         iterations=48,
-        text="""Two statements a puzzle, half of each kind: which of three letters is larger (`b>c,a>b;a?c=` -> `>`), and who of two people
-tells the truth (`a:-a+-b,b:a*b;ab=` -> ...; - lies, + or, * and). Guessing gives half of the first and, by the most frequent answer, about
-a third of the second. A held-out puzzle is one whose text is not trained on; the same claim with its two halves
+        text="""Two statements a puzzle, half of each kind: which of three letters is larger \
+(`b>c,a>b;a?c=` -> `>`), and who of two people
+tells the truth (`a:-a+-b,b:a*b;ab=` -> ...; - lies, + or, * and). Guessing gives half of the first and, \
+by the most frequent answer, about
+a third of the second. A held-out puzzle is one whose text is not trained on; the same claim with its two \
+halves
 swapped may be.""",
     ),
     "comparison": Task(
@@ -81,7 +84,8 @@ swapped may be.""",
         difficulty=2,
         warm_up_until=0.5,
         iterations=112,
-        text="""`max(37,52)=` -> `52`, `min(37,52)=` -> `37`. A held-out pair is not trained on in either order. Copying one of the
+        text="""`max(37,52)=` -> `52`, `min(37,52)=` -> `37`. A held-out pair is not trained on in either \
+order. Copying one of the
 two numbers at random would be right half the time.""",
     ),
 }
@@ -111,16 +115,17 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--task", choices=list(TASKS), default="comparison")
     parser.add_argument("--out", type=Path, default=ROOT / "reports")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     cores = bind()
-    for seed in asked.seeds:
-        for algorithm in asked.algorithms:
-            found = measure(asked.task, algorithm, seed) | {"cores": cores}
+    for seed in options.seeds:
+        for algorithm in options.algorithms:
+            result = measure(options.task, algorithm, seed) | {"cores": cores}
             print(
-                f"{algorithm} seed {seed}: {found['start']:.3f} -> {found['end']:.3f} in {found['seconds']:.0f} s",
+                f"{algorithm} seed {seed}: {result['start']:.3f} -> {result['end']:.3f} "
+                f"in {result['seconds']:.0f} s",
                 flush=True,
             )
-            write(asked.out, found)
+            write(options.out, result)
 
 
 # --- a run ------------------------------------------------------------------------------------------
@@ -154,7 +159,8 @@ def measure(name: str, algorithm: str, seed: int) -> dict[str, Any]:
     begin, heard = time.perf_counter(), Heard()
     with tempfile.TemporaryDirectory() as folder:
         base, model = tiny.build(Path(folder) / "base", seed=seed), Path(folder) / "warm"
-        task = Generated(task=TASKS[name].generator, difficulty=TASKS[name].difficulty, seed=seed)  # type: ignore[arg-type]
+        chosen = TASKS[name]
+        task = Generated(task=chosen.generator, difficulty=chosen.difficulty, seed=seed)
         steps = warm_up(base, model, task, TASKS[name].warm_up_until)
         warm_up_s = time.perf_counter() - begin
         ended = launch(
@@ -277,8 +283,9 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
         if any(r["algorithm"] == name for r in runs)
     ]
     rows = [
-        f"| {r['algorithm']} | {r['seed']} | {r['start']:.3f} | {r['end']:.3f} | {r['end'] - r['start']:+.3f} | {_last(r):.3f} | "
-        f"{r['seconds']:.0f} s | {r['warm_up_s']:.0f} s | {r['warm_up_steps']} | {r['iteration_s']:.2f} s | {r['load']:.1f} |"
+        f"| {r['algorithm']} | {r['seed']} | {r['start']:.3f} | {r['end']:.3f} "
+        f"| {r['end'] - r['start']:+.3f} | {_last(r):.3f} | {r['seconds']:.0f} s | {r['warm_up_s']:.0f} s | {r['warm_up_steps']} "
+        f"| {r['iteration_s']:.2f} s | {r['load']:.1f} |"
         for r in runs
     ]
     passed = sum(r["end"] - r["start"] >= WANTED_RISE and r["seconds"] <= LIMIT_S for r in runs)
@@ -291,45 +298,51 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
         limit=LIMIT_S / 60,
         rise_steps=WARM_UP_OF_RATE,
         held_out=HELD_OUT,
-        generator=TASKS[runs[0]["task"]].generator,
-        text=TASKS[runs[0]["task"]].text,
-        iterations=TASKS[runs[0]["task"]].iterations,
-        until=TASKS[runs[0]["task"]].warm_up_until,
+        **asdict(TASKS[runs[0]["task"]]),
         round=ROUND,
         probes=PROBES,
         batch=WARM_UP_BATCH,
         rate=WARM_UP_RATE,
-        difficulty=TASKS[runs[0]["task"]].difficulty,
         cores=runs[0]["cores"],
     )
 
 
 TEXT = """# Learning
 
-Output of `python lab/benchmarks/learning.py`: real runs (vLLM, DeepSpeed, Ray) on {cores} CPU cores, one rollout
+Output of `python lab/benchmarks/learning.py`: real runs (vLLM, DeepSpeed, Ray) on {cores} CPU cores, one \
+rollout
 slot and one training slot (disaggregated), fp32.
 
 ![accuracy and reward by iteration](learning.svg)
 
 The task is the generated `{generator}` of difficulty {difficulty}. {text}
 
-Accuracy is the share of greedy responses to {held_out} held-out problems that get the rule's full reward. The model is a
-random qwen2 of 0.6 M parameters with one token a character, warmed up by supervised steps of {batch} problems (AdamW, learning
-rate {rate:g}, decayed to 0 in every round of {round}) until it answers {until:.0%} of {probes} training problems right, then trained for {iterations} iterations. The reward is 1 for a right answer, else 0
-(answers that are numbers are compared by value). A seed fixes weights, problems, the held-out ones too, and sampling.
+Accuracy is the share of greedy responses to {held_out} held-out problems that get the rule's full reward. \
+The model is a
+random qwen2 of 0.6 M parameters with one token a character, warmed up by supervised steps of {batch} \
+problems (AdamW, learning
+rate {rate:g}, decayed to 0 in every round of {round}) until it answers {warm_up_until:.0%} of {probes} \
+training problems right, then trained for {iterations} iterations. The reward is 1 for a right answer, else 0
+(answers that are numbers are compared by value). A seed fixes weights, problems, the held-out ones too, \
+and sampling.
 
 {passed} of {runs} runs rise by at least {rise} within {limit:.0f} minutes.
 
-| algorithm | seed | accuracy before | after | rise | mean of the last 3 | whole run | of that warm-up | its steps | one iteration | load |
+| algorithm | seed | accuracy before | after | rise | mean of the last 3 | whole run | of that warm-up | \
+its steps | one iteration | load |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {rows}
 
 {recipes}
 
-Learning rate raised over the first {rise_steps} optimizer steps, then decayed to 0 linearly, AdamW betas 0.9 and 0.99, clip 0.2, one epoch, old log-probs recomputed, no KL term and no
-reference. The whole run has everything in it: making the model, warm-up, start of Ray and the engines, self-check,
-evaluations, final checkpoint. `one iteration` is the median, an evaluation included where there was one. `load` is the
-machine's 5-minute load average at the end: above about 2 others were using it too. Task, warm-up rule and recipes were
+Learning rate raised over the first {rise_steps} optimizer steps, then decayed to 0 linearly, AdamW betas \
+0.9 and 0.99, clip 0.2, one epoch, old log-probs recomputed, no KL term and no
+reference. The whole run has everything in it: making the model, warm-up, start of Ray and the engines, \
+self-check,
+evaluations, final checkpoint. `one iteration` is the median, an evaluation included where there was one. \
+`load` is the
+machine's 5-minute load average at the end: above about 2 others were using it too. Task, warm-up rule and \
+recipes were
 chosen on runs of seeds 0, 2 and 3 in earlier settings; no seed was left out of the table.
 """
 

@@ -1,7 +1,7 @@
 """Executions a second of the sandbox, beside a plain `python` process for each.
 
-Run: python lab/benchmarks/sandbox_speed.py [--workers N] [--seconds S]
-The figure to beat: a code-reward pipeline with one container an execution was reported at 20 a second on 192 cores.
+Run: python lab/benchmarks/sandbox_speed.py [--workers N] [--seconds S] The figure to beat: a code-reward
+pipeline with one container an execution was reported at 20 a second on 192 cores.
 """
 
 from __future__ import annotations

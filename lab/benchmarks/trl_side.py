@@ -1,4 +1,4 @@
-"""What TRL's interpreter runs for `trl_speed.py`: warm-up, then a block of iterations for every line it is sent.
+"""What TRL's interpreter runs for `trl_speed.py`: warm-up, then a block of iterations a line.
 
     python trl_side.py FOLDER    (reads FOLDER/case.json, prompts.json and the model that case.json names)
 
@@ -75,7 +75,7 @@ def _turns(case: dict[str, Any]) -> tuple[Any, list[int]]:
     lengths: list[int] = []
 
     class Turns(TrainerCallback):
-        """Reports at the end of the warm-up and of every block, then waits for the next line before it goes on."""
+        """Reports at the end of the warm-up and of every block, then waits for the next line."""
 
         begin = 0.0
 

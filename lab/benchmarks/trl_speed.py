@@ -1,14 +1,16 @@
-"""Time of an iteration of our GRPO loop beside TRL's GRPOTrainer: same machine, model, prompts, lengths, batch.
+"""Time of an iteration of our GRPO loop beside TRL's GRPOTrainer: same machine, model, prompts, batch.
 
-    python lab/benchmarks/trl_speed.py --trl-python INTERPRETER_WITH_TRL [--model FOLDER] [--pairs 5] [--block N] [--out reports]
+    python lab/benchmarks/trl_speed.py --trl-python INTERPRETER_WITH_TRL [--model FOLDER] [--pairs 5]
+        [--block N] [--out reports]
 
-Without --model: a random qwen2 of 0.6 M parameters, 16 prompts x 8 samples, up to 32 tokens. With the folder that
-small_model.py writes (SmolLM2, 135 M): 8 questions x 4 samples, up to 64 tokens, with the long tail of real answers.
-Both sides start and warm up (printed apart); then they take turns in blocks of some iterations, the other one idle,
-and the order alternates from pair to pair. fp32, 2 cores, one optimizer step an iteration, no KL term, old log-probs
-from the rollout (TRL computes none in this case). TRL generates with transformers, as it does without vLLM, and has
-two threads. Ours is hybrid: two training ranks and two vLLM replicas of one thread each on the same two slots. Ours
-scores rewards, syncs weights, compares log-probs and writes metrics inside its iteration; TRL logs nothing.
+Without --model: a random qwen2 of 0.6 M parameters, 16 prompts x 8 samples, up to 32 tokens. With the folder
+that small_model.py writes (SmolLM2, 135 M): 8 questions x 4 samples, up to 64 tokens, with the long tail of
+real answers. Both sides start and warm up (printed apart); then they take turns in blocks of some iterations,
+the other one idle, and the order alternates from pair to pair. fp32, 2 cores, one optimizer step an
+iteration, no KL term, old log-probs from the rollout (TRL computes none in this case). TRL generates with
+transformers, as it does without vLLM, and has two threads. Ours is hybrid: two training ranks and two vLLM
+replicas of one thread each on the same two slots. Ours scores rewards, syncs weights, compares log-probs and
+writes metrics inside its iteration; TRL logs nothing.
 """
 
 from __future__ import annotations
@@ -173,7 +175,8 @@ def one_pair(number: int, ours: Ours, theirs: Theirs) -> Pair:
         other, mine = theirs.block(), ours.block()
     first = "ours" if number % 2 == 0 else "TRL"
     print(
-        f"{number:4}  {first:5} {mine.seconds:8.3f} {other.seconds:7.3f} {mine.tokens_per_s:15,.0f} {other.tokens_per_s:14,.0f} {os.getloadavg()[0]:6.2f}",
+        f"{number:4}  {first:5} {mine.seconds:8.3f} {other.seconds:7.3f} {mine.tokens_per_s:15,.0f} "
+        f"{other.tokens_per_s:14,.0f} {os.getloadavg()[0]:6.2f}",
         flush=True,
     )
     return mine, other
@@ -200,7 +203,8 @@ def summary(rows: Sequence[Pair]) -> dict[str, Any]:
     }
     quantiles = [float(q) for q in np.percentile(lengths, (10, 50, 90, 99))]
     print(
-        f"response tokens: mean {mean['ours']:.1f} ours, {mean['TRL']:.1f} TRL; TRL's P10, P50, P90, P99: {quantiles}"
+        f"response tokens: mean {mean['ours']:.1f} ours, {mean['TRL']:.1f} TRL; "
+        f"TRL's P10, P50, P90, P99: {quantiles}"
     )
     return {"pairs": len(rows), "figures": found, "mean_length": mean, "length_quantiles": quantiles}
 

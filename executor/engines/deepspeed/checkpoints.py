@@ -1,7 +1,7 @@
 """Engine state of a rank in one file, written and read back bit for bit; a copy for users in safetensors.
 
-The file holds what the rank's memory holds: module parameters (ZeRO-3: their partitions), fp32 masters, optimizer
-states, step counters and random streams. It fits only the same world, layout, precision and model.
+The file holds what the rank's memory holds: module parameters (ZeRO-3: their partitions), fp32 masters,
+optimizer states, step counters and random streams. It fits only the same world, layout, precision and model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """DeepSpeed behind the contract of training engines: ZeRO 0-3, AutoTP, host offload, LoRA.
 
-All ranks of the process group build one engine together; ranks that share a tensor-parallel group get the same
-samples (see mesh.py). The engine sets the accumulation boundary itself: a step has as many micro-batches as the
-rank with the most of them, the others run empty ones, so that collectives match.
+All ranks of the process group build one engine together; ranks that share a tensor-parallel group get the
+same samples (see mesh.py). The engine sets the accumulation boundary itself: a step has as many micro-batches
+as the rank with the most of them, the others run empty ones, so that collectives match.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _initialize(spec: EngineSpec, model: heads.HeadedModel) -> Any:
         if spec.layout.tp > 1:
             raise RlhfsimError(
                 "lora-tensor-parallel",
-                f"LoRA does not run with tensor parallelism, the layout of {spec.role} has tp={spec.layout.tp}",
+                "LoRA does not run with tensor parallelism, "
+                f"the layout of {spec.role} has tp={spec.layout.tp}",
                 help="use tp: 1 with more dp, or train all weights",
             )
         lora.attach(model, spec.lora_rank, spec.seed)

@@ -36,7 +36,7 @@ class Learner(states.Movable, ForwardPasses):
     steps: int = 0
     """Optimizer steps taken."""
     _norm: float
-    """Of the gradient of the last step, before clipping; inf where it is not finite and the step was skipped."""
+    """Of the last step's gradient, before clipping; inf where it is not finite and the step was skipped."""
 
     @abstractmethod
     def buckets(self, bucket_bytes: int) -> Iterator[list[Named]]:
@@ -57,8 +57,8 @@ class Learner(states.Movable, ForwardPasses):
     def train(self, batch: MiniBatch, loss: LossSpec) -> Mapping[str, float]:
         """One optimizer step on all ranks' samples; metrics equal on all ranks.
 
-        `loss` is the loss of the whole step, `grad_norm` the norm before clipping; a step whose gradient is not
-        finite is skipped: `skipped` is then 1 and the caller decides.
+        `loss` is the loss of the whole step, `grad_norm` the norm before clipping; a step whose gradient is
+        not finite is skipped: `skipped` is then 1 and the caller decides.
 
         Raises:
             RlhfsimError: an engine that only infers.

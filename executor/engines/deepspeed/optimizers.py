@@ -1,4 +1,4 @@
-"""The optimizer of a training engine (AdamW of torch, of DeepSpeed on the host, or with 8-bit states) and its rate."""
+"""The optimizer of a training engine, AdamW of torch, of DeepSpeed or with 8-bit states, and its rate."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _adam8bit(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> 
 
 
 def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
-    """DeepSpeedCPUAdam on a machine with a GPU and a compiler (it builds for about a minute once), else torch's.
+    """DeepSpeedCPUAdam where there are a GPU and a compiler (it builds about a minute once), else torch's.
 
     Without a GPU the optimizer is on the host anyway and torch's AdamW needs no build.
     """

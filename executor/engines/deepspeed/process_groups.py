@@ -1,7 +1,7 @@
 """DeepSpeed's process groups: module variables, one set a process.
 
-Roles that share a process have layouts and pipelines of their own, so each engine puts its set in place before
-it does anything.
+Roles that share a process have layouts and pipelines of their own, so each engine puts its set in place
+before it does anything.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
 
 
 def grouped(sizes: Iterable[tuple[Entry, int]], bucket_bytes: int) -> Iterator[list[Entry]]:
-    """Entries with their bytes, in order, cut before the one that would make a group larger than `bucket_bytes`."""
+    """Entries in order, cut before the one that would make a group larger than `bucket_bytes`."""
     group: list[Entry] = []
     total = 0
     for entry, size in sizes:

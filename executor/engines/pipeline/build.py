@@ -1,4 +1,4 @@
-"""How a pipeline is put together: DeepSpeed's PipelineModule over the layers, its weights read, its engine."""
+"""How a pipeline is put together: DeepSpeed's PipelineModule over the layers, its weights, its engine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def check(spec: EngineSpec, model: Decoder) -> None:
     """Refuse by name what the pipeline engine does not do.
 
     Raises:
-        RlhfsimError: LoRA, what DeepSpeed does not run with a pipeline (ZeRO 2 and 3, virtual stages, selective
-            recompute), more stages than layers.
+        RlhfsimError: LoRA, what DeepSpeed does not run with a pipeline (ZeRO 2 and 3, virtual stages,
+            selective recompute), more stages than layers.
     """
     layout, layers = spec.layout, len(model.layers)
     if spec.lora_rank is not None:
@@ -151,9 +151,9 @@ def reader(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> TokenHead
 def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], None]) -> Any:
     """DeepSpeed's engine over the module; a collective over all ranks.
 
-    At the end of a step `apply` gets the optimizer's update to call. Shards are ours, so the configuration must
-    not know of tensor parallelism; stages exchange whole activations, because DeepSpeed remembers how it cut the
-    first ones and shapes change. The number of micro-batches is set again before every step.
+    At the end of a step `apply` gets the optimizer's update to call. Shards are ours, so the configuration
+    must not know of tensor parallelism; stages exchange whole activations, because DeepSpeed remembers how it
+    cut the first ones and shapes change. The number of micro-batches is set again before every step.
     """
     import deepspeed
     from deepspeed.runtime.pipe.schedule import OptimizerStep

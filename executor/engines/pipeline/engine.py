@@ -1,7 +1,7 @@
 """Training and scoring with pipeline parallelism: DeepSpeed's pipeline engine over the layers of a model.
 
-Stages hold about equal numbers of parameters; shards inside a stage are our own (shards.py). Which rank is which:
-mesh.py. Legend: B rows of a micro-batch, L tokens of a row, H hidden size, N response tokens.
+Stages hold about equal numbers of parameters; shards inside a stage are our own (shards.py). Which rank is
+which: mesh.py. Legend: B rows of a micro-batch, L tokens of a row, H hidden size, N response tokens.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class PipelineEngine(Learner):
     def _stage_loss(self, hidden: Tensor, number: Tensor) -> Tensor:
         """Loss of micro-batch `number` from hidden states (B, L, H), on the last stage.
 
-        DeepSpeed divides by the micro-batches of this replica and averages over replicas. Both are multiplied in,
-        which leaves the sum of losses that are normalised over the whole step.
+        DeepSpeed divides by the micro-batches of this replica and averages over replicas. Both are multiplied
+        in, which leaves the sum of losses that are normalised over the whole step.
         """
         step = self._step
         assert step is not None

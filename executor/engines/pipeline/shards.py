@@ -4,8 +4,8 @@
 
 Activations are whole before and after each pair; one all-reduce forward (after O and down) and one backward
 (before Q, K, V and before gate, up). Embedding, norms and head are whole on every rank: their gradients are
-equal there because their inputs are; norms of single heads (Qwen3) see a part of the heads, so their gradients
-are summed over the ranks. Source: Shoeybi et al. 2019, arXiv 1909.08053.
+equal there because their inputs are; norms of single heads (Qwen3) see a part of the heads, so their
+gradients are summed over the ranks. Source: Shoeybi et al. 2019, arXiv 1909.08053.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def shard(layer: nn.Module, tp: int) -> None:
     if tp == 1:
         return
     attention = cast(Any, layer).self_attn
-    heads = attention.config.num_key_value_heads
-    if heads % tp or attention.config.intermediate_size % tp:
+    heads, features = attention.config.num_key_value_heads, attention.config.intermediate_size
+    if heads % tp or features % tp:
         raise RlhfsimError(
             "tp-does-not-divide",
-            f"tensor parallelism {tp} does not divide {heads} key-value heads and {attention.config.intermediate_size} features",
+            f"tensor parallelism {tp} does not divide {heads} key-value heads and {features} features",
             help="use a tp that divides both",
         )
     for parent in (attention, cast(Any, layer).mlp):
@@ -136,9 +136,9 @@ def attach(layer: nn.Module, group: Any) -> None:
 
 def _enter(_: nn.Module, args: Any, kwargs: Any, *, group: Any) -> tuple[Any, Any]:
     """The first argument, or `hidden_states`, passes to the shards."""
-    if args:
-        return (_ToShards.apply(args[0], group), *args[1:]), kwargs  # type: ignore[no-untyped-call]
-    return args, kwargs | {"hidden_states": _ToShards.apply(kwargs["hidden_states"], group)}  # type: ignore[no-untyped-call]
+    hidden = args[0] if args else kwargs["hidden_states"]
+    entered = _ToShards.apply(hidden, group)  # type: ignore[no-untyped-call]
+    return ((entered, *args[1:]), kwargs) if args else (args, kwargs | {"hidden_states": entered})
 
 
 def _summed(grad: Tensor, *, group: Any) -> Tensor:

@@ -109,10 +109,12 @@ def to_rank_0(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[list[Named]]:
-    """Buckets of at most `bucket_bytes` (a larger tensor has its own): whole tensors on rank 0, empty lists elsewhere; a collective over all ranks.
+    """Buckets of at most `bucket_bytes` (a larger tensor has its own) on rank 0, empty ones elsewhere.
 
-    `weights`: what this rank can give, [] in replicas after the first; `owner`: the rank that sends for its stage;
-    `group`: ranks over which its tensors are cut.
+    A collective over all ranks.
+
+    `weights`: what this rank can give, [] in replicas after the first; `owner`: the rank that sends for its
+    stage; `group`: ranks over which its tensors are cut.
     """
     held = {weight.name: weight for weight in weights}
     sizes = ((entry, dtype.itemsize * torch.Size(entry.shape).numel()) for entry in entries)

@@ -1,8 +1,9 @@
 """All that is vLLM-internal, in one place: known versions, the reload of weights, the sampler's log-probs.
 
-Only worker processes and `executor.engines.vllm.engine` import this. vLLM has a native route for weights on GPUs
-(`LLM(weight_transfer_config=...)`, `start_weight_update`, `update_weights`, `finish_weight_update`). It uses the same
-layerwise reload; it is not used here because it has no CPU backend, no staging and no time limits.
+Only worker processes and `executor.engines.vllm.engine` import this. vLLM has a native route for weights on
+GPUs (`LLM(weight_transfer_config=...)`, `start_weight_update`, `update_weights`, `finish_weight_update`). It
+uses the same layerwise reload; it is not used here because it has no CPU backend, no staging and no time
+limits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from rlhfsim.errors import RlhfsimError
 
 KNOWN = ((0, 29), (0, 34))
-"""First known release and first unknown one. 0.29 settled the reload module; vLLM changes it without notice."""
+"""First known release and first unknown one; vLLM changes the reload module without notice."""
 
 
 def check_version() -> str:
@@ -54,8 +55,9 @@ def _installed() -> str:
 def load_weights(worker: Any, weights: Iterable[tuple[str, Tensor]], *, whole: bool) -> None:
     """Put weights in Hugging Face form into a running model.
 
-    A bare `model.load_weights` fails on CPU, where linear weights are re-packed and their parameters emptied, and
-    does not quantise again on GPU; the layerwise reload rebuilds each layer. `whole`: every layer must come.
+    A bare `model.load_weights` fails on CPU, where linear weights are re-packed and their parameters emptied,
+    and does not quantise again on GPU; the layerwise reload rebuilds each layer. `whole`: every layer must
+    come.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -112,8 +114,9 @@ def _repack_head(model: torch.nn.Module) -> None:
 def use_full_logprobs(worker: Any) -> None:
     """Report log-probs of the whole temperature-scaled distribution also where top-p cuts it.
 
-    vLLM's `processed_logprobs` are renormalised inside the nucleus. The trainer's are not, and their ratio would
-    then be wrong by the nucleus' mass. Log-probs are therefore taken before the cut, which works in place.
+    vLLM's `processed_logprobs` are renormalised inside the nucleus. The trainer's are not, and their ratio
+    would then be wrong by the nucleus' mass. Log-probs are therefore taken before the cut, which works in
+    place.
     """
     sampler = getattr(worker.model_runner, "sampler", None)
     cut = getattr(sampler, "topk_topp_sampler", None)
@@ -135,7 +138,7 @@ def use_full_logprobs(worker: Any) -> None:
 
 
 def unlink_shared_memory() -> None:
-    """Unlink the buffers of vLLM's CPU all-reduce, which outlive even an orderly shutdown; mappings stay valid."""
+    """Unlink the buffers of vLLM's CPU all-reduce, which outlive even an orderly shutdown."""
     ident = os.environ.get("VLLM_DIST_IDENT", "")
     for path in Path("/dev/shm").glob(f"vllm_dist_{ident}-*") if ident else ():
         path.unlink(missing_ok=True)

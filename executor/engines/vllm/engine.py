@@ -1,11 +1,12 @@
 """Rollout engine on vLLM: one replica, continuous batching, weights received between steps.
 
-The engine core runs in this process (no queue between `step` and the scheduler), so the weight version of a token
-is simply that of the step which sampled it. Requests that run while weights arrive keep their KV cache: old tokens
-stay computed with old weights, new tokens see the new ones (partial rollouts, AReaL, arXiv 2505.24298).
+The engine core runs in this process (no queue between `step` and the scheduler), so the weight version of a
+token is simply that of the step which sampled it. Requests that run while weights arrive keep their KV cache:
+old tokens stay computed with old weights, new tokens see the new ones (partial rollouts, AReaL, arXiv
+2505.24298).
 
-Log-probs are those of softmax(logits / temperature) over the whole vocabulary, as the trainer computes them, also
-where top_p < 1 narrows what is sampled. Greedy requests (temperature 0) report those at temperature 1.
+Log-probs are those of softmax(logits / temperature) over the whole vocabulary, as the trainer computes them,
+also where top_p < 1 narrows what is sampled. Greedy requests (temperature 0) report those at temperature 1.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class VllmEngine:
         self._rpc("rlhf_connect", channel, first_receiver)
 
     def receive(self, channel: str, version: int) -> Transfer:
-        """Load weights as they arrive; running requests keep their KV cache and go on with the new weights."""
+        """Load weights as they arrive; running requests keep their KV cache and go on with the new ones."""
         self._check()
         self._wake_weights()
         transfer = self._loaded("rlhf_receive", channel, channel, version)
@@ -143,11 +144,11 @@ class VllmEngine:
         self._asleep = {"weights", "kv_cache"}
 
     def wake(self) -> None:
-        """Undo sleep; after level 2 the weights must be received again (`receive` wakes their memory itself)."""
+        """Undo sleep; after level 2 weights must be received again (`receive` wakes their memory itself)."""
         self._wake("weights", "kv_cache")
 
     def memory(self) -> Mapping[str, float]:
-        """Bytes now over all workers: `allocated`, `host`, `kv`; GPU `allocated` counts all users of the device."""
+        """Bytes over all workers: `allocated` (on GPUs by all users of the device), `host`, `kv`."""
         workers = self._rpc("rlhf_memory")
         total = {key: sum(worker[key] for worker in workers) for key in workers[0]}
         return total | ({"kv": 0.0} if "kv_cache" in self._asleep and self._device == "cuda" else {})
@@ -228,7 +229,8 @@ class VllmEngine:
         if not len(request.prompt) or length > self.spec.max_model_len:
             raise RlhfsimError(
                 "request-too-long",
-                f"request {request.id}: {len(request.prompt)} prompt and {request.max_tokens} response tokens, max_model_len is {self.spec.max_model_len}",
+                f"request {request.id}: {len(request.prompt)} prompt and {request.max_tokens} response "
+                f"tokens, max_model_len is {self.spec.max_model_len}",
                 help="shorten or drop the prompt, or lower sampling.max_tokens",
             )
 

@@ -1,8 +1,8 @@
 """What every vLLM worker process adds for RLHF: it receives weights, stages them and counts its memory.
 
-vLLM mixes this class into its worker (`worker_extension_cls`); methods are called through `collective_rpc` and
-start with `rlhf_` because they share a namespace with vLLM's own. A person's error is returned, not raised: the
-multiprocess executor would turn it into text.
+vLLM mixes this class into its worker (`worker_extension_cls`); methods are called through `collective_rpc`
+and start with `rlhf_` because they share a namespace with vLLM's own. A person's error is returned, not
+raised: the multiprocess executor would turn it into text.
 """
 
 from __future__ import annotations
