@@ -177,7 +177,7 @@ def entry(profile: Profile, role: str, component: str, size: float) -> MemoryEnt
 def _scales(same: DeviceKey, role: str, names: tuple[str, ...]) -> tuple[Floats, Floats]:
     """Mean and variance of each component at one byte: log-normal items scale with their size."""
     units = [entry(same.profile, role, name, 1.0) for name in names]
-    pairs = [moments(Item(value=e.bytes, low=e.low, high=e.high)) for e in units]
+    pairs = [moments(Item(e.bytes, e.low, e.high)) for e in units]
     return np.array([m for m, _ in pairs]), np.array([v for _, v in pairs])
 
 

@@ -50,7 +50,7 @@ class LedgerPhase:
     @property
     def probability_out_of_memory(self) -> float:
         """P(sum of the entries > capacity), entries independent."""
-        items = [Item(value=e.bytes, low=e.low, high=e.high) for e in self.entries]
+        items = [Item(e.bytes, e.low, e.high) for e in self.entries]
         return probability_above(items, self.capacity)
 
 
@@ -193,20 +193,19 @@ def no_start(
     models: Models, rollout: RolloutPlacement, profile: Profile, held: EngineBytes, batch: MicroBatch
 ) -> float:
     """P(weights, reserves and one longest sequence exceed the engine's share)."""
-    sampler = profile.coefficient("sampler_bytes_per_logit")
-    spread = profile.coefficient("vllm_non_torch_bytes")
+
+    def item(size: float, coefficient: str) -> Item:
+        c = profile.coefficient(coefficient)
+        return Item(size, size * c.low / c.value, size * c.high / c.value)
+
     one = batch.max_tokens * kv_bytes_per_token(models.actor, rollout.layout)
-    weights, peak = rollout_weights(models.actor, rollout.layout), held.profile_peak
-    items = [
-        Item(value=weights, low=weights * 0.99, high=weights * 1.02),
-        Item(value=peak, low=peak * sampler.low / sampler.value, high=peak * sampler.high / sampler.value),
-        Item(
-            value=held.non_torch,
-            low=held.non_torch * spread.low / spread.value,
-            high=held.non_torch * spread.high / spread.value,
-        ),
-        Item(value=one, low=one, high=one),
-    ]
+    weights = rollout_weights(models.actor, rollout.layout)
+    items = (
+        Item(weights, weights * 0.99, weights * 1.02),
+        item(held.profile_peak, "sampler_bytes_per_logit"),
+        item(held.non_torch, "vllm_non_torch_bytes"),
+        Item(one, one, one),
+    )
     return probability_above(items, rollout.layout.memory_utilization * profile.usable_memory.value)
 
 

@@ -25,12 +25,9 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.ledger import host_bytes
 from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
-from rlhfsim.step.calls import Setting
+from rlhfsim.step.calls import Setting, planned_sync
 from rlhfsim.step.timetable import ROLLOUT, SYNC
 from rlhfsim.units import format
-from rlhfsim.weight_sync.weight_sync import sync
-
-MOVES = (".load", ".unload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +60,14 @@ class MemoryTimeline:
         self._host = host_bytes(
             placement, setting.cluster, {pool: held.host for pool, held in self._held.items()}
         )
-        self._sync_host = _sync_host(setting)
+        syncs = placement.rollout is not None and workload.generates
+        self._sync_host = planned_sync(setting).extra_host_bytes if syncs else 0.0
+        """On each node while the weight path runs."""
         self._recorder: Any = None
         self._peaks: dict[str, PoolPeak] = {}
         for pool in self._held:
             self._note(pool, "start", 0.0)
             self._note_host(pool, "start", 0.0)
-        self._start = self.levels(), dict(self._host)
 
     def attach(self, recorder: Any) -> None:
         """From now on every change becomes a counter of this recorder, beginning with the levels now."""
@@ -133,14 +131,6 @@ class MemoryTimeline:
         """Bytes on the fullest GPU of every pool now."""
         return {pool: self.level(pool) for pool in self._held}
 
-    @property
-    def back_at_start(self) -> bool:
-        """Whether every pool and every host holds what it held before the first step."""
-        levels, host = self._start
-        return self.levels() == levels and all(
-            math.isclose(self._host[p], host[p], rel_tol=1e-12) for p in host
-        )
-
     def peaks(self) -> tuple[PoolPeak, ...]:
         """The fullest instant of each pool."""
         return tuple(self._peaks.values())
@@ -193,22 +183,4 @@ REST = Moment(name="rest", pools=())
 
 def _call(name: str) -> str:
     """The call that a move belongs to."""
-    return next((name.removesuffix(move) for move in MOVES if name.endswith(move)), name)
-
-
-def _sync_host(setting: Setting) -> float:
-    """Bytes of host memory per node that the plan's weight path needs while it runs."""
-    placement = setting.placement
-    if placement.rollout is None or not setting.workload.generates:
-        return 0.0
-    return sync(
-        placement.weight_path,
-        setting.models.actor,
-        placement.actor.layout,
-        placement.rollout.layout,
-        source=setting.device(placement.actor),
-        target=setting.device(placement.rollout),
-        backend=placement.backend,
-        same_pool=placement.actor.pool == placement.rollout.pool,
-        lora=setting.workload.lora,
-    ).extra_host_bytes
+    return name.removesuffix(".load").removesuffix(".unload")

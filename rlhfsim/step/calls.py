@@ -31,7 +31,7 @@ from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import Packs, fill
 from rlhfsim.training.training import train
 from rlhfsim.weight_sync import offload
-from rlhfsim.weight_sync.weight_sync import sync
+from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,15 +277,11 @@ def _sync_steps(setting: Setting, call: Call) -> list[Step]:
     ]
 
 
-def sync_cost(setting: Setting) -> Cost:
-    """The weight path of the plan; `none` where rollout and training share one copy.
-
-    Raises:
-        RlhfsimError: the path cannot join these two layouts.
-    """
+def planned_sync(setting: Setting) -> SyncCost:
+    """The weight path of the plan; `none` where rollout and training share one copy."""
     placement = setting.placement
     assert placement.rollout is not None
-    priced = sync(
+    return sync(
         placement.weight_path,
         setting.models.actor,
         placement.actor.layout,
@@ -296,10 +292,19 @@ def sync_cost(setting: Setting) -> Cost:
         same_pool=placement.actor.pool == placement.rollout.pool,
         lora=setting.workload.lora,
     )
+
+
+def sync_cost(setting: Setting) -> Cost:
+    """Time of the plan's weight sync.
+
+    Raises:
+        RlhfsimError: the path cannot join these two layouts.
+    """
+    priced = planned_sync(setting)
     if not priced.available:
         raise RlhfsimError(
             "weight-path-unavailable",
-            f"weight path {placement.weight_path!r} cannot be used: {priced.why_not}",
+            f"weight path {setting.placement.weight_path!r} cannot be used: {priced.why_not}",
             help="compare the paths with: rlhfsim sync",
         )
     return priced.cost

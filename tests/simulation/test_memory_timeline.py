@@ -53,11 +53,12 @@ def test_memory_returns_to_its_start_after_every_step(name: str) -> None:
             values = [c.value for c in found.trace.counters if (c.name, c.pool) == (counter, pool.name)]
             assert values[-1] == pytest.approx(values[0], rel=1e-12)
     memory_timeline = MemoryTimeline(setting, strict=True)
-    assert memory_timeline.back_at_start
+    levels, host = memory_timeline.levels(), dict(memory_timeline._host)
     for step in found.iteration.phases:
         memory_timeline.begin(step.name, step.start)
         memory_timeline.end(step.name, step.end)
-    assert memory_timeline.back_at_start
+    assert memory_timeline.levels() == levels
+    assert memory_timeline._host == pytest.approx(host, rel=1e-12)
 
 
 def test_a_role_is_there_from_the_start_of_its_load_to_the_end_of_its_unload() -> None:
