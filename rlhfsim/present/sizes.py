@@ -15,7 +15,6 @@ from rlhfsim.present import words
 from rlhfsim.present.basis import Basis
 from rlhfsim.search.planning import asked_again
 from rlhfsim.search.request import Request
-from rlhfsim.specs.model.roles import models_of
 from rlhfsim.units import HOUR
 from rlhfsim.what_if.sizing import attempt
 
@@ -82,7 +81,7 @@ def _tried(base: Request, gpus: int, done: Step) -> Size:
     group = replace(group, gpus=gpus, gpus_per_node=min(gpus, group.gpus_per_node))
     request = replace(base, cluster=replace(base.cluster, node_groups=(group,)))
     try:
-        trial = attempt(request, models_of(request.workload), (), math.inf, None)
+        trial = attempt(request, (), math.inf, None)
     except RlhfsimError:  # what was fixed cannot be at this size
         trial = None
     done()

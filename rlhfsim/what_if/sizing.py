@@ -22,13 +22,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlhfsim.plan import Plan
-from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.pareto import undominated
 from rlhfsim.search.planning import plan_of
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
-from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.workload.dataflow import Call, dataflow
@@ -37,6 +36,7 @@ from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import sequences_of
 from rlhfsim.step.prediction import usd_per_step
 from rlhfsim.units import HOUR
+from rlhfsim.what_if.engine import Question, answer
 
 Aim = Literal["gpus", "cost"]
 Outcome = Literal["meets", "misses", "too slow", "does not fit", "skipped", "no better"]
@@ -99,40 +99,30 @@ class Sizing:
 
 def sizes(per_node: int, most: int) -> Iterator[int]:
     """1, 2, 4, ... inside a node, then 1, 2, 3, 4, 6, 8, 12, 16, ... nodes."""
-    inside = 1
-    while inside < min(per_node, most + 1):
-        yield inside
-        inside *= 2
-    nodes, power = [1], 2
-    while power * per_node <= most:
-        nodes += [power, power * 3 // 2] if power > 1 else [power]
-        power *= 2
+    powers = [2**i for i in range(most.bit_length() + 1)]
+    nodes = sorted({1, *powers, *(3 * power for power in powers)})
+    yield from (gpus for gpus in powers if gpus < min(per_node, most + 1))
     yield from (n * per_node for n in nodes if n * per_node <= most)
 
 
 def resized(request: Request, profile: Profile, gpus: int) -> Request:
     """The question for another cluster."""
     pool = node_group(profile, gpus, gpus_per_node=min(gpus, profile.node.gpus), price=request.price)
-    cluster = Cluster(node_groups=(pool,), oversubscription=request.cluster.oversubscription)
-    return replace(request, cluster=cluster)
+    return replace(request, cluster=replace(request.cluster, node_groups=(pool,)))
 
 
 def floor_seconds(request: Request, models: Models) -> float:
     """Seconds that no step on the cluster goes below: its matrix FLOP at peak (see above)."""
-    precisions = {"bf16", "fp16", *([request.workload.rollout_precision])}
+    precisions = {"bf16", "fp16", request.workload.rollout_precision}
     rate = 0.0
     for pool in request.cluster.node_groups:
         peaks = [p.value for name, p in pool.profile.peak.items() if name in precisions]
         rate += pool.gpus * max(peaks or [p.value for p in pool.profile.peak.values()])
-    return step_flop(request.workload, models) / rate
-
-
-def step_flop(workload: Workload, models: Models) -> float:
-    """Least matrix FLOP of one step: 2 N_a per token forward, 6 N_a trained (4 with adapters)."""
-    return sum(_call_flop(call, workload, models) for call in dataflow(workload))
+    return sum(_call_flop(call, request.workload, models) for call in dataflow(request.workload)) / rate
 
 
 def _call_flop(call: Call, workload: Workload, models: Models) -> float:
+    """Least matrix FLOP of one call: 2 N_a per token forward, 6 N_a trained (4 with adapters)."""
     if call.kind == "sync" or call.role == "rules":
         return 0.0
     active = models.of(call.role).num_matmul_params_active
@@ -159,21 +149,17 @@ def size(
     steps: int | None = None,
 ) -> Sizing:
     """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets."""
-    models = models_of(request.workload)
     wanted = narrowed(request, requirements)
-    trials: list[Trial] = []
-    for profile in profiles:
-        trials += _kind(wanted, models, profile, requirements, aim, most, steps)
-    met = [t for t in trials if t.outcome == "meets"]
+    trials = [t for profile in profiles for t in _trials_of(wanted, profile, requirements, aim, most, steps)]
     best: dict[str, Trial] = {}
-    for trial in sorted(met, key=lambda t: _rank(t, aim)):
+    for trial in sorted((t for t in trials if t.outcome == "meets"), key=lambda t: _rank(t, aim)):
         best.setdefault(trial.gpu, trial)
     ranked = tuple(best.values())
     return Sizing(
         best=ranked[0] if ranked else None,
         per_gpu=ranked,
         trials=tuple(trials),
-        break_even=tuple(_break_even(request, profiles, ranked)),
+        break_even=tuple(_break_even_prices(ranked)),
     )
 
 
@@ -182,9 +168,8 @@ def _rank(trial: Trial, aim: Aim) -> tuple[float, ...]:
     return (gpus, usd, seconds) if aim == "gpus" else (usd, gpus, seconds)
 
 
-def _kind(
+def _trials_of(
     request: Request,
-    models: Models,
     profile: Profile,
     requirements: Sequence[Requirement],
     aim: Aim,
@@ -194,12 +179,12 @@ def _kind(
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
     tokens = sequences_of(replace(request.workload, packing=True)).tokens
 
-    def tried(gpus: int, cheapest: float) -> Trial:
+    def tried(gpus: int, cheapest: float = math.inf) -> Trial:
         sized = resized(request, profile, gpus)
         target = most_seconds(sized, requirements, tokens, steps)
         rate = usd_per_step(sized.cluster, 1.0) or 1.0
         limit = min(target, cheapest / rate) if aim == "cost" else target
-        trial = attempt(sized, models, requirements, limit, steps)
+        trial = attempt(sized, requirements, limit, steps)
         worse = limit < target and trial.outcome in ("too slow", "skipped")
         return replace(trial, outcome="no better") if worse else trial
 
@@ -209,17 +194,13 @@ def _kind(
         yield trial
         if trial.outcome == "meets":
             if aim == "gpus":
-                yield from _until_met(tried(n, math.inf) for n in between(before, gpus, profile.node.gpus))
+                for smaller in map(tried, between(before, gpus, profile.node.gpus)):
+                    yield smaller
+                    if smaller.outcome == "meets":
+                        return
                 return
             cheapest = trial.values[2]
         before = gpus
-
-
-def _until_met(trials: Iterator[Trial]) -> Iterator[Trial]:
-    for trial in trials:
-        yield trial
-        if trial.outcome == "meets":
-            return
 
 
 def between(low: int, high: int, per_node: int) -> list[int]:
@@ -231,22 +212,15 @@ def between(low: int, high: int, per_node: int) -> list[int]:
     return inner[::stride]
 
 
-def attempt(
-    request: Request, models: Models, requirements: Sequence[Requirement], limit: float, steps: int | None
-) -> Trial:
+def attempt(request: Request, requirements: Sequence[Requirement], limit: float, steps: int | None) -> Trial:
     """One size: skipped by its floor, or searched for plans of at most `limit` seconds."""
-    cluster = request.cluster
+    cluster, models = request.cluster, models_of(request.workload)
     floor = floor_seconds(request, models)
-    trial = Trial(
-        gpu=cluster.node_group.profile.name,
-        gpus=cluster.gpus,
-        outcome="skipped",
-        floor_s=floor,
-        limit_s=limit,
-    )
+    name = cluster.node_group.profile.name
+    trial = Trial(gpu=name, gpus=cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit)
     if floor > limit:
         return trial
-    found = Search(request, models, below=math.nextafter(limit, math.inf)).run()
+    found = answer(Question(request=request, below=math.nextafter(limit, math.inf)))
     trial = replace(trial, certificate=found.certificate)
     if found.best is None:
         slow = found.certificate.bounded > 0  # what the limit, not memory, excluded
@@ -256,24 +230,19 @@ def attempt(
     return replace(trial, outcome="meets" if met else "misses", plan=plan)
 
 
-def _break_even(
-    request: Request, profiles: Sequence[Profile], ranked: Sequence[Trial]
-) -> Iterator[BreakEvenPrice]:
+def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:
     """For every kind but the cheapest: the price of a GPU-hour at which a step costs the same.
 
     p = C / (GPUs x T),  C the cost of a step on the cheapest kind, T the other kind's step
     """
     priced = [t for t in ranked if math.isfinite(t.values[2])]
-    if not priced:
-        return
-    cheapest = min(priced, key=lambda t: t.values[2])
+    cheapest = min(priced, key=lambda t: t.values[2], default=None)
     for trial in priced:
-        if trial is not cheapest:
+        if cheapest is not None and trial is not cheapest:
             gpus, seconds, usd = trial.values
             hours = gpus * seconds / HOUR
-            yield BreakEvenPrice(
-                gpu=trial.gpu, gpus=trial.gpus, usd_per_hour=cheapest.values[2] / hours, now=usd / hours
-            )
+            price, now = cheapest.values[2] / hours, usd / hours
+            yield BreakEvenPrice(gpu=trial.gpu, gpus=trial.gpus, usd_per_hour=price, now=now)
 
 
 # --- the front --------------------------------------------------------------------------------------
@@ -281,12 +250,11 @@ def _break_even(
 
 def fronts(request: Request, profiles: Sequence[Profile], most: int) -> tuple[Trial, ...]:
     """The best plan of every size of every kind that no other one beats in GPUs, time and money."""
-    models = models_of(request.workload)
     trials = [
-        attempt(resized(request, profile, gpus), models, (), math.inf, None)
+        attempt(resized(request, profile, gpus), (), math.inf, None)
         for profile in profiles
         for gpus in sizes(profile.node.gpus, most)
     ]
-    found = [t for t in trials if t.plan is not None]
-    kept = undominated([t.values for t in found])
-    return tuple(sorted((found[i] for i in kept), key=lambda t: t.values))
+    fitting = [t for t in trials if t.plan is not None]
+    best = undominated([t.values for t in fitting])
+    return tuple(sorted((fitting[i] for i in best), key=lambda t: t.values))

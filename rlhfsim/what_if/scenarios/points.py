@@ -12,7 +12,6 @@ from typing import Any
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.clusters import cluster_from
-from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source, convert
 from rlhfsim.units import GB, format, significant
@@ -23,6 +22,13 @@ from rlhfsim.what_if.scenarios.question import request_of
 BASE = "base"
 GENERIC = frozenset({"value", "mean", "sigma", "max", "min", "std", "kind", "model"})
 """Last parts of paths that say nothing without the part before."""
+IN_PROFILE = {
+    "price": "price.value",
+    "nic": "nic.value",
+    "storage": "node.shared_storage.value",
+    "gpus_per_node": "node.gpus",
+}
+"""Fields of a node group that its profile has where the scenario is silent."""
 MAX_POINTS = 2000
 """Points of one scenario; more is a slip."""
 BITS = 8
@@ -54,7 +60,7 @@ class Located(Source):
 
     def place(self, path: Keys = ()) -> Place:
         """Of the patch that set the value, or that is to blame for what lies around it; else of the base."""
-        inside = _trodden(self.data, path)[1:]
+        inside = _without_kinds(self.data, path)[1:]
         for where, place in reversed(self.patches):
             if inside[: len(where)] == where:
                 return place
@@ -78,7 +84,7 @@ def _spelled_out(data: Any, where: Keys, base: Base) -> Any:
     return data
 
 
-def _trodden(data: Any, path: Keys) -> Keys:
+def _without_kinds(data: Any, path: Keys) -> Keys:
     """A path without the parts that name a kind of a union, which no document has."""
     found: list[int | str] = []
     for i, key in enumerate(path):
@@ -114,9 +120,16 @@ class Cases:
         cluster = cluster_from(located, located.data[BASE]["cluster"], (BASE, "cluster"))
         request = request_of(base, cluster, located)
         before = {} if name == BASE else {path: standing(self.base, path) for path in given}
-        said = {path: _said(base, path, value) for path, value in given.items()}
+        numbers = {path: _scalar(value_at(base, keys(path))) for path in given}
         return PointQuestion(
-            name=name, changes=said, before=before, request=request, base=base, located=located
+            name=name,
+            changes={
+                path: value if numbers[path] is None else numbers[path] for path, value in given.items()
+            },
+            before=before,
+            request=request,
+            base=base,
+            located=located,
         )
 
     def patched(
@@ -141,26 +154,20 @@ class Cases:
         Raises:
             RlhfsimError: too many points, a name that stands twice, or a point that cannot be asked.
         """
-        found = [*self._named(), *self._grid()]
-        seen = {BASE}
-        for case in found:
-            if case.name in seen:
-                place = next(
-                    (
-                        self.source.place(("points", i, "name"))
-                        for i, p in enumerate(self.document.points)
-                        if p.name == case.name
-                    ),
-                    None,
-                )
-                raise RlhfsimError(
-                    "name-twice",
-                    f"two points are named {case.name!r}",
-                    place=place or self.source.place(("grid",)),
-                    help="give each its own name; the base is named base",
-                )
-            seen.add(case.name)
-        return tuple(found)
+        points = (*self._named(), *self._grid())
+        names = [BASE, *(case.name for case in points)]
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            named = [point.name for point in self.document.points]
+            raise RlhfsimError(
+                "name-twice",
+                f"two points are named {twice!r}",
+                place=self.source.place(
+                    ("points", named.index(twice), "name") if twice in named else ("grid",)
+                ),
+                help="give each its own name; the base is named base",
+            )
+        return points
 
     def _named(self) -> Iterator[PointQuestion]:
         for i, point in enumerate(self.document.points):
@@ -190,16 +197,14 @@ class Cases:
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
     """Each path by its last part, or by as many as tell it from the others."""
-    found = {}
+    names = {}
     for path in paths:
         parts = path.split(".")
         least = 2 if parts[-1] in GENERIC else 1
-        for count in range(least, len(parts) + 1):
-            tail = ".".join(parts[-count:])
-            if sum(other == tail or other.endswith(f".{tail}") for other in paths) == 1:
-                break
-        found[path] = tail
-    return found
+        tails = [".".join(parts[-count:]) for count in range(least, len(parts) + 1)] or [path]
+        alone = (t for t in tails if sum(f".{other}".endswith(f".{t}") for other in paths) == 1)
+        names[path] = next(alone, tails[-1])
+    return names
 
 
 def worded(path: str, value: Any) -> str:
@@ -226,8 +231,8 @@ def standing(case: PointQuestion, path: str) -> Any:
     where = keys(path)
     found = _scalar(value_at(case.base, where))
     if found is None and where[:2] == ("cluster", "node_groups") and len(where) == 4:
-        gpu = value_at(case.base, (*where[:3], "gpu"))
-        return _listed(_profile(gpu), str(where[3])) if gpu else None
+        gpu, inside = value_at(case.base, (*where[:3], "gpu")), IN_PROFILE.get(str(where[3]))
+        return value_at(_profile(gpu), keys(inside)) if gpu and inside else None
     raw = value_at(case.located.data[BASE], where)
     return raw if found is None else found
 
@@ -236,28 +241,7 @@ def _scalar(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) else None
 
 
-@lru_cache(maxsize=64)
-def _profile(name: str) -> Profile:
-    return load_profile(name)
-
-
-def _listed(profile: Profile, name: str) -> float | None:
-    match name:
-        case "price":
-            return profile.price.value if profile.price else None
-        case "nic":
-            return profile.nic.value
-        case "storage":
-            return profile.node.shared_storage.value
-        case "gpus_per_node":
-            return profile.node.gpus
-    return None
-
-
-def _said(base: Base, path: str, given: Any) -> Any:
-    """A patched value as a number in base units where it is one, else as it was given."""
-    found = _scalar(value_at(base, keys(path)))
-    return given if found is None else found
+_profile = lru_cache(maxsize=64)(load_profile)
 
 
 def _resolved(path: str, value: Any, under: PointQuestion, place: Place) -> Any:

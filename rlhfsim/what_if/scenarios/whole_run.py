@@ -13,19 +13,20 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan, content_hash
-from rlhfsim.simulation.summary import FaultOptions, GoodputSummary, SimulationOptions, goodput_of
+from rlhfsim.simulation.summary import FaultOptions, SimulationOptions, goodput_of
 from rlhfsim.specs.loading import read_text
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.step.calls import Setting
 from rlhfsim.units import format, significant
 from rlhfsim.what_if.scenarios.designs import DesignResult, search_key
-from rlhfsim.what_if.scenarios.document import FaultsText, RunText
+from rlhfsim.what_if.scenarios.document import RunText
 from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult
 
@@ -36,8 +37,8 @@ def result(case: PointQuestion, found: DesignResult) -> PointResult:
     Raises:
         RlhfsimError: a curve that cannot be read or does not reach its target.
     """
-    plan = found.plan
-    length = steps_of(case)
+    plan, length = found.plan, steps_of(case)
+    prices = [pool.profile.price for pool in case.request.cluster.node_groups]
     point = PointResult(
         name=case.name,
         changes=dict(case.changes),
@@ -46,19 +47,15 @@ def result(case: PointQuestion, found: DesignResult) -> PointResult:
         shortage=found.shortage,
         gap=found.gap,
         input_hash=content_hash(
-            search_key(case.request),
-            [_price(case, i) for i in range(len(case.request.cluster.node_groups))],
-            case.base.run,
-            length,
+            search_key(case.request), [price and price.value for price in prices], case.base.run, length
         ),
     )
     if plan is None:
         return point
-    notes = [*_gap_note(found), *_switch_notes(case, plan)]
+    notes = [*_search_notes(case, found, plan)]
     if length is not None:
-        lag = plan.placement.schedule.staleness
-        steps, penalty_notes = _with_penalty(length, lag, case.base.run)
-        share, fault_notes = _goodput(case, found)
+        steps, penalty_notes = _with_penalty(length, plan.placement.schedule.staleness, case.base.run)
+        share, fault_notes = _goodput(case, plan)
         notes += [*penalty_notes, *fault_notes]
         if share is not None:
             point = _over_run(point, steps, share, counted=case.base.run.faults is not None)
@@ -82,18 +79,11 @@ def _over_run(point: PointResult, steps: float, share: float, *, counted: bool) 
     )
 
 
-def _price(case: PointQuestion, pool: int) -> float | None:
-    price = case.request.cluster.node_groups[pool].profile.price
-    return price.value if price else None
-
-
-def _gap_note(found: DesignResult) -> Iterator[str]:
+def _search_notes(case: PointQuestion, found: DesignResult, plan: Plan) -> Iterator[str]:
+    """A search that ended early, and choices that change what is learnt beyond what the workload asks for."""
     if found.gap > 0:
-        yield f"the search ended at its time limit: a plan could still be up to {significant(100 * found.gap, 2)} % shorter"
-
-
-def _switch_notes(case: PointQuestion, plan: Plan) -> Iterator[str]:
-    """Choices of the plan that change what is learnt, beyond those that the workload asks for."""
+        percent = significant(100 * found.gap, 2)
+        yield f"the search ended at its time limit: a plan could still be up to {percent} % shorter"
     asked, made = case.request.workload, plan.workload
     words = {
         "LoRA": (asked.lora, made.lora),
@@ -155,8 +145,7 @@ def reached(path: Path, target: float) -> float:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     step: float
     value: float
 
@@ -194,50 +183,25 @@ def _with_penalty(length: float, lag: float, run: RunText) -> tuple[float, list[
     """Steps with what the scenario says that stale samples cost."""
     if lag == 0:
         return length, []
-    penalty = run.staleness_penalty
-    said = f"samples are up to {significant(lag)} version{'s' if lag != 1 else ''} old"
+    penalty, given = run.staleness_penalty, significant(length, 6)
+    age = f"samples are up to {significant(lag)} version{'s' if lag != 1 else ''} old"
     if penalty is None:
-        return length, [
-            f"{said}; no penalty for that is assumed: {significant(length, 6)} steps may not suffice"
-        ]
+        return length, [f"{age}; no penalty for that is assumed: {given} steps may not suffice"]
     steps = length * (1 + penalty.per_version * lag)
-    more = f"{significant(100 * penalty.per_version, 2)} % more steps a version"
-    return steps, [
-        f"{said}: {more} assumed, {significant(steps, 6)} in place of {significant(length, 6)} ({penalty.source})"
-    ]
+    more = f"{significant(100 * penalty.per_version, 2)} % more steps a version assumed"
+    return steps, [f"{age}: {more}, {significant(steps, 6)} in place of {given} ({penalty.source})"]
 
 
 # --- failures ---------------------------------------------------------------------------------------
 
 
-def _goodput(case: PointQuestion, found: DesignResult) -> tuple[float | None, list[str]]:
+def _goodput(case: PointQuestion, plan: Plan) -> tuple[float | None, list[str]]:
     """Share of the time that makes progress; None where a job makes none."""
-    faults = case.base.run.faults
+    faults, workload = case.base.run.faults, case.request.workload
     if faults is None:
         return 1.0, []
-    try:
-        good = _faulty(case, found, faults)
-    except RlhfsimError as error:
-        return None, [error.message]
-    assert good is not None
-    often = (
-        f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
-    )
-    told = f"{format(faults.mtbf, 's')}, {format(faults.restart, 's')} to restart, {format(faults.checkpoint, 's')} a checkpoint"
-    return good.simulated, [
-        f"goodput {significant(100 * good.simulated)} %: {often}",
-        f"a node fails every {told} ({faults.source})",
-    ]
-
-
-def _faulty(case: PointQuestion, found: DesignResult, faults: FaultsText) -> GoodputSummary | None:
-    assert found.plan is not None
-    workload = case.request.workload
     setting = Setting(
-        models=models_of(workload),
-        placement=found.plan.placement,
-        workload=workload,
-        cluster=case.request.cluster,
+        models=models_of(workload), placement=plan.placement, workload=workload, cluster=case.request.cluster
     )
     options = FaultOptions(
         mtbf_s=faults.mtbf,
@@ -245,4 +209,16 @@ def _faulty(case: PointQuestion, found: DesignResult, faults: FaultsText) -> Goo
         checkpoint_s=faults.checkpoint,
         interval_s=faults.checkpoint_interval,
     )
-    return goodput_of(setting, SimulationOptions(faults=options))
+    try:
+        good = goodput_of(setting, SimulationOptions(faults=options))
+    except RlhfsimError as error:
+        return None, [error.message]
+    assert good is not None
+    mtbf, restart, blocked = (format(s, "s") for s in (faults.mtbf, faults.restart, faults.checkpoint))
+    often = (
+        f"the job fails every {format(good.mtbf_s, 's')}, a checkpoint every {format(good.interval_s, 's')}"
+    )
+    return good.simulated, [
+        f"goodput {significant(100 * good.simulated)} %: {often}",
+        f"a node fails every {mtbf}, {restart} to restart, {blocked} a checkpoint ({faults.source})",
+    ]
