@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -129,15 +129,12 @@ def write_new(out: Path, text: str) -> None:
 
 def _extends(out: Path, profile: Profile, base: str | Path | None) -> str | None:
     """How the new file names the profile before it; None: it must carry all of it."""
-    if profile.name in profile_names() and _same(load_profile(find_profile(profile.name)), profile):
+    shipped = load_profile(find_profile(profile.name)) if profile.name in profile_names() else None
+    if shipped is not None and profile_hash(shipped) == profile_hash(profile):
         return profile.name
     if base is not None and Path(base).is_file():
         return os.path.relpath(Path(base).resolve(), out.resolve().parent)
     return None
-
-
-def _same(a: Profile, b: Profile) -> bool:
-    return profile_hash(a) == profile_hash(b)
 
 
 # --- content --------------------------------------------------------------------------------------
@@ -165,42 +162,41 @@ def profile_text(name: str, found: Calibration, extends: str | None) -> str:
         "coefficients": {key: _numbers(value) for key, value in moved.items()},
         "calibration": _plain(told),
     }
-    text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
-    return HEADER + text
+    return HEADER + yaml_text(data)
 
 
 def _numbers(c: Coefficient) -> dict[str, Any]:
-    value, low, high = (_number(x, c.dimension) for x in (c.value, c.low, c.high))
+    value, low, high = (written(x, c.dimension) for x in (c.value, c.low, c.high))
     return {"value": value, "low": low, "high": high, "source": c.source}
 
 
-def _number(value: float, dimension: units.Dimension) -> float | str:
+def written(value: float, dimension: units.Dimension, digits: int = DIGITS) -> float | str:
+    """A number as a profile file says it: `450 GB/s`, or plain where it has no dimension."""
     if dimension == "1":
-        return float(f"{value:.{DIGITS}g}")
-    return units.format(value, dimension, digits=DIGITS).replace(",", "")
+        return float(f"{value:.{digits}g}")
+    return units.format(value, dimension, digits=digits).replace(",", "")
+
+
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """The keys of a profile file in their order."""
+    return yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
 
 
 def _plain(told: Provenance) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "base": told.base,
-        "date": told.date,
-        "device": told.device,
-        "interconnect": told.interconnect,
-        "versions": dict(told.versions),
-        "runs": list(told.runs),
-        "data": told.data,
-    }
+    data = asdict(told) | {"versions": dict(told.versions), "runs": list(told.runs)}
     for key in ("phase_error", "step_error"):
-        pair = getattr(told, key)
+        pair = data.pop(key)
         data |= {key: [round(x, 4) for x in pair]} if pair else {}
     region = {phase: [[round(x, 3) for x in p] for p in points] for phase, points in told.region.items()}
+    data = {k: v for k, v in data.items() if k not in ("drift", "region")}
     return {**data, "drift": _numbers(told.drift), "region": region}
 
 
 def source(c: Calibrated, found: Calibration, told: Provenance) -> str:
     """Runs, n, date, device, versions and interconnect of one coefficient, and what it was before."""
     versions = ", ".join(f"{k} {v}" for k, v in told.versions.items())
-    before = f"{_number(c.before.value, c.before.dimension)} [{_number(c.before.low, c.before.dimension)}, {_number(c.before.high, c.before.dimension)}]"
+    value, low, high = (written(x, c.before.dimension) for x in (c.before.value, c.before.low, c.before.high))
+    before = f"{value} [{low}, {high}]"
     text = (
         f"calibrated {told.date} on {c.runs} of {len(told.runs)} runs ({', '.join(told.runs[:6])}{', ...' * (len(told.runs) > 6)}), n={c.n}, "
         f"{told.device}, {told.interconnect}{', ' * bool(versions)}{versions} | before {before}: {c.before.source}"
@@ -236,12 +232,8 @@ def interconnect(profile: Profile) -> str:
 
 def engine_versions(runs: Sequence[Observation]) -> dict[str, str]:
     """Versions of the engines; several of one are joined by /."""
-    seen: dict[str, dict[str, None]] = {}
-    for run in runs:
-        for name in ENGINES:
-            if name in run.versions:
-                seen.setdefault(name, {})[run.versions[name]] = None
-    return {name: "/".join(versions) for name, versions in seen.items()}
+    seen = {name: dict.fromkeys(r.versions[name] for r in runs if name in r.versions) for name in ENGINES}
+    return {name: "/".join(versions) for name, versions in seen.items() if versions}
 
 
 def error_pair(errors: Sequence[PhaseError], *, step: bool) -> tuple[float, float] | None:
@@ -259,12 +251,8 @@ def region(runs: Sequence[Observation]) -> dict[str, tuple[Point, ...]]:
     for run in runs:
         plan = run.plan
         work = with_lengths(plan.workload, run.prompt_tokens, run.response_tokens)
-        for phase in _covered(run.phases, run.covers):
+        for phase in dict.fromkeys(p for name in run.phases for p in run.covers.get(name, (name,))):
             x = point(phase, plan.models, work, plan.placement)
             rounded = (round(x[0], 3), round(x[1], 3), round(x[2], 3), round(x[3], 3), round(x[4], 3))
             found.setdefault(phase, {})[rounded] = None
     return {phase: tuple(points) for phase, points in found.items() if phase not in (STEP, REST)}
-
-
-def _covered(phases: Mapping[str, object], covers: Mapping[str, tuple[str, ...]]) -> list[str]:
-    return list(dict.fromkeys(p for phase in phases for p in covers.get(phase, (phase,))))

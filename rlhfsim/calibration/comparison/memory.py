@@ -8,12 +8,13 @@ the plan's ledger counts the model's part.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.trace import WAIT, Counter, Trace
+from rlhfsim.trace import WAIT, Trace
 
 MEMORY = "memory_bytes"
 
@@ -43,24 +44,24 @@ class PhaseMemory:
 
 def footprint(plan: Plan, seen: Observation, trace: Trace) -> tuple[PhaseMemory, ...]:
     """Every phase and pool of the ledger, then those that only the run has."""
-    entries: dict[tuple[str, str], list[LedgerEntry]] = {}
+    entries: dict[tuple[str, str], list[LedgerEntry]] = defaultdict(list)
     for entry in plan.prediction.ledger:
-        entries.setdefault((entry.phase, entry.pool), []).append(entry)
-    found = measured(seen, trace)
-    keys = dict.fromkeys([*entries, *found])
-    return tuple(_held(key, entries.get(key, []), found.get(key)) for key in keys)
+        entries[entry.phase, entry.pool].append(entry)
+    peaks = measured(seen, trace)
+    return tuple(
+        _held(key, entries.get(key, []), peaks.get(key)) for key in dict.fromkeys([*entries, *peaks])
+    )
 
 
-def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], most: float | None) -> PhaseMemory:
-    roles: dict[str, float] = {}
+def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], peak: float | None) -> PhaseMemory:
+    roles: dict[str, float] = defaultdict(float)
     for entry in entries:
-        roles[entry.role] = roles.get(entry.role, 0.0) + entry.bytes
-    ranked = dict(sorted(roles.items(), key=lambda item: -item[1]))
+        roles[entry.role] += entry.bytes
     return PhaseMemory(
         phase=key[0],
         pool=key[1],
-        roles=ranked,
-        measured=most,
+        roles=dict(sorted(roles.items(), key=lambda item: -item[1])),
+        measured=peak,
         predicted=sum(roles.values()) if entries else None,
         low=sum(e.low_bytes for e in entries) if entries else None,
         high=sum(e.high_bytes for e in entries) if entries else None,
@@ -69,27 +70,20 @@ def _held(key: tuple[str, str], entries: Sequence[LedgerEntry], most: float | No
 
 def measured(seen: Observation, trace: Trace) -> dict[tuple[str, str], float]:
     """Phase and pool -> most bytes on one of its GPUs while a span of the phase ran there."""
-    levels = _levels(c for c in trace.counters if c.name == MEMORY)
+    levels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for c in sorted(trace.counters, key=lambda c: (c.time_s, c.value)):
+        if c.name == MEMORY:
+            levels[c.pool][c.group].append((c.time_s, c.value))
     found: dict[tuple[str, str], float] = {}
     for span in trace.spans:
         if span.step not in seen.counted or span.kind == WAIT:
             continue
-        peaks = [
-            _most(rows, span.start_s, span.end_s) for (pool, _), rows in levels.items() if pool == span.pool
-        ]
-        known = [p for p in peaks if p is not None]
+        peaks = (_most(rows, span.start_s, span.end_s) for rows in levels[span.pool].values())
+        known = [peak for peak in peaks if peak is not None]
         if known:
             key = (span.name, span.pool)
             found[key] = max(found.get(key, 0.0), *known)
     return found
-
-
-def _levels(counters: Iterable[Counter]) -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Pool and group -> times and values, in order."""
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for counter in counters:
-        found.setdefault((counter.pool, counter.group), []).append((counter.time_s, counter.value))
-    return {key: sorted(rows) for key, rows in found.items()}
 
 
 def _most(rows: Sequence[tuple[float, float]], start: float, end: float) -> float | None:

@@ -99,19 +99,13 @@ def rows(
 ) -> tuple[PhaseComparison, ...]:
     """Every phase of either side, those of the plan first, in their order."""
     predicted = {p.name: p for p in plan.prediction.phases}
-    behind = {name: _behind(name, covers or {}, predicted) for name in phases}
+    behind = {name: tuple(p for p in (covers or {}).get(name, (name,)) if p in predicted) for name in phases}
     taken = {p for name, group in behind.items() for p in group if p != name}
     order = [*(n for n in predicted if n not in taken or n in phases), *phases]
     return tuple(
         _row(name, [predicted[p] for p in behind.get(name, (name,)) if p in predicted], phases.get(name, ()))
         for name in dict.fromkeys(order)
     )
-
-
-def _behind(
-    name: str, covers: Mapping[str, tuple[str, ...]], predicted: Mapping[str, PredictedPhase]
-) -> tuple[str, ...]:
-    return tuple(p for p in covers.get(name, (name,)) if p in predicted)
 
 
 def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float]) -> PhaseComparison:
@@ -139,7 +133,7 @@ def row(
     middle = median(times) if times else None
     ratio = middle / predicted_s if middle is not None and predicted_s else None
     spread = _spread(times)
-    known = ratio if ratio and spread is not None else None
+    factor = math.exp(spread) if ratio and spread is not None else None
     return PhaseComparison(
         name=name,
         covers=covers,
@@ -150,8 +144,8 @@ def row(
         p90_s=float(np.percentile(times, 90)) if times else None,
         ratio=ratio,
         steps=len(times),
-        ratio_low=known / math.exp(spread) if known and spread is not None else None,
-        ratio_high=known * math.exp(spread) if known and spread is not None else None,
+        ratio_low=ratio / factor if ratio and factor else None,
+        ratio_high=ratio * factor if ratio and factor else None,
     )
 
 
@@ -162,12 +156,6 @@ def _spread(times: Sequence[float]) -> float | None:
         return None
     s = stdev(math.log(t) for t in times)
     return float(student.ppf(0.9, n - 1)) * MEDIAN_LOSS * s / math.sqrt(n)
-
-
-def step_row(plan: Plan, seen: Observation) -> PhaseComparison:
-    """The whole step."""
-    p = plan.prediction
-    return row(STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s)
 
 
 def warm(trace: Trace) -> dict[str, tuple[float, ...]]:
@@ -192,13 +180,14 @@ class Comparison:
 
 def compare(plan: Plan, seen: Observation, trace: Trace) -> Comparison:
     """A plan and a run of it."""
+    p = plan.prediction
     counted = [s for s in trace.spans if s.step in seen.counted and s.kind != WAIT]
     found = tuple(
         replace(r, spans=sum(s.name == r.name for s in counted)) for r in rows(plan, seen.phases, seen.covers)
     )
     return Comparison(
         rows=found,
-        step=step_row(plan, seen),
+        step=row(STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s),
         missing=tuple(r.name for r in found if r.measured_s is None),
         unplanned=tuple(r.name for r in found if r.predicted_s is None),
         amounts=amounts(plan, seen, counted),
@@ -211,38 +200,20 @@ def compare(plan: Plan, seen: Observation, trace: Trace) -> Comparison:
 def amounts(plan: Plan, seen: Observation, counted: Sequence[Span]) -> tuple[Amount, ...]:
     """Tokens of prompts and responses, tokens per second and GPU, bytes of a weight sync."""
     work, gpus = plan.workload, sum(p.gpus for p in plan.placement.pools)
-    prompt, response = stats(work.prompt_len).mean, stats(work.response_len).mean
-    found = [Amount(name="prompt, mean", unit="token", predicted=prompt, measured=seen.prompt_tokens)]
+    prompt, response = seen.prompt_tokens, seen.response_tokens
+    pace = None
+    if seen.step_s and prompt is not None and response is not None:
+        pace = work.num_sequences * (prompt + response) / median(seen.step_s) / gpus
+    found: list[tuple[str, str, float | None, float | None]] = [
+        ("prompt, mean", "token", stats(work.prompt_len).mean, prompt)
+    ]
     if work.generates:
-        found.append(
-            Amount(name="response, mean", unit="token", predicted=response, measured=seen.response_tokens)
-        )
-    found.append(
-        Amount(
-            name="per second and GPU",
-            unit="token",
-            predicted=plan.prediction.tokens_per_s_per_gpu,
-            measured=_pace(plan, seen, gpus),
-        )
-    )
+        found.append(("response, mean", "token", stats(work.response_len).mean, response))
+    found.append(("per second and GPU", "token", plan.prediction.tokens_per_s_per_gpu, pace))
     sent = [float(s.attributes["bytes"]) for s in counted if s.kind == "sync" and "bytes" in s.attributes]
     if sent:
-        found.append(
-            Amount(
-                name="weights, each sync (plan: BF16)",
-                unit="byte",
-                predicted=_weights(plan),
-                measured=max(sent),
-            )
-        )
-    return tuple(found)
-
-
-def _pace(plan: Plan, seen: Observation, gpus: int) -> float | None:
-    if not seen.step_s or seen.prompt_tokens is None or seen.response_tokens is None:
-        return None
-    tokens = plan.workload.num_sequences * (seen.prompt_tokens + seen.response_tokens)
-    return tokens / median(seen.step_s) / gpus
+        found.append(("weights, each sync (plan: BF16)", "byte", _weights(plan), max(sent)))
+    return tuple(Amount(name=n, unit=u, predicted=p, measured=m) for n, u, p, m in found)
 
 
 def _weights(plan: Plan) -> float | None:

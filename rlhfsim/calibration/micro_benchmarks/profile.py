@@ -12,13 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry, Seen, changes, split
 from rlhfsim.calibration.micro_benchmarks.fit import is_grid, kernel_table
 from rlhfsim.calibration.micro_benchmarks.overheads import overheads
-from rlhfsim.calibration.profile_writer import check_new, write_new
+from rlhfsim.calibration.profile_writer import MAX_SOURCE, check_new, write_new, written, yaml_text
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.measured import Measured, Missing, Session
 from rlhfsim.specs.hardware.profile_files import aliases, profile_names
@@ -173,7 +171,7 @@ def _text(
         data["node"] = _plain(seen.base.node) | data["node"]
     if curves is not None:
         data.pop("curves", None)  # the key is written last
-    text = HEADER + yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
+    text = HEADER + yaml_text(data)
     return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
 
 
@@ -196,16 +194,9 @@ def _plain(part: Any) -> dict[str, Any]:
 
 def _entry(change: ProfileEntry, session: Session) -> dict[str, Any]:
     source = _source(session, change.n, change.how) if change.moved else change.how
-    value: dict[str, Any] = {"value": _number(change.value, change.unit)}
-    if change.low is not None and change.high is not None:
-        value |= {"low": _number(change.low, change.unit), "high": _number(change.high, change.unit)}
-    return value | {"source": source[:1900]}
-
-
-def _number(value: float, unit: units.Dimension) -> float | str:
-    if unit == "1":
-        return float(f"{value:.{DIGITS}g}")
-    return units.format(value, unit, digits=DIGITS).replace(",", "")
+    numbers = {"value": change.value, "low": change.low, "high": change.high}
+    known = {key: written(x, change.unit, DIGITS) for key, x in numbers.items() if x is not None}
+    return known | {"source": source[:MAX_SOURCE]}
 
 
 def _source(session: Session, n: int, how: str) -> str:
