@@ -21,6 +21,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.roles import MAX_DEGREE, check_layouts
 from rlhfsim.errors import unknown_name
+from rlhfsim.search.fixed_layouts import pool_sizes
 from rlhfsim.search.request import (
     FIXABLE_ROLES,
     FORBIDDABLE,
@@ -223,22 +224,23 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
                 f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
             )
     check_layouts(request, models)
-    found = [f for work in workloads for f in partitions(replace(request, workload=work), models)]
-    if not found:
-        raise bad_option(f"{_said(request)} leave no way to share the GPUs", _why_empty(request))
-    if any(len(splits(request, partition)) for partition in found):
+    shared = [p for work in workloads for p in partitions(replace(request, workload=work), models)]
+    if not shared:
+        raise bad_option(f"{_narrowed_by(request)} leave no way to share the GPUs", _why_empty(request))
+    if any(len(splits(request, partition)) for partition in shared):
         return
     free = replace(
         request, limits=tuple(x for x in request.limits if x.field != "gpus"), max_gpus_per_role=None
     )
     of = next((x.role for x in request.limits if x.field == "gpus"), roles[0])
-    pools = sorted({int(n) for f in partitions(free, models) for n in splits(free, f)[:, f.pool_of(of)]})
+    sizes = pool_sizes(free, models, of)
+    listed = ", ".join(map(str, sizes[:12])) + (", ..." if len(sizes) > 12 else "")
     raise bad_option(
-        f"{_said(request)} leave no split of the GPUs", f"the pool of the {of} may have {_listed(pools)} GPUs"
+        f"{_narrowed_by(request)} leave no split of the GPUs", f"the pool of the {of} may have {listed} GPUs"
     )
 
 
-def _said(request: Request) -> str:
+def _narrowed_by(request: Request) -> str:
     """The options that narrow who shares GPUs with whom."""
     parts = [f"--architecture {request.architecture}"] if request.architecture else []
     parts += [f"--weight-path {request.weight_path}"] if request.weight_path else []
@@ -265,11 +267,6 @@ def _why_empty(request: Request) -> str:
     return "drop one of them"
 
 
-def _listed(numbers: Sequence[int], most: int = 12) -> str:
-    more = ", ..." if len(numbers) > most else ""
-    return ", ".join(map(str, numbers[:most])) + more
-
-
 # --- targets ----------------------------------------------------------------------------------------
 
 
@@ -280,12 +277,13 @@ def requirements(given: Mapping[str, Any], request: Request) -> tuple[Requiremen
         RlhfsimError: one that cannot be read, or that needs a price or a number of steps.
     """
     with on_command_line():
-        found = tuple(requirement(text) for text in given["require"])
-        check_steps(found, given["steps"])
+        targets = tuple(requirement(text) for text in given["require"])
+        check_steps(targets, given["steps"])
     unknown = request.price is None and any(p.profile.price is None for p in request.cluster.node_groups)
-    for one in found:
-        if one.quantity.startswith("cost") and unknown:
+    for target in targets:
+        if target.quantity.startswith("cost") and unknown:
             raise bad_option(
-                f"--require {one.text}: no price is known for this hardware", "give --price USD_PER_GPU_HOUR"
+                f"--require {target.text}: no price is known for this hardware",
+                "give --price USD_PER_GPU_HOUR",
             )
-    return found
+    return targets

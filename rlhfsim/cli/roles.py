@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any, cast, get_args
+from collections.abc import Mapping
+from typing import Any, get_args
 
 from rlhfsim.cli.params import (
     COMMAND_LINE,
@@ -18,16 +17,11 @@ from rlhfsim.cli.params import (
     parse_pairs,
     together,
 )
-from rlhfsim.errors import RlhfsimError, unknown_name
-from rlhfsim.kernels.devices import domain_of
-from rlhfsim.search.layouts import splits_layers
+from rlhfsim.errors import unknown_name
+from rlhfsim.search.fixed_layouts import check_layout
 from rlhfsim.search.request import Request
-from rlhfsim.search.space import partitions, splits
-from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.backends import violation
-from rlhfsim.specs.placement.layout import Layout, Recompute
-from rlhfsim.what_if.planned import ranks
+from rlhfsim.specs.placement.layout import Recompute
 
 Fields = dict[str, int | str]
 OPTIONS = {
@@ -67,12 +61,12 @@ def fixed_layouts(given: Mapping[str, Any]) -> dict[str, Fields]:
 def fixed_fields(role: str, text: str, option: str) -> Fields:
     """Field -> value of one role from `tp=8,pp=2`; errors name `option`."""
     allowed = ROLLOUT_FIELDS if role == "rollout" else ROLE_FIELDS
-    found: Fields = {}
+    fields: Fields = {}
     for name, value in parse_pairs(text, option).items():
         if name not in allowed:
             raise unknown_name("layout field", name[:40], allowed, place=COMMAND_LINE)
-        found[name] = _value(option, name, value)
-    return found
+        fields[name] = _value(option, name, value)
+    return fields
 
 
 def _value(option: str, name: str, value: str) -> int | str:
@@ -99,92 +93,4 @@ def check_layouts(request: Request, models: Models) -> None:
                 f"leave out {OPTIONS[role]}",
             )
         with on_command_line(f"{OPTIONS[role]}: "):
-            _check_model(model, fields)
-            _check_hardware(request, role, fields)
-            if role != "rollout":
-                _check_backend(request, fields)
-            _check_pools(request, models, role, fields)
-
-
-def _degree(fields: Mapping[str, int | str], name: str) -> int:
-    return int(fields.get(name, 1))
-
-
-def _check_model(model: ModelSpec, fields: Mapping[str, int | str]) -> None:
-    tp, pp, ep, vp = (_degree(fields, name) for name in ("tp", "pp", "ep", "vp"))
-    model.check_tp(tp)
-    layers = model.num_layers
-    if not splits_layers(model, pp) or (vp > 1 and layers % (pp * vp)):
-        raise RlhfsimError(
-            "pp-does-not-divide-layers",
-            f"pipeline parallelism {pp}{f' times vp {vp}' if vp > 1 else ''} does not divide the {layers} layers of {model.name}",
-            help=f"use pp of {', '.join(str(p) for p in range(1, min(layers, 32) + 1) if splits_layers(model, p) and (vp == 1 or layers % (p * vp) == 0))}",
-        )
-    if ep > 1 and model.moe is None:
-        raise RlhfsimError(
-            "ep-without-experts",
-            f"expert parallelism {ep}, but {model.name} has no experts",
-            help="leave out ep",
-        )
-    if ep > 1 and model.moe is not None and model.moe.num_experts % ep:
-        raise RlhfsimError(
-            "ep-does-not-divide-experts",
-            f"expert parallelism {ep} does not divide the {model.moe.num_experts} experts of {model.name}",
-            help="use a divisor",
-        )
-
-
-def _check_hardware(request: Request, role: str, fields: Mapping[str, int | str]) -> None:
-    pools = request.cluster.node_groups
-    pool = pools[-1] if role == "rollout" else pools[0]
-    tp, domain = _degree(fields, "tp"), domain_of(pool)
-    if tp > domain:
-        raise RlhfsimError(
-            "tp-exceeds-node",
-            f"tensor parallelism {tp} crosses nodes: GPUs reach each other fast only within {domain} GPUs",
-            help=f"use tp <= {domain} and add pp or dp",
-        )
-    if (size := ranks(fields) * _degree(fields, "dp")) > pool.gpus:
-        raise RlhfsimError(
-            "layout-exceeds-cluster",
-            f"the layout needs {size:,} GPUs, there are {pool.gpus:,}",
-            help="lower tp, pp, cp or dp",
-        )
-
-
-def _check_backend(request: Request, fields: Mapping[str, int | str]) -> None:
-    wide = max(_degree(fields, "dp"), request.cluster.node_group.gpus // ranks(fields))
-    degrees = {k: v for k, v in fields.items() if k != "dp"}
-    base = Layout(dp=wide, **cast(dict[str, Any], {"recompute": "none", **degrees}))
-    tried = [base] if "zero" in fields else [replace(base, zero=z) for z in (1, 3, 2, 0)]
-    broken = [violation(request.backend, layout) for layout in tried]
-    if all(broken):
-        raise RlhfsimError(
-            "backend-cannot-run", str(broken[0]), help="choose another layout, or another --backend"
-        )
-
-
-def _check_pools(request: Request, models: Models, role: str, fields: Mapping[str, int | str]) -> None:
-    """Some way to share the GPUs must give the role a pool that the layout divides."""
-    sizes = sorted(set(_pool_sizes(request, models, role)))
-    unit = ranks(fields)
-    good = [s for s in sizes if s % unit == 0 and fields.get("dp", s // unit) == s // unit]
-    if sizes and not good:
-        dp = f" and dp={fields['dp']}" if "dp" in fields else ""
-        pools = (
-            f"its pool has {sizes[0]}"
-            if len(sizes) == 1
-            else f"its pool may have {', '.join(map(str, sizes[:8]))}"
-        )
-        raise RlhfsimError(
-            "layout-does-not-divide",
-            f"tp x pp x cp = {unit}{dp} does not fill the GPUs evenly: {pools}",
-            help="choose degrees whose product divides the GPUs",
-        )
-
-
-def _pool_sizes(request: Request, models: Models, role: str) -> Iterator[int]:
-    for partition in partitions(request, models):
-        index = partition.pool_of(role)
-        if index is not None:
-            yield from set(splits(request, partition)[:, index].tolist())
+            check_layout(request, models, role, fields)

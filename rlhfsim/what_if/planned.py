@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
+from rlhfsim.search.fixed_layouts import ranks
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import Models, models_of
@@ -199,8 +199,3 @@ def _layout(request: Request, name: str, gpus: int) -> Layout:
     fields.setdefault("micro_batch", 1)
     fields.setdefault("zero", 3 if sharded else 1)
     return Layout(**{**fields, "dp": gpus // ranks(fields)})
-
-
-def ranks(fields: Mapping[str, int | str]) -> int:
-    """GPUs of one replica."""
-    return prod(int(fields.get(name, 1)) for name in ("tp", "pp", "cp"))
