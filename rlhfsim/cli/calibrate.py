@@ -13,7 +13,7 @@ from rlhfsim.calibration.profile_writer import check_new, write_profile
 from rlhfsim.cli.params import FILE, PATH, Words, bad_option, emit, json_option, on_command_line, option
 from rlhfsim.present import plain
 from rlhfsim.present.terminal import calibrate as calibrate_view
-from rlhfsim.present.terminal.words import console
+from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.profiles import load_profile
 
 EPILOG = """\b

@@ -11,7 +11,7 @@ from rlhfsim.cli.params import FILE, PATH, bad_option, emit, json_option, option
 from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import side_by_side, write_chrome
 from rlhfsim.present.terminal import compare as compare_view
-from rlhfsim.present.terminal.words import console
+from rlhfsim.present.terminal.console import console
 
 EPILOG = """\b
 Examples:

@@ -13,7 +13,7 @@ from rlhfsim.cli.launch import CORE, make_tiny, need_stack, run, tiny_folder
 from rlhfsim.cli.params import FOLDER, Whole, json_option, option
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.console import console
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
@@ -50,7 +50,7 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     from executor.settings import Optimizer, RewardRule, Settings
 
     folder = out or Path(mkdtemp(prefix="rlhfsim-demo-")) / "run"
-    screen = view.console(stderr=as_json)
+    screen = console(stderr=as_json)
     screen.print(f"a tiny model is built in {tiny_folder(folder)}", highlight=False)
     make_tiny(folder)
     plan = designed(str(tiny_folder(folder) / "config.json"))

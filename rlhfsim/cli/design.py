@@ -30,8 +30,8 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
+from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.design import Extras, design_dict, show
-from rlhfsim.present.terminal.plan import console
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, narrowed, verdicts

@@ -9,7 +9,7 @@ import click
 from rlhfsim.cli.params import PATH, emit, json_option
 from rlhfsim.present import plain
 from rlhfsim.present.terminal import diff as diff_view
-from rlhfsim.present.terminal.words import console
+from rlhfsim.present.terminal.console import console
 from rlhfsim.what_if.differences import diff as between
 from rlhfsim.what_if.differences import read_side
 

@@ -27,7 +27,7 @@ from rlhfsim.cli.planned import profile_notes
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.present.terminal import launch as launch_view
-from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.console import console
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, load, parse_yaml
@@ -143,7 +143,7 @@ def run(
     from executor.run import TraceWatch
     from rlhfsim.cli.replan import Replan, profile_line
 
-    screen = view.console(stderr=as_json)
+    screen = console(stderr=as_json)
     listener = launch_view.Screen(screen)
     for line in launch_view.before(plan, dry_run=options.dry_run, notes=notes):
         screen.print(line)

@@ -62,7 +62,7 @@ def emit(
     if as_json:
         click.echo(json.dumps(data(), indent=indent))
         return
-    from rlhfsim.present.terminal.words import console
+    from rlhfsim.present.terminal.console import console
 
     screen = console()
     for part in show() or ():

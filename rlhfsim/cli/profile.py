@@ -15,8 +15,8 @@ import click
 from rlhfsim.cli.launch import need_stack
 from rlhfsim.cli.params import FILE, Words, flag, json_option, on_command_line, option
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import profile as profile_view
+from rlhfsim.present.terminal.console import console
 
 SCHEMA = "rlhfsim.profile-measure/1"
 DEFAULT = Path("hardware_profiles/local.yaml")
@@ -55,13 +55,13 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
     from executor.microbench.run import measure as run
     from rlhfsim.calibration.micro_benchmarks.profile import measured_profile, write
 
-    screen = view.console(stderr=as_json)
+    screen = console(stderr=as_json)
     with on_command_line():
         probes = chosen(only)
         check_out(out)
     try:
         with terminated_as_interrupt():
-            session = run(probes, profile_view.Progress(screen), quick=quick)
+            session = run(probes, profile_view.ProbeProgress(screen), quick=quick)
     except KeyboardInterrupt:
         click.echo("interrupted: nothing was written, and no process is left", err=True)
         return INTERRUPTED

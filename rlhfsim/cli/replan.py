@@ -10,8 +10,7 @@ from rlhfsim.calibration.observation import observe
 from rlhfsim.calibration.profile_writer import write_profile
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal.recalibrated import plan_text
-from rlhfsim.present.terminal.words import percent
+from rlhfsim.present.words import percent, plan_text
 from rlhfsim.search.parallel import serial
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.trace import Trace

@@ -33,6 +33,7 @@ from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import chrome_path, write_chrome
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import simulate as simulate_view
+from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.simulation.summary import FaultOptions, Simulation, SimulationOptions
 from rlhfsim.specs.scenario import system_names
 from rlhfsim.trace import write_trace
@@ -212,7 +213,7 @@ def progress(replications: int) -> Iterator[Callable[[], None] | None]:
         return
     from rich.progress import Progress
 
-    with Progress(console=view.console(stderr=True), transient=True) as bar:
+    with Progress(console=console(stderr=True), transient=True) as bar:
         task = bar.add_task("simulating", total=replications if replications > 1 else None)
         yield lambda: bar.advance(task)
 
@@ -227,8 +228,8 @@ def _report(
         yield Text(f"does not fit: {answer.rejected_by}", style="bold red")
         yield Text(f"smallest change that fits: {help}", style="bold")
         return
-    yield from simulate_view.report(answer, view.console().width)
+    yield from simulate_view.report(answer, console().width)
     if trace is not None:
         yield ""
         shown = f"open {chrome_path(trace)} at https://ui.perfetto.dev"
-        yield view.labelled({"trace": str(trace), "to see it": shown})
+        yield labelled({"trace": str(trace), "to see it": shown})

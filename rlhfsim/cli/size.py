@@ -27,7 +27,7 @@ from rlhfsim.cli.params import (
     option,
 )
 from rlhfsim.plan import write_plan
-from rlhfsim.present.terminal.plan import console
+from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.size import front_dict, show, show_front, size_dict
 from rlhfsim.search.request import Request
 from rlhfsim.search.requirements import Requirement

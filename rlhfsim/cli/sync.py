@@ -16,7 +16,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.present.terminal import sync as view
-from rlhfsim.present.terminal.words import WIDTH
+from rlhfsim.present.terminal.console import WIDTH
 from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec

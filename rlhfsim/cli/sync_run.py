@@ -14,8 +14,7 @@ from rlhfsim import units
 from rlhfsim.api import estimate
 from rlhfsim.cli.launch import CORE, need_stack
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.words import new_table
+from rlhfsim.present.terminal.console import console, new_table
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -52,7 +51,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
     from executor.syncs import time_paths
     from executor.tasks import tiny
 
-    screen = view.console(stderr=as_json)
+    screen = console(stderr=as_json)
     with TemporaryDirectory(prefix="rlhfsim-sync-") as scratch:
         folder = model or str(tiny.build(Path(scratch) / "model"))
         settings = Settings(model=folder, rewards=(RewardRule(kind="digits"),))

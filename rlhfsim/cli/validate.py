@@ -13,7 +13,7 @@ from rlhfsim.cli.params import FILE, PATH, Words, flag, option
 from rlhfsim.errors import Place, RlhfsimError, unknown_name
 from rlhfsim.plan import write_atomically
 from rlhfsim.present.terminal import validate as view
-from rlhfsim.present.terminal.words import WIDTH
+from rlhfsim.present.terminal.console import WIDTH
 from rlhfsim.validation import rows as measured
 from rlhfsim.validation import scoreboard
 from rlhfsim.validation import tables as registry

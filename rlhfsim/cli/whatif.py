@@ -27,7 +27,7 @@ from rlhfsim.cli.params import (
     json_option,
     option,
 )
-from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.whatif import show
 from rlhfsim.specs.loading import parse_yaml
 from rlhfsim.what_if.scenarios.designs import default_folder
@@ -92,7 +92,7 @@ def whatif(ctx: click.Context, /, **given: Any) -> None:
         ctx.exit(INTERRUPTED)
     for path in files:
         answer.write(path)
-    emit(given["as_json"], answer.to_dict, lambda: show(view.console(), answer, folder, given["out"]))
+    emit(given["as_json"], answer.to_dict, lambda: show(console(), answer, folder, given["out"]))
     ctx.exit(0 if answer.base.plan is not None else 1)
 
 
@@ -176,7 +176,7 @@ def _progress(state: _Done) -> Iterator[Any]:
     columns = TextColumn("designs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     before = signal.signal(signal.SIGINT, state.stop)
     # without a thread of its own: searches are forked
-    with Progress(*columns, console=view.console(stderr=True), transient=True, auto_refresh=False) as bar:
+    with Progress(*columns, console=console(stderr=True), transient=True, auto_refresh=False) as bar:
         task = bar.add_task("designs", total=None)
 
         def tell(done: int, wanted: int) -> None:

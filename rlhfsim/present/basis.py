@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
@@ -13,7 +14,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import simulated
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
-from rlhfsim.specs.hardware.profiles import node_group, profile_hash
+from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
 from rlhfsim.specs.model.roles import models_of
 
 SAME = 0.01
@@ -38,16 +39,6 @@ class Basis:
     cost: Cost | None
     """The critical chain, priced again; None: it cannot be, or comes out differently."""
     notes: tuple[str, ...]
-
-    def profile(self, pool: str) -> Profile | None:
-        """The profile under a pool."""
-        index = next((p.hardware for p in self.plan.placement.pools if p.name == pool), 0)
-        return self.profiles[index]
-
-    def capacity(self, pool: str) -> float:
-        """Bytes that the driver offers on a GPU of a pool."""
-        found = self.profile(pool)
-        return found.usable_memory.value if found else self.plan.prediction.capacity_bytes
 
 
 def basis(plan: Plan) -> Basis:
@@ -83,6 +74,27 @@ def profile_of(name: str, price: float | None = None) -> Profile | None:
         return node_group(name, 1, price=price).profile
     except RlhfsimError:
         return None
+
+
+@lru_cache(maxsize=32)
+def _profile(name: str) -> Profile:
+    """A profile, read once: the views of one plan ask for it again and again."""
+    return load_profile(name)
+
+
+def profile_under(plan: Plan, pool: str) -> Profile | None:
+    """The profile under a pool of the plan; None where it is not found here any more."""
+    hardware = next((p.hardware for p in plan.placement.pools if p.name == pool), 0)
+    try:
+        return _profile(plan.hardware[hardware].profile)
+    except RlhfsimError:
+        return None
+
+
+def capacity_of(plan: Plan, pool: str) -> float:
+    """Bytes that the driver offers on a GPU of the pool."""
+    profile = profile_under(plan, pool)
+    return profile.usable_memory.value if profile else plan.prediction.capacity_bytes
 
 
 def cores(plan: Plan) -> str:

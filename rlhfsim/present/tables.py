@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -70,13 +70,27 @@ def table(
 ) -> TableData:
     """One row an item, one column a title with what it shows of the item: a text, a cell or a bar."""
     known = tuple(items)
+    rows = ((shown(item) for _, shown in columns) for item in known)
+    styles = [style(item) for item in known]
+    data = grid([title for title, _ in columns], rows, fit=fit, styles=styles, notes=notes)
+    return replace(data, caption=caption, open=open)
+
+
+def grid(
+    titles: Sequence[Any],
+    rows: Iterable[Iterable[Any]],
+    *,
+    fit: Mapping[Any, Fit] | None = None,
+    styles: Sequence[str] = (),
+    notes: Iterable[str] = (),
+) -> TableData:
+    """Rows of texts, cells or bars under titles; without styles all rows are plain."""
+    cells = tuple(tuple(_cell(shown) for shown in row) for row in rows)
     return TableData(
-        caption=caption,
-        head=tuple(title for title, _ in columns),
-        rows=tuple(tuple(_cell(shown(item)) for _, shown in columns) for item in known),
-        open=open,
+        head=tuple(titles),
+        rows=cells,
         fit=fit or {},
-        styles=tuple(style(item) for item in known),
+        styles=tuple(styles) or ("",) * len(cells),
         notes=tuple(notes),
     )
 

@@ -234,7 +234,7 @@ def percent(share: float) -> str:
     """`<1 %`, `12 %`, `>99 %`, `150 %`."""
     if 0 < share < 0.005:
         return "<1 %"
-    return ">99 %" if 0.995 <= share < 1 else f"{share:.0%}".replace("%", " %")
+    return ">99 %" if 0.99 < share < 1 else f"{share:.0%}".replace("%", " %")
 
 
 def signed(share: float, decimals: int = 0) -> str:

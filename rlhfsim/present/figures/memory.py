@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlhfsim.present import findings, words
-from rlhfsim.present.basis import Basis
+from rlhfsim.present.basis import Basis, capacity_of
 from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.memory import State, states
@@ -21,7 +21,7 @@ def memory(basis: Basis) -> tuple[Figure, ...]:
 
 
 def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
-    capacity, peak = basis.capacity(pool), max(rows, key=lambda state: state.bytes)
+    capacity, peak = capacity_of(basis.plan, pool), max(rows, key=lambda state: state.bytes)
     several = len(basis.plan.placement.pools) > 1
     names = [_name(state.phase) for state in rows]
     layout = plots.rows(

@@ -23,7 +23,7 @@ def plain(glyph: str, encoding: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class Stretch:
     """A stretch of a bar."""
 
     amount: float
@@ -33,10 +33,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Pieces side by side from `offset` on; cells beyond `limit` show an X."""
+class HorizontalBar:
+    """Stretches side by side from `offset` on; cells beyond `limit` show an X."""
 
-    pieces: Sequence[Piece]
+    stretches: Sequence[Stretch]
     scale: float
     """Amount that the full width stands for."""
     offset: float = 0.0
@@ -66,12 +66,12 @@ class Bar:
         """Glyph and style of each column; a bar that is not empty has one column at least."""
         cells = [(" ", "")] * width
         at = self.offset
-        for piece in self.pieces:
-            first, last = self._column(at, width), self._column(at + piece.amount, width)
-            cells[first:last] = [(piece.glyph, piece.style)] * (last - first)
-            at += piece.amount
+        for stretch in self.stretches:
+            first, last = self._column(at, width), self._column(at + stretch.amount, width)
+            cells[first:last] = [(stretch.glyph, stretch.style)] * (last - first)
+            at += stretch.amount
         if at > self.offset and all(glyph == " " for glyph, _ in cells):
-            largest = max(self.pieces, key=lambda p: p.amount)
+            largest = max(self.stretches, key=lambda p: p.amount)
             cells[min(width - 1, self._column(self.offset, width))] = (largest.glyph, largest.style)
         return cells
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
@@ -15,7 +14,9 @@ from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance
-from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table
+from rlhfsim.present.tables import CUT, REST, grid, table
+from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.words import decimals, fixed, span
 from rlhfsim.specs.quantities import Coefficient
 
 BOUND = 1.001
@@ -77,41 +78,36 @@ def percent(share: float | None) -> str:
 
 def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
     """What changed: value and interval before and after, and on how many times of how many runs it rests."""
-    table = new_table(width)
-    table.add_column("coefficient", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in ("before", "P10-P90", "after", "P10-P90", "times", "runs"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.name,
-            _value(row.before),
-            between(row.before),
-            Text(_value(row.after), style="bold"),
-            between(row.after),
-            str(row.n),
-            str(row.runs),
-        )
     notes = ["times: medians of phases, and of what they leave of the step (rest), that depend on it"]
     ends = [row.name for row in rows if _at_end(row.after)]
     if ends:
         notes.append(f"at the end of its range: {', '.join(ends)}")
-    return Group(table, *(Text(note, style="dim") for note in notes))
+    return drawn(
+        table(
+            "",
+            rows,
+            ("coefficient", lambda row: row.name),
+            (">before", lambda row: value_text(row.before)),
+            (">P10-P90", lambda row: between(row.before)),
+            (">after", lambda row: Text(value_text(row.after), style="bold")),
+            (">P10-P90", lambda row: between(row.after)),
+            (">times", lambda row: str(row.n)),
+            (">runs", lambda row: str(row.runs)),
+            fit={"coefficient": CUT},
+            notes=notes,
+        ),
+        width,
+    )
 
 
-def _value(c: Coefficient) -> str:
+def value_text(c: Coefficient) -> str:
+    """With its unit."""
     return units.format(c.value, c.dimension)
 
 
 def between(c: Coefficient) -> str:
     """`0.72-0.81`, `1.2-3.4 ms`: the unit once where both ends have it."""
-    low, high = (units.format(x, c.dimension) for x in (c.low, c.high))
-    (first, unit), (_, other) = _parted(low), _parted(high)
-    return f"{first}-{high}" if unit == other else f"{low}-{high}"
-
-
-def _parted(text: str) -> tuple[str, str]:
-    number, _, unit = text.partition(" ")
-    return number, unit
+    return span(units.format(c.low, c.dimension), units.format(c.high, c.dimension))
 
 
 def _at_end(c: Coefficient) -> bool:
@@ -124,12 +120,9 @@ def unidentified(rows: Sequence[Unidentified], width: int) -> RenderableType:
     groups: dict[str, list[str]] = {}
     for row in rows:
         groups.setdefault(row.reason, []).append(row.name)
-    table = new_table(width)
-    table.add_column("cannot be told from these runs", ratio=1)
-    table.add_column("because", ratio=1)
-    for reason, names in groups.items():
-        table.add_row(", ".join(names), reason)
-    return table
+    titles = ("cannot be told from these runs", "because")
+    cells = ((", ".join(names), reason) for reason, names in groups.items())
+    return drawn(grid(titles, cells, fit=dict.fromkeys(titles, REST)), width)
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -139,47 +132,44 @@ def errors(rows: Sequence[PhaseError], width: int) -> RenderableType:
     """Errors of runs that the fit had not seen: by phase over all runs, and of every run's step."""
     if not rows:
         return Text("errors: no phase of these runs is predicted", style="dim")
-    phases, steps = by_phase(rows, width), by_run(rows, width)
     note = "|predicted / measured - 1| of medians; after: predicted by a fit on the other runs (repeats left out together)"
-    return Group(phases, Text(), steps, Text(note, style="dim"))
+    return Group(_by_phase(rows, width), Text(), _by_run(rows, width), Text(note, style="dim"))
 
 
-def by_phase(rows: Sequence[PhaseError], width: int) -> Table:
-    """The median error of every phase."""
-    table = new_table(width)
-    table.add_column("median error of", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in ("runs", "before", "after", "largest before", "largest after"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for phase in dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)):
-        mine = [e for e in rows if e.phase == phase]
-        before = [off(e.before_s, e.measured_s) or 0.0 for e in mine]
-        after = [off(e.after_s, e.measured_s) or 0.0 for e in mine if e.after_s is not None]
-        cells = (median(before), median(after) if after else None, max(before), max(after, default=None))
-        table.add_row(
-            phase, str(len(mine)), *(percent(x) for x in cells), style="bold" if phase == STEP else ""
-        )
-    return table
+def _by_phase(rows: Sequence[PhaseError], width: int) -> RenderableType:
+    """The median error of every phase, the step last."""
+
+    def cells(phase: str) -> tuple[str, ...]:
+        of_phase = [e for e in rows if e.phase == phase]
+        before = [off(e.before_s, e.measured_s) or 0.0 for e in of_phase]
+        after = [off(e.after_s, e.measured_s) or 0.0 for e in of_phase if e.after_s is not None]
+        shares = (median(before), median(after) if after else None, max(before), max(after, default=None))
+        return phase, str(len(of_phase)), *(percent(x) for x in shares)
+
+    phases = list(dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)))
+    titles = ("median error of", ">runs", ">before", ">after", ">largest before", ">largest after")
+    styles = ["bold" if phase == STEP else "" for phase in phases]
+    return drawn(grid(titles, map(cells, phases), fit={"median error of": CUT}, styles=styles), width)
 
 
-def by_run(rows: Sequence[PhaseError], width: int) -> Table:
+def _by_run(rows: Sequence[PhaseError], width: int) -> RenderableType:
     """The step of every run: measured, and predicted before and after."""
     steps = [e for e in rows if e.phase == STEP]
     digits = decimals(max((e.measured_s for e in steps), default=1.0))
-    table = new_table(width)
-    table.add_column("step of", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in ("measured s", "before s", "error", "after s", "error"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for e in steps:
-        after = "-" if e.after_s is None else fixed(e.after_s, digits)
-        table.add_row(
-            e.run,
-            fixed(e.measured_s, digits),
-            fixed(e.before_s, digits),
-            percent(off(e.before_s, e.measured_s)),
-            after,
-            percent(off(e.after_s, e.measured_s)),
-        )
-    return table
+    return drawn(
+        table(
+            "",
+            steps,
+            ("step of", lambda e: e.run),
+            (">measured s", lambda e: fixed(e.measured_s, digits)),
+            (">before s", lambda e: fixed(e.before_s, digits)),
+            (">error", lambda e: percent(off(e.before_s, e.measured_s))),
+            (">after s", lambda e: fixed(e.after_s, digits)),
+            (">error", lambda e: percent(off(e.after_s, e.measured_s))),
+            fit={"step of": CUT},
+        ),
+        width,
+    )
 
 
 # --- notes ---------------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.plan import Plan
-from rlhfsim.present.terminal.words import component_text, new_table, percent
+from rlhfsim.present.tables import WORDS, each, fields, grid, table
+from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.words import component_text, layout_labels, percent, size
 from rlhfsim.search.explain import CLEAR, Term, kind
 from rlhfsim.search.pareto import Point
 from rlhfsim.units import format, significant
@@ -48,10 +50,7 @@ def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
     proof = "" if other.given else f"; {_proof(other)}"
     yield Text(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
     yield _terms(other.terms, chosen.prediction.step_s)
-    mine = chosen.prediction
-    yield Text(
-        f"memory: {_peak(plan)}, {percent(p.probability_out_of_memory)} risk; the chosen plan {_peak(chosen)}, {percent(mine.probability_out_of_memory)}"
-    )
+    yield Text(f"memory: {_peak(plan, ' risk')}; the chosen plan {_peak(chosen)}")
     yield from _exclusion(other)
 
 
@@ -77,97 +76,76 @@ def _proof(other: WhyNot) -> str:
     return "best of this choice, up to dominance by bounds" if stale else "proven best of this choice"
 
 
-def _peak(plan: Plan) -> str:
+def _peak(plan: Plan, what: str = "") -> str:
     p = plan.prediction
-    return f"{format(p.peak_memory_bytes, 'byte')} in {p.peak_phase}"
+    return f"{size(p.peak_memory_bytes)} in {p.peak_phase}, {percent(p.probability_out_of_memory)}{what}"
 
 
-def _missing(missing: MissingBytes) -> str:
+def _missing(m: MissingBytes) -> str:
     """`actor.train needs 132 GB of 85 GB per GPU in pool all; 70 GB of it are weights of actor`."""
     return (
-        f"the plan that comes nearest lacks {format(missing.bytes - missing.capacity, 'byte')} per GPU in pool {missing.pool}, "
-        f"in {missing.phase}: {format(missing.bytes, 'byte')} of {format(missing.capacity, 'byte')}, "
-        f"{format(missing.component_bytes, 'byte')} of them {component_text(missing.component)} of {missing.role}"
+        f"the plan that comes nearest lacks {size(m.bytes - m.capacity)} per GPU in pool {m.pool}, in {m.phase}: "
+        f"{size(m.bytes)} of {size(m.capacity)}, {size(m.component_bytes)} of them {component_text(m.component)} "
+        f"of {m.role}"
     )
 
 
-def _terms(terms: Sequence[Term], step: float) -> Table:
+def _terms(terms: Sequence[Term], step: float) -> RenderableType:
     """The calls that make the difference; what is left stands in the last row."""
-    table = new_table(None)
-    table.add_column("seconds of the step in")
-    for name in ("chosen plan", "this one", "difference"):
-        table.add_column(name, justify="right")
     large = [t for t in terms if abs(t.more) > CLEAR * step / 2][:ROWS]
-    rest = [t for t in terms if t not in large]
-    for t in large:
-        table.add_row(t.name, f"{t.chosen_s:,.1f}", f"{t.other_s:,.1f}", f"{t.more:+,.1f}")
-    sums = [sum(x) for x in zip(*((t.chosen_s, t.other_s, t.more) for t in rest), strict=True)]
-    if sums:
-        table.add_row("all else", f"{sums[0]:,.1f}", f"{sums[1]:,.1f}", f"{sums[2]:+,.1f}")
-    return table
+    rows = [(t.name, t.chosen_s, t.other_s, t.more) for t in large]
+    if rest := [t for t in terms if t not in large]:
+        sums = (sum(t.chosen_s for t in rest), sum(t.other_s for t in rest), sum(t.more for t in rest))
+        rows.append(("all else", *sums))
+    titles = ("seconds of the step in", ">chosen plan", ">this one", ">difference")
+    cells = ((name, f"{chosen:,.1f}", f"{other:,.1f}", f"{more:+,.1f}") for name, chosen, other, more in rows)
+    return drawn(grid(titles, cells, fit=dict.fromkeys(titles, WORDS)), None)
 
 
 def whynot_dict(other: WhyNot, chosen: Plan) -> dict[str, Any]:
     """The same for machines."""
-    c = other.certificate
     plan, missing = other.plan, other.missing
-    gap = None if plan is None else plan.prediction.step_s - chosen.prediction.step_s
+    lacking = None
+    if missing is not None:
+        names = ("phase", "pool", "role", "component", "bytes", "component_bytes")
+        lacking = {**fields(missing, *names), "capacity_bytes": missing.capacity}
     return {
         "choice": other.choice,
         "is_chosen": other.same,
-        "slower_s": gap,
+        "slower_s": None if plan is None else plan.prediction.step_s - chosen.prediction.step_s,
         "plan": None if plan is None else plan_dict(plan),
-        "terms": [{"name": t.name, "chosen_s": t.chosen_s, "other_s": t.other_s} for t in other.terms],
-        "certificate": {
-            "space": c.space,
-            "infeasible": c.infeasible,
-            "dominated": c.dominated,
-            "bounded": c.bounded,
-            "simulated": c.simulated,
-            "unexplored": c.unexplored,
-            "gap": c.gap,
-        },
+        "terms": each(other.terms, "name", "chosen_s", "other_s"),
+        "certificate": asdict(other.certificate),
         "reason": other.reason,
-        "excluded": None
-        if other.exclusion is None
-        else {"kind": other.exclusion.kind, "text": other.exclusion.text},
-        "missing": None
-        if missing is None
-        else {
-            "phase": missing.phase,
-            "pool": missing.pool,
-            "role": missing.role,
-            "component": missing.component,
-            "bytes": missing.bytes,
-            "component_bytes": missing.component_bytes,
-            "capacity_bytes": missing.capacity,
-        },
+        "excluded": None if other.exclusion is None else fields(other.exclusion, "kind", "text"),
+        "missing": lacking,
     }
 
 
 # --- the front --------------------------------------------------------------------------------------
 
 
-def front_table(points: Sequence[Point]) -> Table:
+def front_table(points: Sequence[Point]) -> RenderableType:
     """No plan of these is worse than another one in everything."""
-    table = new_table(None)
-    for name in ("plan", "actor", "rollout"):
-        table.add_column(name, no_wrap=True)
-    for name in ("step", "memory", "staleness", "risk"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for point in points:
-        plan = point.plan
-        rollout = plan.placement.rollout
-        table.add_row(
-            kind(plan).replace(", roles", ","),
-            plan.placement.actor.layout.label,
-            rollout.layout.label if rollout else "-",
-            format(point.seconds, "s"),
-            format(point.bytes, "byte"),
-            significant(point.staleness),
-            percent(point.risk),
-        )
-    return table
+    return drawn(
+        table(
+            "",
+            points,
+            ("plan", lambda p: short_kind(p.plan)),
+            ("actor", lambda p: layout_labels(p.plan)[0]),
+            ("rollout", lambda p: layout_labels(p.plan)[1]),
+            (">step", lambda p: format(p.seconds, "s")),
+            (">memory", lambda p: size(p.bytes)),
+            (">staleness", lambda p: significant(p.staleness)),
+            (">risk", lambda p: percent(p.risk)),
+        ),
+        None,
+    )
+
+
+def short_kind(plan: Plan) -> str:
+    """Architecture and role placement, for a column."""
+    return kind(plan).replace(", roles", ",")
 
 
 def front_dict(points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -189,24 +167,17 @@ def front_dict(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 def plan_dict(plan: Plan) -> dict[str, Any]:
     """What a list of plans shows of one."""
-    p = plan.prediction
-    whole = plan.to_dict()
+    p, whole = plan.prediction, plan.to_dict()
     return {
         "architecture": plan.architecture,
         "role_placement": plan.role_placement,
         "kind": kind(plan),
-        "step_s": p.step_s,
-        "low_s": p.low_s,
-        "high_s": p.high_s,
-        "tokens_per_s_per_gpu": p.tokens_per_s_per_gpu,
-        "peak_memory_bytes": p.peak_memory_bytes,
-        "capacity_bytes": p.capacity_bytes,
+        **fields(
+            p, "step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "peak_memory_bytes", "capacity_bytes"
+        ),
         "peak": {"phase": p.peak_phase, "role": p.peak_role, "component": p.peak_component},
-        "probability_out_of_memory": p.probability_out_of_memory,
-        "host_peak_bytes": p.host_peak_bytes,
-        "usd_per_step": p.usd_per_step,
-        "kwh_per_step": p.kwh_per_step,
-        "kg_co2e_per_step": p.kg_co2e_per_step,
+        **fields(p, "probability_out_of_memory", "host_peak_bytes"),
+        **fields(p, "usd_per_step", "kwh_per_step", "kg_co2e_per_step"),
         "phases": whole["prediction"]["phases"],
         "placement": whole["placement"],
         "workload": whole["workload"],

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.calibration.comparison.gap import CAUSES, Gap
+from rlhfsim.calibration.comparison.gap import Gap
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.phases import Amount, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
+from rlhfsim.present.tables import CUT, Fit, grid, table
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.bars import FULL, Axis, Bar, Piece
-from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table, size
+from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Stretch
+from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.words import CAUSES, decimals, fixed, plural, short_seconds, size, span
 
-WORDS = {
-    "lengths": ("lengths", "prompts and responses are not as long as planned"),
-    "compute": ("compute", "arithmetic of the GPUs takes longer or shorter"),
-    "hbm": ("HBM", "reads and writes of GPU memory"),
-    "network": ("network", "links inside a node and between nodes"),
-    "overhead": ("overhead", "launches, framework, host, PCIe, disks, unplanned calls"),
-    "waiting": ("waiting", "no call works, or ranks and stages wait for each other"),
-    "order": ("order", "calls run beside each other in one of the two only"),
-}
-"""Cause -> word and meaning."""
 SMALL = 0.005
 """Share of the step below which a phase stands in the line of short ones."""
 TINY = 5e-4
@@ -60,10 +51,10 @@ def summary(answer: SideBySide) -> dict[str, str]:
     """The run, and its step against the plan's."""
     run, step = answer.run, answer.found.step
     day = f", {run.date}" if run.date else ""
-    rows = {"run": f"{run.name}: {run.steps} step{'s' * (run.steps != 1)} counted, {run.device}{day}"}
+    rows = {"run": f"{run.name}: {plural(run.steps, 'step')} counted, {run.device}{day}"}
     if step.measured_s is not None and step.predicted_s is not None:
         rows["step"] = (
-            f"{_s(step.measured_s)} measured (median), {_s(step.predicted_s)} predicted: {verdict(step)}"
+            f"{short_seconds(step.measured_s)} measured (median), {short_seconds(step.predicted_s)} predicted: {verdict(step)}"
         )
     return rows
 
@@ -74,16 +65,10 @@ def verdict(row: PhaseComparison) -> str:
     assert row.measured_s is not None
     assert row.low_s is not None
     assert row.high_s is not None
-    told = f"{units.significant(row.ratio, 3)} times the prediction"
-    if row.measured_s < row.low_s:
-        return f"{told}, below its P10"
-    if row.measured_s > row.high_s:
-        return f"{told}, above its P90"
-    return f"{told}, inside its P10 to P90"
-
-
-def _s(seconds: float) -> str:
-    return units.format(seconds, "s") if seconds else "0 s"
+    where = "inside its P10 to P90"
+    if not row.low_s <= row.measured_s <= row.high_s:
+        where = "below its P10" if row.measured_s < row.low_s else "above its P90"
+    return f"{units.significant(row.ratio, 3)} times the prediction, {where}"
 
 
 # --- phases ---------------------------------------------------------------------------------------
@@ -94,14 +79,8 @@ def phases(answer: SideBySide, width: int) -> RenderableType:
     step = answer.found.step
     longest = max(step.measured_s or 0.0, step.predicted_s or 0.0)
     digits = decimals(longest)
-    table = new_table(width)
-    table.add_column("phase", no_wrap=True, ratio=1, overflow="ellipsis")
-    for name in ("predicted s", "P10-P90", "measured s", "p90", "ratio", "P10-P90", "steps", "spans"):
-        table.add_column(name, justify="right", no_wrap=True)
     both = [r for r in answer.found.rows if r.ratio is not None]
     small = [r for r in both if max(r.measured_s or 0.0, r.predicted_s or 0.0) < SMALL * longest]
-    for row in (*(r for r in both if r not in small), step):
-        table.add_row(*_cells(row, digits), style="bold" if row is step else "")
     notes = ["measured: median and 90th percentile over the steps; ratio: measured over predicted"]
     if small:
         notes.append(f"too short to show (--json has them): {', '.join(r.name for r in small)}")
@@ -110,33 +89,32 @@ def phases(answer: SideBySide, width: int) -> RenderableType:
     ]
     if joined:
         notes.append(f"timed together: {'; '.join(joined)}")
-    return Group(table, *(Text(note, style="dim") for note in notes))
-
-
-def _cells(row: PhaseComparison, digits: int) -> tuple[str, ...]:
-    return (
-        row.name,
-        _fixed(row.predicted_s, digits),
-        _between(row.low_s, row.high_s, lambda x: f"{x:,.{digits}f}"),
-        _fixed(row.measured_s, digits),
-        _fixed(row.p90_s, digits),
-        _times(row.ratio),
-        _between(row.ratio_low, row.ratio_high, _times),
-        str(row.steps),
-        str(row.spans) if row.spans else "",
+    return drawn(
+        table(
+            "",
+            (*(r for r in both if r not in small), step),
+            ("phase", lambda r: r.name),
+            (">predicted s", lambda r: fixed(r.predicted_s, digits)),
+            (">P10-P90", lambda r: _between(r.low_s, r.high_s, lambda x: f"{x:,.{digits}f}")),
+            (">measured s", lambda r: fixed(r.measured_s, digits)),
+            (">p90", lambda r: fixed(r.p90_s, digits)),
+            (">ratio", lambda r: _times(r.ratio)),
+            (">P10-P90", lambda r: _between(r.ratio_low, r.ratio_high, _times)),
+            (">steps", lambda r: str(r.steps)),
+            (">spans", lambda r: str(r.spans) if r.spans else ""),
+            style=lambda r: "bold" if r is step else "",
+            fit={"phase": CUT},
+            notes=notes,
+        ),
+        width,
     )
-
-
-def _fixed(seconds: float | None, digits: int) -> str:
-    return "-" if seconds is None else fixed(seconds, digits)
 
 
 def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:,.2f}" if ratio < 100 else f"{ratio:,.0f}"
 
 
-def _between(low: float | None, high: float | None, text: object) -> str:
-    assert callable(text)
+def _between(low: float | None, high: float | None, text: Callable[[float], str]) -> str:
     return "-" if low is None or high is None else f"{text(low)}-{text(high)}"
 
 
@@ -144,10 +122,10 @@ def strangers(answer: SideBySide) -> Iterator[str]:
     """What only one side has."""
     rows = {r.name: r for r in answer.found.rows}
     if answer.found.missing:
-        shown = ", ".join(f"{n} ({_s(rows[n].predicted_s or 0.0)})" for n in answer.found.missing)
+        shown = ", ".join(f"{n} ({short_seconds(rows[n].predicted_s or 0.0)})" for n in answer.found.missing)
         yield f"in the plan, not timed in the run: {shown}"
     if answer.found.unplanned:
-        shown = ", ".join(f"{n} ({_s(rows[n].measured_s or 0.0)})" for n in answer.found.unplanned)
+        shown = ", ".join(f"{n} ({short_seconds(rows[n].measured_s or 0.0)})" for n in answer.found.unplanned)
         yield f"in the run, not in the plan: {shown}"
 
 
@@ -160,27 +138,27 @@ def causes(gap: Gap, width: int) -> RenderableType:
     total = gap.measured_s - gap.predicted_s
     shown = [c for c in CAUSES if abs(gap.parts[c]) >= TINY * gap.predicted_s]
     scale = max([abs(gap.parts[c]) for c in shown], default=1.0)
-    table = new_table(width)
-    table.add_column("cause", no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
-    table.add_column(Axis(label=_s(scale), at=scale, scale=scale), width=18)
-    table.add_column("that is", ratio=1, no_wrap=True, overflow="ellipsis")
-    table.add_row("predicted", fixed(gap.predicted_s, digits), "", "", style="bold")
-    for cause in shown:
+    axis = Axis(label=short_seconds(scale), at=scale, scale=scale)
+
+    def row(cause: str) -> tuple[object, ...]:
         seconds = gap.parts[cause]
-        bar = Bar(
-            pieces=[Piece(amount=abs(seconds), glyph=FULL, style="red" if seconds > 0 else "green")],
-            scale=scale,
-        )
-        table.add_row(f"  {WORDS[cause][0]}", f"{seconds:+,.{digits}f}", bar, WORDS[cause][1])
-    table.add_row(
-        "measured",
-        fixed(gap.measured_s, digits),
-        "",
-        f"mean of the counted steps; the gap is {total:+,.{digits}f} s",
-        style="bold",
+        part = Stretch(amount=abs(seconds), glyph=FULL, style="red" if seconds > 0 else "green")
+        bar = HorizontalBar(stretches=[part], scale=scale)
+        return f"  {CAUSES[cause].word}", f"{seconds:+,.{digits}f}", bar, CAUSES[cause].meaning
+
+    mean = f"mean of the counted steps; the gap is {total:+,.{digits}f} s"
+    first = ("predicted", fixed(gap.predicted_s, digits), "", "")
+    last = ("measured", fixed(gap.measured_s, digits), "", mean)
+    return drawn(
+        grid(
+            ("cause", ">seconds", axis, "that is"),
+            [first, *map(row, shown), last],
+            fit={axis: Fit("words", width=18), "that is": CUT},
+            styles=["bold", *[""] * len(shown), "bold"],
+            notes=_gap_notes(gap),
+        ),
+        width,
     )
-    return Group(table, *(Text(note, style="dim") for note in _gap_notes(gap)))
 
 
 def _gap_notes(gap: Gap) -> Iterator[str]:
@@ -193,9 +171,12 @@ def _gap_notes(gap: Gap) -> Iterator[str]:
         shown = ", ".join(f"{p.name} {(p.measured_s or 0.0) - p.predicted_s:+.3g} s" for p in worst[:3])
         yield f"largest differences: {shown}"
     if gap.untimed_s > 0:
-        yield f"in no call: {_s(gap.idle_s)} of the step, where the plan has {_s(gap.untimed_s)} of work that the run does not time"
+        yield (
+            f"in no call: {short_seconds(gap.idle_s)} of the step, where the plan has {short_seconds(gap.untimed_s)} of work that the run "
+            "does not time"
+        )
     elif gap.idle_s > TINY * gap.measured_s:
-        yield f"in no call: {_s(gap.idle_s)} of the step"
+        yield f"in no call: {short_seconds(gap.idle_s)} of the step"
 
 
 # --- memory, tokens -------------------------------------------------------------------------------
@@ -207,59 +188,42 @@ def memory(answer: SideBySide, width: int) -> RenderableType:
     if not known:
         return Text("memory: the run recorded none", style="dim")
     pools = len({h.pool for h in known}) > 1
-    table = new_table(width)
-    table.add_column("memory in", no_wrap=True)
-    if pools:
-        table.add_column("pool", no_wrap=True)
-    for name in ("predicted", "P10-P90", "measured", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("predicted by role", ratio=1, no_wrap=True, overflow="ellipsis")
-    for held in known:
-        table.add_row(held.phase, *([held.pool] if pools else []), *_held(held))
-    return Group(
-        table,
-        Text(
-            "bytes on the fullest GPU of the pool while the phase runs; without GPUs: of the process",
-            style="dim",
-        ),
-    )
+    titles = ("memory in", *["pool"] * pools, ">predicted", ">P10-P90", ">measured", ">ratio", ROLES)
+    rows = ((held.phase, *[held.pool] * pools, *_held(held)) for held in known)
+    note = "bytes on the fullest GPU of the pool while the phase runs; without GPUs: of the process"
+    return drawn(grid(titles, rows, fit={ROLES: CUT}, notes=(note,)), width)
+
+
+ROLES = "predicted by role"
 
 
 def _held(held: PhaseMemory) -> tuple[str, ...]:
-    between = "-" if held.low is None or held.high is None else _sizes(held.low, held.high)
     roles = ", ".join(f"{role} {size(amount)}" for role, amount in held.roles.items() if amount > 0)
     return (
         "-" if held.predicted is None else size(held.predicted),
-        between,
+        "-" if held.low is None or held.high is None else span(size(held.low), size(held.high)),
         "-" if held.measured is None else size(held.measured),
         _times(held.ratio),
         roles,
     )
 
 
-def _sizes(low: float, high: float) -> str:
-    """`8.06-10.9 GB`; both units where they differ."""
-    (first, unit), (second, other) = size(low).split(), size(high).split()
-    return f"{first}-{second} {other}" if unit == other else f"{first} {unit}-{second} {other}"
-
-
-def amounts(found: tuple[Amount, ...]) -> Table:
+def amounts(rows: tuple[Amount, ...]) -> RenderableType:
     """Tokens and bytes."""
-    table = new_table(None)
-    table.add_column("tokens and bytes", no_wrap=True)
-    for name in ("predicted", "measured", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for item in found:
-        ratio = item.measured / item.predicted if item.measured and item.predicted else None
-        table.add_row(
-            item.name, _amount(item.predicted, item.unit), _amount(item.measured, item.unit), _times(ratio)
-        )
-    return table
+    return drawn(
+        table(
+            "",
+            rows,
+            ("tokens and bytes", lambda a: a.name),
+            (">predicted", lambda a: _amount(a.predicted, a.unit)),
+            (">measured", lambda a: _amount(a.measured, a.unit)),
+            (">ratio", lambda a: _times(a.measured / a.predicted if a.measured and a.predicted else None)),
+        ),
+        None,
+    )
 
 
 def _amount(value: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return (
-        size(value) if unit == "byte" else f"{value:,.0f} tokens" if value >= 100 else f"{value:,.1f} tokens"
-    )
+    if value is None or unit == "byte":
+        return "-" if value is None else size(value)
+    return f"{value:,.{0 if value >= 100 else 1}f} tokens"

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich import box
-from rich.console import Console
-from rich.padding import Padding
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.plan import BreakEven, Plan
+from rlhfsim.present import findings, words
+from rlhfsim.present.tables import WORDS, each, fields, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
-from rlhfsim.present.terminal.choices import front_dict, front_table, plan_dict, whynot_dict, whynot_text
-from rlhfsim.present.terminal.words import percent
-from rlhfsim.search.explain import kind
+from rlhfsim.present.terminal.choices import (
+    front_dict,
+    front_table,
+    plan_dict,
+    short_kind,
+    whynot_dict,
+    whynot_text,
+)
+from rlhfsim.present.terminal.console import filled, indented, plain_grid
+from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.units import BILLION, MILLION, TERA, format, significant
+from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.recalibrated import Recalibrated
 
@@ -50,32 +58,32 @@ def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
         _show_nothing(console, answer)
         return
     show_choice(console, answer)
-    console.print(view.memory_chart(answer.chosen, console.width))
+    console.print(memory_chart(answer.chosen, console.width))
     console.print(f"per step: {view.cost_text(answer.chosen)}")
     for line in _money(answer, extras.steps):
         console.print(line, highlight=False)
-    _show_verdicts(console, extras.verdicts)
+    if extras.verdicts:
+        _part(console, "your targets", _targets(extras.verdicts))
     for other in answer.whynots:
-        _rule(console, f"why not {other.choice}")
-        for part in whynot_text(other, answer.chosen):
-            console.print(Padding(part, (0, 0, 0, 2)))
+        _part(console, f"why not {other.choice}", *map(indented, whynot_text(other, answer.chosen)))
     if extras.front is not None:
-        _rule(console, "plans between which you may choose")
-        console.print(front_table(extras.front))
+        _part(console, "plans between which you may choose", front_table(extras.front))
     if extras.recalibrated is not None:
-        _rule(console, "what calibration changed")
-        for part in recalibrated.parts(extras.recalibrated, answer.chosen, console.width):
-            console.print(part)
-    _show_break_evens(console, answer)
+        parts = recalibrated.parts(extras.recalibrated, answer.chosen, console.width)
+        _part(console, "what calibration changed", *parts)
+    break_evens = [_break_even_text(b) for b in answer.break_evens] or [_unflipped(answer)]
+    _part(console, "what would change the choice", *(indented(Text(text)) for text in break_evens))
+    console.print("  one change at a time, layouts kept", style="dim")
     if answer.gains:
-        _show_gains(console, answer)
-    _rule(console, "how sure")
-    console.print(view.sureness(answer.chosen, console.width))
+        _part(console, "what the choices left out would bring", _gains(answer))
+    _part(console, "how sure", view.sureness(answer.chosen, console.width))
     _show_next(console, answer, out)
 
 
-def _rule(console: Console, title: str) -> None:
+def _part(console: Console, title: str, *parts: RenderableType) -> None:
     console.rule(title, align="left", style="dim")
+    for part in parts:
+        console.print(part)
 
 
 def show_choice(console: Console, answer: Design) -> None:
@@ -84,36 +92,27 @@ def show_choice(console: Console, answer: Design) -> None:
     console.print(view.header(answer.chosen))
     console.print(_ranking(answer))
     console.print(_considered(answer))
-    _rule(console, "the chosen plan")
-    console.print(view.placement_table(answer.chosen, console.width))
-    console.print(view.phase_table(answer.chosen, console.width))
-    _rule(console, "why")
-    for reason in answer.reasons:
-        console.print(Padding(Text(reason), (0, 0, 0, 2)))
+    placement = view.placement_table(answer.chosen, console.width)
+    _part(console, "the chosen plan", placement, view.phase_table(answer.chosen, console.width))
+    _part(console, "why", *(indented(Text(reason)) for reason in answer.reasons))
 
 
-def _ranking(answer: Design) -> Table:
+def _ranking(answer: Design) -> RenderableType:
     """One line a plan; the role placement stands beside the architecture where it is not colocated."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    table.add_column("#", justify="right", no_wrap=True)
-    table.add_column("plan")  # the one column that may fold: no figure is cut
-    for name in ("actor", "rollout"):
-        table.add_column(name, no_wrap=True)
-    for name in ("step", "P10-P90", "tok/s/GPU", "memory", "USD"):
-        table.add_column(name, justify="right", no_wrap=True)
     assert answer.chosen is not None
-    for i, plan in enumerate((answer.chosen, *answer.runners_up), start=1):
-        table.add_row(str(i), *_row(plan), style="bold green" if i == 1 else None)
-    return table
+    plans = (answer.chosen, *answer.runners_up)
+    titles = (">#", "plan", "actor", "rollout", ">step", ">P10-P90", ">tok/s/GPU", ">memory", ">USD")
+    rows = [(str(i), *_row(plan)) for i, plan in enumerate(plans, start=1)]
+    styles = ["bold green", *[""] * len(answer.runners_up)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
+    return filled(table, grid(titles, rows, fit={"plan": WORDS}, styles=styles))  # no figure is cut
 
 
 def _row(plan: Plan) -> list[str]:
     p = plan.prediction
-    rollout = plan.placement.rollout
     return [
-        kind(plan).replace(", roles", ","),
-        plan.placement.actor.layout.label,
-        rollout.layout.label if rollout else "-",
+        short_kind(plan),
+        *words.layout_labels(plan),
         format(p.step_s, "s"),
         f"{significant(p.low_s)}-{significant(p.high_s)}",
         significant(p.tokens_per_s_per_gpu),
@@ -125,11 +124,12 @@ def _row(plan: Plan) -> list[str]:
 def _considered(answer: Design) -> Text:
     c = answer.certificate
     best = "uses less memory" if answer.request.objective == "memory" else "is faster"
+    space, unexplored = _rounded(c.space), _rounded(c.unexplored)
     proof = f"proven: no plan of the space {best}"
     if not c.proven:
-        proof = f"time limit reached: {_rounded(c.unexplored)} plans not looked at, one of them could be up to {c.gap:.1%} better"
+        proof = f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} better"
     lines = [
-        f"certificate: {_rounded(c.space)} complete plans; {proof}",
+        f"certificate: {space} complete plans" + (f"; {proof}" if answer.chosen else ""),
         f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in everything by another,",
         f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
     ]
@@ -137,11 +137,10 @@ def _considered(answer: Design) -> Text:
         lines.append(
             "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
         )
-    if answer.chosen is None:
-        lines[0] = f"certificate: {_rounded(c.space)} complete plans"
     if answer.confidence is not None and answer.request.objective != "memory":
+        likely = words.percent(answer.confidence)
         lines.append(
-            f"plan 1 is faster than plan 2 with a probability of {percent(answer.confidence)} (intervals of the coefficients)"
+            f"plan 1 is faster than plan 2 with a probability of {likely} (intervals of the coefficients)"
         )
     if answer.runners_up:
         lines.append("plans 2, 3, ... are the best that were met of every other kind")
@@ -149,13 +148,7 @@ def _considered(answer: Design) -> Text:
 
 
 def _rounded(count: int) -> str:
-    """A large count in words: `240 billion`."""
-    if count >= 1000 * TERA:
-        return f"{count:.1e}"
-    for size, word in ((TERA, "trillion"), (BILLION, "billion"), (MILLION, "million")):
-        if count >= size:
-            return f"{significant(count / size, 2)} {word}"
-    return f"{count:,}"
+    return words.count(count, largest=1000 * TERA)
 
 
 def _money(answer: Design, steps: int | None) -> Iterator[str]:
@@ -169,24 +162,12 @@ def _money(answer: Design, steps: int | None) -> Iterator[str]:
         yield f"run of {steps:,} steps: {format(p.step_s * steps, 's')}, {money}, {significant(p.kwh_per_step * steps)} kWh"
 
 
-def _show_verdicts(console: Console, found: tuple[Verdict, ...]) -> None:
-    if not found:
-        return
-    _rule(console, "your targets")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
-    for verdict in found:
-        word = Text("met", style="green") if verdict.met else Text("MISSED", style="bold red")
-        table.add_row(f"  {verdict.requirement.text}", word, shown(verdict.requirement, verdict.actual))
-    console.print(table)
-
-
-def _show_break_evens(console: Console, answer: Design) -> None:
-    _rule(console, "what would change the choice")
-    if not answer.break_evens:
-        console.print(Padding(Text(_unflipped(answer)), (0, 0, 0, 2)))
-    for break_even in answer.break_evens:
-        console.print(Padding(Text(_break_even_text(break_even)), (0, 0, 0, 2)))
-    console.print("  one change at a time, layouts kept", style="dim")
+def _targets(verdicts: tuple[Verdict, ...]) -> RenderableType:
+    met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
+    return plain_grid(
+        (f"  {v.requirement.text}", met if v.met else missed, shown(v.requirement, v.actual))
+        for v in verdicts
+    )
 
 
 def _unflipped(answer: Design) -> str:
@@ -208,34 +189,24 @@ def _break_even_text(break_even: BreakEven) -> str:
     else:
         value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
         point = f"{break_even.change}: {value} {more} (now {now})"
-    own = (
-        f"the chosen plan {format(break_even.chosen_step_s, 's')}"
-        if break_even.chosen_step_s
-        else "the chosen plan no longer fits"
-    )
-    return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {own}"
+    chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"))
+    return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {chosen}"
 
 
-def _show_gains(console: Console, answer: Design) -> None:
-    _rule(console, "what the choices left out would bring")
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+def _gains(answer: Design) -> RenderableType:
+    rows = []
     for gain in answer.gains:
-        how = "--allow " + gain.name if gain.name not in BACKENDS else "--backend " + gain.name
-        step = (
-            "nothing fits"
-            if gain.seconds is None
-            else f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
-        )
-        table.add_row(
-            f"  {how}",
-            step,
-            gain.meaning + ("" if gain.launchable else " (priced only: no launch path here yet)"),
-        )
-    console.print(table)
+        option = f"  --{'backend' if gain.name in BACKENDS else 'allow'} {gain.name}"
+        step = "nothing fits"
+        if gain.seconds is not None:
+            step = f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
+        priced_only = "" if gain.launchable else " (priced only: no launch path here yet)"
+        rows.append((option, step, gain.meaning + priced_only))
+    return plain_grid(rows)
 
 
 def _show_next(console: Console, answer: Design, out: str) -> None:
-    _rule(console, "next")
+    _part(console, "next")
     console.print(f"  the plan is in {out}; look closer with", highlight=False)
     console.print(f"  rlhfsim memory {out}", style="bold", highlight=False)
     console.print(f"  rlhfsim simulate {out}", style="bold", highlight=False)
@@ -262,40 +233,26 @@ def _show_nothing(console: Console, answer: Design) -> None:
 
 def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
     """The same content; schema in docs/plan.md."""
-    c = answer.certificate
+    chosen = answer.chosen
     return {
         "schema": SCHEMA,
         "objective": answer.request.objective,
-        "chosen": plan_dict(answer.chosen) if answer.chosen else None,
+        "chosen": plan_dict(chosen) if chosen else None,
         "runners_up": [plan_dict(plan) for plan in answer.runners_up],
-        "certificate": {
-            "space": c.space,
-            "infeasible": c.infeasible,
-            "dominated": c.dominated,
-            "bounded": c.bounded,
-            "simulated": c.simulated,
-            "unexplored": c.unexplored,
-            "gap": c.gap,
-        },
+        "certificate": asdict(answer.certificate),
         "layouts_refused": dict(answer.refused),
         "probability_better_than_runner_up": answer.confidence,
         "reasons": list(answer.reasons),
         "requirements": [verdict_dict(v) for v in extras.verdicts],
-        "run": _run_dict(answer.chosen, extras.steps),
-        "why_not": [whynot_dict(w, answer.chosen) for w in answer.whynots] if answer.chosen else [],
+        "run": _run_dict(chosen, extras.steps),
+        "why_not": [whynot_dict(w, chosen) for w in answer.whynots] if chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
-        "calibration": recalibrated.as_data(extras.recalibrated, answer.chosen)
-        if extras.recalibrated and answer.chosen
+        "calibration": recalibrated.as_data(extras.recalibrated, chosen)
+        if extras.recalibrated and chosen
         else None,
-        "break_evens": [_break_even_dict(f) for f in answer.break_evens],
+        "break_evens": each(answer.break_evens, *BREAK_EVEN),
         "gains": [
-            {
-                "name": g.name,
-                "meaning": g.meaning,
-                "step_s": g.seconds,
-                "saved": g.saved,
-                "launchable": g.launchable,
-            }
+            {**fields(g, "name", "meaning"), "step_s": g.seconds, **fields(g, "saved", "launchable")}
             for g in answer.gains
         ],
         "shortage": answer.shortage,
@@ -303,30 +260,13 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
     }
 
 
+BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "chosen_step_s")
+
+
 def verdict_dict(verdict: Verdict) -> dict[str, Any]:
     """A target and what the plan reaches, in base units."""
-    r = verdict.requirement
-    return {
-        "text": r.text,
-        "quantity": r.quantity,
-        "relation": r.relation,
-        "value": r.value,
-        "actual": verdict.actual,
-        "met": verdict.met,
-    }
-
-
-def _break_even_dict(break_even: BreakEven) -> dict[str, Any]:
-    return {
-        "change": break_even.change,
-        "factor": break_even.factor,
-        "now": break_even.now,
-        "value": break_even.value,
-        "unit": break_even.unit,
-        "winner": break_even.winner,
-        "step_s": break_even.step_s,
-        "chosen_step_s": break_even.chosen_step_s,
-    }
+    target = fields(verdict.requirement, "text", "quantity", "relation", "value")
+    return {**target, **fields(verdict, "actual", "met")}
 
 
 def _run_dict(plan: Plan | None, steps: int | None) -> dict[str, Any] | None:

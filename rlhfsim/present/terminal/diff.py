@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.words import new_table
-from rlhfsim.present.terminal.words import percent as likely
+from rlhfsim.present.changes import mark, mark_of
+from rlhfsim.present.tables import Fit, grid, table
+from rlhfsim.present.terminal.console import drawn
+from rlhfsim.present.words import percent as likely
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference, Leaf, Side, Value
 
 STYLES = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
 HASH = 12
 """Characters of a hash that tell it from another."""
-MAIN = ("architecture", "role_placement")
-"""Fields whose change is another design, not another number."""
 
 
 def report(found: Difference, width: int) -> Iterator[RenderableType]:
@@ -40,41 +39,35 @@ def _title(side: Side) -> str:
     return f"{side.title} ({'measured' if side.measured else 'predicted'})"
 
 
-def fields(title: str, rows: Sequence[ChangedField], width: int) -> Table:
+def fields(title: str, rows: Sequence[ChangedField], width: int) -> RenderableType:
     """Fields of the question or of the choice."""
-    table = _table(title, width)
-    for row in rows:
-        mark = "!" if row.path in MAIN else _mark(row.before, row.after)
-        table.add_row(
-            mark, row.path, *(_leaf(x, row.path) for x in (row.before, row.after)), style=STYLES[mark]
-        )
-    return table
+    cells = ((mark_of(c), c.path, _leaf(c.before, c.path), _leaf(c.after, c.path)) for c in rows)
+    styles = [STYLES[mark_of(c)] for c in rows]
+    return drawn(grid(("", title, ">before", ">after"), cells, fit=_fit(title), styles=styles), width)
 
 
-def outcomes(found: Difference, width: int) -> Table:
+def outcomes(found: Difference, width: int) -> RenderableType:
     """Figures, with the change of each."""
-    table = _table("comes out", width)
-    table.add_column("change", justify="right", no_wrap=True)
-    for row in found.outcome:
-        mark = _mark(row.before, row.after)
-        cells = mark, row.name, _value(row.before), _value(row.after), percent(row)
-        table.add_row(*cells, style="bold" if row.name == "step" else "")
-    return table
+    title = "comes out"
+    return drawn(
+        table(
+            "",
+            found.outcome,
+            ("", lambda row: mark(row.before, row.after)),
+            (title, lambda row: row.name),
+            (">before", lambda row: _value(row.before)),
+            (">after", lambda row: _value(row.after)),
+            (">change", percent),
+            style=lambda row: "bold" if row.name == "step" else "",
+            fit=_fit(title),
+        ),
+        width,
+    )
 
 
-def _table(title: str, width: int) -> Table:
-    table = new_table(width)
-    table.add_column("", no_wrap=True, width=1)
-    table.add_column(title, ratio=2, overflow="fold")
-    table.add_column("before", ratio=1, justify="right", overflow="fold")
-    table.add_column("after", ratio=1, justify="right", overflow="fold")
-    return table
-
-
-def _mark(before: object, after: object) -> str:
-    if before is None:
-        return "+"
-    return "-" if after is None else "~"
+def _fit(title: str) -> dict[str, Fit]:
+    side = Fit("fold", ratio=1)
+    return {"": Fit(width=1), title: Fit("fold", ratio=2), ">before": side, ">after": side}
 
 
 def _leaf(leaf: Leaf, path: str) -> str:
@@ -95,11 +88,9 @@ def _value(value: Value | None) -> str:
 
 def percent(row: ChangedFigure) -> str:
     """`-21 %`, `3.4 times` from a doubling on; empty where a side is missing."""
-    if row.relative is None:
-        return ""
-    if row.relative >= 1:
-        return f"{units.significant(row.relative + 1, 2)} times"
-    return f"{100 * row.relative:+.1f} %"
+    if row.relative is None or row.relative < 1:
+        return "" if row.relative is None else f"{100 * row.relative:+.1f} %"
+    return f"{units.significant(row.relative + 1, 2)} times"
 
 
 def notes(found: Difference) -> Iterator[str]:
@@ -107,8 +98,7 @@ def notes(found: Difference) -> Iterator[str]:
     step = next((m for m in found.outcome if m.name == "step"), None)
     if step is not None and step.overlaps is not None:
         ends = " and ".join(_interval(side.outcome["step"]) for side in (found.before, found.after))
-        said = "overlap" if step.overlaps else "do not overlap"
-        yield f"P10-P90 of the step: {ends}; they {said}"
+        yield f"P10-P90 of the step: {ends}; they {'overlap' if step.overlaps else 'do not overlap'}"
     if found.before.measured != found.after.measured:
         yield "of a plan and a run only seconds are set side by side: rlhfsim compare has more"
 

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.words import console
+from rlhfsim.present.terminal.console import console
 from rlhfsim.what_if.planned import Planned
 
 SCHEMA = "rlhfsim.estimate/1"

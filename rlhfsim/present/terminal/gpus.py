@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.words import NARROW, WIDTH, console, labelled, new_table
+from rlhfsim.present.terminal.console import NARROW, WIDTH, console, labelled, new_table
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import aliases, profile_hash

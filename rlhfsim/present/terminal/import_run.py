@@ -15,7 +15,8 @@ from rlhfsim.frameworks.logs.imported import Imported
 from rlhfsim.frameworks.logs.run_folder import provenance, step_seconds
 from rlhfsim.plan import Plan
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.words import console, decimals, fixed, labelled, new_table
+from rlhfsim.present.terminal.console import console, labelled, new_table
+from rlhfsim.present.words import decimals, fixed
 
 
 def report(run: Imported, plan: Plan, out: Path) -> list[RenderableType]:

@@ -8,11 +8,13 @@ from typing import Any, Protocol
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from rlhfsim import units
 from rlhfsim.calibration.comparison.phases import rows, warm
 from rlhfsim.plan import Plan
+from rlhfsim.present.tables import added, fields, grid
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table, size
+from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.words import decimals, fixed, size
+from rlhfsim.units import GB
 
 COLUMNS = (
     ("reward", "reward/mean", 3),
@@ -94,24 +96,19 @@ def _memory_note(plan: Plan) -> Iterator[str]:
     """The ledger says that it will not fit: said before anything starts."""
     p = plan.prediction
     if p.peak_memory_bytes > p.capacity_bytes:
-        yield f"the plan's ledger peaks at {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} in {p.peak_phase}; rlhfsim memory shows it"
+        yield (
+            f"the plan's ledger peaks at {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} in {p.peak_phase}; "
+            "rlhfsim memory shows it"
+        )
 
 
 def memory_table(plan: Plan) -> RenderableType:
     """Bytes of every phase on the fullest GPU of each pool, against what is there."""
-    table = new_table(None)
-    for name in ("phase", "pool"):
-        table.add_column(name, no_wrap=True)
-    for name in ("bytes", "of", "share"):
-        table.add_column(name, justify="right", no_wrap=True)
-    sums: dict[tuple[str, str], float] = {}
-    for entry in plan.prediction.ledger:
-        sums[(entry.phase, entry.pool)] = sums.get((entry.phase, entry.pool), 0.0) + entry.bytes
     capacity = plan.prediction.capacity_bytes
-    for (phase, pool), amount in sums.items():
-        table.add_row(phase, pool, size(amount), size(capacity), f"{amount / capacity:.0%}")
-    table.add_row("host, per node", "", size(plan.prediction.host_peak_bytes), "", "")
-    return table
+    sums = added(((e.phase, e.pool), e.bytes) for e in plan.prediction.ledger)
+    rows = [(*key, size(amount), size(capacity), f"{amount / capacity:.0%}") for key, amount in sums.items()]
+    rows.append(("host, per node", "", size(plan.prediction.host_peak_bytes), "", ""))
+    return drawn(grid(("phase", "pool", ">bytes", ">of", ">share"), rows), None)
 
 
 def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
@@ -130,18 +127,11 @@ def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:
         "predicted_high_s": plan.prediction.high_s,
         "measured_step_s": measured_step([row["time/step"] for row in ended.rows if "time/step" in row]),
         "coordination_overhead": outcome.overhead,
-        "phases": [
-            {
-                "name": p.name,
-                "predicted_s": p.predicted_s,
-                "low_s": p.low_s,
-                "high_s": p.high_s,
-                "measured_s": p.measured_s,
-                "measured": p.steps,
-            }
-            for p in phases
-        ],
+        "phases": [{**fields(p, "name", *SECONDS), "measured": p.steps} for p in phases],
     }
+
+
+SECONDS = ("predicted_s", "low_s", "high_s", "measured_s")
 
 
 def measured_step(seconds: list[float]) -> float | None:
@@ -165,54 +155,34 @@ def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 def comparison(report: Mapping[str, Any]) -> RenderableType:
     """Phases, predicted and measured."""
-    table = new_table(None)
-    table.add_column("phase", no_wrap=True)
-    for name in ("predicted s", "P10-P90", "measured s", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
     digits = decimals(report["predicted_step_s"])
-    rows = [
-        *report["phases"],
-        {
-            "name": "step",
-            "predicted_s": report["predicted_step_s"],
-            "low_s": report["predicted_low_s"],
-            "high_s": report["predicted_high_s"],
-            "measured_s": report["measured_step_s"],
-        },
-    ]
-    for row in rows:
-        table.add_row(row["name"], *_numbers(row, digits))
-    return table
+    step = {
+        name: report[name.replace("_s", "_step_s") if "ed_s" in name else f"predicted_{name}"]
+        for name in SECONDS
+    }
+    rows = [(row["name"], *_numbers(row, digits)) for row in (*report["phases"], {"name": "step", **step})]
+    return drawn(grid(("phase", ">predicted s", ">P10-P90", ">measured s", ">ratio"), rows), None)
 
 
 def _numbers(row: Mapping[str, Any], digits: int) -> tuple[str, ...]:
-    predicted, measured = row["predicted_s"], row["measured_s"]
+    predicted, low, high, measured = (row[name] for name in SECONDS)
+    span = "-" if predicted is None else f"{fixed(low, digits)}-{fixed(high, digits)}"
     ratio = f"{measured / predicted:.2f}" if predicted and measured else "-"
-    span = f"{fixed(row['low_s'], digits)}-{fixed(row['high_s'], digits)}" if predicted is not None else "-"
-    return (
-        fixed(predicted, digits) if predicted is not None else "-",
-        span,
-        fixed(measured, digits) if measured is not None else "-",
-        ratio,
-    )
+    return fixed(predicted, digits), span, fixed(measured, digits), ratio
 
 
 def _figures(report: Mapping[str, Any]) -> dict[str, str]:
-    last = report["last"]
+    last, real = report["last"], not report["dry_run"]
     rows = {"iterations": f"{report['iterations']}, {len(report['restarts'])} restarts"}
-    if report["coordination_overhead"] is not None and not report["dry_run"]:
+    if report["coordination_overhead"] is not None and real:
         rows["coordination"] = (
             f"{report['coordination_overhead']:.1%} of the wall time in which no engine works"
         )
-    if "memory/allocated_gb" in last and not report["dry_run"]:
-        rows["memory"] = (
-            f"{units.format(last['memory/allocated_gb'] * units.GB, 'byte')} on the fullest device, {units.format(last['memory/host_gb'] * units.GB, 'byte')} in all processes"
-        )
+    if "memory/allocated_gb" in last and real:
+        device, host = (size(last[f"memory/{name}_gb"] * GB) for name in ("allocated", "host"))
+        rows["memory"] = f"{device} on the fullest device, {host} in all processes"
     if report["evaluations"]:
-        rows["accuracy"] = ", ".join(
-            f"{value:.3f} after {step}" for step, value in report["evaluations"].items()
-        )
-    rows["files"] = (
-        f"{report['out']}: plan, settings, DeepSpeed and vLLM configuration, trace, metrics, checkpoints"
-    )
-    return rows
+        values = report["evaluations"].items()
+        rows["accuracy"] = ", ".join(f"{value:.3f} after {step}" for step, value in values)
+    files = "plan, settings, DeepSpeed and vLLM configuration, trace, metrics, checkpoints"
+    return {**rows, "files": f"{report['out']}: {files}"}

@@ -11,9 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.plan import LedgerEntry, Plan
+from rlhfsim.present.basis import capacity_of, profile_under
 from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.console import console, labelled, new_table
 from rlhfsim.present.terminal.estimate import verdict, verdict_data
-from rlhfsim.present.terminal.words import component_text, console, new_table, profile_of, size
+from rlhfsim.present.terminal.memory import memory_chart
+from rlhfsim.present.words import component_text, size
 from rlhfsim.units import GB
 from rlhfsim.what_if.planned import Planned
 
@@ -26,9 +29,9 @@ def report(answer: Planned) -> Iterator[RenderableType]:
     if (plan := answer.plan) is None:
         return
     yield view.header(plan)
-    yield view.labelled({"peak": view.peak_text(plan), "host": _host_text(plan)})
+    yield labelled({"peak": view.peak_text(plan), "host": _host_text(plan)})
     yield ""
-    yield view.memory_chart(plan, console().width)
+    yield memory_chart(plan, console().width)
     for pool in plan.placement.pools:
         if rows := _peak_rows(plan, pool.name):
             where = f" of pool {pool.name}" if len(plan.placement.pools) > 1 else ""
@@ -47,7 +50,7 @@ def _host_text(plan: Plan) -> str:
 
 def _host_capacity(plan: Plan) -> float | None:
     """Host memory of the smallest node under the plan; None where no profile is found."""
-    profiles = [profile_of(plan, pool.name) for pool in plan.placement.pools]
+    profiles = [profile_under(plan, pool.name) for pool in plan.placement.pools]
     return min((p.node.host_memory.value for p in profiles if p), default=None)
 
 
@@ -117,7 +120,7 @@ def _pool(plan: Plan, name: str, gpus: int) -> dict[str, Any]:
     return {
         "name": name,
         "gpus": gpus,
-        "capacity_bytes": view.capacity_of(plan, name),
+        "capacity_bytes": capacity_of(plan, name),
         "phases": [
             {
                 "phase": phase,

@@ -4,79 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.present.terminal.bars import Axis, Bar, Piece, plain
-from rlhfsim.present.terminal.words import GROUPS, WIDTH, is_move, new_table, percent, profile_of, size
+from rlhfsim.plan import Plan
+from rlhfsim.present.basis import capacity_of
+from rlhfsim.present.memory import State, states
+from rlhfsim.present.tables import grid
+from rlhfsim.present.terminal.bars import DARK, FULL, LIGHT, MEDIUM, Axis, HorizontalBar, Stretch, plain
+from rlhfsim.present.terminal.console import WIDTH, drawn
+from rlhfsim.present.words import percent, size
+
+LOOKS = {
+    "weights": (FULL, "green"),
+    "gradients, optimizer": (DARK, "blue"),
+    "KV cache": (MEDIUM, "magenta"),
+    "activations, buffers, rest": (LIGHT, "yellow"),
+}
+"""Group of components -> glyph, colour."""
 
 
 def memory_chart(plan: Plan, width: int = WIDTH) -> RenderableType:
     """Memory of every pool through the step against its capacity, the peak marked."""
     parts: list[RenderableType] = []
     for pool in plan.placement.pools:
-        rows = [e for e in plan.prediction.ledger if e.pool == pool.name]
-        if rows:
-            title = (
-                f"pool {pool.name}, {pool.gpus} GPUs"
-                if len(plan.placement.pools) > 1
-                else f"{pool.gpus} GPUs"
-            )
-            parts += [
-                Text(f"{title}: bytes on the fullest GPU", style="bold"),
-                _pool_chart(plan, pool.name, rows, width),
-            ]
+        if rows := states(plan, pool.name):
+            title = f"pool {pool.name}, " if len(plan.placement.pools) > 1 else ""
+            parts.append(Text(f"{title}{pool.gpus} GPUs: bytes on the fullest GPU", style="bold"))
+            parts.append(_pool_chart(rows, capacity_of(plan, pool.name), width))
     return Group(*parts, MemoryLegend(plan.prediction.peak_memory_bytes > plan.prediction.capacity_bytes))
 
 
-def capacity_of(plan: Plan, pool: str) -> float:
-    """Bytes that the driver offers on a GPU of the pool."""
-    profile = profile_of(plan, pool)
-    return profile.usable_memory.value if profile else plan.prediction.capacity_bytes
+def _pool_chart(rows: list[State], capacity: float, width: int) -> RenderableType:
+    peak = max(rows, key=lambda state: state.bytes)
+    scale = max(capacity, peak.bytes) * 1.02
 
+    def bar(state: State) -> HorizontalBar:
+        stretches = [
+            Stretch(amount=state.groups[group], glyph=glyph, style=colour)
+            for group, (glyph, colour) in LOOKS.items()
+        ]
+        return HorizontalBar(stretches=stretches, scale=scale, limit=capacity)
 
-def _pool_chart(plan: Plan, pool: str, rows: list[LedgerEntry], width: int) -> Table:
-    states = [(name, list(entries)) for name, entries in groupby(rows, key=lambda e: e.phase)]
-    totals = [sum(e.bytes for e in entries) for _, entries in states]
-    capacity = capacity_of(plan, pool)
-    scale = max(capacity, *totals) * 1.02
-    peak = max(range(len(states)), key=lambda i: totals[i])
-    table = new_table(width)
-    table.add_column("phase", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    table.add_column("full", justify="right", no_wrap=True)
-    table.add_column(Axis(label=size(capacity), at=capacity, scale=scale), ratio=1)
-    table.add_column("", no_wrap=True)
-    for i, (name, entries) in enumerate(states):
-        moved = name == "end" or is_move(name)
-        if moved and i != peak and totals[i] in (totals[0], totals[i - 1]):
-            continue  # memory is as it was
-        mark = "< peak" if i == peak else ""
-        bar = Bar(pieces=_memory_pieces(entries), scale=scale, limit=capacity)
-        table.add_row(
-            name, size(totals[i]), percent(totals[i] / capacity), bar, mark, style="bold" if mark else ""
-        )
-    return table
-
-
-def _memory_pieces(entries: list[LedgerEntry]) -> list[Piece]:
-    named = {c for _, _, components in GROUPS.values() for c in components}
-    return [
-        Piece(
-            amount=sum(
-                e.bytes
-                for e in entries
-                if e.component in components or not (components or e.component in named)
+    return drawn(
+        grid(
+            ("phase", ">bytes", ">full", Axis(label=size(capacity), at=capacity, scale=scale), ""),
+            (
+                (s.phase, size(s.bytes), percent(s.bytes / capacity), bar(s), "< peak" if s is peak else "")
+                for s in rows
             ),
-            glyph=glyph,
-            style=colour,
-        )
-        for glyph, colour, components in GROUPS.values()
-    ]
+            styles=["bold" if state is peak else "" for state in rows],
+        ),
+        width,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +70,7 @@ class MemoryLegend:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """One line."""
         line = Text(style="dim")
-        for words, (glyph, colour, _) in GROUPS.items():
+        for words, (glyph, colour) in LOOKS.items():
             line.append(plain(glyph, options.encoding) * 2, style=colour)
             line.append(f" {words}  ")
         if self.over:

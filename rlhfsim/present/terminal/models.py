@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.words import NARROW, console, labelled, new_table
+from rlhfsim.present.terminal.console import NARROW, console, labelled, new_table
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import aliases
 

@@ -12,7 +12,8 @@ from rich.text import Text
 from rlhfsim import units
 from rlhfsim.calibration.micro_benchmarks.changes import ProfileEntry
 from rlhfsim.calibration.micro_benchmarks.profile import MeasuredProfile
-from rlhfsim.present.terminal.words import new_table
+from rlhfsim.present.tables import table as columns
+from rlhfsim.present.terminal.console import drawn
 from rlhfsim.specs.hardware.measured import Measured, Missing, Session
 
 WORDS = {
@@ -27,7 +28,7 @@ WORDS = {
 """Keys of a profile in words; coefficients keep their names, which docs/hardware.md explains."""
 
 
-class Progress:
+class ProbeProgress:
     """One line a probe."""
 
     def __init__(self, screen: Console) -> None:
@@ -66,20 +67,21 @@ def result(session: Session, made: MeasuredProfile, out: Path, *, default: bool)
 
 def table(changes: Sequence[ProfileEntry]) -> RenderableType:
     """What, value, interval, prior, repeats; values restated or of every engine are left to the file."""
-    shown = new_table()
-    shown.add_column("what", no_wrap=True)
-    for name in ("value", "interval", "prior", "n"):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for c in _distinct(changes):
-        interval = "" if c.low is None or c.high is None else f"{_text(c.low, c)} - {_text(c.high, c)}"
-        shown.add_row(
-            WORDS.get(c.key, c.key.removeprefix("coefficients.")),
-            _text(c.value, c),
-            interval,
-            "" if c.prior is None else _text(c.prior, c),
-            str(c.n) if c.n else "",
+    return drawn(
+        columns(
+            "",
+            _distinct(changes),
+            ("what", lambda c: WORDS.get(c.key, c.key.removeprefix("coefficients."))),
+            (">value", lambda c: _text(c.value, c)),
+            (">interval", _interval),
+            (">prior", lambda c: "" if c.prior is None else _text(c.prior, c)),
+            (">n", lambda c: str(c.n) if c.n else ""),
         )
-    return shown
+    )
+
+
+def _interval(c: ProfileEntry) -> str:
+    return "" if c.low is None or c.high is None else f"{_text(c.low, c)} - {_text(c.high, c)}"
 
 
 def _distinct(changes: Sequence[ProfileEntry]) -> Iterator[ProfileEntry]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
+from rlhfsim.present.tables import Fit, grid, table
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.bars import FULL, Axis, Bar, Piece
-from rlhfsim.present.terminal.words import decimals, fixed, labelled, new_table, percent, size
+from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Stretch
+from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.words import decimals, fixed, percent, plural, short_seconds, signed, size
 from rlhfsim.simulation.summary import PoolRun, Simulation
 
 LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -92,18 +93,22 @@ def run_text(answer: Simulation) -> str:
         if many > 1
         else f"seed {answer.seed}"
     )
-    return f"{_count(len(answer.runs[0]), 'step')}{warm}, {seeds}; {answer.randomness}"
+    return f"{plural(len(answer.runs[0]), 'step')}{warm}, {seeds}; {answer.randomness}"
 
 
 def step_text(answer: Simulation) -> str:
     """Mean and spread, and how far that is from the closed form."""
     spread = "every step alike"
     if not answer.alike:
-        spread = ", ".join(f"P{p} {_s(answer.percentile(p))}" for p in (10, 50, 90))
+        spread = ", ".join(f"P{p} {short_seconds(answer.percentile(p))}" for p in (10, 50, 90))
     before = answer.estimate.prediction.step_s
     change = answer.mean / before - 1
-    told = "as estimated" if abs(change) < 5e-4 else f"{_signed(change)} against the estimate of {_s(before)}"
-    return f"{_s(answer.mean)} mean; {spread}; {told}"
+    told = (
+        "as estimated"
+        if abs(change) < 5e-4
+        else f"{signed(change, 1)} against the estimate of {short_seconds(before)}"
+    )
+    return f"{short_seconds(answer.mean)} mean; {spread}; {told}"
 
 
 def memory_text(answer: Simulation) -> str:
@@ -121,7 +126,7 @@ def memory_text(answer: Simulation) -> str:
 def _when(pool: PoolRun) -> str:
     """` in actor.train, first at 12 s`."""
     what = f" in {pool.peak_in}" if pool.peak_in else ""
-    return f"{what}, first at {_s(pool.peak_s or 0.0)}"
+    return f"{what}, first at {short_seconds(pool.peak_s or 0.0)}"
 
 
 def samples_text(answer: Simulation) -> str:
@@ -139,28 +144,18 @@ def goodput_text(answer: Simulation) -> str:
     g = answer.goodput
     assert g is not None
     best = (
-        "the best interval" if g.interval_s == g.best_interval_s else f"best is every {_s(g.best_interval_s)}"
+        "the best interval"
+        if g.interval_s == g.best_interval_s
+        else f"best is every {short_seconds(g.best_interval_s)}"
     )
     return (
-        f"{_percent(g.simulated)} of the time is progress, with a checkpoint every {_s(g.interval_s)} ({best}) and a failure"
-        f" every {_s(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then takes {_s(answer.mean / g.simulated)}"
+        f"{_percent(g.simulated)} of the time is progress, with a checkpoint every {short_seconds(g.interval_s)} ({best}) and a failure"
+        f" every {short_seconds(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then takes {short_seconds(answer.mean / g.simulated)}"
     )
 
 
 def _percent(share: float) -> str:
     return f"{share:.1%}".replace("%", " %")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _s(seconds: float) -> str:
-    return units.format(seconds, "s") if seconds else "0 s"
-
-
-def _signed(share: float) -> str:
-    return f"{share:+.1%}".replace("%", " %")
 
 
 # --- steps ------------------------------------------------------------------------------------------
@@ -198,22 +193,18 @@ def merged(values: Sequence[float], width: int) -> list[float]:
     return [sum(g) / len(g) for g in groups]
 
 
-def steps_table(answer: Simulation, width: int) -> Table:
+def steps_table(answer: Simulation, width: int) -> RenderableType:
     """Step times of every replication as a line, with mean and range."""
     digits = decimals(answer.mean)
-    shown = answer.runs[:MAX_LINES]
-    table = new_table(width)
-    table.add_column("seed", justify="right", no_wrap=True)
-    for name in ("mean s", "shortest", "longest"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("step by step, shortest to longest", ratio=1, no_wrap=True)
-    for i, seconds in enumerate(shown):
-        cells = (answer.means[i], min(seconds), max(seconds))
-        table.add_row(str(answer.seed + i), *(fixed(s, digits) for s in cells), Sparkline(seconds))
-    if len(answer.runs) > len(shown):
-        rest = len(answer.runs) - len(shown)
-        table.add_row("", "", "", "", Text(f"{rest:,} more replications, see --json", style="dim"))
-    return table
+    sparks = "step by step, shortest to longest"
+    rows: list[tuple[object, ...]] = []
+    for i, seconds in enumerate(answer.runs[:MAX_LINES]):
+        times = (fixed(s, digits) for s in (answer.means[i], min(seconds), max(seconds)))
+        rows.append((str(answer.seed + i), *times, Sparkline(seconds)))
+    if (rest := len(answer.runs) - len(rows)) > 0:
+        rows.append(("", "", "", "", Text(f"{rest:,} more replications, see --json", style="dim")))
+    titles = (">seed", ">mean s", ">shortest", ">longest", sparks)
+    return drawn(grid(titles, rows, fit={sparks: Fit(ratio=1)}), width)
 
 
 def lives_on_stock(answer: Simulation) -> bool:
@@ -231,43 +222,46 @@ MAX_LINES = 8
 
 def pool_table(answer: Simulation, width: int) -> RenderableType:
     """How busy the GPUs of each pool are, and how full they get."""
-    table = new_table(width)
-    table.add_column("pool", no_wrap=True)
-    for name in ("GPUs", "busy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(Axis(label="100 %", at=1.0, scale=1.0), ratio=1)
-    for name in ("peak", "full", "first at"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("in", no_wrap=True)
-    for pool in answer.pools:
+    note = "busy: share of the measured time in which the pool's GPUs work"
+    if any(pool.peak_bytes is not None for pool in answer.pools):
+        note += "; peak: bytes on its fullest GPU, when and in what"
+
+    def row(pool: PoolRun) -> tuple[object, ...]:
         held = ("", "", "", "")
         if pool.peak_bytes is not None and pool.peak_s is not None:
-            held = (size(pool.peak_bytes), percent(pool.peak_share), _s(pool.peak_s), pool.peak_in or "")
-        busy = Bar(pieces=[Piece(amount=pool.busy, glyph=FULL, style="green")], scale=1.0)
-        table.add_row(pool.name, f"{pool.gpus:,}" if pool.gpus else "-", percent(pool.busy), busy, *held)
-    words = "busy: share of the measured time in which the pool's GPUs work"
-    if any(pool.peak_bytes is not None for pool in answer.pools):
-        words += "; peak: bytes on its fullest GPU, when and in what"
-    return Group(table, Text(words, style="dim"))
+            held = (
+                size(pool.peak_bytes),
+                percent(pool.peak_share),
+                short_seconds(pool.peak_s),
+                pool.peak_in or "",
+            )
+        gpus = f"{pool.gpus:,}" if pool.gpus else "-"
+        return pool.name, gpus, percent(pool.busy), _bar(pool.busy, 1.0, "green"), *held
+
+    axis = Axis(label="100 %", at=1.0, scale=1.0)
+    titles = ("pool", ">GPUs", ">busy", axis, ">peak", ">full", ">first at", "in")
+    return drawn(grid(titles, map(row, answer.pools), notes=(note,)), width)
 
 
 def contention_table(answer: Simulation, width: int) -> RenderableType:
     """Links that two calls wanted at once, and what that cost."""
-    digits = decimals(answer.mean)
-    table = new_table(width)
-    table.add_column("shared link", no_wrap=True)
-    table.add_column("s per step", justify="right", no_wrap=True)
-    table.add_column(Axis(label=_s(answer.mean), at=answer.mean, scale=answer.mean), ratio=1)
-    for link, seconds in answer.contention.items():
-        bar = Bar(pieces=[Piece(amount=seconds, glyph=FULL, style="red")], scale=answer.mean)
-        table.add_row(link_text(link), fixed(seconds, digits), bar)
-    return Group(
-        table,
-        Text(
-            "time that calls lost because another used the link too; the step waits for part of it",
-            style="dim",
+    digits, mean = decimals(answer.mean), answer.mean
+    note = "time that calls lost because another used the link too; the step waits for part of it"
+    return drawn(
+        table(
+            "",
+            answer.contention.items(),
+            ("shared link", lambda item: link_text(item[0])),
+            (">s per step", lambda item: fixed(item[1], digits)),
+            (Axis(label=short_seconds(mean), at=mean, scale=mean), lambda item: _bar(item[1], mean, "red")),
+            notes=(note,),
         ),
+        width,
     )
+
+
+def _bar(amount: float, scale: float, style: str) -> HorizontalBar:
+    return HorizontalBar(stretches=[Stretch(amount=amount, glyph=FULL, style=style)], scale=scale)
 
 
 def link_text(link: str) -> str:

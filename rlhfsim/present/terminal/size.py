@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console, RenderableType
 from rich.text import Text
 
+from rlhfsim.present.tables import WORDS, fields, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.choices import plan_dict
-from rlhfsim.present.terminal.words import new_table
+from rlhfsim.present.terminal.console import drawn, indented
+from rlhfsim.present.words import layout_labels
 from rlhfsim.search.explain import kind
 from rlhfsim.search.requirements import Requirement, shown, verdicts
 from rlhfsim.units import format, significant
@@ -37,60 +37,49 @@ def show(console: Console, answer: Sizing, targets: Sequence[Requirement], steps
     """Print the answer, what was tried, and the plan."""
     wanted = ", ".join(t.text for t in targets)
     if answer.best is None or answer.best.plan is None:
-        most = max((t.gpus for t in answer.trials), default=0)
-        console.print(
-            Text("no size meets the targets: ", style="bold red")
-            + Text(f"{wanted}, with up to {most:,} GPUs")
-        )
+        largest = max((t.gpus for t in answer.trials), default=0)
+        nothing = Text("no size meets the targets: ", style="bold red")
+        console.print(nothing + Text(f"{wanted}, with up to {largest:,} GPUs"))
         console.print(_trials(answer))
         console.print("give more with --max-gpus, other GPUs with --gpu, or a weaker target")
         return
-    plan = answer.best.plan
-    console.print(
-        Text(f"{answer.best.gpus:,} x {answer.best.gpu}", style="bold green") + Text(f" for {wanted}")
-    )
+    best, plan = answer.best, answer.best.plan
+    console.print(Text(f"{best.gpus:,} x {best.gpu}", style="bold green") + Text(f" for {wanted}"))
     for v in verdicts(targets, plan, steps):
         console.print(f"  {v.requirement.text}: {shown(v.requirement, v.actual)}", highlight=False)
     console.rule("what was tried", align="left", style="dim")
     console.print(_trials(answer))
     for line in _notes(answer):
-        console.print(Padding(Text(line), (0, 0, 0, 2)))
+        console.print(indented(Text(line)))
     console.rule("the plan", align="left", style="dim")
-    console.print(view.header(plan))
-    console.print(view.summary(plan))
-    console.print(view.placement_table(plan, console.width))
+    for part in (view.header(plan), view.summary(plan), view.placement_table(plan, console.width)):
+        console.print(part)
 
 
-def _trials(answer: Sizing) -> Table:
-    table = new_table(None)
-    table.add_column("GPU", no_wrap=True)
-    for name in ("GPUs", "step", "USD/step"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("plan", no_wrap=True)
-    table.add_column("")
-    for trial in answer.trials:
-        style = "bold green" if trial is answer.best else None
-        table.add_row(*_cells(trial), MEANINGS[trial.outcome], style=style)
-    return table
+def _trials(answer: Sizing) -> RenderableType:
+    titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", "")
+    rows = ((*_cells(trial), MEANINGS[trial.outcome]) for trial in answer.trials)
+    styles = ["bold green" if trial is answer.best else "" for trial in answer.trials]
+    return drawn(grid(titles, rows, fit={"": WORDS}, styles=styles), None)
 
 
 def _cells(trial: Trial) -> list[str]:
     """GPU, GPUs, step, USD per step, plan."""
+    start = [trial.gpu, f"{trial.gpus:,}"]
     if trial.plan is None:
         beyond = trial.floor_s if trial.outcome == "skipped" else trial.limit_s
-        step = (
-            f"> {format(beyond, 's')}" if math.isfinite(beyond) and trial.outcome != "does not fit" else "-"
-        )
-        return [trial.gpu, f"{trial.gpus:,}", step, "-", "-"]
+        known = math.isfinite(beyond) and trial.outcome != "does not fit"
+        return [*start, f"> {format(beyond, 's')}" if known else "-", "-", "-"]
     p = trial.plan.prediction
     money = "unknown" if p.usd_per_step is None else significant(p.usd_per_step)
-    return [trial.gpu, f"{trial.gpus:,}", format(p.step_s, "s"), money, kind(trial.plan)]
+    return [*start, format(p.step_s, "s"), money, kind(trial.plan)]
 
 
 def _notes(answer: Sizing) -> Iterator[str]:
     yield "a larger cluster is not always faster, so every size is searched for itself"
     for even in answer.break_even:
-        yield f"{even.gpus:,} x {even.gpu} cost as little per step at {format(even.usd_per_hour, 'usd/h')} per GPU (now {format(even.now, 'usd/h')})"
+        price, now = (format(x, "usd/h") for x in (even.usd_per_hour, even.now))
+        yield f"{even.gpus:,} x {even.gpu} cost as little per step at {price} per GPU (now {now})"
 
 
 def show_front(console: Console, trials: Sequence[Trial]) -> None:
@@ -99,20 +88,9 @@ def show_front(console: Console, trials: Sequence[Trial]) -> None:
         console.print(Text("nothing fits on any of these sizes", style="bold red"))
         return
     console.print("sizes that no other one beats in GPUs, time and money:")
-    table = new_table(None)
-    table.add_column("GPU", no_wrap=True)
-    for name in ("GPUs", "step", "USD/step"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("plan", no_wrap=True)
-    table.add_column("actor", no_wrap=True)
-    table.add_column("rollout", no_wrap=True)
-    for trial in trials:
-        assert trial.plan is not None
-        roles = trial.plan.placement
-        table.add_row(
-            *_cells(trial), roles.actor.layout.label, roles.rollout.layout.label if roles.rollout else "-"
-        )
-    console.print(table)
+    titles = ("GPU", ">GPUs", ">step", ">USD/step", "plan", "actor", "rollout")
+    rows = ((*_cells(trial), *layout_labels(trial.plan)) for trial in trials if trial.plan)
+    console.print(drawn(grid(titles, rows), None))
 
 
 # --- for machines -----------------------------------------------------------------------------------
@@ -125,12 +103,12 @@ def size_dict(answer: Sizing, targets: Sequence[Requirement], steps: int | None)
     return {
         "schema": SCHEMA,
         "best": _trial_dict(best) if best is not None else None,
-        "requirements": [{"text": v.requirement.text, "actual": v.actual, "met": v.met} for v in met]
+        "requirements": [{"text": v.requirement.text, **fields(v, "actual", "met")} for v in met]
         or [{"text": t.text, "actual": None, "met": False} for t in targets],
         "per_gpu": [_trial_dict(t) for t in answer.per_gpu],
         "tried": [_trial_dict(t, plan=False) for t in answer.trials],
         "break_even": [
-            {"gpu": e.gpu, "gpus": e.gpus, "usd_per_gpu_hour": e.usd_per_hour, "now": e.now}
+            {**fields(e, "gpu", "gpus"), "usd_per_gpu_hour": e.usd_per_hour, "now": e.now}
             for e in answer.break_even
         ],
     }
@@ -142,14 +120,11 @@ def front_dict(trials: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _trial_dict(trial: Trial, *, plan: bool = True) -> dict[str, Any]:
-    made = trial.plan
-    found: dict[str, Any] = {
-        "gpu": trial.gpu,
-        "gpus": trial.gpus,
-        "outcome": trial.outcome,
-        "floor_s": trial.floor_s,
+    best = trial.plan
+    return {
+        **fields(trial, "gpu", "gpus", "outcome", "floor_s"),
         "limit_s": trial.limit_s if math.isfinite(trial.limit_s) else None,
-        "step_s": made.prediction.step_s if made else None,
-        "usd_per_step": made.prediction.usd_per_step if made else None,
+        "step_s": best.prediction.step_s if best else None,
+        "usd_per_step": best.prediction.usd_per_step if best else None,
+        **({"plan": plan_dict(best)} if plan and best else {}),
     }
-    return {**found, "plan": plan_dict(made)} if plan and made else found

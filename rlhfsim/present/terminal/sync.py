@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.words import WIDTH
+from rlhfsim.present.terminal.console import WIDTH
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.weight_sync.endpoints import Route

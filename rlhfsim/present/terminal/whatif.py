@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.whatif_changes import changes_of
-from rlhfsim.present.terminal.whatif_tornado import tornado_table
-from rlhfsim.present.terminal.words import NARROW, new_table
+from rlhfsim.present.changes import leaf_text, mark, mark_of, value_text
+from rlhfsim.present.tables import FOLD, REST, Fit, grid
+from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
+from rlhfsim.present.terminal.console import NARROW, drawn, filled, indented, new_table
+from rlhfsim.present.terminal.diff import STYLES, percent
+from rlhfsim.present.words import layout_labels, span
+from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
+from rlhfsim.what_if.scenarios.points import short_names, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, WhatIf
 
 FRONT, OTHER = "*", "!"
@@ -31,7 +35,7 @@ def show(console: Console, answer: WhatIf, folder: Path | None, out: Path | None
     for part in _parts(answer, console.width):
         console.print(part)
     for line in _notes(answer):
-        console.print(Padding(Text(line), (0, 0, 0, 2)))
+        console.print(indented(Text(line)))
     console.print(Text(_footer(answer, folder), style="dim"))
     if out is None:
         console.print(Text("keep this result with --out whatif.json", style="dim"))
@@ -66,58 +70,30 @@ def _titled(title: str) -> Rule:
 # --- points -----------------------------------------------------------------------------------------
 
 
-def points_table(answer: WhatIf, width: int) -> Table:
+def points_table(answer: WhatIf, width: int) -> RenderableType:
     """One row a point: what comes out."""
     run = answer.per == "run"
-    table = new_table(width)
-    table.add_column("", no_wrap=True, width=1)
-    table.add_column("point", ratio=1, overflow="fold")
-    table.add_column("GPUs", justify="right", no_wrap=True)
-    table.add_column("plan", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
-    if width >= NARROW or not run:
-        table.add_column("P10 - P90", justify="right", no_wrap=True)
-        table.add_column("USD/step", justify="right", no_wrap=True)
-    if run:
-        table.add_column("run", justify="right", no_wrap=True)
-        table.add_column("USD", justify="right", no_wrap=True)
-    columns = len(table.columns)
-    for point in answer.everything:
-        cells = _cells(point, answer.base, run=run, wide=width >= NARROW or not run)
-        table.add_row(*cells[:columns], style="bold" if point is answer.base else "")
-    return table
+    wide = width >= NARROW or not run
+    titles = ["", "point", ">GPUs", "plan", ">step"]
+    titles += [">P10 - P90", ">USD/step"] * wide + [">run", ">USD"] * run
+    rows = [_cells(point, answer.base, run=run, wide=wide) for point in answer.everything]
+    fit = {"": Fit(width=1), "point": Fit("fold", ratio=1)}
+    styles = ["bold" if point is answer.base else "" for point in answer.everything]
+    return drawn(grid(titles, rows, fit=fit, styles=styles), width)
 
 
 def _cells(point: PointResult, base: PointResult, *, run: bool, wide: bool) -> list[str]:
-    mark = FRONT if point.on_front else ""
+    front = FRONT if point.on_front else ""
     if point.plan is None:
-        return [
-            mark,
-            f"{point.name}: nothing fits",
-            UNKNOWN,
-            UNKNOWN,
-            UNKNOWN,
-            *[UNKNOWN] * (2 * wide + 2 * run),
-        ]
+        return [front, f"{point.name}: nothing fits", *[UNKNOWN] * (3 + 2 * wide + 2 * run)]
     p = point.plan.prediction
     other = base.plan is not None and base.plan.architecture != point.plan.architecture
-    cells = [
-        mark,
-        point.name,
-        f"{point.gpus:,}",
-        f"{OTHER if other else ' '}{point.plan.architecture}",
-        units.format(p.step_s, "s"),
-    ]
+    plan = f"{OTHER if other else ' '}{point.plan.architecture}"
+    cells = [front, point.name, f"{point.gpus:,}", plan, units.format(p.step_s, "s")]
     if wide:
-        cells += [_between(p.low_s, p.high_s), _usd(p.usd_per_step)]
+        low, high = (units.format(x, "s", digits=2) for x in (p.low_s, p.high_s))
+        cells += [span(low, high, " - "), _usd(p.usd_per_step)]
     return [*cells, _time(point.run_s), _usd(point.run_usd)] if run else cells
-
-
-def _between(low: float, high: float) -> str:
-    """`14 - 28 s`: the unit once where it is the same."""
-    first, last = (units.format(x, "s", digits=2) for x in (low, high))
-    number, _, unit = first.rpartition(" ")
-    return f"{number} - {last}" if last.endswith(f" {unit}") else f"{first} - {last}"
 
 
 def _time(seconds: float | None) -> str:
@@ -138,26 +114,20 @@ def _legend(answer: WhatIf) -> str:
     return "; ".join(words)
 
 
-def layouts_table(answer: WhatIf, width: int) -> Table:
+def layouts_table(answer: WhatIf, width: int) -> RenderableType:
     """One row a point: what is chosen."""
-    table = new_table(width)
-    for name in ("point", "pools", "actor", "rollout", "weights by"):
-        table.add_column(name, overflow="fold")
-    for point in answer.everything:
-        if point.plan is None:
-            table.add_row(point.name, point.shortage or "nothing fits", "", "", "")
-            continue
-        p = point.plan.placement
-        pools = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
-        lag = f", lag {units.significant(p.schedule.staleness)}" if p.schedule.staleness else ""
-        table.add_row(
-            point.name,
-            pools,
-            p.actor.layout.label,
-            p.rollout.layout.label if p.rollout else UNKNOWN,
-            f"{p.weight_path}{lag}",
-        )
-    return table
+    titles = ("point", "pools", "actor", "rollout", "weights by")
+    rows = map(_layouts, answer.everything)
+    return drawn(grid(titles, rows, fit=dict.fromkeys(titles, FOLD)), width)
+
+
+def _layouts(point: PointResult) -> tuple[str, ...]:
+    if point.plan is None:
+        return point.name, point.shortage or "nothing fits", "", "", ""
+    p = point.plan.placement
+    pools = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
+    lag = f", lag {units.significant(p.schedule.staleness)}" if p.schedule.staleness else ""
+    return point.name, pools, *layout_labels(point.plan), f"{p.weight_path}{lag}"
 
 
 def _shown(answer: WhatIf) -> Sequence[PointResult]:
@@ -171,10 +141,7 @@ def _shown(answer: WhatIf) -> Sequence[PointResult]:
 
 
 def _break_even(even: PointBreakEven) -> RenderableType:
-    text = Text()
-    text.append(even.question + "\n", style="cyan")
-    text.append(even.outcome)
-    return Padding(text, (0, 0, 0, 2))
+    return indented(Text.assemble((even.question + "\n", "cyan"), even.outcome))
 
 
 def _notes(answer: WhatIf) -> Iterator[str]:
@@ -199,3 +166,117 @@ def _footer(answer: WhatIf, folder: Path | None) -> str:
     if folder is not None and p.searched:
         parts.append(f"kept in {folder}")
     return "; ".join(parts)
+
+
+# --- changes ----------------------------------------------------------------------------------------
+
+ChangeRow = tuple[str, str, str, str, str]
+"""Mark, what, before, after, by how much."""
+
+
+def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableType:
+    """One point: what it sets, what is chosen otherwise, what comes out; what it sets stands without a mark."""
+    rows = [("", c.path, worded(c.path, c.before), worded(c.path, c.after), "") for c in asked(point)]
+    rows += _answers(base, point)
+    side = Fit("fold", ratio=1)
+    data = grid(
+        ("mark", "path", ">before", "arrow", "after", ">by"),
+        ((sign, path, old, "->" if old or new else "", new, by) for sign, path, old, new, by in rows),
+        fit={
+            "mark": Fit(width=1),
+            "path": Fit("fold", width=32 if width >= NARROW else 28),  # cluster.node_groups.0.price fits
+            ">before": side,
+            "arrow": Fit(width=2),
+            "after": side,
+            ">by": Fit(width=11),
+        },
+        styles=[STYLES.get(sign, "") for sign, *_ in rows],
+    )
+    table = new_table(width - 2)
+    table.show_header = False
+    main = any(sign == "!" for sign, *_ in rows)
+    title = Text(f"{'!' if main else '~'} {point.name}", style=STYLES["!"] if main else "bold")
+    return Group(title, Padding(filled(table, data), (0, 0, 1, 2)))
+
+
+def _answers(base: PointResult, point: PointResult) -> Iterator[ChangeRow]:
+    if point.plan is None or base.plan is None:
+        if point.plan is not None or base.plan is not None:
+            before, after = ("fits", "nothing fits")[:: 1 if point.plan is None else -1]
+            yield "!", "plan", before, after, ""
+        return
+    for c in chosen(base.plan, point.plan):
+        yield mark_of(c), c.path.replace("_", " "), leaf_text(c.before), leaf_text(c.after), ""
+    moved = comes_out(base, point)
+    for row in moved:
+        by = percent(row)
+        values = value_text(row.before), value_text(row.after)
+        yield mark(row.before, row.after), row.name, *values, f"({by})" if by else ""
+    if not moved:
+        yield "", "it comes out the same", "", "", ""
+
+
+# --- tornado ----------------------------------------------------------------------------------------
+
+Ends = tuple[float | None, float | None, float | None]
+"""What comes out at the low value, the base and the high value of an input."""
+
+
+def tornado_table(answer: WhatIf, width: int) -> RenderableType:
+    """One row an input; bars share an axis: light below the base, full above."""
+    short = short_names([bar.path for bar in answer.tornado])
+    times = [(b.low_s, b.base_s, b.high_s) for b in answer.tornado]
+    money = [(b.low_usd, b.base_usd, b.high_usd) for b in answer.tornado]
+    by_money = _spread(money) >= _spread(times)
+    ends = money if by_money else times
+    low, high = _axis(ends)
+    base = next((e[1] for e in ends if e[1] is not None), None)
+    bars = f"bars around {'' if base is None else units.format(base, 'usd' if by_money else 's')}"
+    wide = width >= NARROW
+    rows = [
+        (
+            short[b.path],
+            f"{b.low_label} - {b.high_label}",
+            _bar(e, low, high),
+            _pair(t, "s"),
+            *[_pair(m, "usd")] * wide,
+        )
+        for b, e, t, m in zip(answer.tornado, ends, times, money, strict=True)
+    ]
+    titles = ("input", "from - to", bars, ">time", *[">USD"] * wide)
+    return drawn(grid(titles, rows, fit={"input": FOLD, "from - to": FOLD, bars: REST}), width)
+
+
+def _spread(rows: Sequence[Ends]) -> float:
+    """The largest relative swing."""
+    return max(
+        (abs(e / b - 1) for low, b, high in rows if b for e in (low, high) if e is not None), default=0.0
+    )
+
+
+def _axis(rows: Sequence[Ends]) -> tuple[float, float]:
+    values = [x for ends in rows for x in ends if x is not None] or [0.0, 1.0]
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 1, low + 1)
+
+
+def _bar(ends: Ends, low: float, high: float) -> HorizontalBar | str:
+    known = [x for x in ends if x is not None]
+    base = ends[1]
+    if base is None or len(known) < 2:
+        return "nothing fits"
+    left, right = min(known), max(known)
+    stretches = [
+        Stretch(amount=base - left, glyph=LIGHT, style="green"),
+        Stretch(amount=right - base, glyph=FULL, style="red"),
+    ]
+    return HorizontalBar(stretches=stretches, scale=high - low, offset=left - low)
+
+
+def _pair(ends: Ends, unit: units.Dimension) -> str:
+    """What the low and the high value give."""
+    shown = [
+        ("none" if x is None else units.significant(x) if unit == "usd" else units.format(x, unit))
+        for x in (ends[0], ends[2])
+    ]
+    return " - ".join(shown)

@@ -1,0 +1,106 @@
+"""The look that all views of the terminal share: its console, tables and labelled lines."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+
+from rich.box import SIMPLE
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim.present.tables import NEVER, REST, TableData
+from rlhfsim.present.terminal.bars import Axis
+from rlhfsim.present.words import RESOURCES
+
+WIDTH = 100
+"""Columns that no output exceeds."""
+LABEL = 8
+"""Width of the labels of header and summary."""
+NARROW = 90
+"""Below this many columns tables leave out what the bars show."""
+COLOURS = {
+    "compute": "green",
+    "hbm": "cyan",
+    "nvlink": "blue",
+    "network": "magenta",
+    "pcie": "yellow",
+    "storage": "yellow",
+    "host": "yellow",
+    "bubble": "red",
+    "tail": "red",
+    "overhead": "bright_black",
+}
+"""Of resources."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """The console of every command: at most `WIDTH` columns, `WIDTH` into pipes."""
+    stream = sys.stderr if stderr else sys.stdout
+    if not (stream.encoding or "ascii").lower().startswith("utf") and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
+    width = max(60, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+    return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+def new_table(width: int | None = WIDTH) -> Table:
+    """A table without edges, as every command shows it; without a width as wide as its content."""
+    return Table(
+        box=SIMPLE, width=width, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="bold"
+    )
+
+
+def drawn(data: TableData, width: int | None = WIDTH) -> Group:
+    """A table with its notes below."""
+    return Group(filled(new_table(width), data), *(Text(note, style="dim") for note in data.notes))
+
+
+def filled(table: Table, data: TableData) -> Table:
+    """The table with columns and rows of the data."""
+    for title in data.head:
+        right = isinstance(title, str) and title.startswith(">")
+        fit = data.fit.get(title, REST if isinstance(title, Axis) else NEVER)
+        table.add_column(
+            title[1:] if right else title,
+            justify="right" if right else "left",
+            no_wrap=fit.overflow in ("never", "cut"),
+            overflow="fold" if fit.overflow == "fold" else "ellipsis",
+            ratio=fit.ratio,
+            width=fit.width,
+            max_width=fit.max_width,
+        )
+    for row, style in zip(data.rows, data.styles, strict=True):
+        table.add_row(*(cell.text for cell in row), style=style)
+    return table
+
+
+def labelled(rows: Mapping[str, str]) -> Table:
+    """Label and text, one pair a row; labels of all such grids stand under each other."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="cyan", no_wrap=True, min_width=LABEL)
+    grid.add_column()
+    for label, text in rows.items():
+        grid.add_row(label, text)
+    return grid
+
+
+def plain_grid(rows: Iterable[Iterable[RenderableType]]) -> Table:
+    """Rows without titles."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def indented(part: RenderableType) -> Padding:
+    """Two columns further to the right."""
+    return Padding(part, (0, 0, 0, 2))
+
+
+def resource_text(resource: str) -> Text:
+    """The resource as a word in its colour."""
+    word = RESOURCES[resource].word if resource in RESOURCES else resource
+    return Text(word, style=COLOURS.get(resource, ""))
