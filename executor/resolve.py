@@ -70,11 +70,11 @@ def served_by(plan: Plan) -> dict[str, str]:
 def engine_specs(job: Job) -> dict[str, EngineSpec]:
     """How the engine of every trained or scoring role is built."""
     plan = job.plan
-    found = {}
+    specs = {}
     for role, placed in plan.placement.roles.items():
         if isinstance(placed, RolePlacement) and role not in served_by(plan):
-            found[role] = _engine_spec(job, role, placed)
-    return found
+            specs[role] = _engine_spec(job, role, placed)
+    return specs
 
 
 def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
@@ -98,8 +98,8 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
 
 
 def _model_of(job: Job, role: str) -> str:
-    own = {"critic": job.settings.critic_model, "reward": job.settings.reward_model}.get(role)
-    return own or job.model
+    folder = {"critic": job.settings.critic_model, "reward": job.settings.reward_model}.get(role)
+    return folder or job.model
 
 
 def rollout_spec(job: Job) -> RolloutSpec:

@@ -97,9 +97,9 @@ class Run:
             workers.start()
             return self._work(workers, resume_from, check_first)
         except (PartFailed, RlhfsimError, RayError) as error:
-            found = workers.cause(error)
+            cause = workers.cause(error)
             workers.stop()
-            raise found  # noqa: B904  the cause is set where it is another error
+            raise cause  # noqa: B904  the cause is set where it is another error
         except BaseException:
             workers.stop()
             raise
@@ -217,8 +217,8 @@ class Run:
             rng={"seed": self.job.settings.seed},
             metrics=tuple(rows),
         )
-        wanted = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
-        checkpoints.save(self.files.checkpoints, progress, wanted, workers.save, keep.keep)
+        identity = checkpoints.identity(self.job.plan, settings_hash(self.job.settings))
+        checkpoints.save(self.files.checkpoints, progress, identity, workers.save, keep.keep)
 
     def _evaluated(self, workers: WorkerGroups, done: int) -> float:
         """Share of held-out problems whose greedy response gets the full rule reward."""

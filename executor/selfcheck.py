@@ -78,9 +78,9 @@ def check_restored(workers: WorkerGroups, loop: Loop, say: Say) -> None:
     Raises:
         RlhfsimError: their log-probs differ.
     """
-    found = agreement(workers, _samples(workers, loop))
-    say(f"state restored and synced; log-probs of engine and trainer differ by {found.mean:.1e} on average")
-    _refuse(found, workers.job.settings.logprob_tolerance, "restored weights")
+    gap = agreement(workers, _samples(workers, loop))
+    say(f"state restored and synced; log-probs of engine and trainer differ by {gap.mean:.1e} on average")
+    _refuse(gap, workers.job.settings.logprob_tolerance, "restored weights")
 
 
 def _samples(workers: WorkerGroups, loop: Loop) -> list[Sample]:
@@ -104,11 +104,11 @@ def _rewarded(samples: list[Sample]) -> list[Sample]:
     ]
 
 
-def _refuse(found: Agreement, limit: float, what: str) -> None:
-    if not found.mean <= limit:
+def _refuse(gap: Agreement, limit: float, what: str) -> None:
+    if not gap.mean <= limit:
         raise RlhfsimError(
             "logprob-mismatch",
-            f"{what}: log-probs of the rollout engine and the trainer differ by {found.mean:.3g} on average, "
+            f"{what}: log-probs of the rollout engine and the trainer differ by {gap.mean:.3g} on average, "
             f"more than {limit:g}",
             help="the engine does not compute what is trained: check dtype, tokenizer and tied embeddings; "
             "raise logprob_tolerance only for a known cause (BF16, FP8)",

@@ -77,14 +77,14 @@ def _timed(
         )
     )
     _learn(workers, job, prompter)
-    found = [workers.sync(step) for step in range(repeats + 1)]
+    transfers = [workers.sync(step) for step in range(repeats + 1)]
     gap = agreement(workers, _probes(workers, prompter)).largest
-    times = [transfer.seconds for transfer in found[1:]]
+    times = [transfer.seconds for transfer in transfers[1:]]
     say(f"{path}: {statistics.median(times):.3f} s, log-probs within {gap:.1e}")
     return PathTime(
         path=path,
-        bytes=found[-1].bytes,
-        first_s=found[0].seconds,
+        bytes=transfers[-1].bytes,
+        first_s=transfers[0].seconds,
         median_s=statistics.median(times),
         low_s=min(times),
         high_s=max(times),

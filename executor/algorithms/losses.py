@@ -183,10 +183,10 @@ def _surrogate(
         "max:policy/ratio_max": largest_of(ratio, batch.mask),
     }
     if dual is not None:
-        most = -advantages * dual
-        cut = (advantages < 0) & (loss > most)
+        limit = -advantages * dual
+        cut = (advantages < 0) & (loss > limit)
         metrics["policy/dual_clip_fraction"] = mean_of(cut.float(), batch.mask)
-        loss = torch.where(advantages < 0, torch.minimum(loss, most), loss)
+        loss = torch.where(advantages < 0, torch.minimum(loss, limit), loss)
     return loss, metrics
 
 

@@ -71,8 +71,8 @@ def actor_loss(
     workload: Workload, settings: Algorithm, *, max_tokens: int, kl_baseline: float | None = None
 ) -> LossSpec:
     """Loss of the policy. `max_tokens`: most tokens of a response; `kl_baseline`: KTO, see preferences.py."""
-    made = recipe(workload.algorithm)
-    match made.actor:
+    chosen = recipe(workload.algorithm)
+    match chosen.actor:
         case "dpo":
             return LossSpec(name="dpo", settings={"beta": settings.beta})
         case "kto":
@@ -93,7 +93,7 @@ def actor_loss(
             "correction": settings.correction,
             "correction_cap": settings.correction_cap,
             "old_logprobs": workload.old_logprobs,
-            "aggregation": settings.aggregation or made.aggregation,
+            "aggregation": settings.aggregation or chosen.aggregation,
             "max_tokens": max_tokens,
         },
     )
@@ -129,9 +129,9 @@ def _problems(workload: Workload, settings: Settings, staleness: float) -> Itera
 
 def _online_problems(workload: Workload, settings: Settings, staleness: float) -> Iterator[RlhfsimError]:
     """Of algorithms that generate."""
-    algorithm, made = settings.algorithm, recipe(workload.algorithm)
+    algorithm, chosen = settings.algorithm, recipe(workload.algorithm)
     corrected = algorithm.correction != "none" or workload.old_logprobs == "rollout"
-    if made.grouped and workload.samples < 2:
+    if chosen.grouped and workload.samples < 2:
         yield RlhfsimError(
             "group-too-small",
             f"{workload.algorithm} compares the samples of one prompt, but samples is {workload.samples}",

@@ -182,14 +182,14 @@ def _prune(root: Path, keep: int) -> None:
 
 def _disk_trouble(error: BaseException) -> str | None:
     """The reason in words where the disk is at fault, here or (by its message) in a worker."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and not isinstance(seen, ConnectionError | TimeoutError):
-            return (seen.strerror or os.strerror(seen.errno or errno.EIO)).lower()
-        found = next((why for words, why in _DISK_WORDS.items() if words in str(seen).lower()), None)
-        if found:
-            return found
-        seen = seen.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and not isinstance(cause, ConnectionError | TimeoutError):
+            return (cause.strerror or os.strerror(cause.errno or errno.EIO)).lower()
+        reason = next((why for words, why in _DISK_WORDS.items() if words in str(cause).lower()), None)
+        if reason:
+            return reason
+        cause = cause.__cause__
     return None
 
 
@@ -205,26 +205,26 @@ def _free_bytes(root: Path) -> str:
 
 def newest(root: Path) -> Checkpoint | None:
     """The newest whole checkpoint, every byte verified; broken ones are skipped with a warning."""
-    return next((found for folder in _folders(root) if (found := _try_read(folder))), None)
+    return next((checkpoint for folder in _folders(root) if (checkpoint := _try_read(folder))), None)
 
 
 def _try_read(folder: Path) -> Checkpoint | None:
     """The checkpoint, or None and a warning that names what is wrong."""
-    found = problems(folder)
-    if not found:
+    faults = problems(folder)
+    if not faults:
         try:
             return _read(folder)
         except (ValueError, TypeError, KeyError) as error:
-            found = [f"{STATE} cannot be read: {error!r}"]
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    logger.warning("checkpoint %s is broken and is skipped: %s%s", folder, "; ".join(found[:_SHOWN]), more)
+            faults = [f"{STATE} cannot be read: {error!r}"]
+    more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    logger.warning("checkpoint %s is broken and is skipped: %s%s", folder, "; ".join(faults[:_SHOWN]), more)
     return None
 
 
 def _folders(root: Path) -> list[Path]:
     """Newest first."""
-    found = [p for p in root.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()]
-    return sorted(found, key=_number, reverse=True)
+    folders = [p for p in root.glob("step-*") if _NAME.fullmatch(p.name) and p.is_dir()]
+    return sorted(folders, key=_number, reverse=True)
 
 
 def _number(folder: Path) -> int:
@@ -265,9 +265,9 @@ def check_resumable(checkpoint: Checkpoint, wanted: RunIdentity) -> None:
 
 def differences(before: Any, now: Any, path: str = "") -> list[str]:
     """Leaves of plain data that differ, as `actor.dp was 2, is 4`; at most five and a count."""
-    found = list(_leaves(before, now, path))
-    more = [f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return found[:_SHOWN] + more
+    leaves = list(_leaves(before, now, path))
+    more = [f"{len(leaves) - _SHOWN} more"] if len(leaves) > _SHOWN else []
+    return leaves[:_SHOWN] + more
 
 
 def _leaves(before: Any, now: Any, path: str) -> list[str]:

@@ -104,12 +104,12 @@ def local_gpus() -> int:
 
 def nodes(resource: str) -> list[RayNode]:
     """Living nodes with slots, those with most first; addresses break ties, so that the order is stable."""
-    found = [
+    offers = [
         RayNode(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
         for n in ray.nodes()
         if n["Alive"]
     ]
-    return sorted((n for n in found if n.slots), key=lambda n: (-n.slots, n.address, n.id))
+    return sorted((n for n in offers if n.slots), key=lambda n: (-n.slots, n.address, n.id))
 
 
 def node_is_gone(node_id: str) -> bool:
@@ -177,8 +177,8 @@ class Reservation:
             placement_group_bundle_index=self.bundles[place],
             placement_group_capture_child_tasks=False,
         )
-        wanted = {"num_gpus": share} if self.resource == GPU else {"resources": {SLOT: share}}
-        return {"num_cpus": 0, "scheduling_strategy": strategy, **wanted}
+        amount = {"num_gpus": share} if self.resource == GPU else {"resources": {SLOT: share}}
+        return {"num_cpus": 0, "scheduling_strategy": strategy, **amount}
 
     def devices(self, places: Sequence[Place]) -> dict[str, str]:
         """Environment of one process that uses the GPUs of several places of a node; empty without GPUs.
@@ -188,7 +188,7 @@ class Reservation:
         if self.resource != GPU or len(places) < 2:
             return {}
         probes = [_gpu_ids.options(**self.options(place, PROBE_SHARE)).remote() for place in places]
-        ids = [str(i) for found in ray.get(probes, timeout=PROBE_S) for i in found]
+        ids = [str(i) for of_place in ray.get(probes, timeout=PROBE_S) for i in of_place]
         return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(ids)}
 
     def release(self) -> None:
@@ -208,13 +208,13 @@ def reserve(plan: Plan, resource: str, timeout_s: float) -> Reservation:
     for place in places(plan):
         by_node.setdefault(place[0], []).append(place)
     groups = {
-        node: placement_group([{resource: 1.0} for _ in wanted], strategy="STRICT_PACK")
-        for node, wanted in by_node.items()
+        node: placement_group([{resource: 1.0} for _ in slots], strategy="STRICT_PACK")
+        for node, slots in by_node.items()
     }
     reservation = Reservation(
         resource=resource,
         groups=groups,
-        bundles={place: i for wanted in by_node.values() for i, place in enumerate(wanted)},
+        bundles={place: i for slots in by_node.values() for i, place in enumerate(slots)},
     )
     try:
         _wait(plan, groups, resource, timeout_s)

@@ -292,9 +292,9 @@ class Detectors:
 
     def look(self, history: History) -> tuple[Finding, ...]:
         """New findings after a step; the caller ends the run where one says `stop`."""
-        found = findings(history, self._plan)
-        new = tuple(finding for finding in found if finding.code not in self._lasting)
-        self._lasting = {finding.code for finding in found}
+        lasting = findings(history, self._plan)
+        new = tuple(finding for finding in lasting if finding.code not in self._lasting)
+        self._lasting = {finding.code for finding in lasting}
         for finding in new:
             logger.log(logging.ERROR if finding.severity == "stop" else logging.WARNING, "%s", finding)
         return new

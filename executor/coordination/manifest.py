@@ -31,14 +31,14 @@ def problems(folder: Path, *, contents: bool = True) -> list[str]:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files: dict[str, dict[str, Any]] = dict(manifest["files"])
-        wanted = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
+        entries = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except FileNotFoundError:
         return [f"{MANIFEST} is missing"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         return [f"{MANIFEST} cannot be read: {error}"]
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = pool.map(lambda name: _problem(folder, name, *wanted[name], contents), wanted)
-        return [problem for problem in found if problem]
+        faults = pool.map(lambda name: _problem(folder, name, *entries[name], contents), entries)
+        return [problem for problem in faults if problem]
 
 
 def _problem(folder: Path, name: str, size: int, digest: str, contents: bool) -> str | None:

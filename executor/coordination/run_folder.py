@@ -126,10 +126,12 @@ def _check(files: RunFiles, resume: bool) -> None:
 
 def _holds_something(files: RunFiles) -> bool:
     """Whether there is more than an attempt leaves that ended before its first step: it can start again."""
-    made = {files.lock, files.logs, files.checkpoints, files.scratch}
+    leftovers = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
-        made |= {files.plan, files.settings, files.vllm, files.environment, files.deepspeed}
-    return any(path not in made for path in files.root.iterdir()) or any(files.checkpoints.glob("step-*"))
+        leftovers |= {files.plan, files.settings, files.vllm, files.environment, files.deepspeed}
+    return any(path not in leftovers for path in files.root.iterdir()) or any(
+        files.checkpoints.glob("step-*")
+    )
 
 
 def write_inputs(
@@ -184,9 +186,9 @@ def environment(devices: Sequence[str] = ()) -> dict[str, Any]:
         "system": platform.system(),
         "machine": platform.machine(),
         "libraries": {
-            name: found
+            name: installed
             for name, names in LIBRARIES.items()
-            if (found := installed_version(*names, missing=""))
+            if (installed := installed_version(*names, missing=""))
         },
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -39,8 +39,8 @@ class MetricsFile:
     def __init__(self, path: Path, first_step: int = 0) -> None:
         """Lines of `first_step` and later are removed: a resumed run writes them again."""
         self._path = path
-        kept = [row for row in read_metrics(path) if row[STEP] < first_step] if path.exists() else []
-        write_atomically(path, "".join(_line(row) for row in kept))
+        earlier = [row for row in read_metrics(path) if row[STEP] < first_step] if path.exists() else []
+        write_atomically(path, "".join(_line(row) for row in earlier))
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, row: Mapping[str, float]) -> None:

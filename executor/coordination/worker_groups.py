@@ -104,23 +104,23 @@ class WorkerGroups:
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""
         rollout = self.rollout
-        found = {
+        actors = {
             part: actor
             for group in self._groups.values()
             for part, actor in zip(group.parts, group.actors, strict=True)
         }
         if rollout is not None and not rollout.ending:
-            found |= dict(zip(rollout.parts, rollout.actors, strict=True))
-        return {} if self._stopped else found
+            actors |= dict(zip(rollout.parts, rollout.actors, strict=True))
+        return {} if self._stopped else actors
 
     def _note_processes(self) -> None:
         """Which process is which part: for people who look for one."""
         actors = self._actors()
-        found = collect(
+        places = collect(
             [a.whereabouts.remote() for a in actors.values()], list(actors), "start", self._limits.call_s
         )
-        pids = {part: pid for part, (pid, _) in zip(actors, found, strict=True)}
-        self.watch.homes |= {part: node for part, (_, node) in zip(actors, found, strict=True)}
+        pids = {part: pid for part, (pid, _) in zip(actors, places, strict=True)}
+        self.watch.homes |= {part: node for part, (_, node) in zip(actors, places, strict=True)}
         (self._scratch / PROCESSES).write_text(json.dumps(pids, indent=1))
 
     @property
@@ -184,9 +184,9 @@ class WorkerGroups:
         dead = self.watch.blame(part)
         if dead is None or error is dead:
             return error
-        found = PartFailed(dead.part, dead.cause, dead.detail, call)
-        found.__cause__ = error
-        return found
+        failure = PartFailed(dead.part, dead.cause, dead.detail, call)
+        failure.__cause__ = error
+        return failure
 
     def close(self) -> None:
         """End every process, in order if none has failed."""

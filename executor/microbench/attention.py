@@ -19,7 +19,7 @@ def measure(setup: ProbeSetup) -> list[Measured]:
     """`attention`, seconds of one layer forward, at every node of the grid."""
     cuda = setup.device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
-    found = []
+    points = []
     for streams, length, queries, width in product(*(CUDA if cuda else QUICK if setup.quick else GRID)):
         heads = int(streams * queries)
         q = torch.randn(1, heads, int(length), int(width), device=setup.device, dtype=dtype)
@@ -29,9 +29,9 @@ def measure(setup: ProbeSetup) -> list[Measured]:
             return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
 
         taken = samples(attend, setup.repeats(8, 4), setup.device)
-        found.append(
+        points.append(
             summarise(
                 "attention", taken, "s", "torch SDPA, causal, forward", at=(streams, length, queries, width)
             )
         )
-    return found
+    return points

@@ -50,7 +50,7 @@ def _answer(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     )
     module = importlib.import_module(task["module"])
     try:
-        return {"measured": [asdict(found) for found in module.measure(setup)]}
+        return {"measured": [asdict(point) for point in module.measure(setup)]}
     except RlhfsimError as error:
         return {"missing": error.message}
 

@@ -36,8 +36,8 @@ def measure(setup: ProbeSetup) -> list[Measured]:
     start(_rank, args=arguments, nprocs=ranks)
     starts, times = results.get()
     how = f"{backend}, {ranks} processes of this machine"
-    found = [summarise("group_start", starts, "s", f"start and first collective of a group, {how}")]
-    return found + [
+    points = [summarise("group_start", starts, "s", f"start and first collective of a group, {how}")]
+    return points + [
         summarise("all_reduce", taken, "s", how, at=(float(ranks), size)) for size, taken in times.items()
     ]
 
@@ -74,12 +74,12 @@ def _rank(
 
 def _all_reduce(size: float, repeats: int, device: str) -> list[float]:
     tensor = torch.ones(int(size) // 4, device=device)
-    found = []
+    seconds = []
     for _ in range(WARM + repeats):
         dist.barrier()
         started = time.perf_counter()
         dist.all_reduce(tensor)
         if device != "cpu":
             torch.cuda.synchronize()
-        found.append(time.perf_counter() - started)
-    return found[WARM:]
+        seconds.append(time.perf_counter() - started)
+    return seconds[WARM:]

@@ -33,14 +33,14 @@ def measure(setup: ProbeSetup) -> list[Measured]:
     """`decode_step` by (layers, sequences, mean context), `prefill_step` by (layers, prompts, length)."""
     layers = int(setup.part)
     engine = engine_at(setup, layers)
-    found: list[Measured] = []
+    points: list[Measured] = []
     try:
         _point(engine, 2, 16, 8)  # what compiles or allocates at the first use
         for sequences, prompt in QUICK if setup.quick else POINTS:
-            found += _measured(engine, layers, sequences, prompt, setup.repeats(40, 14))
+            points += _measured(engine, layers, sequences, prompt, setup.repeats(40, 14))
     finally:
         engine.close()
-    return found
+    return points
 
 
 def engine_at(setup: ProbeSetup, layers: int) -> VllmEngine:

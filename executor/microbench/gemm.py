@@ -27,11 +27,11 @@ def measure(setup: ProbeSetup) -> list[Measured]:
     cuda = setup.device == "cuda"
     rows, widths = (CUDA_QUICK if setup.quick else CUDA) if cuda else (CPU_QUICK if setup.quick else CPU)
     dtype, kind = (torch.bfloat16, "BF16") if cuda else (torch.float32, "FP32, one thread")
-    found = []
+    points = []
     for m, n, k in grid(rows, widths, widths):
         x = torch.randn(int(m), int(k), device=setup.device, dtype=dtype)
         w = torch.randn(int(n), int(k), device=setup.device, dtype=dtype)
         product = partial(torch.nn.functional.linear, x, w)
         taken = samples(product, setup.repeats(12, 5), setup.device)
-        found.append(summarise("gemm", taken, "s", f"torch linear, {kind}", at=(m, n, k)))
-    return found
+        points.append(summarise("gemm", taken, "s", f"torch linear, {kind}", at=(m, n, k)))
+    return points

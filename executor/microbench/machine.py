@@ -39,9 +39,9 @@ def describe() -> Machine:
         gpus=torch.cuda.device_count() if cuda else 0,
         gpu_memory=float(torch.cuda.get_device_properties(0).total_memory) if cuda else 0.0,
         versions=tuple(
-            (name, found)
+            (name, installed)
             for name, names in LIBRARIES.items()
-            if (found := installed_version(*names, missing=""))
+            if (installed := installed_version(*names, missing=""))
         ),
     )
 
@@ -64,5 +64,5 @@ def cpu_peak(info: str) -> tuple[float, str]:
 
 
 def _kib(text: str, key: str) -> float:
-    found = re.search(rf"^{key}:\s*(\d+) kB$", text, re.MULTILINE)
-    return float(found[1]) * KIB if found else 0.0
+    match = re.search(rf"^{key}:\s*(\d+) kB$", text, re.MULTILINE)
+    return float(match[1]) * KIB if match else 0.0

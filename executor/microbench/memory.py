@@ -24,8 +24,8 @@ BARRIER_S = 60.0
 def measure(setup: ProbeSetup) -> list[Measured]:
     """Rates of copies, byte/s; reads and writes of device memory count both."""
     size = COPIED // (4 if setup.quick else 1)
-    found = [_copy(setup, size)]
-    return found + (
+    copies = [_copy(setup, size)]
+    return copies + (
         _host_device(setup, size) if setup.device == "cuda" else [_together(setup, size), _serialised(setup)]
     )
 
@@ -90,13 +90,13 @@ def _copier(barrier: Barrier, results: Any, size: int, rounds: int) -> None:
     x = torch.ones(size // 4)
     y = torch.empty_like(x)
     y.copy_(x)
-    found = []
+    seconds = []
     for _ in range(rounds):
         barrier.wait(BARRIER_S)
         started = time.perf_counter()
         y.copy_(x)
-        found.append(time.perf_counter() - started)
-    results.put(found)
+        seconds.append(time.perf_counter() - started)
+    results.put(seconds)
 
 
 def _host_device(setup: ProbeSetup, size: int) -> list[Measured]:

@@ -49,19 +49,19 @@ def measure(probes: Sequence[Probe], listener: ProbeListener, *, quick: bool = F
     Raises:
         RlhfsimError: not even the machine could be described.
     """
-    found: list[Measured] = []
+    measured: list[Measured] = []
     missing: list[Missing] = []
     with _scratch() as folder:
         machine = _machine(Path(folder))
         for number, probe in enumerate(probes, start=1):
             listener.started(probe, number, len(probes))
             begun = time.monotonic()
-            seen, reason = _probe(probe, Path(folder), quick)
-            lost = Missing(probe=probe.name, reason=reason) if reason else None
-            found += seen
-            missing += [lost] if lost else []
-            listener.ended(probe, seen, lost, time.monotonic() - begun)
-    return Session(machine=machine, measured=tuple(found), missing=tuple(missing))
+            new, reason = _probe(probe, Path(folder), quick)
+            absent = Missing(probe=probe.name, reason=reason) if reason else None
+            measured += new
+            missing += [absent] if absent else []
+            listener.ended(probe, new, absent, time.monotonic() - begun)
+    return Session(machine=machine, measured=tuple(measured), missing=tuple(missing))
 
 
 def _scratch() -> TemporaryDirectory[str]:
@@ -84,22 +84,22 @@ def _machine(folder: Path) -> Machine:
 
 def _probe(probe: Probe, folder: Path, quick: bool) -> tuple[list[Measured], str]:
     """What its processes measured; a reason where one has nothing, and then none of them counts."""
-    found: list[Measured] = []
+    measured: list[Measured] = []
     parts = probe.quick if quick and probe.quick is not None else probe.parts
     for part in parts:
         task = {"probe": probe.name, "module": f"{probe.package}.{probe.name}", "quick": quick, "part": part}
         answer, reason = _child(task, folder / f"{probe.name}{part}", probe.limit_s)
         if answer is None or "missing" in answer:
             return [], reason if answer is None else answer["missing"]
-        found += [Measured(**one | {"at": tuple(one["at"])}) for one in answer["measured"]]
-    return _merged(found), ""
+        measured += [Measured(**point | {"at": tuple(point["at"])}) for point in answer["measured"]]
+    return _merged(measured), ""
 
 
-def _merged(found: Sequence[Measured]) -> list[Measured]:
+def _merged(points: Sequence[Measured]) -> list[Measured]:
     """Points that several processes measured once each become one number."""
     by_point: dict[tuple[object, ...], list[Measured]] = {}
-    for one in found:
-        by_point.setdefault((one.name, one.at), []).append(one)
+    for point in points:
+        by_point.setdefault((point.name, point.at), []).append(point)
     return [
         same[0]
         if len(same) == 1
@@ -144,5 +144,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path, code: int) -> str:
-    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return f"its process ended with code {code}" + (f": {said[-1][:200]}" if said else "")
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"its process ended with code {code}" + (f": {lines[-1][:200]}" if lines else "")

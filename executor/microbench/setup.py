@@ -48,13 +48,13 @@ def samples(call: Callable[[], object], repeats: int, device: str) -> list[float
     """Seconds per call: a warm-up that also chooses how many calls make a sample, then `repeats` samples."""
     inner = max(1, int(LEAST_S / max(1e-9, _timed(call, 1, device))))
     inner = max(1, int(LEAST_S / max(1e-9, _timed(call, inner, device))))
-    found: list[float] = []
+    seconds: list[float] = []
     started = time.perf_counter()
-    while len(found) < repeats:
-        found.append(_timed(call, inner, device))
-        if len(found) >= FEWEST and time.perf_counter() - started > MOST_S:
+    while len(seconds) < repeats:
+        seconds.append(_timed(call, inner, device))
+        if len(seconds) >= FEWEST and time.perf_counter() - started > MOST_S:
             break
-    return found
+    return seconds
 
 
 def _timed(call: Callable[[], object], count: int, device: str) -> float:

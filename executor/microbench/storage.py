@@ -65,10 +65,10 @@ def _read(path: Path) -> tuple[float, str]:
 
 def filesystem(path: Path) -> str:
     """Type of the file system under a path: ext4, overlay, tmpfs."""
-    at, found = path.resolve(), "unknown"
+    resolved, kind_of_longest = path.resolve(), "unknown"
     longest = -1
     for line in Path("/proc/mounts").read_text().splitlines():
         _, mount, kind, *_ = line.split()
-        if at.is_relative_to(mount) and len(mount) > longest:
-            longest, found = len(mount), kind
-    return found
+        if resolved.is_relative_to(mount) and len(mount) > longest:
+            longest, kind_of_longest = len(mount), kind
+    return kind_of_longest

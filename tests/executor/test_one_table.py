@@ -15,6 +15,7 @@ from executor.resolve import Job
 from executor.settings import Optimizer, Settings
 from rlhfsim.memory import states
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, DEEPSPEED, SYNC_BUCKET_BYTES, VLLM
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
@@ -65,25 +66,11 @@ def test_what_is_priced_is_deepspeeds_own_default() -> None:
 
 
 def test_the_gradient_buffer_is_priced_as_one_bucket() -> None:
-    part = replace(_large_shard(), dense=8e9)
     layout = Layout(dp=4, zero=2)
+    part = states.shard(preset("70b"), layout, "deepspeed")
     assert states.gradient_buffer_bytes(part, layout, "deepspeed") == 2 * DEEPSPEED.reduce_bucket
-    assert states.gathered_bytes(part, replace(layout, zero=3), "deepspeed") == 2 * (
-        DEEPSPEED.live + DEEPSPEED.prefetch
-    )
-
-
-def _large_shard() -> states.Shard:
-    return states.Shard(
-        dense=8e9,
-        expert=0.0,
-        dense_ranks=4,
-        expert_ranks=4,
-        layer=2e8,
-        root=0.0,
-        num_layers=40,
-        num_moe_layers=0,
-    )
+    gathered = states.gathered_bytes(part, replace(layout, zero=3), "deepspeed")
+    assert gathered == 2 * (DEEPSPEED.live + DEEPSPEED.prefetch)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
