@@ -34,8 +34,8 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 EXECUTOR_MAY = {"rlhfsim.errors", "rlhfsim.units", "rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace"}
 EXECUTOR_LAYERS = [
     {"executor.samples", "executor.settings"},
-    {"executor.engines.protocols"},
     {"executor.algorithms", "executor.rewards", "executor.tasks"},
+    {"executor.engines.protocols"},
     {"executor.weight_transfer"},
     {"executor.engines"},
     {"executor.microbench"},
