@@ -1,4 +1,5 @@
-"""Draws docs/img/architecture.svg from the tables of docs/architecture.md: python docs/architecture_picture.py."""
+"""Draws docs/img/architecture.svg from the tables of docs/architecture.md: python
+docs/architecture_picture.py."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def asynchronous_bound(
     other, so each is its wait, L and, exposed, s; an overlapped transfer follows the one before. (2)
     While the trainer works at most eta batches are in the pool, and eta + 1 while it waits, for started
     <= (v + eta + 1) B and (v + 1) B or v B are taken; during an exposed sync nothing is generated. So the
-    tokens made are at most M (w r1 + L r0), w the mean wait (for the batch, a drain, an earlier transfer). (3) Replica time holds the work done and, exposed,
+    tokens made are at most M (w r1 + L r0), w the mean wait (for the batch, a drain, an earlier transfer).
+    (3) Replica time holds the work done and, exposed,
     M s on each replica: R M T >= work + R M s. The result is T max(1, M S / tokens, M W / work), hence
     at least W / R (+ s), and with t = tokens / M < S at least (S / t) (L + s + max(0, t - L r0) / r1),
     which falls with t down to its value at t = S. Prefill, interruptions, drains, links and a full queue

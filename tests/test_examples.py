@@ -21,7 +21,8 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["option
 
 
 def commands(text: str) -> list[list[str]]:
-    """Every `rlhfsim COMMAND ...` (in the Dockerfile the image's name stands for it), joined over line ends."""
+    """Every `rlhfsim COMMAND ...` (in the Dockerfile the image's name stands for it), joined over line
+    ends."""
     joined = re.sub(r"\\\n#?\s*", "", text)
     found = re.findall(r"\brlhfsim ((?:design|launch)\b[^\n]*)", joined)
     return [shlex.split(line, comments=True) for line in found]

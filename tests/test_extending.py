@@ -1,4 +1,5 @@
-"""docs/extending.md: every worked example applies to the code of today, in as few files as it says, and works."""
+"""docs/extending.md: every worked example applies to the code of today, in as few files as it says, and
+works."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ PAPER = {
 Cell = dict[str, float | None]
 
 
-# --- HybridFlow: who shares GPUs with whom --------------------------------------------------------------------
+# --- HybridFlow: who shares GPUs with whom
+# --------------------------------------------------------------------
 
 
 @cache
@@ -165,7 +166,8 @@ def test_the_document_shows_what_the_search_finds(model: str, gpus: int) -> None
     assert shown == pytest.approx(list(cell(model, gpus).values()), rel=DRIFT)
 
 
-# --- HybridFlow, Fig. 15: tensor parallelism of generation ------------------------------------------------------
+# --- HybridFlow, Fig. 15: tensor parallelism of generation
+# ------------------------------------------------------
 
 
 @pytest.mark.parametrize(("model", "published"), [("llama-2-7b", 2), ("llama-2-13b", 4)])
@@ -181,7 +183,8 @@ def test_a_smaller_generation_group_than_that_of_training_is_not_slower(model: s
     assert seconds[1] > max(seconds[2], seconds[4])
 
 
-# --- the tail, staleness and more GPUs ----------------------------------------------------------------------------
+# --- the tail, staleness and more GPUs
+# ----------------------------------------------------------------------------
 
 RULES = Reward(rules=Rules())
 TAIL = LogNormal(mean=800, sigma=1.0, max=16384)

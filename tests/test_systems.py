@@ -1,4 +1,5 @@
-"""The systems of scenarios/systems: each loads, is allowed, is priced and fits, and stays true to its original."""
+"""The systems of scenarios/systems: each loads, is allowed, is priced and fits, and stays true to its
+original."""
 
 from __future__ import annotations
 

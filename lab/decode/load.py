@@ -112,7 +112,8 @@ def terms(point: Serving) -> Terms:
 
 
 def load(point: Serving) -> tuple[float, float, float]:
-    """Mean input and output tokens, and the requests that run: those in flight, or what the KV cache holds."""
+    """Mean input and output tokens, and the requests that run: those in flight, or what the KV cache
+    holds."""
     scale = RANGE_MEAN if point.family == "inferencemax" else 1.0
     isl, osl, layout = point.isl * scale, point.osl * scale, _layout(point)
     held = kv_capacity(_device(point.system), _model(point.model), layout) / layout.attention_dp

@@ -1,7 +1,9 @@
-"""Closed loop without hardware: planted coefficients are found again, inside their intervals as often as stated.
+"""Closed loop without hardware: planted coefficients are found again, inside their intervals as often as
+stated.
 
 Every seed is another world: true coefficients drawn from the priors, one run of each plan with 5 % noise from
-step to step; of three seeds one has phases missing in two runs, and one a phase that takes three times as long in
+step to step; of three seeds one has phases missing in two runs, and one a phase that takes three times as
+long in
 one whole run. Three plans in every test run, six of them over more seeds with -m long.
 
 The statistic: identified coefficients whose P10 to P90 holds the truth, out of all identified ones. Stated

@@ -82,7 +82,8 @@ def test_a_bound_is_not_passed() -> None:
 
 
 def test_what_another_coefficient_can_make_up_for_widens_the_interval() -> None:
-    """Two coefficients that one phase sums up: alone each would be known to 0.05, together to the prior's 0.5."""
+    """Two coefficients that one phase sums up: alone each would be known to 0.05, together to the prior's
+    0.5."""
 
     class Sum:
         def log(self, values: Mapping[str, float]) -> Any:

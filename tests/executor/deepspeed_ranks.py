@@ -1,4 +1,5 @@
-"""One rank of the checks in test_deepspeed.py: `deepspeed_ranks.py RANK PORT PART FOLDER` writes FOLDER/PART.json.
+"""One rank of the checks in test_deepspeed.py: `deepspeed_ranks.py RANK PORT PART FOLDER` writes
+FOLDER/PART.json.
 
 Both ranks run the same checks in the same order in one process each, because imports take longer than checks.
 """

@@ -30,7 +30,8 @@ Row = dict[str, float]
 
 
 def healthy(seed: int, steps: int = 120) -> list[Row]:
-    """A run that learns, with the noise of small batches: correlated rewards, heavy-tailed gradients, drifts."""
+    """A run that learns, with the noise of small batches: correlated rewards, heavy-tailed gradients,
+    drifts."""
     rng = np.random.default_rng(seed)
     progress = np.linspace(0, rng.uniform(0, 1), steps)
     drift = np.zeros(steps)

@@ -1,4 +1,5 @@
-"""Asynchronous runs train prompts out of order; an interrupted one goes on with exactly those that are left."""
+"""Asynchronous runs train prompts out of order; an interrupted one goes on with exactly those that are
+left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Attacks on the sandbox, in every mode that this machine offers. All end by themselves and touch loopback only."""
+"""Attacks on the sandbox, in every mode that this machine offers. All end by themselves and touch loopback
+only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What a real vLLM engine does: log-probs, weight syncs by every transport, partial and overlapped updates.
 
-One process (`vllm_facts.py`) runs everything once; each test asserts some of what it saw. Models are random, in
+One process (`vllm_facts.py`) runs everything once; each test asserts some of what it saw. Models are random,
+in
 fp32; the judge of log-probs is a Hugging Face forward.
 """
 

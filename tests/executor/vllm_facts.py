@@ -1,6 +1,7 @@
 """Runs a real vLLM engine through everything that `test_vllm.py` asserts, in a process of its own.
 
-vLLM changes its process for good (threads, distributed state), and only from outside can one see what it leaves
+vLLM changes its process for good (threads, distributed state), and only from outside can one see what it
+leaves
 behind. Usage: python vllm_facts.py FOLDER; facts are written to FOLDER/facts.json.
 """
 

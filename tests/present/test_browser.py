@@ -1,4 +1,5 @@
-"""Pages as a browser shows them: drawn, quiet, offline, zoomable, dark, printed, on a phone, and inert to hostile names."""
+"""Pages as a browser shows them: drawn, quiet, offline, zoomable, dark, printed, on a phone, and inert to
+hostile names."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ Open = Callable[..., Watched]
 
 
 def until(page: Any, expression: str) -> None:
-    """Wait for a truth; the page's policy forbids Playwright's own way, which evaluates text inside the page."""
+    """Wait for a truth; the page's policy forbids Playwright's own way, which evaluates text inside the
+    page."""
     for _ in range(WAITS):
         if page.evaluate(expression):
             return

@@ -1,4 +1,5 @@
-"""The file itself: one well-formed document, the same bytes each time, everything escaped, nothing fetched."""
+"""The file itself: one well-formed document, the same bytes each time, everything escaped, nothing
+fetched."""
 
 from __future__ import annotations
 

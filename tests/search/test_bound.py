@@ -1,4 +1,5 @@
-"""The lower bound of a plan against its closed form and its simulation, on random plans of random skeletons."""
+"""The lower bound of a plan against its closed form and its simulation, on random plans of random
+skeletons."""
 
 from __future__ import annotations
 

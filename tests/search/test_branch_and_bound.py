@@ -30,7 +30,8 @@ COMMON = Workload(
 
 
 def agree(case: Any, values: list[float | None], best: float | None, proof: Any) -> None:
-    """One question: same optimum, same space, and a certificate that adds up and claims no more than is true."""
+    """One question: same optimum, same space, and a certificate that adds up and claims no more than is
+    true."""
     fit = [v for v in values if v is not None]
     assert proof.space == len(values) == case.plans
     counts = proof.infeasible, proof.dominated, proof.bounded, proof.simulated

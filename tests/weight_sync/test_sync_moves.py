@@ -1,4 +1,5 @@
-"""An offloaded actor comes back to send its weights where the profile says so; the simulation takes as long."""
+"""An offloaded actor comes back to send its weights where the profile says so; the simulation takes as
+long."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
 """Write vectors.json: what TRL and verl compute on random inputs, for tests/executor/test_agreement.py.
 
 Nothing of this project is imported. Needs an environment of its own (see `libraries` in vectors.json for the
-versions): torch, trl with transformers, and verl with the few packages that `verl.trainer.ppo.core_algos` imports
+versions): torch, trl with transformers, and verl with the few packages that `verl.trainer.ppo.core_algos`
+imports
 (tensordict, omegaconf, hydra-core, ray, orjson, codetiming). Run: python make_vectors.py
 
-The libraries' own functions compute in float64 on inputs that are exact in float32. Trainer methods are called
+The libraries' own functions compute in float64 on inputs that are exact in float32. Trainer methods are
+called
 on a stand-in for the trainer whose "model" returns the random log-probs.
 
 Legend: B sequences, T tokens of the longest response.
@@ -176,7 +178,8 @@ def rloo() -> Any:
 
 
 def model(logprobs: Tensor) -> Any:
-    """What a TRL preference trainer sees of a model: masked log-probs, and statistics that are not compared."""
+    """What a TRL preference trainer sees of a model: masked log-probs, and statistics that are not
+    compared."""
     zeros = torch.zeros_like(logprobs)
     answer = SimpleNamespace(
         log_probs=logprobs, is_top1=zeros.bool(), entropy=zeros, mean_logits=zeros, aux_loss=None
