@@ -15,7 +15,7 @@ from executor.resolve import Job
 from executor.settings import Optimizer, Settings
 from rlhfsim.memory import states
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.specs.model.presets import preset
+from rlhfsim.specs.model.presets import preset, preset_name
 from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, DEEPSPEED, SYNC_BUCKET_BYTES, VLLM
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 
@@ -67,7 +67,7 @@ def test_what_is_priced_is_deepspeeds_own_default() -> None:
 
 def test_the_gradient_buffer_is_priced_as_one_bucket() -> None:
     layout = Layout(dp=4, zero=2)
-    part = states.shard(preset("70b"), layout, "deepspeed")
+    part = states.shard(preset(preset_name("70b") or ""), layout, "deepspeed")
     assert states.gradient_buffer_bytes(part, layout, "deepspeed") == 2 * DEEPSPEED.reduce_bucket
     gathered = states.gathered_bytes(part, replace(layout, zero=3), "deepspeed")
     assert gathered == 2 * (DEEPSPEED.live + DEEPSPEED.prefetch)
