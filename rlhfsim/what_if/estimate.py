@@ -1,13 +1,28 @@
-"""One given placement, priced: its closed form, its ledger, its plan."""
+"""One given placement, priced or run step by step: its closed form, its ledger, its plan, its simulation."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.candidates import Candidate, timed
 from rlhfsim.search.planning import plan_of
+from rlhfsim.simulation.pool_figures import level
+from rlhfsim.simulation.result import Simulated
+from rlhfsim.simulation.run import simulate
+from rlhfsim.simulation.summary import (
+    Simulation,
+    SimulationOptions,
+    goodput_of,
+    noise_of,
+    pool_runs,
+    randomness,
+)
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.placement import Placement
@@ -67,3 +82,85 @@ def planned(priced: PricedPlacement, timed: Iteration, price: float | None) -> P
     s = priced.setting
     candidate = Candidate(placement=s.placement, iteration=timed, ledger=priced.memory)
     return plan_of(candidate, s.workload, s.models, s.cluster, price)
+
+
+# --- run step by step -------------------------------------------------------------------------------
+
+RUN_AHEAD = 2
+"""Steps beyond the staleness bound after which an asynchronous run is steady."""
+
+
+def simulated(
+    priced: PricedPlacement,
+    options: SimulationOptions,
+    *,
+    price: float | None = None,
+    progress: Callable[[], object] | None = None,
+) -> Simulation:
+    """A priced placement, simulated in every replication; `progress` after each."""
+    staleness = priced.setting.placement.schedule.staleness
+    warmup = max(math.ceil(staleness) + RUN_AHEAD if staleness else 0, options.warmup)
+    plan = planned(priced, priced.iteration, price)
+    simulation = Simulation(
+        estimate=plan,
+        plan=plan,
+        seed=options.seed,
+        warmup=warmup,
+        randomness=randomness(options, priced.setting.workload),
+    )
+    reason = _rejection(priced)
+    if reason is not None:
+        return replace(simulation, rejected_by=reason)
+    simulation = replace(simulation, goodput=goodput_of(priced.setting, options))
+    runs = []
+    for i in range(options.replications):
+        run = simulate(
+            priced.setting,
+            priced.kv_tokens,
+            steps=options.steps,
+            warmup=warmup,
+            seed=options.seed + i,
+            noise=noise_of(options),
+            record=i == 0,
+            memory="watch" if i == 0 else None,
+        )
+        runs.append(run)
+        if progress is not None:
+            progress()
+    plan = planned(priced, runs[0].iteration, price)
+    return _summed(replace(simulation, plan=plan), priced.setting, runs, options.steps + warmup)
+
+
+def _rejection(priced: PricedPlacement) -> str | None:
+    """What does not fit, with the instant where the memory timeline finds one."""
+    reason = priced.memory.rejected_by
+    if reason is None:
+        return None
+    try:
+        simulate(priced.setting, priced.kv_tokens, memory="strict")
+    except RlhfsimError as error:
+        if error.code != "out-of-memory":
+            raise
+        return error.message
+    return reason
+
+
+def _summed(simulation: Simulation, setting: Setting, runs: Sequence[Simulated], steps: int) -> Simulation:
+    """All replications, of `steps` steps each, in one; the first has the trace."""
+    trace = runs[0].trace
+    trace = replace(trace, plan_hash=simulation.plan.input_hash) if trace else None
+    lost: Counter[str] = Counter()
+    for run in runs:
+        for link, seconds in run.lost.items():
+            lost[link] += seconds / steps / len(runs)  # type: ignore[assignment]  # a Counter of floats
+    stale = [run.staleness for run in runs if run.staleness]
+    return replace(
+        simulation,
+        runs=tuple(run.step_seconds for run in runs),
+        means=tuple(run.seconds for run in runs),
+        trace=trace,
+        pools=pool_runs(setting, trace, simulation.warmup) if trace else (),
+        contention={link: seconds for link, seconds in lost.most_common() if seconds > 0},
+        staleness=(sum(s.mean for s in stale) / len(stale), max(s.max for s in stale)) if stale else None,
+        queue=level(trace, "queue_samples", simulation.warmup) if trace and stale else None,
+    )

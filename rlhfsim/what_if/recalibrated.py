@@ -11,11 +11,12 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.explain import kind
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.calibrated import Provenance
-from rlhfsim.specs.hardware.hardware import Cluster, Profile
+from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.design import Design, design
+from rlhfsim.what_if.dotted_paths import keys, put
 from rlhfsim.what_if.estimate import estimate
 
 
@@ -69,24 +70,24 @@ def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
     Raises:
         RlhfsimError: a profile before is not found here.
     """
-    profiles = {p.profile.name: p.profile for p in request.cluster.node_groups if p.profile.calibration}
+    now = [pool.profile for pool in request.cluster.node_groups]
+    profiles = {p.name: p for p in now if p.calibration}
     if not profiles or answer.chosen is None:
         return None
     bases = {name: base_of(profile) for name, profile in profiles.items()}
-    before = design(replace(request, cluster=with_bases(request.cluster, bases)), explain=False)
-    old = before.chosen
-    same = (
-        old is not None
-        and old.placement == answer.chosen.placement
-        and old.workload == answer.chosen.workload
+    cluster = put(
+        request.cluster, keys("node_groups.*.profile"), lambda profile: bases.get(profile.name, profile)
     )
+    before = design(replace(request, cluster=cluster), explain=False)
+    old, new = before.chosen, answer.chosen
+    same = old is not None and (old.placement, old.workload) == (new.placement, new.workload)
     return Recalibrated(
         profiles={name: p.calibration for name, p in profiles.items() if p.calibration},
-        moved=tuple(sorted(_moved(profiles, bases), key=lambda m: -m.by)),
+        moved=tuple(sorted(_changed(profiles, bases), key=lambda change: -change.by)),
         ranks=tuple(_ranks(before, answer)),
         chosen_before=old,
         its_step_now=None if same or old is None else estimate(old.placement, old.workload, request.cluster),
-        warnings=warnings(answer.chosen, [p.profile for p in request.cluster.node_groups]),
+        warnings=warnings(new, now),
     )
 
 
@@ -108,13 +109,7 @@ def base_of(profile: Profile) -> Profile:
     return replace(profile, coefficients=base.coefficients, calibration=base.calibration)
 
 
-def with_bases(cluster: Cluster, bases: dict[str, Profile]) -> Cluster:
-    """The cluster on the profiles before."""
-    pools = tuple(replace(p, profile=bases.get(p.profile.name, p.profile)) for p in cluster.node_groups)
-    return replace(cluster, node_groups=pools)
-
-
-def _moved(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[ChangedCoefficient]:
+def _changed(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[ChangedCoefficient]:
     for key, profile in profiles.items():
         for name, now in profile.coefficients.items():
             before = bases[key].coefficients[name]
@@ -131,8 +126,8 @@ def _ranks(before: Design, now: Design) -> Iterator[Rank]:
 
 def _listed(answer: Design) -> dict[str, tuple[int, Plan]]:
     """Place and best plan by kind."""
-    found: dict[str, tuple[int, Plan]] = {}
     plans = (answer.chosen, *answer.runners_up) if answer.chosen else ()
+    places: dict[str, tuple[int, Plan]] = {}
     for i, plan in enumerate(plans, start=1):
-        found.setdefault(kind(plan), (i, plan))
-    return found
+        places.setdefault(kind(plan), (i, plan))
+    return places

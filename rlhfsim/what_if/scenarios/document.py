@@ -21,22 +21,9 @@ from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.workload.workload import Workload
 
 RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
-FieldName = Literal[
-    "tp",
-    "pp",
-    "dp",
-    "cp",
-    "ep",
-    "vp",
-    "zero",
-    "micro_batch",
-    "recompute",
-    "residency",
-    "offload_optimizer",
-    "offload_between",
-    "sleep",
-    "gpus",
-]
+LayoutField = Literal["tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "recompute"]
+MemoryField = Literal["residency", "offload_optimizer", "offload_between", "sleep", "gpus"]
+FieldName = Literal[LayoutField, MemoryField]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
 Above = Annotated[Seconds, Field(gt=0)]
 MAX_SCENARIO = 100
