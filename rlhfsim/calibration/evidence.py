@@ -27,7 +27,7 @@ MEDIAN_LOSS = math.sqrt(math.pi / 2)
 ODD = 4.0
 """Ratio of scatters from which one of them is odd."""
 UNKNOWN_SCATTER = 0.1
-"""Standard deviation of ln seconds between steps where no run has two: prior, CPU and GPU runs show 2 to 30 %."""
+"""Standard deviation of ln seconds between steps where no run has two: prior; runs show 2 to 30 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

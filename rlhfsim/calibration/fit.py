@@ -215,7 +215,8 @@ def _few(found: Posterior, observations: Sequence[Observation]) -> list[str]:
     distinct = len(set(groups(observations)))
     if distinct < FEW_RUNS:
         notes.append(
-            f"{distinct} distinct run{'s' * (distinct != 1)}: intervals hold near them only; {FEW_RUNS} or more say how the model errs between runs"
+            f"{distinct} distinct run{'s' * (distinct != 1)}: intervals hold near them only; {FEW_RUNS} or "
+            "more say how the model errs between runs"
         )
     if not found.tau_known:
         notes.append(

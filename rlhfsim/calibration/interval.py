@@ -2,12 +2,13 @@
 
 For coefficient k with posterior standard deviation s_k (data and priors) and q the wanted quantile:
 
-    D(a) = min_delta F(theta + a e_k + delta) - F(theta)      delta_k = 0;  F: -2 ln posterior, the objective of map_fit
+    D(a) = min_delta F(theta + a e_k + delta) - F(theta)      delta_k = 0
     end of the interval on each side: the smallest a >= q s_k with D(a) >= q^2
 
-Of a normal posterior that is q s_k. It is further where a phase stops depending on the coefficient, such as
-launches that hide behind kernels: there only the prior ends the interval. Profile likelihood, Venzon & Moolgavkar
-1988 (Appl. Statist. 37, 87); a e_k is priced anew, the others follow by the derivatives of the best fit.
+F: -2 ln posterior, the objective of `posterior.fit`. Of a normal posterior the end is q s_k. It is further
+where a phase stops depending on the coefficient, such as launches that hide behind kernels: there only the
+prior ends the interval. Profile likelihood, Venzon & Moolgavkar 1988 (Appl. Statist. 37, 87); a e_k is
+priced anew, the others follow by the derivatives of the best fit.
 
 Not known here: other modes of the posterior.
 """
@@ -65,7 +66,7 @@ def _side(model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, si
 
 
 def _limit(prior: Prior, theta: float, signed: float) -> float:
-    """Standard deviation without any data: to the prior's own end where that lies ahead, else as wide as the prior."""
+    """Standard deviation without data: to the prior's own end where that lies ahead, else the prior's."""
     side = prior.above if signed > 0 else prior.below
     return max(side, (prior.mean - theta) / signed + side)
 
@@ -94,7 +95,7 @@ def _weights(found: Posterior, gap: Floats) -> Floats:
 
 
 def objective(found: Posterior, theta: Floats, gap: Floats) -> float:
-    """-2 ln posterior up to a constant, of ln coefficients and what they leave: soft l1 of the data, squares of the priors."""
+    """-2 ln posterior up to a constant: soft l1 of what the coefficients leave, squares of the priors."""
     rho = 2 * (np.sqrt(1 + (gap / found.sigma) ** 2) - 1)
     prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(found.priors, theta, strict=True))
     return float(rho.sum() + prior)

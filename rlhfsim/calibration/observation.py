@@ -259,7 +259,8 @@ def _bad(plan: Plan, trace: Trace, windows: Mapping[int, tuple[float, float]]) -
         if len(windows) > 2 and end - start > JUMP * usual:
             yield (
                 step,
-                f"it lasts {end - start:.3g} s, {(end - start) / usual:.0f} times the median step: the clock was set",
+                f"it lasts {end - start:.3g} s, {(end - start) / usual:.0f} times the median step: the "
+                "clock was set",
             )
     if not plan.placement.schedule.asynchronous:
         yield from _overlapping(windows)

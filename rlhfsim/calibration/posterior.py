@@ -6,9 +6,10 @@ Maximum a posteriori on logarithms, theta = ln coefficient, for datum i (phase f
     sigma_i^2 = scatter_i^2 + tau_f^2        rho(z) = 2 (sqrt(1 + z) - 1), soft l1
 
 within the bounds of each coefficient. ln t is linear between two visits to the cost model; visits repeat
-until theta rests, and derivatives are taken again where it bends. tau_f, what the model gets wrong about phase f from run to run, is estimated from the
-residuals as Paule & Mandel 1982 (J. Res. NBS 87, 377) do for laboratories that disagree, with clipped
-squares, and shrunk to the mean over phases. Covariance of the posterior, with weights w_i = rho':
+until theta rests, and derivatives are taken again where it bends. tau_f, what the model gets wrong about
+phase f from run to run, is estimated from the residuals as Paule & Mandel 1982 (J. Res. NBS 87, 377) do for
+laboratories that disagree, with clipped squares, and shrunk to the mean over phases. Covariance of the
+posterior, with weights w_i = rho':
 
     C = (J^T W J + P^-1)^-1 + A J_u P_u J_u^T A^T      A = (J^T W J + P^-1)^-1 J^T W
 
@@ -46,7 +47,8 @@ AT_REST = 0.005
 VISITS = 10
 """Most visits to the cost model."""
 BENT = 0.5
-"""Error of the linear model, in sigma of a datum, from which derivatives are taken again: a phase bends where another part of it becomes the longest."""
+"""Error of the linear model, in sigma of a datum, from which derivatives are taken again: a phase
+bends where another part of it becomes the longest."""
 REFINEMENTS = 3
 """Most times that they are."""
 SETTLING = 3
@@ -239,7 +241,7 @@ def _unexplained(
     others: Sequence[Prior],
     theta: Floats,
 ) -> tuple[dict[str, float], bool]:
-    """tau after one round: from residuals of a fit of all coefficients, so that a wrong one is no mismatch."""
+    """tau after one round: residuals of a fit of all coefficients, so that a wrong one is no mismatch."""
     both, together = [*fitted, *others], np.hstack([slopes, doubt])
     sigma, start = _sigma(data, tau), np.concatenate([theta, [p.mean for p in others]])
     moved = _solve(gap, together, sigma, both, start)

@@ -4,7 +4,8 @@
     z = `Z90`, the 90th percentile of a normal distribution
 
 A coefficient whose value is 0 has no logarithm, and one without an interval is no question: neither is
-fitted. An interval that ends at the value is a bound. Other bounds are the valid range of its kind (`specs.hardware.hardware`), else a factor of `REACH` either way.
+fitted. An interval that ends at the value is a bound. Other bounds are the valid range of its kind
+(`specs.hardware.hardware`), else a factor of `REACH` either way.
 """
 
 from __future__ import annotations

@@ -52,19 +52,23 @@ DRIFT = Coefficient(
     value=0.2,
     low=0.1,
     high=0.4,
-    source="prior: on 13 published GRPO rows five fitted coefficients err by 14 % with one row left out and by 30 % with one model left out, which is one to two e-folds of parameters away",
+    source="prior: on 13 published GRPO rows five fitted coefficients err by 14 % with one row left out "
+    "and by 30 % with one model left out, which is one to two e-folds of parameters away",
 )
 """P90 of ln(true / predicted) added per e-fold of distance."""
 MAX_SOURCE = 1900
 """Characters of a source; the profile's field takes 2000."""
 DIGITS = 5
-HEADER = """# Written by rlhfsim calibrate. `low` and `high` are the 10th and 90th percentile of what is believed.
+HEADER = """\
+# Written by rlhfsim calibrate. `low` and `high` are the 10th and 90th percentile of what is believed.
 # Coefficients that are not named here keep the value of the profile that this one extends.
 """
 
 
 def write_profile(path: str | Path, found: Calibration, base: str | Path | None = None) -> Profile:
-    """Write the calibrated profile to a new file; `base` is the file of the profile before, if it is no shipped one.
+    """Write the calibrated profile to a new file.
+
+    `base` is the file of the profile before, if it is no shipped one.
 
     Raises:
         RlhfsimError: the file exists, its name is that of a known profile, or it cannot be written.
@@ -198,8 +202,10 @@ def source(c: Calibrated, found: Calibration, told: Provenance) -> str:
     value, low, high = (written(x, c.before.dimension) for x in (c.before.value, c.before.low, c.before.high))
     before = f"{value} [{low}, {high}]"
     text = (
-        f"calibrated {told.date} on {c.runs} of {len(told.runs)} runs ({', '.join(told.runs[:6])}{', ...' * (len(told.runs) > 6)}), n={c.n}, "
-        f"{told.device}, {told.interconnect}{', ' * bool(versions)}{versions} | before {before}: {c.before.source}"
+        f"calibrated {told.date} on {c.runs} of {len(told.runs)} runs "
+        f"({', '.join(told.runs[:6])}{', ...' * (len(told.runs) > 6)}), n={c.n}, "
+        f"{told.device}, {told.interconnect}{', ' * bool(versions)}{versions} | before {before}: "
+        f"{c.before.source}"
     )
     return text if len(text) <= MAX_SOURCE else text[:MAX_SOURCE] + "..."
 

@@ -121,7 +121,8 @@ def _transferred(figures: Mapping[str, Any]) -> str:
     ]
     each = ("second row of", "pairs", "median", "P90", "without calibration: median", "P90")
     return (
-        "\nA row here is an ordered pair of steps of one framework and release: the first calibrates, the second is"
+        "\nA row here is an ordered pair of steps of one framework and release: the first calibrates, the "
+        "second is"
         f" predicted.\n\n{table(columns, lines)}\n{table(each, sources)}"
     )
 

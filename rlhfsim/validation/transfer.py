@@ -19,7 +19,8 @@ from rlhfsim.validation.outcome import Outcome
 
 KIND = "rlhf.calibrated"
 COLD, RATIO, SAME = "cold_s", "ratio_s", "same_model"
-"""Keys of an outcome's detail: the prediction before, that by one factor, and whether the models are one (1 or 0)."""
+"""Keys of an outcome's detail: the prediction before, that by one factor, and
+whether the models are one (1 or 0)."""
 FRAMEWORKS = ("NeMo-RL", "verl")
 """Whose rows are paired: those that publish several of one release."""
 

@@ -133,7 +133,7 @@ def length_factors(plan: Plan, seen: Observation) -> tuple[dict[str, float], tup
 def _phase(
     name: str, planned: Sequence[PredictedPhase], factors: Mapping[str, float], measured_s: float | None
 ) -> PhaseGap:
-    """What is left of a timed phase goes by its resources; the time of an untimed one is in what calls leave."""
+    """What is left of a timed phase goes by its resources; an untimed one is in what the calls leave."""
     before = math.fsum(p.seconds for p in planned)
     after = math.fsum(p.seconds * factors.get(p.name, 1.0) for p in planned)
     parts = {"lengths": after - before} if planned else {}

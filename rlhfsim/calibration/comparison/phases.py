@@ -85,7 +85,8 @@ def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
             "another-plan",
             f"the run executed another {what} than this plan",
             place=Place(file=str(seen.folder or seen.name)),
-            help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim estimate RUN/plan.json",
+            help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim "
+            "estimate RUN/plan.json",
         )
     names = ", ".join(h.profile for h in seen.plan.hardware)
     return (f"the plan was priced with another profile than the run's own ({names})",)

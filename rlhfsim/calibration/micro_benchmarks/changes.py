@@ -147,7 +147,8 @@ def split(found: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[Missi
     refused = [
         Missing(
             probe=c.key.removeprefix("coefficients."),
-            reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right profile?",
+            reason=f"measured {c.value:.2f} of the datasheet, which nothing can pass: is this the right "
+            "profile?",
         )
         for c in above
     ]

@@ -1,4 +1,4 @@
-"""From repeated timings to coefficients: kernel tables, straight lines, and overheads told apart by least squares."""
+"""From repeated timings to coefficients: kernel tables, straight lines, overheads by least squares."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def tiny_model(layers: int) -> ModelSpec:
 
 
 def decode_kernels(profile: Profile, points: Sequence[Measured]) -> list[float]:
-    """Seconds of the kernels alone, as the cost model prices them, for points (layers, sequences, context)."""
+    """Seconds of the kernels alone, as priced, for points (layers, sequences, context)."""
     device = _device(profile)
     return [
         float(

@@ -44,7 +44,10 @@ def _decode(seen: Seen, first: Profile) -> tuple[list[ProfileEntry], list[str]]:
         (sequence, "decode_sequence_overhead"),
     )
     off = misfit(rows, points, (step, layer, sequence), kernels)
-    note = f"decode steps: kernels and overheads explain the {len(points)} points within {100 * off:.0f} % (median)"
+    note = (
+        f"decode steps: kernels and overheads explain the {len(points)} points "
+        f"within {100 * off:.0f} % (median)"
+    )
     return [seen.coefficient(name, fitted, how) for fitted, name in pairs], [note]
 
 

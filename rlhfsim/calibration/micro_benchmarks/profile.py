@@ -29,8 +29,11 @@ SAME_MEMORY = 0.1
 TABLES = {"gemm": "gemm/bf16", "attention": "prefill"}
 """Measured grid -> kernel table; on a CPU the executor computes in FP32 what plans call BF16."""
 DIGITS = 4
-HEADER = """# Written by rlhfsim profile measure. `low` and `high` are the 10th and 90th percentile of the repeats, widened by
-# 15 % for what one session cannot know. What is not named here keeps the value of the profile that this one extends.
+HEADER = """\
+# Written by rlhfsim profile measure. `low` and `high` are the 10th and 90th percentile of the repeats, \
+widened by
+# 15 % for what one session cannot know. What is not named here keeps the value of the profile that this \
+one extends.
 """
 
 
@@ -96,7 +99,7 @@ def base_of(session: Session) -> tuple[str, bool]:
 
 
 def _curves(seen: Seen, kept: Sequence[ProfileEntry]) -> dict[str, Any] | None:
-    """Kernel tables of this machine, against its own roofs; a known GPU keeps its shipped ones, which are denser."""
+    """Kernel tables of this machine, against its own roofs; a known GPU keeps its denser shipped ones."""
     if seen.known and seen.base.curves is not None:
         return None
     rates = {c.key: c.value for c in kept}
@@ -139,10 +142,12 @@ def _sanity(seen: Seen, first: Profile) -> list[str]:
     shape, rate = " x ".join(f"{x:g}" for x in top.at), units.format(_flops(top), "flop/s")
     if _flops(top) > (1 - 10 ** (1 - DIGITS)) * peak:  # the file rounds
         return [
-            f"fastest product {rate} ({shape}): {first.peak['bf16'].source.rpartition('; ')[2]}, so it is the peak"
+            f"fastest product {rate} ({shape}): {first.peak['bf16'].source.rpartition('; ')[2]}, so it is "
+            "the peak"
         ]
     return [
-        f"fastest product {rate} ({shape}), {100 * _flops(top) / peak:.0f} % of the peak of {units.format(peak, 'flop/s')}"
+        f"fastest product {rate} ({shape}), {100 * _flops(top) / peak:.0f} % of the peak of "
+        f"{units.format(peak, 'flop/s')}"
     ]
 
 

@@ -1,7 +1,7 @@
 """A framework's configuration by dotted keys, whatever form it was kept in.
 
-YAML and JSON, also with OmegaConf's `${a.b}`, `${.b}`, `${oc.select:a.b,default}` and `${mul:a,b}`; and launch
-scripts, from which `--a.b value`, `--flag`, `a.b=value` and shell variables are read. Later files and
+YAML and JSON, also with OmegaConf's `${a.b}`, `${.b}`, `${oc.select:a.b,default}` and `${mul:a,b}`; and
+launch scripts, from which `--a.b value`, `--flag`, `a.b=value` and shell variables are read. Later files and
 `--set` lie over earlier ones.
 """
 

@@ -69,7 +69,8 @@ def find(path: Path) -> LogFiles:
             "no-logs",
             "no event file, JSON lines or console log is in this folder",
             place=place,
-            help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or {', '.join(f'*{t}' for t in TEXTS)}; or name the file itself",
+            help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or "
+            f"{', '.join(f'*{t}' for t in TEXTS)}; or name the file itself",
         )
     return found
 

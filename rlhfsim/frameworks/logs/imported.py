@@ -163,7 +163,8 @@ def _steps(
     calm = [step for step in kept if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)]
     if len(calm) >= 2 and len(calm) < len(kept):
         notes.append(
-            f"{len(kept) - len(calm)} of {len(kept)} steps hold an evaluation or a checkpoint and were left out"
+            f"{len(kept) - len(calm)} of {len(kept)} steps hold an evaluation or a checkpoint and were "
+            "left out"
         )
         kept = calm
     elif len(calm) < len(kept):

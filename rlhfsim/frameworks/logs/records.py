@@ -1,8 +1,8 @@
-"""What a framework logged, step by step, from console text, printed dicts and JSON lines, and what could not be read.
+"""What a framework logged, step by step: from console text, printed dicts and JSON lines.
 
-Accepted forms of a JSON line: `{"step": 3, "data": {...}}` (verl's file logger) and `{"step": 3, "name": 1.5}`;
-the step may be called as in `STEPS` (exports of Weights & Biases, OpenRLHF, transformers). What is no
-number is left out.
+Accepted forms of a JSON line: `{"step": 3, "data": {...}}` (verl's file logger) and `{"step": 3, "name":
+1.5}`; the step may be called as in `STEPS` (exports of Weights & Biases, OpenRLHF, transformers). What is
+no number is left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ STEPS = ("step", "global_step", "train/global_step", "_step")
 SHOWN = 3
 """Broken lines that are named by number."""
 _NUMBER = re.compile(
-    r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))\s*\)?s?\s*$"
+    r"\s*(?:np\.\w+\(|tensor\()?\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+    r"|[-+]?(?:nan|inf))\s*\)?s?\s*$"
 )
 """A number as Python prints it, also `np.float64(1.5)`, as NumPy 2 does."""
 _ITEM = re.compile(r"['\"]([^'\"]+)['\"]: ('[^']*'|\"[^\"]*\"|[^,{}\[\]]+)(?=[,}])")
@@ -108,7 +109,7 @@ def _steps(steps: Iterable[int]) -> str:
 
 
 def lines(text: str) -> Iterator[str]:
-    """Lines of a console log as the job printed them, without colours and Ray's prefixes; a carriage return begins a new one."""
+    """Lines that a job printed, without colours and Ray's prefixes; a carriage return begins a new one."""
     for line in re.split(r"[\r\n]+", _ANSI.sub("", text)):
         clean = _REPEATED.sub("", _PREFIX.sub("", line)).rstrip()
         if clean:

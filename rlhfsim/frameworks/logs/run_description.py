@@ -115,7 +115,8 @@ def _check_filled(gpus: int, each: int, layout: str) -> None:
         raise RlhfsimError(
             "layout-does-not-fill",
             f"{layout} does not fill {gpus} GPUs",
-            help="check nodes, GPUs per node and parallel sizes of the configuration, or correct them with --set",
+            help="check nodes, GPUs per node and parallel sizes of the configuration, or correct them with "
+            "--set",
         )
 
 

@@ -2,7 +2,8 @@
 
 Timers say how long, not when: the spans of a step are laid end to end in the order in which the framework
 works, from the start of the step; what the step takes beyond them is nobody's. A timer that covers several
-of our phases becomes one span under the name of the one that takes longest, and says which in its attribute `covers`.
+of our phases becomes one span under the name of the one that takes longest, and says which in its attribute
+`covers`.
 """
 
 from __future__ import annotations

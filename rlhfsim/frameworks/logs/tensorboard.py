@@ -2,7 +2,8 @@
 
 An event file is a row of records: length (8 bytes), its checksum (4), an Event message, its checksum (4).
 A record whose end is missing, or whose length does not match its checksum, ends the file: a job that is
-killed leaves such a one. Source of the format: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto.
+killed leaves such a one. Source of the format: tensorflow/core/lib/io/record_writer.h,
+tensorflow/core/util/event.proto.
 """
 
 from __future__ import annotations

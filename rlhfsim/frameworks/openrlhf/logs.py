@@ -10,10 +10,12 @@ from rlhfsim.frameworks.logs.configuration import FrameworkSettings
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, pairs
 from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Algorithm
 
 # Names of timers: openrlhf/trainer/ppo_trainer.py (train_step, fit) and ppo_trainer_async.py; TensorBoard
-# and W&B put `train/` before them (openrlhf/utils/logging_utils.py); OpenRLHF/OpenRLHF at 3c3be623, 2026-08-13.
+# and W&B put `train/` before them (openrlhf/utils/logging_utils.py); OpenRLHF/OpenRLHF at 3c3be623,
+# 2026-08-13.
 TIMERS = (
     Timer(metric="timing/generation", phase="actor.generate", covers=around("actor.generate")),
     Timer(
@@ -46,7 +48,8 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
             yield Record(step=int(found[1]), values=pairs(found[2]))
 
 
-# Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of v0.8 and before.
+# Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of v0.8 and
+# before.
 def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
     per_node = s.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
@@ -85,17 +88,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=None if shared else engines * tp,
-        layout=training_layout(
-            gpus,
-            tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
-            cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1),
-            zero=s.whole("ds.zero_stage", "zero_stage", default=2),
-            micro_batch=max(1, s.whole("train.micro_batch_size", "micro_train_batch_size", default=1)),
-            recompute="full"
-            if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
-            else "none",
-            offload_optimizer="cpu" if s.flag("ds.adam_offload", "adam_offload") else "none",
-        ),
+        layout=_layout(s, gpus),
         optimizer_leaves=s.flag("ds.enable_sleep", "deepspeed_enable_sleep"),
         scoring_residency="offloaded" if s.flag("ref.offload", "ref_reward_offload") else "resident",
         rollout=rollout_layout(
@@ -112,6 +105,20 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         weight_path="ipc" if shared else "broadcast",
         staleness=float(s.whole("train.async_queue_size", "async_queue_size", default=1)) if stale else 0.0,
         partial_rollout=stale and s.flag("train.partial_rollout_enable", "partial_rollout"),
+    )
+
+
+def _layout(s: FrameworkSettings, gpus: int) -> Layout:
+    return training_layout(
+        gpus,
+        tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
+        cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1),
+        zero=s.whole("ds.zero_stage", "zero_stage", default=2),
+        micro_batch=max(1, s.whole("train.micro_batch_size", "micro_train_batch_size", default=1)),
+        recompute="full"
+        if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
+        else "none",
+        offload_optimizer="cpu" if s.flag("ds.adam_offload", "adam_offload") else "none",
     )
 
 

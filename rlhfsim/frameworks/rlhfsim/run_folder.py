@@ -29,7 +29,8 @@ def check_run_folder(path: Path) -> None:
                 "not-a-run",
                 f"there is no {name} in this folder",
                 place=Place(file=str(path)),
-                help="give the folder that rlhfsim launch --out wrote; a run that was killed before its first step has no trace",
+                help="give the folder that rlhfsim launch --out wrote; a run that was killed before its "
+                "first step has no trace",
             )
 
 

@@ -11,13 +11,14 @@ from rlhfsim.frameworks.logs.configuration import FrameworkSettings, megatron_de
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
 from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
-from rlhfsim.specs.placement.layout import Recompute
+from rlhfsim.specs.placement.layout import Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
 
 # Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
-# verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths: verl/trainer/ppo/metric_utils.py
-# (verl-project/verl at 1dda039b9, 2026-08-22). Until v0.6 the sharding manager moved weights on entry of
-# the rollout, so that `gen` timed the weight sync too; since then `update_weights` does.
+# verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:
+# verl/trainer/ppo/metric_utils.py (verl-project/verl at 1dda039b9, 2026-08-22). Until v0.6 the sharding
+# manager moved weights on entry of the rollout, so that `gen` timed the weight sync too; since then
+# `update_weights` does.
 TIMERS = (
     Timer(
         metric="timing_s/gen",
@@ -120,22 +121,26 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         actor_residency="offloaded" if s.flag(f"{kept}.param_offload") else "resident",
         optimizer_leaves=s.flag(f"{kept}.optimizer_offload"),
         scoring_residency="offloaded" if s.flag(scored) else "resident",
-        rollout=rollout_layout(
-            rollout_gpus or gpus,
-            tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2),
-            pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
-            max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256),
-            memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
-            max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
-            cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
-            precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
-        ),
+        rollout=_rollout(s, rollout_gpus or gpus),
         sleep=2 if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
         weight_path="broadcast" if apart else "ipc",
         staleness=_staleness(s, apart),
         partial_rollout=apart
         and s.has("async_training")
         and s.flag("async_training.partial_rollout", default=True),
+    )
+
+
+def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
+    return rollout_layout(
+        gpus,
+        tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2),
+        pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
+        max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256),
+        memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
+        max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
+        cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
+        precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
     )
 
 

@@ -254,7 +254,7 @@ def _training(row: Row) -> Outcome:
 
 
 def _measured_peak(row: Row) -> tuple[float, float]:
-    """The peak and its unit in bytes; tools of these frameworks print GiB as GB (verl, DeepSpeed, mbridge)."""
+    """The peak and its unit in bytes; tools of these frameworks print GiB as GB."""
     gib = row.number("peak_mem_gib_per_gpu")
     if gib is not None:
         return gib, GIB
