@@ -30,7 +30,7 @@ assert mapped(lambda x: x * x, range(3)) == [0, 1, 4]
 def two(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes whatever the machine and the threads of other tests."""
     monkeypatch.setattr(parallel, "cores", lambda: 2)
-    monkeypatch.setattr(parallel, "may_fork", lambda: not parallel._HERE.alone)
+    monkeypatch.setattr(parallel, "may_fork", lambda: not parallel.ALONE.get())
 
 
 @pytest.fixture
