@@ -69,21 +69,21 @@ def served_by(plan: Plan) -> dict[str, str]:
 
 def engine_specs(job: Job) -> dict[str, EngineSpec]:
     """How the engine of every trained or scoring role is built."""
-    plan = job.plan
-    specs = {}
-    for role, placed in plan.placement.roles.items():
-        if isinstance(placed, RolePlacement) and role not in served_by(plan):
-            specs[role] = _engine_spec(job, role, placed)
-    return specs
+    return {
+        role: _engine_spec(job, role, placed)
+        for role, placed in job.plan.placement.roles.items()
+        if isinstance(placed, RolePlacement) and role not in served_by(job.plan)
+    }
 
 
 def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
     settings, workload = job.settings, job.plan.workload
     critic = settings.critic_optimizer or settings.optimizer
     optimizer = {"actor": settings.optimizer, "critic": critic}.get(role)
+    folder = {"critic": settings.critic_model, "reward": settings.reward_model}.get(role)
     return EngineSpec(
         role=role,
-        model=_model_of(job, role),
+        model=folder or job.model,
         head=HEADS[role],
         layout=placed.layout,
         optimizer=optimizer,
@@ -95,11 +95,6 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
         total_steps=job.total_steps,
         seed=settings.seed,
     )
-
-
-def _model_of(job: Job, role: str) -> str:
-    folder = {"critic": job.settings.critic_model, "reward": job.settings.reward_model}.get(role)
-    return folder or job.model
 
 
 def rollout_spec(job: Job) -> RolloutSpec:

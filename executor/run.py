@@ -11,8 +11,7 @@ from typing import Protocol
 
 from ray.exceptions import RayError
 
-from executor.algorithms.iteration import Learned, Loop
-from executor.algorithms.position import Position
+from executor.algorithms.iteration import Learned, Loop, Position
 from executor.coordination import checkpoints, metrics
 from executor.coordination.buffer import Experience, settings_of
 from executor.coordination.cluster import Reservation

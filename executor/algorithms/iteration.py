@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
-from executor.algorithms.position import Position
 from executor.algorithms.preferences import kl_baseline, mismatched
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from executor.settings import Settings
@@ -107,6 +106,28 @@ def results_of(running: Mapping[str, Future[Any]], stop: Callable[[], None]) -> 
         for future in done:
             future.result()
         return {name: future.result() for name, future in running.items()}
+
+
+@dataclass(slots=True)
+class Position:
+    """Where a run stands in its data: which prompts have been trained on: all before `prompts`, and those of `ahead`."""
+
+    prompts: int = 0
+    ahead: set[int] = field(default_factory=set)
+
+    def __contains__(self, group: int) -> bool:
+        return group < self.prompts or group in self.ahead
+
+    def add(self, groups: Iterable[int]) -> None:
+        """These have been trained on."""
+        self.ahead |= {group for group in groups if group >= self.prompts}
+        while self.prompts in self.ahead:
+            self.ahead.remove(self.prompts)
+            self.prompts += 1
+
+    def copy(self) -> Position:
+        """As it is now."""
+        return Position(self.prompts, set(self.ahead))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

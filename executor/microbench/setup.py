@@ -46,18 +46,20 @@ def unavailable(reason: str) -> RlhfsimError:
 
 def samples(call: Callable[[], object], repeats: int, device: str) -> list[float]:
     """Seconds per call: a warm-up that also chooses how many calls make a sample, then `repeats` samples."""
-    inner = max(1, int(LEAST_S / max(1e-9, _timed(call, 1, device))))
-    inner = max(1, int(LEAST_S / max(1e-9, _timed(call, inner, device))))
+    inner = 1
+    for _ in range(2):
+        inner = max(1, int(LEAST_S / max(1e-9, timed(call, device, inner))))
     seconds: list[float] = []
     started = time.perf_counter()
     while len(seconds) < repeats:
-        seconds.append(_timed(call, inner, device))
+        seconds.append(timed(call, device, inner))
         if len(seconds) >= FEWEST and time.perf_counter() - started > MOST_S:
             break
     return seconds
 
 
-def _timed(call: Callable[[], object], count: int, device: str) -> float:
+def timed(call: Callable[[], object], device: str, count: int = 1) -> float:
+    """Seconds of each of `count` calls, the GPU's work included."""
     wait(device)
     started = time.perf_counter()
     for _ in range(count):

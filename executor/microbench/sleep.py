@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from executor.microbench.decode import engine_at
-from executor.microbench.setup import ProbeSetup, unavailable, wait
+from executor.microbench.setup import ProbeSetup, timed, unavailable
 from rlhfsim.specs.hardware.measured import Measured, summarise
 
 LAYERS = 2
@@ -19,18 +17,9 @@ def measure(setup: ProbeSetup) -> list[Measured]:
     asleep, awake = [], []
     try:
         for _ in range(setup.repeats(5, 3)):
-            asleep.append(_timed(lambda: engine.sleep(2)))
-            awake.append(_timed(engine.wake))
+            asleep.append(timed(lambda: engine.sleep(2), "cuda"))
+            awake.append(timed(engine.wake, "cuda"))
     finally:
         engine.close()
     how = "vLLM, level 2, tiny model: no copies"
     return [summarise("sleep", asleep, "s", how), summarise("wake", awake, "s", how)]
-
-
-def _timed(call: object) -> float:
-    assert callable(call)
-    wait("cuda")
-    started = time.perf_counter()
-    call()
-    wait("cuda")
-    return time.perf_counter() - started

@@ -3,7 +3,7 @@ left."""
 
 from __future__ import annotations
 
-from executor.algorithms.position import Position
+from executor.algorithms.iteration import Position
 
 
 def test_prompts_trained_out_of_order_are_remembered_until_the_gap_before_them_is_closed() -> None:
