@@ -183,8 +183,9 @@ def _scales(same: DeviceKey, role: str, names: tuple[str, ...]) -> tuple[Floats,
 
 def _summed(profile: Profile, role: str, names: tuple[str, ...], sizes: Sizes) -> Floats:
     """(..., 3) bytes, mean and variance of the sum of all components."""
-    absent = np.zeros_like(sizes["weights"])
-    table = np.stack([sizes.get(name, absent) for name in names], axis=-1)
+    table = np.zeros((*np.shape(sizes["weights"]), len(names)))
+    for name, size in sizes.items():
+        table[..., names.index(name)] = size
     mean, variance = _scales(DeviceKey(profile), role, names)
     return np.stack([table.sum(-1), table @ mean, table**2 @ variance], axis=-1)
 

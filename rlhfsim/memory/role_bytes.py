@@ -173,7 +173,7 @@ def role_bytes(
         score=score,
         train=train,
         framework=0.0 if beside_actor and backend != "deepspeed" else profile["framework_bytes"],
-        nccl=profile["nccl_bytes"] * memory.communicators(layout),
+        nccl=profile["nccl_bytes"] * standing.communicators,
         recreated=placed.residency == "recreated",
     )
 
@@ -208,6 +208,7 @@ class _Standing(NamedTuple):
     """Gradients before reduction."""
     step: float
     """Of the optimizer step alone."""
+    communicators: int
 
 
 @lru_cache(maxsize=65536)
@@ -236,6 +237,7 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
         gathered=memory.gathered_bytes(part, layout, backend) if gathers else 0.0,
         buffers=memory.gradient_buffer_bytes(trainable, layout, backend),
         step=memory.step_bytes(trainable, layout, backend),
+        communicators=memory.communicators(layout),
     )
 
 
