@@ -41,8 +41,8 @@ Examples:
 def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_json: bool) -> None:
     """Fit the coefficients of a profile to executed runs and write a new profile.
 
-    RUN is a folder of rlhfsim launch or rlhfsim import-run. Coefficients that these runs cannot tell keep what
-    was believed, by name. Errors before and after are of runs that the fit had not seen.
+    RUN is a folder of rlhfsim launch or rlhfsim import-run. Coefficients that these runs cannot tell keep
+    what was believed, by name. Errors before and after are of runs that the fit had not seen.
 
     Exit codes: 0 fitted, 2 bad input or too few data.
     """

@@ -32,8 +32,8 @@ Examples:
 def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Predicted against measured: phases, step, memory, tokens, and where the gap comes from.
 
-    RUN is the folder of rlhfsim launch or rlhfsim import-run, PLAN the plan.json that it ran (default: the one
-    in the folder). The first step and steps that cannot be trusted are left out, by name.
+    RUN is the folder of rlhfsim launch or rlhfsim import-run, PLAN the plan.json that it ran (default:
+    the one in the folder). The first step and steps that cannot be trusted are left out, by name.
     """
     if len(paths) not in (1, 2):
         raise bad_option("give one run, or a plan and a run", "as in rlhfsim compare plan.json runs/a")

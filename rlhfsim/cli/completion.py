@@ -1,4 +1,4 @@
-"""What a shell offers after TAB, where click does not know it: names of GPUs, models and systems, or files."""
+"""What a shell offers after TAB, where click does not know it: names of GPUs, models, systems; files."""
 
 from __future__ import annotations
 

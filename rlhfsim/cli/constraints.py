@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from rlhfsim.cli.params import (
     COMMAND_LINE,
@@ -146,13 +146,13 @@ def _limit(role: str, field: str, relation: str, value: str, where: str) -> Limi
                 f"{where}: {relation} needs a number", f"write = or != and one of {', '.join(NAMES[field])}"
             )
         name = OneOf(field, NAMES[field]).read(value)
-        said: int | str = name == "yes" if field == "offload_between" else name
-        return Limit(role=role, field=field, relation=relation, value=said)  # type: ignore[arg-type]  # one of the two
+        given: int | str = name == "yes" if field == "offload_between" else name
+        return Limit(role=role, field=field, relation=cast(Any, relation), value=given)
     low, high = WHOLE[field]
     number = Whole(low, high).read(value, where)
     if relation in ("<", ">"):  # whole numbers: one step further with equality
         number, relation = (number - 1, "<=") if relation == "<" else (number + 1, ">=")
-    return Limit(role=role, field=field, relation=relation, value=number)  # type: ignore[arg-type]  # the pattern knows only these
+    return Limit(role=role, field=field, relation=cast(Any, relation), value=number)
 
 
 def constraints(items: Iterable[str]) -> tuple[dict[str, dict[str, int | str]], tuple[Limit, ...]]:

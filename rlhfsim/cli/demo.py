@@ -25,7 +25,7 @@ MAX_CORES = 4
 PROMPTS, SAMPLES, PROMPT_TOKENS, RESPONSE_TOKENS = 8, 4, 8, 8
 
 DIGITS_S = 5e-6
-"""Seconds of the demo's reward for one sample: the share of digits in some thirty characters (timed: 2 us)."""
+"""Seconds of the demo's reward for one sample: the share of digits in thirty characters (timed: 2 us)."""
 LEARNING_RATE = 3e-3
 """Large, so that a random model visibly learns to answer in digits within a few iterations."""
 EPILOG = """\b
@@ -43,7 +43,8 @@ def demo(out: Path | None, iterations: int, as_json: bool) -> int | None:
     """See it all on this machine: design, run, compare.
 
     Designs for the cores of this machine, builds a tiny model with its tokenizer, runs GRPO for real
-    (Ray, DeepSpeed, vLLM; the reward is the share of digits in a response), and prints predicted against measured.
+    (Ray, DeepSpeed, vLLM; the reward is the share of digits in a response), and prints predicted against
+    measured.
     """
     need_stack()
     from executor.launch import LaunchOptions

@@ -181,7 +181,8 @@ def need_stack(libraries: tuple[str, ...] = STACK) -> None:
         raise RlhfsimError(
             "missing-stack",
             f"a real run needs {', '.join(missing)}, not installed here",
-            help="on a CPU: pip install --no-deps -r requirements/cpu.lock; on GPUs: pip install 'rlhfsim[real-gpu]' (docs/executor.md)",
+            help="on a CPU: pip install --no-deps -r requirements/cpu.lock; on GPUs: pip install "
+            "'rlhfsim[real-gpu]' (docs/executor.md)",
         )
 
 

@@ -70,7 +70,8 @@ def planned(ctx: click.Context, given: Mapping[str, Any]) -> Planned:
         missing = "--gpus" if given["gpus"] is None else "--model"
         raise bad_option(
             f"{missing} is missing",
-            f"as in --gpus 64 --model 70b; or name a file (plan.json, a scenario) or a system: {', '.join(system_names())}",
+            "as in --gpus 64 --model 70b; or name a file (plan.json, a scenario) or a system: "
+            f"{', '.join(system_names())}",
         )
     return best_of(request_of(given))
 

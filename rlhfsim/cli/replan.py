@@ -38,7 +38,10 @@ class Replan:
             count = f"{run.steps} iteration{'s' * (run.steps != 1)}"
             with serial():  # a fork of the driver would inherit the threads of Ray
                 answer = replanned(self._plan, run, self._calibration)
-            return f"recalibrated on {count}: {len(self._calibration.coefficients)} coefficients; {self._verdict(answer)}"
+            return (
+                f"recalibrated on {count}: {len(self._calibration.coefficients)} coefficients; "
+                f"{self._verdict(answer)}"
+            )
         except RlhfsimError as error:
             return f"not recalibrated: {error.message}"
 
@@ -48,7 +51,9 @@ class Replan:
         if answer.best is None:
             return f"{step}; this plan is still the best"
         p = answer.best.prediction
-        other = f"{plan_text(answer.best)}, {_s(p.step_s)} (P10-P90 {_s(p.low_s)} to {_s(p.high_s)}), faster with a probability of {percent(answer.probability)}"
+        interval = f"P10-P90 {_s(p.low_s)} to {_s(p.high_s)}"
+        sure = f"faster with a probability of {percent(answer.probability)}"
+        other = f"{plan_text(answer.best)}, {_s(p.step_s)} ({interval}), {sure}"
         if answer.better:
             return f"{step}; ANOTHER PLAN WOULD NOW BE BETTER: {other}"
         return f"{step}; no other plan is surely better (the best: {other})"

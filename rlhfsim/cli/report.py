@@ -88,7 +88,8 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
             )
         return run_page(
             read(compare, source),
-            commands=f"rlhfsim compare {source.name} {compare.name}\nrlhfsim report {source.name} --compare {compare.name}",
+            commands=f"rlhfsim compare {source.name} {compare.name}\nrlhfsim report {source.name} "
+            f"--compare {compare.name}",
             title=title,
         )
     if kind is None:
@@ -115,7 +116,8 @@ def _schema(source: Path) -> str:
             "nothing-to-report",
             f"this is neither a plan nor a what-if: its schema is {str(schema)[:40]!r}",
             place=Place(file=str(source)),
-            help="write one with: rlhfsim design --out plan.json, or rlhfsim whatif SCENARIO --out whatif.json; a run is a folder",
+            help="write one with: rlhfsim design --out plan.json, or rlhfsim whatif SCENARIO --out "
+            "whatif.json; a run is a folder",
         )
     return str(schema)
 

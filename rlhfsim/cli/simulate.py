@@ -1,4 +1,4 @@
-"""`rlhfsim simulate`: one plan run step by step, with shared links, drawn lengths, stragglers and failures."""
+"""`rlhfsim simulate`: one plan run step by step: shared links, drawn lengths, stragglers, failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rlhfsim sync --run`: every local weight path executed and timed, with a tiny model or one of the user's."""
+"""`rlhfsim sync --run`: every local weight path, run and timed, with a tiny model or the user's."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
         )
     screen.print(table)
     screen.print(
-        "seconds at the sending end: gather, transfer and load; checksums of both ends were equal; rollout and trainer share this machine",
+        "seconds at the sending end: gather, transfer and load; checksums of both ends were equal; rollout "
+        "and trainer share this machine",
         highlight=False,
     )
 

@@ -32,8 +32,8 @@ Examples:
 @option(
     "--kind kinds",
     Words("K"),
-    "Only this kind (training, memory, decode, inference, rlhf, weight_sync, oom, or one like memory.weights); "
-    "may be repeated.",
+    "Only this kind (training, memory, decode, inference, rlhf, weight_sync, oom, or one like "
+    "memory.weights); may be repeated.",
     multiple=True,
 )
 @flag("--json as_json", "Print figures as JSON (schema rlhfsim.validate/1).")

@@ -128,7 +128,10 @@ def _answer(given: Mapping[str, Any], folder: Path | None, state: _Done) -> What
 def _interrupted(state: _Done, folder: Path | None) -> str:
     if folder is None:
         return "interrupted; nothing is kept (--no-cache)"
-    return f"interrupted: {state.done} of {state.wanted} designs are kept in {folder}; the same command goes on from there"
+    return (
+        f"interrupted: {state.done} of {state.wanted} designs are kept in {folder}; the same command "
+        "goes on from there"
+    )
 
 
 def _settings(texts: Sequence[str]) -> dict[str, Any]:

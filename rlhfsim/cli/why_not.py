@@ -1,4 +1,4 @@
-"""`--why-not`: another choice, several of them, or a whole plan, as what `rlhfsim design` compares its answer with."""
+"""`--why-not`: choices, or a whole plan, that `rlhfsim design` compares its answer with."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
     if pool.start + pool.gpus > cluster.node_groups[pool.hardware].gpus:
         raise RlhfsimError(
             "pool-exceeds-cluster",
-            f"pool {name!r} ends at GPU {pool.start + pool.gpus}, the cluster has {cluster.node_groups[pool.hardware].gpus}",
+            f"pool {name!r} ends at GPU {pool.start + pool.gpus}, the cluster has "
+            f"{cluster.node_groups[pool.hardware].gpus}",
             help="lower start or gpus",
         )
     for other in placement.pools:
@@ -165,7 +166,8 @@ def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Clus
     if any(start // domain != (start + tp - 1) // domain for start in first):
         raise RlhfsimError(
             "tp-crosses-nodes",
-            f"{name}: groups of tensor parallelism {tp} from GPU {gpus.start} on cross nodes of {domain} GPUs",
+            f"{name}: groups of tensor parallelism {tp} from GPU {gpus.start} on cross nodes of {domain} "
+            "GPUs",
             help=f"start pool {pool!r} at a whole node, or use a tp that divides {domain}",
         )
 

@@ -1,5 +1,4 @@
-"""Every command that a message, a help text, a scenario or a docs page recommends exists, with its
-options."""
+"""Every command that a message, help text, scenario or docs page recommends exists, with its options."""
 
 from __future__ import annotations
 

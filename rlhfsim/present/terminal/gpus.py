@@ -19,8 +19,9 @@ from rlhfsim.specs.hardware.profiles import aliases, profile_hash
 SCHEMA = "rlhfsim.gpus/1"
 LINKS = {"nvlink": "NVLink", "xgmi": "xGMI", "pcie": "PCIe"}
 NOTE = (
-    "usable: memory that a process gets; bf16: dense TFLOP/s; link: inside a node, per GPU, one direction; price: USD per "
-    "GPU-hour (- unknown); curves: kernel times measured on this GPU, borrowed from another, or computed from peaks (roofline)"
+    "usable: memory that a process gets; bf16: dense TFLOP/s; link: inside a node, per GPU, one direction; "
+    "price: USD per GPU-hour (- unknown); curves: kernel times measured on this GPU, borrowed from another, "
+    "or computed from peaks (roofline)"
 )
 
 
@@ -130,9 +131,15 @@ def _facts(profile: Profile) -> list[tuple[str, float, units.Dimension, str]]:
 def _curves_source(profile: Profile) -> str:
     curves = profile.curves or {}
     if borrowed := curves.get("borrow"):
-        return f"kernel times of {borrowed['from']}, intervals x{borrowed.get('widen', 1)}: {borrowed.get('reason', '')}"
+        return (
+            f"kernel times of {borrowed['from']}, intervals x{borrowed.get('widen', 1)}: "
+            f"{borrowed.get('reason', '')}"
+        )
     if tables := curves.get("tables"):
-        return f"measured: {len(tables)} tables of kernel times ({next(iter(tables.values())).get('source', '')}, ...)"
+        return (
+            f"measured: {len(tables)} tables of kernel times "
+            f"({next(iter(tables.values())).get('source', '')}, ...)"
+        )
     return "no measured kernels: peaks times the efficiencies below"
 
 
@@ -141,7 +148,10 @@ def _calibrated_on(provenance: Provenance) -> str:
     versions = [f"{name} {version}" for name, version in provenance.versions.items()]
     machine = ", ".join([provenance.device, *versions, provenance.interconnect, provenance.date])
     runs = provenance.runs
-    return f"calibrated from {provenance.base} on {len(runs)} run{'s' * (len(runs) != 1)} ({', '.join(runs)}): {machine}"
+    return (
+        f"calibrated from {provenance.base} on {len(runs)} run{'s' * (len(runs) != 1)} "
+        f"({', '.join(runs)}): {machine}"
+    )
 
 
 def sheet(profile: Profile) -> Sequence[RenderableType]:

@@ -46,7 +46,8 @@ def _summary(run: Imported, plan: Plan, out: Path) -> dict[str, str]:
     return {
         "read": f"{len(run.steps):,} step{'s' * (len(run.steps) > 1)} of {run.framework.title}{middle} "
         f"(predicted without calibration: {predicted})",
-        "lengths": f"prompt {run.lengths.prompt:,.0f}, response {run.lengths.response:,.0f} tokens on average",
+        "lengths": f"prompt {run.lengths.prompt:,.0f}, response {run.lengths.response:,.0f} tokens on "
+        "average",
         "written": f"{out}: plan.json, trace.json, metrics.jsonl, import.json",
     }
 

@@ -1,4 +1,4 @@
-"""What `rlhfsim memory` shows: the peak, memory through the step, and the ledger of each pool's fullest moment."""
+"""What `rlhfsim memory` shows: peak, memory through the step, and each pool's fullest moment."""
 
 from __future__ import annotations
 

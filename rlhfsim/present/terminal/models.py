@@ -96,10 +96,12 @@ def sheet(spec: ModelSpec, each: dict[str, Any]) -> Sequence[RenderableType]:
     """One model as labelled lines; `each` are its `details`."""
     rows = {
         "aliases": ", ".join(each["aliases"]) or "none",
-        "params": f"{count(each['params'])} ({each['params']:,}), {units.format(each['bf16_bytes'], 'byte')} in BF16",
-        "shape": f"{spec.num_layers} layers, hidden {spec.hidden:,}, FFN {spec.ffn:,}, vocabulary {spec.vocab:,}"
-        + (", tied embeddings" if spec.tied_embeddings else ""),
-        "heads": f"{spec.attention.kind.upper()}, {spec.attention.num_heads} query and {spec.attention.num_kv_heads} key/value heads of {spec.attention.head_dim}",
+        "params": f"{count(each['params'])} ({each['params']:,}), "
+        f"{units.format(each['bf16_bytes'], 'byte')} in BF16",
+        "shape": f"{spec.num_layers} layers, hidden {spec.hidden:,}, FFN {spec.ffn:,}, vocabulary "
+        f"{spec.vocab:,}" + (", tied embeddings" if spec.tied_embeddings else ""),
+        "heads": f"{spec.attention.kind.upper()}, {spec.attention.num_heads} query and "
+        f"{spec.attention.num_kv_heads} key/value heads of {spec.attention.head_dim}",
         "KV cache": f"{units.format(each['kv_bytes_per_token'], 'byte')} per token in BF16",
         "context": f"{spec.max_position:,} tokens" if spec.max_position else "not stated",
         "TP": f"may be {', '.join(map(str, each['valid_tp']))}",
@@ -108,7 +110,8 @@ def sheet(spec: ModelSpec, each: dict[str, Any]) -> Sequence[RenderableType]:
     if spec.moe:
         moe = spec.moe
         rows["experts"] = (
-            f"{moe.num_experts} in {moe.num_moe_layers} layers, {moe.top_k} per token, FFN {moe.expert_ffn:,}, "
+            f"{moe.num_experts} in {moe.num_moe_layers} layers, {moe.top_k} per token, FFN "
+            f"{moe.expert_ffn:,}, "
             f"{moe.num_shared_experts} shared; {count(each['active_params'])} parameters active"
         )
     return Text(spec.name, style="bold"), labelled(rows)

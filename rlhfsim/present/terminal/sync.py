@@ -80,7 +80,8 @@ def report(
         _figures(costs),
         _conditions(costs),
         Text(
-            f"fastest with all weights as trained: {fastest.title}, {units.format(fastest.cost.seconds, 's')}. "
+            f"fastest with all weights as trained: {fastest.title}, "
+            f"{units.format(fastest.cost.seconds, 's')}. "
             "GB/s: bytes of the model per second. Extra GPU memory: training / rollout side."
         ),
     ]

@@ -19,7 +19,8 @@ from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import CoefficientText, Text
 
 COORDINATES = ("params", "sequences", "prompt", "response", "gpus")
-"""ln parameters of the role's model, sequences of a step, mean prompt and response tokens, GPUs of the pool."""
+"""Logarithms of: parameters of the role's model, sequences of a step, mean prompt and response tokens,
+GPUs of the pool."""
 Point = tuple[float, float, float, float, float]
 Floats = NDArray[np.float64]
 ROUNDS = 100

@@ -1,7 +1,7 @@
 """What micro-benchmarks found on a machine: numbers with interval, what was not measured, and which machine.
 
 One rule makes every interval: P10 to P90 of the repeats, widened by a factor for what one session cannot
-know (`WIDENING`). The executor fills these types, `calibration.micro_benchmarks.profile` turns them into a profile.
+know (`WIDENING`). The executor fills these types, `calibration.micro_benchmarks.profile` makes a profile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WIDENING = 1.15
 FEW, FEW_WIDENING = 3, 1.5
 """Below so many repeats percentiles say little, and the factor is this one; prior."""
 HIDDEN, HEADS, KV_HEADS = 256, 4, 2
-"""Of the tiny models whose decode steps are timed; FFN width and vocabulary are those of `TINY_FFN`, `TINY_VOCAB`."""
+"""Of the tiny models whose decode steps are timed; FFN width and vocabulary: `TINY_FFN`, `TINY_VOCAB`."""
 TINY_FFN, TINY_VOCAB = 512, 64
 
 

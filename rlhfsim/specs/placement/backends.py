@@ -60,9 +60,12 @@ BACKENDS: dict[Backend, BackendRules] = {
         trains_pieces=False,
         gradient_bytes=2,
         reduce_bytes=2,
-        source="DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 for 2-byte gradients; "
-        "tp x pp: shards of executor/engines/pipeline/shards.py inside DeepSpeed's stages, weights after two steps within "
-        "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP itself does not); "
+        source="DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 "
+        "for 2-byte gradients; "
+        "tp x pp: shards of executor/engines/pipeline/shards.py inside DeepSpeed's stages, weights after "
+        "two steps within "
+        "1e-5 of the unsharded model on 4 ranks (tests/executor/test_pipeline.py; DeepSpeed 0.19.8, AutoTP "
+        "itself does not); "
         "the executor scores pieces of a streamed batch and trains on the whole",
     ),
     "fsdp2": BackendRules(

@@ -126,7 +126,8 @@ class Placement:
             if placed.layout.gpus > self.pool(placed.pool).gpus:
                 raise RlhfsimError(
                     "layout-exceeds-pool",
-                    f"the layout of {role} needs {placed.layout.gpus} GPUs, its pool has {self.pool(placed.pool).gpus}",
+                    f"the layout of {role} needs {placed.layout.gpus} GPUs, its pool has "
+                    f"{self.pool(placed.pool).gpus}",
                     help="lower dp, pp or tp",
                 )
 
