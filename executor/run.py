@@ -18,7 +18,7 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.detectors import Detectors, Finding
 from executor.coordination.failures import PartFailed
 from executor.coordination.run_folder import RunFiles, settings_hash
-from executor.coordination.tracing import SpanRecorder
+from executor.coordination.tracing import RunRecorder
 from executor.coordination.tracking import Trackers, open_trackers
 from executor.coordination.worker_groups import Rules, WorkerGroups
 from executor.resolve import Job
@@ -89,7 +89,7 @@ class Run:
         """
         shutil.rmtree(self.files.scratch, ignore_errors=True)
         self.files.scratch.mkdir(parents=True, exist_ok=True)
-        recorder = SpanRecorder()
+        recorder = RunRecorder()
         workers = WorkerGroups(self.job, reservation, self.files.scratch, recorder, self.rules)
         try:
             self.listener.phase(f"starting {len(self.job.plan.gpu_map)} roles on their slots")
@@ -175,7 +175,7 @@ class Run:
         write_trace(self.files.trace, trace)
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
 
-    def _trace(self, recorder: SpanRecorder, start: float, steps: range) -> Trace:
+    def _trace(self, recorder: RunRecorder, start: float, steps: range) -> Trace:
         return recorder.trace(
             start_s=start,
             plan_hash=self.job.plan.input_hash,

@@ -11,7 +11,7 @@ from pathlib import Path
 from executor.algorithms import recipes
 from executor.algorithms.advantages import advantages
 from executor.coordination import cluster, weights
-from executor.coordination.tracing import SpanRecorder
+from executor.coordination.tracing import RunRecorder
 from executor.coordination.worker_groups import WorkerGroups
 from executor.launch import prepare
 from executor.resolve import Job, environment
@@ -52,9 +52,7 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
     """
     job, prompter = prepare(plan, settings)
     with cluster.joined(plan, None, environment(job), settings.limits.start_s) as reservation:
-        workers = WorkerGroups(
-            job, reservation, scratch, SpanRecorder(), lambda samples: [0.0] * len(samples)
-        )
+        workers = WorkerGroups(job, reservation, scratch, RunRecorder(), lambda samples: [0.0] * len(samples))
         with closing(workers):
             say("starting a trainer and a rollout replica")
             workers.start()

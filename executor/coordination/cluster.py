@@ -103,7 +103,7 @@ def local_gpus() -> int:
 
 
 def nodes(resource: str) -> list[RayNode]:
-    """Living nodes with slots, those with most first; addresses break ties, so that the order is stable."""
+    """Nodes with slots that are alive, those with most first; addresses break ties, so that the order is stable."""
     offers = [
         RayNode(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
         for n in ray.nodes()

@@ -15,7 +15,7 @@ from rlhfsim.errors import RlhfsimError
 Cause = Literal["died", "raised", "timed out"]
 LOOK_S = 1.0
 """Between two looks at calls that run."""
-ANOTHER_LIFE_HELPS = (
+RESTART_HELPS = (
     "weight-sync-failed",
     "weight-sync-timeout",
     "weight-sync-checksum",
@@ -55,7 +55,7 @@ def collect(refs: Sequence[Any], parts: Sequence[str], what: str, limit_s: float
     names = dict(zip(refs, parts, strict=True))
     pending = list(refs)
     while pending:
-        if not ray.is_initialized():  # the life is over, and ray.wait would start a cluster
+        if not ray.is_initialized():  # the attempt is over, and ray.wait would start a cluster
             raise PartFailed(names[pending[0]], "died", "the run left the cluster", what)
         done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_S)
         for ref in done:
@@ -72,7 +72,7 @@ def _result(ref: Any, part: str, what: str) -> Any:
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, RlhfsimError):
-            if cause.code in ANOTHER_LIFE_HELPS:
+            if cause.code in RESTART_HELPS:
                 raise PartFailed(part, "raised", cause.message, what) from error
             raise cause from None
         raise PartFailed(part, "raised", _last_line(error), what) from error

@@ -199,7 +199,7 @@ def _shifted(span: Span, zero: float, first_step: int) -> Span:
     return replace(span, start_s=start, end_s=max(start, end), step=max(0, span.step - first_step))
 
 
-class SpanRecorder:
+class RunRecorder:
     """What all processes of a run measured, by the replies of their calls; threads may share it."""
 
     def __init__(self) -> None:

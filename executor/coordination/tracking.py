@@ -101,7 +101,7 @@ def _library(module: str, package: str, off: str) -> Any:
 
 
 def _tensorboard(folder: Path, first_step: int) -> Sink:
-    """Event files, by tensorboardX; those of `first_step` and later are hidden: a resumed run writes them again."""
+    """Event files; what is there from `first_step` on is hidden: a resumed run writes it again."""
     module = _library("tensorboardX", "tensorboardX", "tracking.tensorboard: false")
     writer = module.SummaryWriter(str(folder), purge_step=first_step or None)
 
@@ -114,7 +114,7 @@ def _tensorboard(folder: Path, first_step: int) -> Sink:
 
 
 def _weights_and_biases(project: str, folder: Path, config: Mapping[str, Any], run_id: str) -> Sink:
-    """Where it goes (or WANDB_MODE=offline) is that library's own matter; a resumed run goes on in `run_id`."""
+    """Where it goes (or WANDB_MODE=offline) is that library's matter; a resumed run goes on in `run_id`."""
     module = _library("wandb", "wandb", "tracking.wandb_project: null")
     run = module.init(project=project, dir=str(folder), config=dict(config), id=run_id, resume="allow")
     return Sink("WeightsAndBiases", lambda step, row: run.log(dict(row), step=step), run.finish)

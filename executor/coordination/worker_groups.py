@@ -27,7 +27,7 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
-from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, SpanRecorder, Tags, offset
+from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
 from executor.coordination.worker_group import WorkerGroup, group_specs, join, spawn
 from executor.engines import mesh
@@ -53,7 +53,7 @@ class WorkerGroups:
     """The processes of one plan, the `LoopBackend` of the iteration loops."""
 
     def __init__(
-        self, job: Job, reservation: Reservation, scratch: Path, recorder: SpanRecorder, rules: Rules
+        self, job: Job, reservation: Reservation, scratch: Path, recorder: RunRecorder, rules: Rules
     ) -> None:
         self.job = job
         self._rules = rules

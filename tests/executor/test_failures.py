@@ -1,4 +1,4 @@
-"""What a failure is called: who, how, doing what; and what is worth another life."""
+"""What a failure is called: who, how, doing what; and what is worth another attempt."""
 
 from __future__ import annotations
 
