@@ -110,7 +110,7 @@ def results_of(running: Mapping[str, Future[Any]], stop: Callable[[], None]) -> 
 
 @dataclass(slots=True)
 class Position:
-    """Where a run stands in its data: it has trained on all prompts before `prompts`, and those of `ahead`."""
+    """Where a run stands in its data: trained on all prompts before `prompts`, and those of `ahead`."""
 
     prompts: int = 0
     ahead: set[int] = field(default_factory=set)

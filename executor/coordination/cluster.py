@@ -51,23 +51,15 @@ class RayNode:
     slots: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Connection:
-    """A Ray cluster that is joined."""
-
-    resource: str
-    """`GPU` or `slot`."""
-    local: bool
-    """Started here: it ends with this process."""
-
-
 def places(plan: Plan) -> tuple[Place, ...]:
     """Every GPU that a role of the plan uses, in order."""
     return tuple(sorted({p for role in plan.gpu_map for p in zip(role.nodes, role.gpus, strict=True)}))
 
 
-def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> Connection:
-    """Join the cluster at `address`, or start one on this machine.
+def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> str:
+    """Join the cluster at `address`, or start one on this machine, which ends with this process.
+
+    The resource that its slots are: `GPU` or `slot`.
 
     Raises:
         RlhfsimError: no cluster there, or a machine with fewer GPUs than the plan needs.
@@ -87,14 +79,14 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
                 help="start one with: ray start --head, or leave out --address",
             ) from error
         gpus = int(ray.cluster_resources().get(GPU, 0))
-        return Connection(resource=GPU if gpus else SLOT, local=False)
+        return GPU if gpus else SLOT
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     gpus = local_gpus()
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     ray.init(address="local", **common, **options)
-    return Connection(resource=GPU if gpus else SLOT, local=True)
+    return GPU if gpus else SLOT
 
 
 def local_gpus() -> int:
@@ -103,7 +95,7 @@ def local_gpus() -> int:
 
 
 def nodes(resource: str) -> list[RayNode]:
-    """Nodes with slots that are alive, those with most first; addresses break ties, so that the order is stable."""
+    """Nodes with slots that are alive, most slots first; addresses break ties, so that the order is stable."""
     offers = [
         RayNode(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
         for n in ray.nodes()
@@ -250,19 +242,21 @@ def joined(
     logs: Path | None = None,
 ) -> Iterator[Reservation]:
     """A cluster that fits the plan, reserved; released and left at the end, its logs copied to `logs`."""
-    connection = connect(plan, address, environment)
+    resource = connect(plan, address, environment)
     try:
-        check(plan, connection.resource)
-        reservation = reserve(plan, connection.resource, timeout_s)
+        check(plan, resource)
+        reservation = reserve(plan, resource, timeout_s)
         try:
             yield reservation
         finally:
             reservation.release()
     finally:
-        source = session_logs() if logs is not None and connection.local else None
+        source = session_logs() if logs is not None and address is None else None
         ray.shutdown()
-        if source is not None and logs is not None:
-            _copy_logs(source, logs)
+        for path in sorted(source.glob("worker-*")) if source is not None else ():  # not Ray's own daemons
+            if logs is not None and path.stat().st_size:
+                with contextlib.suppress(OSError):
+                    shutil.copy(path, logs / path.name)
 
 
 def session_logs() -> Path | None:
@@ -270,11 +264,3 @@ def session_logs() -> Path | None:
     from ray._private.worker import _global_node
 
     return None if _global_node is None else Path(_global_node.get_logs_dir_path())
-
-
-def _copy_logs(source: Path, target: Path) -> None:
-    """Output of the workers; Ray's own daemons stay out."""
-    for path in sorted(source.glob("worker-*")):
-        if path.stat().st_size:
-            with contextlib.suppress(OSError):
-                shutil.copy(path, target / path.name)
