@@ -82,7 +82,7 @@ def size(ctx: click.Context, /, **given: Any) -> None:
             "no target to meet", "give --require 'step_time<120s', or --pareto to see every size"
         )
     answer = search_size(
-        request, profiles, targets, aim=given["objective"], most=given["max_gpus"], steps=given["steps"]
+        request, profiles, targets, aim=given["objective"], max_gpus=given["max_gpus"], steps=given["steps"]
     )
     if answer.best is not None and answer.best.plan is not None and given["out"]:
         write_plan(given["out"], answer.best.plan)

@@ -69,8 +69,8 @@ def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven
     rivals = [Question(request=request, placement=c.placement) for c in _other_kinds(ranked)]
     if len(rivals) < 2 or request.objective == "memory":
         return []
-    found = mapped(lambda quantity: _break_even(quantity, rivals), list(_quantities(request)))
-    return [at for at in found if at is not None]
+    points = mapped(lambda quantity: _break_even(quantity, rivals), list(_quantities(request)))
+    return [at for at in points if at is not None]
 
 
 def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | None:

@@ -87,17 +87,17 @@ def design(
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
     """
-    found = list(_searched(request, rivals=rivals))
-    certificate = reduce(lambda whole, more: whole.plus(more), (f.certificate for _, f in found))
-    refused = sum((f.refused for _, f in found), Counter())
-    ranked = _ranked(request, found)
+    searches = list(_searched(request, rivals=rivals))
+    certificate = reduce(lambda whole, more: whole.plus(more), (f.certificate for _, f in searches))
+    refused = sum((f.refused for _, f in searches), Counter())
+    ranked = _ranked(request, searches)
     if not ranked:
         return Design(
             request=request,
             chosen=None,
             certificate=certificate,
             refused=refused,
-            shortage=shortage(found[0][1]),
+            shortage=shortage(searches[0][1]),
             remedy=nearest_change(request) if explain else None,
         )
     plans = [
@@ -106,7 +106,8 @@ def design(
     ]
     workload, best = ranked[0]
     prices = Prices(
-        request=replace(request, workload=workload), pricer=next(f.pricer for w, f in found if w == workload)
+        request=replace(request, workload=workload),
+        pricer=next(f.pricer for w, f in searches if w == workload),
     )
     same_work = [c for w, c in ranked if w == workload]
     return Design(
@@ -127,10 +128,10 @@ def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, Sea
     """A search for each variant of the workload; a later one must beat the earlier ones."""
     known = inf
     for workload in variants(request):
-        found = answer(Question(request=replace(request, workload=workload), below=known, rivals=rivals))
-        if found.best is not None:
-            known = min(known, value(request, found.best)[0])
-        yield workload, found
+        result = answer(Question(request=replace(request, workload=workload), below=known, rivals=rivals))
+        if result.best is not None:
+            known = min(known, value(request, result.best)[0])
+        yield workload, result
 
 
 def variants(request: Request) -> Iterator[Workload]:
@@ -143,9 +144,11 @@ def variants(request: Request) -> Iterator[Workload]:
             yield switched(request.workload, frozenset(chosen))
 
 
-def _ranked(request: Request, found: list[tuple[Workload, SearchResult]]) -> list[tuple[Workload, Candidate]]:
+def _ranked(
+    request: Request, searches: list[tuple[Workload, SearchResult]]
+) -> list[tuple[Workload, Candidate]]:
     """The best plan first, then the best of every other kind that was met, each with its workload."""
-    plans = [(workload, c) for workload, f in found for c in (f.best, *f.rivals) if c is not None]
+    plans = [(workload, c) for workload, f in searches for c in (f.best, *f.rivals) if c is not None]
     return sorted(plans, key=lambda plan: value(request, plan[1]))
 
 

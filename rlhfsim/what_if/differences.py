@@ -184,25 +184,25 @@ def changes(before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> Iterator[C
 
 def predicted(plan: Plan) -> dict[str, Value]:
     """Figures of the prediction by name."""
-    told = plan.prediction
-    found = {
-        "step": Value(value=told.step_s, unit="s", interval=(told.low_s, told.high_s)),
-        "tokens per second and GPU": Value(value=told.tokens_per_s_per_gpu, unit="1"),
-        "energy of a step": Value(value=told.kwh_per_step * 3.6e6, unit="J"),
-        "peak GPU memory": Value(value=told.peak_memory_bytes, unit="byte"),
-        "peak host memory": Value(value=told.host_peak_bytes, unit="byte"),
+    prediction = plan.prediction
+    figures = {
+        "step": Value(value=prediction.step_s, unit="s", interval=(prediction.low_s, prediction.high_s)),
+        "tokens per second and GPU": Value(value=prediction.tokens_per_s_per_gpu, unit="1"),
+        "energy of a step": Value(value=prediction.kwh_per_step * 3.6e6, unit="J"),
+        "peak GPU memory": Value(value=prediction.peak_memory_bytes, unit="byte"),
+        "peak host memory": Value(value=prediction.host_peak_bytes, unit="byte"),
         "probability of running out of memory": Value(
-            value=told.probability_out_of_memory, unit="1", likelihood=True
+            value=prediction.probability_out_of_memory, unit="1", likelihood=True
         ),
     }
-    if told.usd_per_step is not None:
-        found["price of a step"] = Value(value=told.usd_per_step, unit="usd")
-    for phase in told.phases:
-        known = found.get(phase.name)
-        found[phase.name] = _joined(
+    if prediction.usd_per_step is not None:
+        figures["price of a step"] = Value(value=prediction.usd_per_step, unit="usd")
+    for phase in prediction.phases:
+        known = figures.get(phase.name)
+        figures[phase.name] = _joined(
             known, Value(value=phase.seconds, unit="s", interval=(phase.low_s, phase.high_s))
         )
-    return found
+    return figures
 
 
 def _joined(known: Value | None, more: Value) -> Value:

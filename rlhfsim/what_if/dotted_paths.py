@@ -170,5 +170,5 @@ def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
 
 def factor(value: Any) -> float | None:
     """4.0 of `4x`; None of anything else."""
-    found = _TIMES.match(value) if isinstance(value, str) else None
-    return float(found[1]) if found else None
+    match = _TIMES.match(value) if isinstance(value, str) else None
+    return float(match[1]) if match else None

@@ -152,6 +152,6 @@ def first_that(
 ) -> tuple[str, T] | None:
     """The name of the first change under which there is an answer, and that answer."""
     for change in changes:
-        if (found := ask(change.apply(question))) is not None:
-            return change.name, found
+        if (reply := ask(change.apply(question))) is not None:
+            return change.name, reply
     return None

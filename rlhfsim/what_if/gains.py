@@ -49,8 +49,8 @@ def gains(prices: Prices, chosen: Candidate) -> list[Gain]:
         [_change(name, chosen.placement) for name in slowest_first],
         lambda question: good(question, prices),
     )
-    found = dict(zip(slowest_first, plans, strict=True))
-    return [_gain(name, found[name], chosen) for name in (*names, *backends)]
+    plan_with = dict(zip(slowest_first, plans, strict=True))
+    return [_gain(name, plan_with[name], chosen) for name in (*names, *backends)]
 
 
 def _gain(name: str, best: Candidate | None, chosen: Candidate) -> Gain:

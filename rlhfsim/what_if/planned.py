@@ -87,17 +87,17 @@ def _far(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 
 def best_of(request: Request) -> Planned:
     """The best plan that keeps what is fixed; or, when nothing fits, an example of what does not."""
-    found = design(request, explain=False)
-    if found.chosen is not None:
-        return Planned(plan=found.chosen, far=_far(found.chosen, request.cluster))
+    answer = design(request, explain=False)
+    if answer.chosen is not None:
+        return Planned(plan=answer.chosen, far=_far(answer.chosen, request.cluster))
     example = _example(request)
     if example is None:
-        refused = max(found.refused, key=lambda reason: found.refused[reason], default=None)
-        reason: str | None = found.shortage or refused or "no way to share these GPUs is left"
+        refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)
+        reason: str | None = answer.shortage or refused or "no way to share these GPUs is left"
     else:
         models = models_of(request.workload)
         reason = ledger(models, example.placement, request.workload, request.cluster).rejected_by
-        reason = reason or found.shortage or "no plan with these choices fits"
+        reason = reason or answer.shortage or "no plan with these choices fits"
     return Planned(plan=example, rejected_by=reason, remedy=_released(request) or _relaxed(request))
 
 
@@ -120,11 +120,11 @@ def _released(request: Request) -> str | None:
 
 def _relaxed(request: Request) -> str:
     """What lets something fit beyond a single value: layouts or architecture left open, then the rest."""
-    found = first_that(Question(request=request), _opened(request), _chosen)
-    if found and found[0] == "layouts":
-        return f"other layouts, such as {found[1].placement.actor.layout.label} for the actor"
-    if found:
-        return f"--architecture {found[1].architecture}"
+    opened = first_that(Question(request=request), _opened(request), _chosen)
+    if opened and opened[0] == "layouts":
+        return f"other layouts, such as {opened[1].placement.actor.layout.label} for the actor"
+    if opened:
+        return f"--architecture {opened[1].architecture}"
     change = nearest_change(setting("", OPEN).apply(Question(request=request)).request)
     freed = " with layouts and architecture left open" if request.fix or request.architecture else ""
     return f"{change}{freed}" if change else NOT_FOUND

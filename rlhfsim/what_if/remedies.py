@@ -29,11 +29,11 @@ LIKELY = 0.5
 # --- a request that nothing fits --------------------------------------------------------------------
 
 
-def shortage(found: SearchResult) -> str | None:
+def shortage(result: SearchResult) -> str | None:
     """What the plan that misses memory by least lacks, in words; None where none was looked at."""
-    if found.nearest is None:
+    if result.nearest is None:
         return None
-    skeleton, pool, lacking = found.nearest
+    skeleton, pool, lacking = result.nearest
     if not 0 < lacking < inf:
         return None
     kinds = " or ".join(sorted(skeleton.partition.labels))
@@ -100,8 +100,8 @@ def remedy(placement: Placement, workload: Workload, cluster: Cluster) -> str | 
         Change(name=f"{a.name} and {b.name}", apply=lambda q, a=a, b=b: b.apply(a.apply(q)))  # type: ignore[misc]
         for a, b in list(combinations(edits, 2))[:MAX_PAIRS]
     ]
-    found = first_that(question, [*edits, *pairs], _fits)
-    return found[0] if found else None
+    fitting = first_that(question, [*edits, *pairs], _fits)
+    return fitting[0] if fitting else None
 
 
 def _fits(question: Question) -> bool | None:

@@ -63,8 +63,10 @@ def replanned(plan: Plan, run: Observation, calibration: Calibration) -> Replann
     answer = Replanned(measured_s=median(run.step_s), current=current)
     if best is None or best.placement == plan.placement:
         return answer
-    other, own = (priced_placement(p.placement, p.workload, cluster).iteration for p in (best, current))
-    return replace(answer, best=best, probability=probability_better(other, own))
+    best_step, current_step = (
+        priced_placement(p.placement, p.workload, cluster).iteration for p in (best, current)
+    )
+    return replace(answer, best=best, probability=probability_better(best_step, current_step))
 
 
 def calibrated(calibration: Calibration) -> Profile:

@@ -97,12 +97,12 @@ class Sizing:
 # --- sizes ------------------------------------------------------------------------------------------
 
 
-def sizes(per_node: int, most: int) -> Iterator[int]:
+def sizes(per_node: int, max_gpus: int) -> Iterator[int]:
     """1, 2, 4, ... inside a node, then 1, 2, 3, 4, 6, 8, 12, 16, ... nodes."""
-    powers = [2**i for i in range(most.bit_length() + 1)]
+    powers = [2**i for i in range(max_gpus.bit_length() + 1)]
     nodes = sorted({1, *powers, *(3 * power for power in powers)})
-    yield from (gpus for gpus in powers if gpus < min(per_node, most + 1))
-    yield from (n * per_node for n in nodes if n * per_node <= most)
+    yield from (gpus for gpus in powers if gpus < min(per_node, max_gpus + 1))
+    yield from (n * per_node for n in nodes if n * per_node <= max_gpus)
 
 
 def resized(request: Request, profile: Profile, gpus: int) -> Request:
@@ -145,12 +145,14 @@ def size(
     requirements: Sequence[Requirement],
     *,
     aim: Aim = "gpus",
-    most: int = 512,
+    max_gpus: int = 512,
     steps: int | None = None,
 ) -> Sizing:
     """The fewest or cheapest GPUs of each kind, and of all kinds, that meet the targets."""
     wanted = narrowed(request, requirements)
-    trials = [t for profile in profiles for t in _trials_of(wanted, profile, requirements, aim, most, steps)]
+    trials = [
+        t for profile in profiles for t in _trials_of(wanted, profile, requirements, aim, max_gpus, steps)
+    ]
     best: dict[str, Trial] = {}
     for trial in sorted((t for t in trials if t.outcome == "meets"), key=lambda t: _rank(t, aim)):
         best.setdefault(trial.gpu, trial)
@@ -173,7 +175,7 @@ def _trials_of(
     profile: Profile,
     requirements: Sequence[Requirement],
     aim: Aim,
-    most: int,
+    max_gpus: int,
     steps: int | None,
 ) -> Iterator[Trial]:
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
@@ -189,7 +191,7 @@ def _trials_of(
         return replace(trial, outcome="no better") if worse else trial
 
     cheapest, before = math.inf, 0
-    for gpus in sizes(profile.node.gpus, most):
+    for gpus in sizes(profile.node.gpus, max_gpus):
         trial = tried(gpus, cheapest)
         yield trial
         if trial.outcome == "meets":
@@ -220,14 +222,14 @@ def attempt(request: Request, requirements: Sequence[Requirement], limit: float,
     trial = Trial(gpu=name, gpus=cluster.gpus, outcome="skipped", floor_s=floor, limit_s=limit)
     if floor > limit:
         return trial
-    found = answer(Question(request=request, below=math.nextafter(limit, math.inf)))
-    trial = replace(trial, certificate=found.certificate)
-    if found.best is None:
-        slow = found.certificate.bounded > 0  # what the limit, not memory, excluded
+    result = answer(Question(request=request, below=math.nextafter(limit, math.inf)))
+    trial = replace(trial, certificate=result.certificate)
+    if result.best is None:
+        slow = result.certificate.bounded > 0  # what the limit, not memory, excluded
         return replace(trial, outcome="too slow" if slow else "does not fit")
-    plan = plan_of(found.best, request.workload, models, cluster, request.price)
-    met = all(v.met for v in verdicts(requirements, plan, steps))
-    return replace(trial, outcome="meets" if met else "misses", plan=plan)
+    plan = plan_of(result.best, request.workload, models, cluster, request.price)
+    meets = all(v.met for v in verdicts(requirements, plan, steps))
+    return replace(trial, outcome="meets" if meets else "misses", plan=plan)
 
 
 def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:
@@ -248,12 +250,12 @@ def _break_even_prices(ranked: Sequence[Trial]) -> Iterator[BreakEvenPrice]:
 # --- the front --------------------------------------------------------------------------------------
 
 
-def fronts(request: Request, profiles: Sequence[Profile], most: int) -> tuple[Trial, ...]:
+def fronts(request: Request, profiles: Sequence[Profile], max_gpus: int) -> tuple[Trial, ...]:
     """The best plan of every size of every kind that no other one beats in GPUs, time and money."""
     trials = [
         attempt(resized(request, profile, gpus), (), math.inf, None)
         for profile in profiles
-        for gpus in sizes(profile.node.gpus, most)
+        for gpus in sizes(profile.node.gpus, max_gpus)
     ]
     fitting = [t for t in trials if t.plan is not None]
     best = undominated([t.values for t in fitting])

@@ -84,8 +84,6 @@ class WhyNot:
     certificate: Certificate
     missing: MissingBytes | None = None
     """Where nothing fits: what the nearest plan lacks."""
-    nearest: Placement | None = None
-    """That plan."""
     reason: str | None = None
     """Where nothing fits, in words."""
     given: bool = False
@@ -181,13 +179,13 @@ def why_not(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pri
         return _refused(alternative, EMPTY, alternative.refused)
     if question.placement is not None:
         return _given(alternative, chosen, best, prices)
-    found = answer(question, prices)
-    if found.best is None:
-        return _nothing(alternative, found, best, prices)
-    other = _compared(alternative, chosen, found.best, found.certificate)
+    result = answer(question, prices)
+    if result.best is None:
+        return _nothing(alternative, result, best, prices)
+    other = _compared(alternative, chosen, result.best, result.certificate)
     if not alternative.exact:
         return other
-    return replace(other, exclusion=_exclusion(question, found.best.placement, best, prices))
+    return replace(other, exclusion=_exclusion(question, result.best.placement, best, prices))
 
 
 def _compared(alternative: Alternative, chosen: Plan, best: Candidate, certificate: Certificate) -> WhyNot:
@@ -228,7 +226,6 @@ def _given(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pric
         given=True,
         exclusion=exclusion,
         reason=exclusion.text,
-        nearest=placement if unfit else None,
         missing=missing(_memory(question, placement)) if unfit else None,
     )
 
@@ -260,11 +257,11 @@ def _refusal(alternative: Alternative, pricer: Pricer) -> str:
     return "no way to share these GPUs allows it"
 
 
-def _nothing(alternative: Alternative, found: SearchResult, best: Candidate, prices: Prices) -> WhyNot:
+def _nothing(alternative: Alternative, result: SearchResult, best: Candidate, prices: Prices) -> WhyNot:
     """Where nothing fits: the rule that refuses the choice, or what the nearest plan lacks."""
-    question, certificate = alternative.question, found.certificate
+    question, certificate = alternative.question, result.certificate
     if not certificate.space:
-        return _refused(alternative, certificate, _refusal(alternative, found.pricer))
+        return _refused(alternative, certificate, _refusal(alternative, result.pricer))
     empty = _without_plan(alternative, certificate)
     near = nearest(question)
     if near is None:
@@ -272,7 +269,6 @@ def _nothing(alternative: Alternative, found: SearchResult, best: Candidate, pri
     memory = _memory(question, near)
     return replace(
         empty,
-        nearest=near,
         missing=missing(memory),
         reason=memory.rejected_by or risk(question.request, memory),
         exclusion=_exclusion(question, near, best, prices) if alternative.exact else None,

@@ -39,7 +39,7 @@ def every() -> dict[tuple[str, int], tuple[float, float]]:
 
 @cache
 def answer(text: str, aim: str) -> Sizing:
-    return size(SMALL, KINDS, [requirement(text)], aim=aim, most=MOST)  # type: ignore[arg-type]
+    return size(SMALL, KINDS, [requirement(text)], aim=aim, max_gpus=MOST)  # type: ignore[arg-type]
 
 
 def test_sizes_are_powers_of_two_in_a_node_then_whole_nodes() -> None:
@@ -93,11 +93,11 @@ def test_a_target_out_of_reach_is_told_by_every_size() -> None:
 
 
 def test_a_target_on_memory_is_kept() -> None:
-    found = size(SMALL, KINDS[:1], [requirement("memory<30GB")], most=MOST)
+    found = size(SMALL, KINDS[:1], [requirement("memory<30GB")], max_gpus=MOST)
     assert found.best is not None
     assert found.best.plan is not None
     assert found.best.plan.prediction.peak_memory_bytes < 30e9
-    nothing = size(SMALL, KINDS[:1], [requirement("memory<2GB")], most=2)
+    nothing = size(SMALL, KINDS[:1], [requirement("memory<2GB")], max_gpus=2)
     assert {t.outcome for t in nothing.trials} == {"does not fit"}
 
 

@@ -24,8 +24,8 @@ from rlhfsim.what_if.scenarios.result import PointResult
 def asked(point: PointResult) -> tuple[ChangedField, ...]:
     """What the point sets to another value than the base has."""
     before, after = (
-        dict(leaf for path, value in said.items() for leaf in _leaves(path, value))
-        for said in (point.before, point.changes)
+        dict(leaf for path, value in values.items() for leaf in _leaves(path, value))
+        for values in (point.before, point.changes)
     )
     return tuple(changes(before, after))
 
@@ -48,20 +48,20 @@ def chosen(base: Plan, plan: Plan) -> tuple[ChangedField, ...]:
 def in_short(plan: Plan) -> dict[str, Leaf]:
     """A plan in a line for each decision."""
     p, w = plan.placement, plan.workload
-    found: dict[str, Leaf] = {"architecture": plan.architecture, "role_placement": plan.role_placement}
-    found["pools"] = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
-    found["actor"] = p.actor.layout.label
+    decisions: dict[str, Leaf] = {"architecture": plan.architecture, "role_placement": plan.role_placement}
+    decisions["pools"] = ", ".join(f"{pool.name} {pool.gpus:,}" for pool in p.pools)
+    decisions["actor"] = p.actor.layout.label
     if p.rollout is not None:
-        found["rollout"] = p.rollout.layout.label
-    found["weights by"] = p.weight_path
-    found["staleness"] = p.schedule.staleness
-    found["streaming"] = p.schedule.streaming
+        decisions["rollout"] = p.rollout.layout.label
+    decisions["weights by"] = p.weight_path
+    decisions["staleness"] = p.schedule.staleness
+    decisions["streaming"] = p.schedule.streaming
     switches = {
         "LoRA": w.lora is not None,
         "FP8 rollout": w.rollout_precision == "fp8",
         "8-bit Adam": w.optimizer == "adam8bit",
     }
-    return {**found, "switches": ", ".join(name for name, on in switches.items() if on) or "none"}
+    return {**decisions, "switches": ", ".join(name for name, on in switches.items() if on) or "none"}
 
 
 def comes_out(base: PointResult, point: PointResult) -> tuple[ChangedFigure, ...]:
@@ -74,14 +74,14 @@ def figures(point: PointResult) -> dict[str, Value]:
     if point.plan is None:
         return {}
     p = point.plan.prediction
-    found = {"step": Value(value=p.step_s, unit="s", interval=(p.low_s, p.high_s))}
+    by_name = {"step": Value(value=p.step_s, unit="s", interval=(p.low_s, p.high_s))}
     if point.run_s is None:
         if p.usd_per_step is not None:
-            found["price of a step"] = Value(value=p.usd_per_step, unit="usd")
-        return found
+            by_name["price of a step"] = Value(value=p.usd_per_step, unit="usd")
+        return by_name
     if point.steps is not None:
-        found["steps of the run"] = Value(value=point.steps, unit="1")
-    found["time of the run"] = Value(value=point.run_s, unit="s")
+        by_name["steps of the run"] = Value(value=point.steps, unit="1")
+    by_name["time of the run"] = Value(value=point.run_s, unit="s")
     if point.run_usd is not None:
-        found["price of the run"] = Value(value=point.run_usd, unit="usd")
-    return found
+        by_name["price of the run"] = Value(value=point.run_usd, unit="usd")
+    return by_name

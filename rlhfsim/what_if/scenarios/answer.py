@@ -19,7 +19,7 @@ from rlhfsim.what_if.scenarios.designs import Designs, Progress, Runner, Store, 
 from rlhfsim.what_if.scenarios.document import document_of, read_scenario
 from rlhfsim.what_if.scenarios.points import BASE, COMMAND_LINE, Cases, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf, WhatIfProvenance
-from rlhfsim.what_if.scenarios.sensitivity import Ends, ends, marked, tornado
+from rlhfsim.what_if.scenarios.sensitivity import TornadoInput, ends, marked, tornado
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 from rlhfsim.what_if.scenarios.workers import local
 
@@ -30,7 +30,7 @@ class ScenarioQuestions:
 
     cases: Cases
     points: tuple[PointQuestion, ...]
-    inputs: tuple[Ends, ...]
+    inputs: tuple[TornadoInput, ...]
     break_evens: tuple[BreakEvenQuestion, ...]
     name: str
     text: str
@@ -96,32 +96,32 @@ def whatif(
         RlhfsimError: the first thing wrong, with file and line, before anything is searched.
     """
     begin, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-    asks = asked(given, settings, only)
-    for case in asks.everything:
+    questions = asked(given, settings, only)
+    for case in questions.everything:
         steps_of(case)  # a curve that cannot be read is told before the first search
     designs = Designs(runner or local(), store, progress)
-    designs.ensure(list(_requests(asks)))
-    found = [result(case, designs.of(case.request)) for case in asks.everything]
-    base, *points = marked(found, asks.everything)
-    bars = tornado(asks.cases, asks.inputs, base, designs)
-    evens = tuple(question.answer(designs) for question in asks.break_evens)
-    document = asks.cases.document
+    designs.ensure(list(_requests(questions)))
+    results = [result(case, designs.of(case.request)) for case in questions.everything]
+    base, *points = marked(results, questions.everything)
+    bars = tornado(questions.cases, questions.inputs, base, designs)
+    evens = tuple(question.answer(designs) for question in questions.break_evens)
+    document = questions.cases.document
     return WhatIf(
         title=document.title,
         question=document.question,
-        per="run" if any(p.run_s is not None for p in found) else "step",
+        per="run" if any(p.run_s is not None for p in results) else "step",
         base=base,
         points=tuple(points),
         tornado=bars,
         break_evens=evens,
         assumptions=document.assumptions,
-        notes=tuple(_notes(asks, found)),
+        notes=tuple(_notes(questions, results)),
         provenance=WhatIfProvenance(
             rlhfsim_version=installed_version("rlhfsim"),
             model_hash=model_hash(),
-            scenario=asks.name,
-            scenario_hash=content_hash(asks.text),
-            text=asks.text,
+            scenario=questions.name,
+            scenario_hash=content_hash(questions.text),
+            text=questions.text,
             command=command,
             started=started,
             seconds=time.perf_counter() - begin,
@@ -131,22 +131,22 @@ def whatif(
     )
 
 
-def _requests(asks: ScenarioQuestions) -> Iterator[Any]:
+def _requests(questions: ScenarioQuestions) -> Iterator[Any]:
     """Every question that is known before an answer is."""
-    yield from (case.request for case in asks.everything)
-    yield from (case.request for one in asks.inputs for case in (one.low, one.high))
-    yield from (request for question in asks.break_evens for request in question.requests)
+    yield from (case.request for case in questions.everything)
+    yield from (case.request for one in questions.inputs for case in (one.low, one.high))
+    yield from (request for question in questions.break_evens for request in question.requests)
 
 
-def _notes(asks: ScenarioQuestions, found: Sequence[PointResult]) -> Iterator[str]:
+def _notes(questions: ScenarioQuestions, results: Sequence[PointResult]) -> Iterator[str]:
     """Where prices come from, and what the intervals hold."""
     profiles: dict[str, list[Profile]] = {}
-    for case in asks.everything:
+    for case in questions.everything:
         for pool in case.request.cluster.node_groups:
             profiles.setdefault(pool.profile.name, []).append(pool.profile)
     for name, several in profiles.items():
         yield from dict.fromkeys(_price(name, profile) for profile in several)
-    if any(p.run_s is not None for p in found):
+    if any(p.run_s is not None for p in results):
         yield "P10 to P90 are those of the step; steps of the run and goodput are taken as given"
 
 

@@ -85,15 +85,15 @@ class BreakEvenQuestion:
         """A value of the range in base units, as the base reads it."""
         path = self.text.vary
         place = self._place("between" if self.text.between else "among")
-        found = standing(self.cases.patched(self.a.name, {path: value}, {path: place}, on=self.a), path)
-        if isinstance(found, bool) or not isinstance(found, int | float):
+        number = standing(self.cases.patched(self.a.name, {path: value}, {path: place}, on=self.a), path)
+        if isinstance(number, bool) or not isinstance(number, int | float):
             raise RlhfsimError(
                 "no-number",
                 f"{path} is no number: {str(value)[:40]}",
                 place=place,
                 help="vary a number, or give such values as points",
             )
-        return float(found)
+        return float(number)
 
     def _check_known(self) -> None:
         """Money needs prices, a run its length.
@@ -137,13 +137,13 @@ class BreakEvenQuestion:
     def tried(self, xs: Sequence[float], designs: Designs) -> list[Tried]:
         """Both sides at several values, searched together."""
         designs.ensure([request for x in xs for request in self._requests(x)])
-        found = []
+        trials = []
         for x in xs:
             a, b = (
                 None if c is None else self._value(result(c, designs.of(c.request))) for c in self._sides(x)
             )
-            found.append(Tried(x=x, a=a, b=b if self.b is not None else self.target))
-        return found
+            trials.append(Tried(x=x, a=a, b=b if self.b is not None else self.target))
+        return trials
 
     def _value(self, point: PointResult) -> float | None:
         value: float | None = value_at(point, keys(FIGURES[self.text.of][0]))
@@ -156,8 +156,10 @@ class BreakEvenQuestion:
         curve = Curve(lambda xs: self.tried(xs, designs))
         curve.add(self.xs)
         listed = self.text.among is not None
-        found: list[Crossing] = [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
-        xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in found)
+        crossings: list[Crossing] = (
+            [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
+        )
+        xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in crossings)
         return PointBreakEven(
             question=self.text.question or self._question(),
             path=self.text.vary,
@@ -168,7 +170,7 @@ class BreakEvenQuestion:
             crossings=xs,
             low=self.xs[0],
             high=self.xs[-1],
-            outcome=self._listed(curve.ordered) if listed else self._worded(curve.ordered, found),
+            outcome=self._listed(curve.ordered) if listed else self._worded(curve.ordered, crossings),
             curve=curve.ordered,
         )
 
@@ -198,19 +200,19 @@ class BreakEvenQuestion:
         words = MET[how] if self.b is None else WORDS[self.unit][how]
         return words.removesuffix(" than").removesuffix(" as")
 
-    def _worded(self, tried: Sequence[Tried], found: Sequence[Crossing]) -> str:
+    def _worded(self, tried: Sequence[Tried], crossings: Sequence[Crossing]) -> str:
         """`spot costs less than base below 2.1 USD/h, more above 2.1 USD/h`."""
         parts, subject = stretches(tried), self._subject
-        if not found:
+        if not crossings:
             how, group = parts[0]
             return f"no crossing: {subject} {self._phrase(how)} over the whole range{_margin(group)}"
-        bounds = [None, *(c.x for c in found), None]
-        said: list[str] = []
+        bounds = [None, *(c.x for c in crossings), None]
+        phrases: list[str] = []
         for (low, high), (how, _) in zip(pairwise(bounds), parts, strict=False):
-            said.append(f"{self._briefly(how) if said else self._phrase(how)} {self._range(low, high)}")
-        many = f"{len(found)} crossings: " if len(found) > 1 else ""
-        jump = "; at a jump, where another plan wins" if any(c.jump for c in found) else ""
-        return f"{many}{subject} {', '.join(said)}{jump}"
+            phrases.append(f"{self._briefly(how) if phrases else self._phrase(how)} {self._range(low, high)}")
+        many = f"{len(crossings)} crossings: " if len(crossings) > 1 else ""
+        jump = "; at a jump, where another plan wins" if any(c.jump for c in crossings) else ""
+        return f"{many}{subject} {', '.join(phrases)}{jump}"
 
     def _range(self, low: float | None, high: float | None) -> str:
         if low is None:

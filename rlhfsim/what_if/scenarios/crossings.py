@@ -51,30 +51,23 @@ class Crossing:
 def samples(low: float, high: float, *, whole: bool) -> list[float]:
     """Values over a range, both ends among them."""
     spread = np.geomspace if low > 0 and high / low >= WIDE else np.linspace
-    found = [float(x) for x in spread(low, high, SAMPLES)]
-    found[0], found[-1] = low, high
-    return sorted({float(round(x)) for x in found}) if whole else found
+    values = [float(x) for x in spread(low, high, SAMPLES)]
+    values[0], values[-1] = low, high
+    return sorted({float(round(x)) for x in values}) if whole else values
 
 
-def difference(tried: Tried) -> float:
-    """g of one value; positive where a is more.
-
-    Raises:
-        _Undefined: neither side fits.
-    """
+def difference(tried: Tried) -> float | None:
+    """g of one value; positive where a is more; None where neither side fits."""
     a, b = tried.a, tried.b
-    if a is None and b is None:
-        raise _Undefined
     if a is None or b is None:
-        return 1.0 if a is None else -1.0
+        return None if a is b else 1.0 if a is None else -1.0
     return (a - b) / (a + b) if a + b else 0.0
 
 
 def state(tried: Tried) -> State:
     """How a stands against b."""
-    try:
-        g = difference(tried)
-    except _Undefined:
+    g = difference(tried)
+    if g is None:
         return "nothing"
     return "same" if abs(g) <= SAME else "less" if g < 0 else "more"
 
@@ -118,17 +111,18 @@ class Curve:
         return self._halved(left, right, tolerance, whole)
 
     def _brent(self, low: float, high: float, tolerance: float) -> Crossing:
+        def g(x: float) -> float:
+            value = difference(self.at(float(x)))
+            if value is None:
+                raise _Undefined
+            return value
+
         smallest = min(abs(low), abs(high)) or abs(high - low)
-        x = float(
-            brentq(
-                lambda x: difference(self.at(float(x))), low, high, xtol=tolerance * smallest, rtol=tolerance
-            )
-        )
+        x = float(brentq(g, low, high, xtol=tolerance * smallest, rtol=tolerance))
         below = max(t for t in self.tried if t < x or t == low)
         above = min(t for t in self.tried if t > x or t == high)
         apart = above - below > 4 * tolerance * max(abs(below), abs(above))
-        steep = min(abs(difference(self.at(t))) for t in (below, above)) > JUMP
-        return Crossing(x=x, jump=steep and not apart)
+        return Crossing(x=x, jump=min(abs(g(below)), abs(g(above))) > JUMP and not apart)
 
     def _halved(self, left: Tried, right: Tried, tolerance: float, whole: bool) -> Crossing:
         """The first value with another state than `left`, by halving."""
@@ -140,14 +134,8 @@ class Curve:
             return float(round(between)) if whole else between
 
         x = edge(left.x, right.x, lambda x: state(self.at(x)) != state(left), middle)
-        return Crossing(x=x, jump=abs(_or_one(self.at(x))) > JUMP)
-
-
-def _or_one(tried: Tried) -> float:
-    try:
-        return difference(tried)
-    except _Undefined:
-        return 1.0
+        g = difference(self.at(x))
+        return Crossing(x=x, jump=g is None or abs(g) > JUMP)
 
 
 def stretches(tried: Sequence[Tried]) -> list[tuple[State, list[Tried]]]:

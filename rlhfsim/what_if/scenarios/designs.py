@@ -131,21 +131,13 @@ def search(request: Request) -> DesignResult:
     )
 
 
-def priced(found: DesignResult, cluster: Cluster) -> DesignResult:
+def priced(designed: DesignResult, cluster: Cluster) -> DesignResult:
     """The same design at the prices of a cluster: exactly what a search with these prices gives."""
-    plan = found.plan
+    plan = designed.plan
     if plan is None:
-        return found
-
-    def rent(seconds: float) -> float | None:
-        return usd_per_step(cluster, seconds)
-
-    prediction = replace(plan.prediction, usd_per_step=rent(plan.prediction.step_s))
-    choice = plan.choice
-    if choice is not None:
-        rivals = tuple(replace(r, usd_per_step=rent(r.step_s)) for r in choice.runners_up)
-        choice = replace(choice, runners_up=rivals)
-    return replace(found, plan=replace(plan, prediction=prediction, choice=choice))
+        return designed
+    usd = usd_per_step(cluster, plan.prediction.step_s)
+    return replace(designed, plan=replace(plan, prediction=replace(plan.prediction, usd_per_step=usd)))
 
 
 # --- kept on disk -----------------------------------------------------------------------------------
@@ -181,14 +173,14 @@ class Store:
         """The design of this key; None where there is none that can be read."""
         try:
             data = json.loads(self._path(key).read_bytes())
-            found: DesignResult = TypeAdapter(DesignResult).validate_python(data)
+            designed: DesignResult = TypeAdapter(DesignResult).validate_python(data)
         except (OSError, ValueError, ValidationError, RecursionError):
             return None
-        return found
+        return designed
 
-    def keep(self, key: str, found: DesignResult) -> None:
+    def keep(self, key: str, designed: DesignResult) -> None:
         """Write a design; a reader sees all of it or nothing."""
-        data = TypeAdapter(DesignResult).dump_python(found, mode="json")
+        data = TypeAdapter(DesignResult).dump_python(designed, mode="json")
         write_atomically(self._path(key), json.dumps(data) + "\n")
 
     def _path(self, key: str) -> Path:
@@ -224,18 +216,18 @@ class Designs:
         names = list(missing)
         for done in self.runner(list(missing.values())) if missing else ():
             if done is not None:
-                key, found = names[done[0]], done[1]
-                self.known[key] = found
+                key, designed = names[done[0]], done[1]
+                self.known[key] = designed
                 self.searched += 1
                 if self.store is not None:
-                    self.store.keep(key, found)
+                    self.store.keep(key, designed)
             self._tell()
 
     def _recalled(self, key: str) -> bool:
-        found = self.store.recall(key) if self.store is not None else None
-        if found is None:
+        designed = self.store.recall(key) if self.store is not None else None
+        if designed is None:
             return False
-        self.known[key] = found
+        self.known[key] = designed
         self.from_cache += 1
         return True
 

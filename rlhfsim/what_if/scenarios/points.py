@@ -86,15 +86,15 @@ def _spelled_out(data: Any, where: Keys, base: Base) -> Any:
 
 def _without_kinds(data: Any, path: Keys) -> Keys:
     """A path without the parts that name a kind of a union, which no document has."""
-    found: list[int | str] = []
+    trail: list[int | str] = []
     for i, key in enumerate(path):
         below = value_at(data, (key,)) if isinstance(data, Mapping | list) else None
         last = i == len(path) - 1
         if below is None and not last and not (isinstance(data, Mapping) and key in data):
             continue
-        found.append(key)
+        trail.append(key)
         data = below
-    return tuple(found)
+    return tuple(trail)
 
 
 class Cases:
@@ -110,9 +110,9 @@ class Cases:
         self.base = self._case(BASE, {}, Located(source, source.data[BASE]))
         for path, value in (settings or {}).items():
             check_known(path, Base, COMMAND_LINE)
-            said = _resolved(path, value, self.base, COMMAND_LINE)
+            number = _resolved(path, value, self.base, COMMAND_LINE)
             self.base = self._case(
-                BASE, {}, self.base.located.with_patch(keys(path), said, COMMAND_LINE, self.base.base)
+                BASE, {}, self.base.located.with_patch(keys(path), number, COMMAND_LINE, self.base.base)
             )
 
     def _case(self, name: str, given: Mapping[str, Any], located: Located) -> PointQuestion:
@@ -229,12 +229,12 @@ def worded(path: str, value: Any) -> str:
 def standing(case: PointQuestion, path: str) -> Any:
     """The value of a case at a path; of a pool also what its profile says."""
     where = keys(path)
-    found = _scalar(value_at(case.base, where))
-    if found is None and where[:2] == ("cluster", "node_groups") and len(where) == 4:
+    value = _scalar(value_at(case.base, where))
+    if value is None and where[:2] == ("cluster", "node_groups") and len(where) == 4:
         gpu, inside = value_at(case.base, (*where[:3], "gpu")), IN_PROFILE.get(str(where[3]))
         return value_at(_profile(gpu), keys(inside)) if gpu and inside else None
     raw = value_at(case.located.data[BASE], where)
-    return raw if found is None else found
+    return raw if value is None else value
 
 
 def _scalar(value: Any) -> Any:
@@ -258,5 +258,5 @@ def _resolved(path: str, value: Any, under: PointQuestion, place: Place) -> Any:
         raise RlhfsimError(
             "no-number", f"{value} of {path}: there is no number", place=place, help="give the value itself"
         )
-    found = number * times
-    return int(found) if isinstance(number, int) and float(found).is_integer() else found
+    product = number * times
+    return int(product) if isinstance(number, int) and float(product).is_integer() else product

@@ -82,26 +82,26 @@ def _limits(text: RequestText, source: Source) -> Iterator[Limit]:
 
 
 def _limit(role: str, field: str, value: int | str) -> Limit:
-    found = _BOUND.match(str(value))
-    relation, said = (found[1] or "=", found[2]) if found else ("=", str(value))
+    match = _BOUND.match(str(value))
+    relation, wanted = (match[1] or "=", match[2]) if match else ("=", str(value))
     if field in NAMES:
-        if said not in NAMES[field]:
-            raise unknown_name(field, said[:40], NAMES[field])
-        return Limit(role=role, field=field, relation=_relation(relation, field), value=said)
+        if wanted not in NAMES[field]:
+            raise unknown_name(field, wanted[:40], NAMES[field])
+        return Limit(role=role, field=field, relation=_relation(relation, field), value=wanted)
     if field == "offload_between":
         return Limit(
             role=role,
             field=field,
             relation=_relation(relation, field),
-            value=said.lower() in ("1", "true", "yes"),
+            value=wanted.lower() in ("1", "true", "yes"),
         )
-    if not said.isdecimal():
+    if not wanted.isdecimal():
         raise RlhfsimError(
             "bad-value",
             f"{role}.{field}: {str(value)[:40]!r} is no whole number",
             help=f"as in {field}: 8, or {field}: '<=8'",
         )
-    return Limit(role=role, field=field, relation=relation, value=int(said))  # type: ignore[arg-type]  # the pattern knows only these
+    return Limit(role=role, field=field, relation=relation, value=int(wanted))  # type: ignore[arg-type]  # the pattern knows only these
 
 
 def _relation(relation: str, field: str) -> Any:

@@ -13,7 +13,7 @@ from rlhfsim.what_if.scenarios.whole_run import result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ends:
+class TornadoInput:
     """One input of the tornado as two questions."""
 
     path: str
@@ -21,30 +21,30 @@ class Ends:
     high: PointQuestion
 
 
-def ends(cases: Cases) -> tuple[Ends, ...]:
+def ends(cases: Cases) -> tuple[TornadoInput, ...]:
     """The inputs of the tornado.
 
     Raises:
         RlhfsimError: an unknown path or a bad value.
     """
     text = cases.document.tornado
-    found = []
+    inputs = []
     for path, pair in (text.vary if text else {}).items():
         where: Mapping[str, object] = {path: cases.source.place(("tornado", "vary", path))}
         low, high = (cases.patched(f"{path} {worded(path, v)}", {path: v}, where) for v in pair)  # type: ignore[arg-type]  # a place each
-        found.append(Ends(path=path, low=low, high=high))
-    return tuple(found)
+        inputs.append(TornadoInput(path=path, low=low, high=high))
+    return tuple(inputs)
 
 
 def tornado(
-    cases: Cases, inputs: Sequence[Ends], base: PointResult, designs: Designs
+    cases: Cases, inputs: Sequence[TornadoInput], base: PointResult, designs: Designs
 ) -> tuple[TornadoBar, ...]:
     """Every input at its low and its high value, the largest swing first."""
     bars = [_bar(cases, one, base, designs) for one in inputs]
     return tuple(sorted(bars, key=lambda bar: -bar.swing))
 
 
-def _bar(cases: Cases, one: Ends, base: PointResult, designs: Designs) -> TornadoBar:
+def _bar(cases: Cases, one: TornadoInput, base: PointResult, designs: Designs) -> TornadoBar:
     low, high = (result(case, designs.of(case.request)) for case in (one.low, one.high))
     labels = [worded(one.path, standing(case, one.path)) for case in (one.low, one.high, cases.base)]
     return TornadoBar(

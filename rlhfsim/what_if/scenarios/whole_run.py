@@ -31,28 +31,28 @@ from rlhfsim.what_if.scenarios.points import BASE, PointQuestion
 from rlhfsim.what_if.scenarios.result import PointResult
 
 
-def result(case: PointQuestion, found: DesignResult) -> PointResult:
+def result(case: PointQuestion, designed: DesignResult) -> PointResult:
     """A point with its plan and its run.
 
     Raises:
         RlhfsimError: a curve that cannot be read or does not reach its target.
     """
-    plan, length = found.plan, steps_of(case)
+    plan, length = designed.plan, steps_of(case)
     prices = [pool.profile.price for pool in case.request.cluster.node_groups]
     point = PointResult(
         name=case.name,
         changes=dict(case.changes),
         before=dict(case.before),
         plan=plan,
-        shortage=found.shortage,
-        gap=found.gap,
+        shortage=designed.shortage,
+        gap=designed.gap,
         input_hash=content_hash(
             search_key(case.request), [price and price.value for price in prices], case.base.run, length
         ),
     )
     if plan is None:
         return point
-    notes = [*_search_notes(case, found, plan)]
+    notes = [*_search_notes(case, designed, plan)]
     if length is not None:
         steps, penalty_notes = _with_penalty(length, plan.placement.schedule.staleness, case.base.run)
         share, fault_notes = _goodput(case, plan)
@@ -79,17 +79,17 @@ def _over_run(point: PointResult, steps: float, share: float, *, counted: bool) 
     )
 
 
-def _search_notes(case: PointQuestion, found: DesignResult, plan: Plan) -> Iterator[str]:
+def _search_notes(case: PointQuestion, designed: DesignResult, plan: Plan) -> Iterator[str]:
     """A search that ended early, and choices that change what is learnt beyond what the workload asks for."""
-    if found.gap > 0:
-        percent = significant(100 * found.gap, 2)
+    if designed.gap > 0:
+        percent = significant(100 * designed.gap, 2)
         yield f"the search ended at its time limit: a plan could still be up to {percent} % shorter"
-    asked, made = case.request.workload, plan.workload
+    wanted, planned = case.request.workload, plan.workload
     words = {
-        "LoRA": (asked.lora, made.lora),
-        "an FP8 rollout": (asked.rollout_precision, made.rollout_precision),
-        "8-bit Adam": (asked.optimizer, made.optimizer),
-        "log-probs of the rollout": (asked.old_logprobs, made.old_logprobs),
+        "LoRA": (wanted.lora, planned.lora),
+        "an FP8 rollout": (wanted.rollout_precision, planned.rollout_precision),
+        "8-bit Adam": (wanted.optimizer, planned.optimizer),
+        "log-probs of the rollout": (wanted.old_logprobs, planned.old_logprobs),
     }
     chosen = [name for name, (before, after) in words.items() if before != after]
     if chosen:

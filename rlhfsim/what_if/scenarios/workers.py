@@ -25,13 +25,13 @@ Step = tuple[int, DesignResult] | None
 
 def local(jobs: int | None = None) -> Runner:
     """Searches in up to `jobs` processes; default: one for each core."""
-    most = jobs or cores()
+    processes = jobs or cores()
 
     def run(requests: Sequence[Request]) -> Iterator[Step]:
-        if min(most, len(requests)) < 2 or not may_fork():
+        if min(processes, len(requests)) < 2 or not may_fork():
             return ((i, search(request)) for i, request in enumerate(requests))
-        neighbours = max(1, min(RUN, len(requests) // (most * RUNS_EACH)))
-        return forked(_collected, requests, most, run=neighbours)
+        neighbours = max(1, min(RUN, len(requests) // (processes * RUNS_EACH)))
+        return forked(_collected, requests, processes, run=neighbours)
 
     return run
 
@@ -111,13 +111,13 @@ def _on_node(request: Request) -> tuple[str, DesignResult | RlhfsimError]:
         return model_hash(), error
 
 
-def _checked(made_by: str, found: DesignResult | RlhfsimError) -> DesignResult:
-    if isinstance(found, RlhfsimError):
-        raise found
+def _checked(made_by: str, designed: DesignResult | RlhfsimError) -> DesignResult:
+    if isinstance(designed, RlhfsimError):
+        raise designed
     if made_by != model_hash():
         raise RlhfsimError(
             "other-version",
             "the nodes of the Ray cluster have another version of rlhfsim",
             help="install this version on every node",
         )
-    return found
+    return designed
