@@ -42,40 +42,15 @@ SPREAD: dict[str, str] = {
     "fragmentation": "fragmentation",
 }
 """Coefficient whose interval a component takes over; one that is absent is exact by construction."""
-ROLE_COMPONENTS: tuple[str, ...] = (
-    "weights",
-    "gradients",
-    "optimizer",
-    "gathered",
-    "buffers",
-    "activations",
-    "logits",
-    "fragmentation",
-    "framework",
-    "nccl",
-    "sync_buffers",
-)
-"""gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction; framework: CUDA context."""
-ENGINE_COMPONENTS: tuple[str, ...] = (
-    "weights",
-    "kv_cache",
-    "profile_peak",
-    "non_torch",
-    "cuda_graphs",
-    "framework",
-    "nccl",
-    "sync_buffers",
-)
-"""profile_peak: what the engine keeps back for its own activations."""
+STATES = ("weights", "gradients", "optimizer")
+ROLE_COMPONENTS = (*STATES, *Extra._fields, "framework", "nccl", "sync_buffers")
+"""gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction; framework: context."""
+RUNNING = ("weights", "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "framework")
+"""Of an engine that generates; profile_peak: what it keeps back for its own activations."""
+ENGINE_COMPONENTS = (*RUNNING, "nccl", "sync_buffers")
 _STATES, _EXTRA = ([(name, float) for name in kind._fields] for kind in (States, Extra))
-_NESTED: dict[str, object] = {
-    "states": _STATES,
-    "kept": _STATES,
-    "score": _EXTRA,
-    "train": _EXTRA,
-    "recreated": bool,
-}
-ROLE = np.dtype([(name, _NESTED.get(name, float)) for name in RoleBytes._fields])
+_PARTS = {"states": _STATES, "kept": _STATES, "score": _EXTRA, "train": _EXTRA, "recreated": bool}
+ROLE = np.dtype([(name, _PARTS.get(name, float)) for name in RoleBytes._fields])
 """A row of `RoleBytes`."""
 ENGINE = np.dtype([(name, bool if name == "recreated" else float) for name in EngineBytes._fields])
 """A row of `EngineBytes`."""
@@ -133,7 +108,7 @@ def engine_components(
     mapped = awake | ~gone if state == "ready" else awake
     present = awake | ~gone
     held = {"weights": mapped, "kv_cache": awake, "profile_peak": awake}
-    sizes: Sizes = {name: rows[name] * held.get(name, present) for name in ENGINE_COMPONENTS[:6]}
+    sizes: Sizes = {name: rows[name] * held.get(name, present) for name in RUNNING}
     sizes["nccl"] = np.full(rows.shape, sync.group)
     sizes["sync_buffers"] = np.full(rows.shape, sync.buffers if transfer else 0.0)
     return sizes

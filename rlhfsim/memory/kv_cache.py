@@ -112,7 +112,6 @@ def kv_capacity(
     activation_peak: float,
     non_torch: float,
     graphs: float = 0.0,
-    block: int = VLLM.block_tokens,
 ) -> KvCapacity:
     """KV cache of one replica (G7).
 
@@ -124,6 +123,7 @@ def kv_capacity(
     """
     budget = layout.memory_utilization * total_memory
     left = budget - weights - activation_peak - non_torch - graphs
+    block = VLLM.block_tokens
     blocks = max(0.0, left) // (kv_bytes_per_token(model, layout) * block)
     return KvCapacity(bytes=left, tokens=blocks * block * layout.attention_dp)
 

@@ -43,11 +43,6 @@ class LedgerPhase:
         return math.fsum(e.bytes for e in self.entries)
 
     @property
-    def largest(self) -> MemoryEntry | None:
-        """The entry that matters most."""
-        return max(self.entries, key=lambda e: e.bytes, default=None)
-
-    @property
     def probability_out_of_memory(self) -> float:
         """P(sum of the entries > capacity), entries independent."""
         items = [Item(e.bytes, e.low, e.high) for e in self.entries]
@@ -86,9 +81,7 @@ class Ledger:
     @property
     def peak_entry(self) -> MemoryEntry:
         """The largest entry at the peak: whose and which component."""
-        largest = self.peak.largest
-        assert largest is not None
-        return largest
+        return max(self.peak.entries, key=lambda e: e.bytes)
 
     @property
     def kv_tokens(self) -> float | None:

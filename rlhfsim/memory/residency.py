@@ -47,9 +47,11 @@ ROLES = ("actor", "critic", "reference", "reward")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolBytes:
-    """Everything that sits in one pool, one row a pipeline stage that can be the fullest."""
+    """Everything that sits in one pool, one row a pipeline stage."""
 
     profile: Profile
+    stages: int
+    """Pipeline stages that can be the fullest."""
     roles: dict[str, Rows]
     """Rows of `components.ROLE`."""
     engine: Rows | None
@@ -147,6 +149,7 @@ def pool_bytes(
     path = placement.weight_path
     return PoolBytes(
         profile=profile,
+        stages=len(stages),
         roles={r: np.array(parts, dtype=ROLE) for r, parts in roles.items()},
         engine=engine,
         sync=sync_bytes(models.actor, path, placement.backend, workload.lora, profile),
@@ -240,9 +243,9 @@ def peak_moments(calls: Iterable[Call], group: Iterable[str]) -> list[Moment]:
     return [m for m in every if here in m.pools and not m.moving and m.name != "end"]
 
 
-def components(held: PoolBytes, moment: Moment) -> dict[str, Sizes]:
-    """Bytes in GPU memory at a moment by role and component, one number a pipeline stage."""
-    sizes = {
+def entries(held: PoolBytes, moment: Moment) -> list[tuple[MemoryEntry, ...]]:
+    """What is in GPU memory at `moment`, one tuple of entries a pipeline stage."""
+    named: dict[str, Sizes] = {
         role: role_components(
             rows,
             moment.state if role == moment.role else "idle",
@@ -253,18 +256,9 @@ def components(held: PoolBytes, moment: Moment) -> dict[str, Sizes]:
     }
     if held.engine is not None:
         transfer = moment.state == "sync" and not moment.moving and "actor" not in held.roles
-        sizes["rollout"] = engine_components(held.engine, moment.engine, sync=held.sync, transfer=transfer)
-    return sizes
-
-
-def entries(held: PoolBytes, moment: Moment) -> list[tuple[MemoryEntry, ...]]:
-    """What is in GPU memory at `moment`, one tuple of entries a pipeline stage."""
-    sizes = [
-        (role, component, size.tolist())
-        for role, named in components(held, moment).items()
-        for component, size in named.items()
-    ]
+        named["rollout"] = engine_components(held.engine, moment.engine, sync=held.sync, transfer=transfer)
+    sizes = [(role, name, size.tolist()) for role in named for name, size in named[role].items()]
     return [
-        tuple(entry(held.profile, r, c, stages[i]) for r, c, stages in sizes if stages[i] > 0)
-        for i in range(len(sizes[0][2]) if sizes else 1)
+        tuple(entry(held.profile, role, name, size[i]) for role, name, size in sizes if size[i] > 0)
+        for i in range(held.stages)
     ]

@@ -28,7 +28,7 @@ Optimizer = Literal["adam", "adam8bit"]
 
 BF16, FP32 = 2.0, 4.0
 MOMENTS: dict[Optimizer, float] = {"adam": 8.0, "adam8bit": 2.0 + 2 * FP32 / 256}
-"""Two moments per element; 8-bit ones carry an FP32 scale per block of 256 (Dettmers et al., arXiv 2110.02861)."""
+"""Two moments per element; 8-bit ones carry an FP32 scale per block of 256 (arXiv 2110.02861)."""
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of 128 t (`--make-vocab-size-divisible-by`)."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.memory.components import ENGINE_COMPONENTS, NO_SYNC, Rows, SyncBytes, engine_sums, role_sums
+from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.request import Limit, Request
@@ -74,9 +74,9 @@ class OptionTable:
         if not len(self):
             return 0.0
         if self.key.role == "rollout":
-            running = [self.bytes[name] for name in ENGINE_COMPONENTS[:6]]
+            running = [self.bytes[name] for name in RUNNING]
             return float(np.stack(running, axis=-1).sum(axis=-1).min())
-        needed = [self.bytes["states"][name] for name in ("weights", "gradients", "optimizer")]
+        needed = [self.bytes["states"][name] for name in STATES]
         if self.key.role not in TRAINED:
             needed += [self.bytes["score"][name] for name in Extra._fields]
         return float(np.stack(needed, axis=-1).sum(axis=-1).max(axis=1).min())

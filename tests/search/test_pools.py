@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlhfsim.memory.components import ENGINE, ENGINE_COMPONENTS, NO_SYNC, ROLE
+from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, RUNNING, STATES
 from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Numbers, OptionTimes
@@ -42,17 +42,13 @@ def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable
         held = rng.uniform(0, 0.12, size=(options, 8)) * USABLE
         held[:, 6:] = rng.integers(0, 2, size=(options, 2))
         rows = np.zeros(options, dtype=ENGINE)
-        for name, column in zip((*ENGINE_COMPONENTS[:6], "sleep", "recreated"), held.T, strict=True):
+        for name, column in zip((*RUNNING, "sleep", "recreated"), held.T, strict=True):
             rows[name] = column
     else:
         held = rng.uniform(0, 0.06, size=(options, 2, 19)) * USABLE
         rows = np.zeros((options, 2), dtype=ROLE)
         columns = [
-            *(
-                (group, name)
-                for group in ("kept", "states")
-                for name in ("weights", "gradients", "optimizer")
-            ),
+            *((group, name) for group in ("kept", "states") for name in STATES),
             *((group, name) for group in ("score", "train") for name in Extra._fields),
         ]
         for i, (group, name) in enumerate(columns):
