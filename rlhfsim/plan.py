@@ -126,7 +126,7 @@ class Prediction:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class AskedLimit:
     """A bound on one field of a role that was asked for: `actor.tp<=4`."""
 
     role: Annotated[str, Field(validation_alias=AliasChoices("role", "seat"))]
@@ -145,7 +145,7 @@ class Asked:
     allow: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
     fix: dict[str, dict[str, int | str]] = field(default_factory=dict)
-    limits: tuple[Bound, ...] = ()
+    limits: tuple[AskedLimit, ...] = ()
     architecture: str | None = None
     weight_path: str | None = None
     max_gpus_per_role: int | None = None

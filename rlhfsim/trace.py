@@ -172,8 +172,8 @@ def covered(windows: Iterable[Window]) -> Iterator[Window]:
 
 def peak(trace: Trace, name: CounterName, pool: str) -> Counter | None:
     """The largest value of a counter in a pool, the first one where it occurs; None: not recorded."""
-    found = (c for c in trace.counters if c.name == name and c.pool == pool)
-    return max(found, key=lambda c: (c.value, -c.time_s), default=None)
+    counters = (c for c in trace.counters if c.name == name and c.pool == pool)
+    return max(counters, key=lambda c: (c.value, -c.time_s), default=None)
 
 
 # --- files ------------------------------------------------------------------------------------------

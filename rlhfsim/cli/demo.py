@@ -78,11 +78,11 @@ def designed(model: str) -> Plan:
         reward=Reward(rules=Rules(seconds_per_sample=DIGITS_S, workers=cores)),
     )
     cluster = Cluster(node_groups=(node_group(CORE, cores, gpus_per_node=cores),))
-    found = design(Request(workload=workload, cluster=cluster), explain=False)
-    if found.chosen is None:
+    answer = design(Request(workload=workload, cluster=cluster), explain=False)
+    if answer.chosen is None:
         raise RlhfsimError(
             "nothing-fits",
             "no plan fits this machine",
             help="rlhfsim design --gpu cpu-core --gpus N --model 8b shows why",
         )
-    return found.chosen
+    return answer.chosen

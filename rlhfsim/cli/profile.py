@@ -65,19 +65,19 @@ def measure(out: Path, only: str | None, quick: bool, as_json: bool) -> int | No
     except KeyboardInterrupt:
         click.echo("interrupted: nothing was written, and no process is left", err=True)
         return INTERRUPTED
-    made = measured_profile(session, out.stem)
-    if not made.changes:
+    fitted = measured_profile(session, out.stem)
+    if not fitted.changes:
         raise RlhfsimError(
             "nothing-measured",
             "no probe had a result, so there is no profile to write",
             help="see above why each failed",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, made)
+    write(out, fitted)
     if as_json:
-        click.echo(json.dumps(report(session, made, out), indent=2))
+        click.echo(json.dumps(report(session, fitted, out), indent=2))
         return None
-    for line in profile_view.result(session, made, out, default=out == DEFAULT):
+    for line in profile_view.result(session, fitted, out, default=out == DEFAULT):
         screen.print(line)
     return None
 
@@ -136,15 +136,15 @@ def terminated_as_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def report(session: Any, made: Any, out: Path) -> dict[str, Any]:
+def report(session: Any, fitted: Any, out: Path) -> dict[str, Any]:
     """The `--json` content."""
     return {
         "schema": SCHEMA,
         "file": str(out),
         "machine": asdict(session.machine),
-        "extends": made.base,
-        "profile": [asdict(change) for change in made.changes],
+        "extends": fitted.base,
+        "profile": [asdict(change) for change in fitted.changes],
         "measured": [asdict(m) for m in session.measured],
-        "not_measured": [asdict(m) for m in made.missing],
-        "notes": list(made.notes),
+        "not_measured": [asdict(m) for m in fitted.missing],
+        "notes": list(fitted.notes),
     }

@@ -100,12 +100,12 @@ def _page(source: Path, compare: Path | None, given: dict[str, Any]) -> Page:
         return whatif_page(read_whatif(source), file=source.name, title=title)
     plan = read_plan(source)
     with _searching(0 if given["no_sizes"] else len(sizes.counts(plan))) as done:
-        found = (
+        best = (
             sizes.NONE
             if given["no_sizes"]
             else sizes.other_sizes(basis(plan), limit_s=given["size_limit"], done=done)
         )
-    return plan_page(plan, file=source.name, title=title, sizes=found)
+    return plan_page(plan, file=source.name, title=title, sizes=best)
 
 
 def _schema(source: Path) -> str:

@@ -66,15 +66,15 @@ class Straggler(ParamType):
         rule = "write SHARE:SLOWDOWN as in 0.05:1.5 (5 % of the GPUs take 1.5 times as long)"
         share, colon, slowdown = str(value).partition(":")
         try:
-            found = units.parse(share, "1"), units.parse(slowdown, "1")
+            pair = units.parse(share, "1"), units.parse(slowdown, "1")
         except RlhfsimError as error:
             raise bad_option(f"--straggler: {str(value)[:40]!r} is not SHARE:SLOWDOWN", rule) from error
-        if not (colon and 0 <= found[0] <= 1 and 1 <= found[1] <= 100):
+        if not (colon and 0 <= pair[0] <= 1 and 1 <= pair[1] <= 100):
             raise bad_option(
                 f"--straggler: {str(value)[:40]} is out of range",
                 f"{rule}; 0 <= SHARE <= 1, 1 <= SLOWDOWN <= 100",
             )
-        return found
+        return pair
 
 
 class Interval(ParamType):

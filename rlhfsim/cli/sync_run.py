@@ -55,7 +55,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
     with TemporaryDirectory(prefix="rlhfsim-sync-") as scratch:
         folder = model or str(tiny.build(Path(scratch) / "model"))
         settings = Settings(model=folder, rewards=(RewardRule(kind="digits"),))
-        found = time_paths(
+        paths = time_paths(
             plan(folder),
             settings,
             Path(scratch) / "run",
@@ -69,7 +69,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
                     "schema": SCHEMA,
                     "model": model or "tiny",
                     "repeats": repeats,
-                    "paths": [asdict(p) for p in found],
+                    "paths": [asdict(p) for p in paths],
                 },
                 indent=2,
             )
@@ -79,7 +79,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
     table.add_column("path", no_wrap=True)
     for name in ("moved", "first s", "median s", "range s", "|dlogp| after"):
         table.add_column(name, justify="right", no_wrap=True)
-    for p in found:
+    for p in paths:
         table.add_row(
             _title(p.path),
             units.format(p.bytes, "byte"),

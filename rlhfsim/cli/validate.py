@@ -97,12 +97,12 @@ def _rows(
     tables = {section.table for section in sections.values()}
     for file, table in sorted({(r.file, r.table) for r in rows if r.table not in tables}):
         console.print(f"note: {file}: nothing is scored here from table {table}", style="dim")
-    kept = [row for row in rows if row.table in tables]
-    if not kept:
+    scored = [row for row in rows if row.table in tables]
+    if not scored:
         raise RlhfsimError(
             "no-rows",
             "no row to score in the given files",
             place=Place(file=", ".join(map(str, paths))),
             help="give a table described in docs/validation.md",
         )
-    return kept
+    return scored

@@ -140,17 +140,17 @@ def _settings(texts: Sequence[str]) -> dict[str, Any]:
     Raises:
         RlhfsimError: another form, or a path that stands twice.
     """
-    found: dict[str, Any] = {}
+    patches: dict[str, Any] = {}
     for text in texts:
         path, equals, value = text.partition("=")
         if not (path.strip() and equals):
             raise bad_option(
                 f"--set {text[:60]!r} is not PATH=VALUE", "as in --set cluster.node_groups.0.gpus=32"
             )
-        if path.strip() in found:
+        if path.strip() in patches:
             raise bad_option(f"--set {path.strip()[:60]} stands twice", "give it once")
-        found[path.strip()] = parse_yaml(value, COMMAND_LINE.file).data
-    return found
+        patches[path.strip()] = parse_yaml(value, COMMAND_LINE.file).data
+    return patches
 
 
 def _files(given: Mapping[str, Any]) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhfsim.plan import (
     Asked,
-    Bound,
+    AskedLimit,
     Plan,
     PlannedHardware,
     PlannedModel,
@@ -112,7 +112,7 @@ def asked(request: Request) -> Asked:
         "allow": tuple(sorted(request.allow)),
         "forbid": tuple(sorted(request.forbid)),
         "fix": {role: dict(values) for role, values in request.fix.items()},
-        "limits": tuple(Bound(**asdict(limit)) for limit in request.limits),
+        "limits": tuple(AskedLimit(**asdict(limit)) for limit in request.limits),
         "price": _price(request),
     }
     return Asked(**given)

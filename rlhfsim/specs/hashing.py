@@ -22,9 +22,9 @@ def hashed_once(kind: type[T]) -> type[T]:
         try:
             return self._hash
         except AttributeError:
-            found = compute(self)
-            object.__setattr__(self, "_hash", found)
-            return found
+            value = compute(self)
+            object.__setattr__(self, "_hash", value)
+            return value
 
     kind.__hash__ = remembered  # type: ignore[assignment,method-assign]
     return kind

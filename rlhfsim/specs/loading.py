@@ -60,10 +60,10 @@ class Source:
         lines = self._text.splitlines()
         mark = node.start_mark if node else None
         for key in path:
-            found = _child(node, key)
-            if found is None:
+            child = _child(node, key)
+            if child is None:
                 break
-            mark, node = found
+            mark, node = child
         if mark is None:
             return Place(file=self.name)
         text = lines[mark.line] if mark.line < len(lines) else None
@@ -215,8 +215,8 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def _first(error: ValidationError, kind: Any, source: Source, path: tuple[int | str, ...]) -> RlhfsimError:
-    found = error.errors(include_url=False)
-    detail = next((e for e in found if e["type"] in _UNKNOWN_KEY), found[0])  # a typo comes first
+    details = error.errors(include_url=False)
+    detail = next((e for e in details if e["type"] in _UNKNOWN_KEY), details[0])  # a typo comes first
     where = path + tuple(part for part in detail["loc"])
     place = source.place(where)
     cause = (detail.get("ctx") or {}).get("error")

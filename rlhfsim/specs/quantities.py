@@ -106,18 +106,18 @@ def _with_dimension(data: object) -> object:
     """The dimension, read from the units of the three numbers, which must agree."""
     if not isinstance(data, Mapping) or "dimension" in data:
         return data
-    found = set()
+    dimensions = set()
     for key in ("value", "low", "high"):
         if isinstance(data.get(key), str):
             with suppress(RlhfsimError):  # the field itself reports a bad number, with its place
-                found.add(units.parse_any(data[key])[1])
-    if len(found) > 1:
+                dimensions.add(units.parse_any(data[key])[1])
+    if len(dimensions) > 1:
         raise RlhfsimError(
             "mixed-units",
-            f"value, low and high have different units: {', '.join(sorted(found))}",
+            f"value, low and high have different units: {', '.join(sorted(dimensions))}",
             help="give all three in one unit",
         )
-    return {**data, "dimension": found.pop()} if found else data
+    return {**data, "dimension": dimensions.pop()} if dimensions else data
 
 
 CoefficientText = Annotated[Coefficient, BeforeValidator(_with_dimension)]

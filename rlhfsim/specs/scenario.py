@@ -176,10 +176,10 @@ def _check_schedule(placement: Placement, workload: Workload) -> None:
     rollout, schedule, path = placement.rollout, placement.schedule, placement.weight_path
     rules = WEIGHT_PATHS[path]
     if schedule.staleness == 0 and (schedule.overlapped_sync or schedule.partial_rollout):
-        what = "overlapped_sync" if schedule.overlapped_sync else "partial_rollout"
+        switch = "overlapped_sync" if schedule.overlapped_sync else "partial_rollout"
         raise RlhfsimError(
             "overlap-needs-staleness",
-            f"{what} trains on samples of older weights, but staleness is 0",
+            f"{switch} trains on samples of older weights, but staleness is 0",
             help="set schedule.staleness to 1 or more",
         )
     if rules.adapters_only and workload.lora is None:

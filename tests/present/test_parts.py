@@ -13,7 +13,7 @@ from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.cli.design import _request as asked_request
 from rlhfsim.cli.design import design as design_command
 from rlhfsim.kernels.cost import Cost, part
-from rlhfsim.plan import Asked, Bound, Plan
+from rlhfsim.plan import Asked, AskedLimit, Plan
 from rlhfsim.present import sizes
 from rlhfsim.present.assumptions import tables, unknowns
 from rlhfsim.present.basis import basis
@@ -249,8 +249,8 @@ def test_a_point_that_does_not_fit_is_told(pages: dict[str, Page]) -> None:
         },
         {
             "limits": (
-                Bound(role="rollout", field="tp", relation="<=", value=2),
-                Bound(role="actor", field="offload_between", relation="=", value=False),
+                AskedLimit(role="rollout", field="tp", relation="<=", value=2),
+                AskedLimit(role="actor", field="offload_between", relation="=", value=False),
             )
         },
         {

@@ -90,5 +90,5 @@ def _on_the_plane(corners: Floats) -> Floats:
     """Weights that sum to 1, of either sign, of the point nearest to 0."""
     n = len(corners)
     table = np.block([[corners @ corners.T, np.ones((n, 1))], [np.ones((1, n)), np.zeros((1, 1))]])
-    found = np.linalg.lstsq(table, np.append(np.zeros(n), 1.0), rcond=None)[0]
-    return np.asarray(found[:n], dtype=np.float64)
+    solution = np.linalg.lstsq(table, np.append(np.zeros(n), 1.0), rcond=None)[0]
+    return np.asarray(solution[:n], dtype=np.float64)

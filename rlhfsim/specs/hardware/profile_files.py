@@ -25,11 +25,11 @@ _ALIASES = re.compile(r"^aliases:\s*\[(.*?)\]", re.MULTILINE | re.DOTALL)
 
 def folders() -> list[Path]:
     """Folders that are searched, the user's own first."""
-    own = [Path.cwd() / "hardware_profiles"]
+    users = [Path.cwd() / "hardware_profiles"]
     if named := os.environ.get("RLHFSIM_PROFILES"):
-        own += [Path(part) for part in named.split(os.pathsep) if part]
-    found = [folder for folder in [*own, resources.shipped("hardware_profiles")] if folder.is_dir()]
-    return list({folder.resolve(): folder for folder in reversed(found)}.values())[::-1]
+        users += [Path(part) for part in named.split(os.pathsep) if part]
+    existing = [folder for folder in [*users, resources.shipped("hardware_profiles")] if folder.is_dir()]
+    return list({folder.resolve(): folder for folder in reversed(existing)}.values())[::-1]
 
 
 def profile_files() -> dict[str, Path]:

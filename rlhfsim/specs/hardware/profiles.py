@@ -124,26 +124,28 @@ def _profile(source: Source, seen: tuple[Path, ...]) -> Profile:
         }
         shared = parent.coefficients
     profile = convert(Profile, source, {**beneath, **data})
-    own = {
+    coefficients = {
         name: _like(shared, name, coefficient, source) for name, coefficient in profile.coefficients.items()
     }
-    return replace(profile, coefficients={**shared, **own})
+    return replace(profile, coefficients={**shared, **coefficients})
 
 
-def _like(shared: Mapping[str, Coefficient], name: str, own: Coefficient, source: Source) -> Coefficient:
+def _like(
+    shared: Mapping[str, Coefficient], name: str, coefficient: Coefficient, source: Source
+) -> Coefficient:
     """A profile's own coefficient: its name must be known, and its unit that of the shared one."""
     where = ("coefficients", name)
     if name not in shared:
         raise unknown_name("coefficient", name, shared, place=source.place(where))
     dimension = shared[name].dimension
-    if own.dimension not in ("1", dimension):
+    if coefficient.dimension not in ("1", dimension):
         raise RlhfsimError(
             "wrong-unit",
-            f"coefficient {name!r} is in {own.dimension}, not in {dimension}",
+            f"coefficient {name!r} is in {coefficient.dimension}, not in {dimension}",
             place=source.place(where),
             help=units.hint(dimension),
         )
-    return replace(own, dimension=dimension)
+    return replace(coefficient, dimension=dimension)
 
 
 def _parent(base: object, source: Source, seen: tuple[Path, ...]) -> Profile:

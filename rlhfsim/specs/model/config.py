@@ -166,8 +166,8 @@ def _refuse(source: Source, data: Mapping[str, Any], path: tuple[str, ...]) -> N
     reason, key = (REFUSED.get(kind) if isinstance(kind, str) else None), "model_type"
     nested = not path and any(isinstance(data.get(k), Mapping) for k in _NESTED)
     if reason is None and not nested:
-        found = next((k for k in REFUSED_KEYS if data.get(k)), None)
-        reason, key = (REFUSED_KEYS[found], found) if found else (None, key)
+        telling = next((k for k in REFUSED_KEYS if data.get(k)), None)
+        reason, key = (REFUSED_KEYS[telling], telling) if telling else (None, key)
     if reason is None and data.get("is_encoder_decoder") is True:
         reason, key = "is an encoder-decoder", "is_encoder_decoder"
     if reason is None and "ForMaskedLM" in str(data.get("architectures"))[:200]:

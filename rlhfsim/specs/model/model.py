@@ -231,8 +231,8 @@ class ModelSpec(Hashed):
     def kv_bytes(self, context: int, bytes_per_element: float = 2) -> float:
         """KV cache of one sequence of `context` tokens; windowed layers keep their window only."""
         windowed = self.attention.num_windowed_layers
-        kept = min(context, self.attention.sliding_window or context)
-        tokens = (self.num_layers - windowed) * context + windowed * kept
+        in_window = min(context, self.attention.sliding_window or context)
+        tokens = (self.num_layers - windowed) * context + windowed * in_window
         return tokens * self.attention.kv_elements * bytes_per_element
 
     def with_value_head(self) -> ModelSpec:

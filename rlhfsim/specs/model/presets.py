@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.specs.loading import Source
@@ -55,9 +55,9 @@ def preset_name(name: str) -> str | None:
     """The preset that a name, alias or Hugging Face id stands for; None when there is none."""
     known, short = _data()["presets"], aliases()
     for spelling in _spellings(name):
-        found = short.get(spelling, spelling)
-        if found in known:
-            return str(found)
+        key = short.get(spelling, spelling)
+        if key in known:
+            return key
     return None
 
 
@@ -76,25 +76,22 @@ def preset_names() -> tuple[str, ...]:
 
 def aliases() -> Mapping[str, str]:
     """Alias to preset, both in lower case."""
-    found: Mapping[str, str] = _data()["aliases"]
-    return found
+    return cast(Mapping[str, str], _data()["aliases"])
 
 
 @cache
 def _data() -> dict[str, Any]:
-    text = _FILE.read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data
+    return cast(dict[str, Any], json.loads(_FILE.read_text(encoding="utf-8")))
 
 
 def _spellings(name: str) -> list[str]:
     """The name in lower case with dashes, without owner, then ending by ending shorter."""
     text = re.sub(r"[\s_]+", "-", name[:_MAX_NAME].strip().lower())
     text = text.rsplit("/", 1)[-1] if text.count("/") == 1 else text
-    found = [text]
-    while (shorter := _ENDING.sub("", found[-1])) != found[-1]:
-        found.append(shorter)
-    return found + [spelling.removeprefix("meta-") for spelling in found]
+    spellings = [text]
+    while (shorter := _ENDING.sub("", spellings[-1])) != spellings[-1]:
+        spellings.append(shorter)
+    return spellings + [spelling.removeprefix("meta-") for spelling in spellings]
 
 
 def _unsupported(name: str) -> str | None:

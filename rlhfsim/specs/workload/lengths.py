@@ -106,8 +106,7 @@ class Empirical:
 
     def quantile(self, q: Floats) -> Floats:
         """Lengths at the given levels."""
-        found: Floats = np.asarray(np.quantile(_observed(self.file), q), dtype=np.float64)
-        return found
+        return np.asarray(np.quantile(_observed(self.file), q), dtype=np.float64)
 
     @property
     def maximum(self) -> float:
