@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import rlhfsim
 
 ROOT = Path(__file__).parent.parent
@@ -33,3 +35,33 @@ def test_every_file_that_the_documents_link_to_exists() -> None:
 def test_every_name_of_the_package_resolves() -> None:
     for name in rlhfsim.__all__:
         assert getattr(rlhfsim, name).__name__ == name
+
+
+TOP = {"rlhfsim", "executor", "lab"}
+FOLDERS = {p.parent.name for p in (ROOT / "rlhfsim").glob("*/__init__.py")}
+
+
+def stands(words: list[str]) -> bool:
+    """Whether a folder, a module, a name in a module or of the API stands there; `words` begin at the top."""
+    if len(words) == 2 and words[0] == "rlhfsim" and words[1] in rlhfsim.__all__:
+        return True
+    for length in range(len(words), 0, -1):
+        path = ROOT.joinpath(*words[:length])
+        if path.is_dir() or path.is_file():
+            return length == len(words)
+        if path.with_suffix(".py").is_file():
+            names = words[length:]
+            return not names or re.search(rf"\b{names[0]}\b", path.with_suffix(".py").read_text()) is not None
+    return False
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem)
+def test_every_module_that_a_document_names_exists(page: Path) -> None:
+    for quoted in re.findall(r"`([^`\n]+)`", page.read_text()):
+        if re.fullmatch(r"[a-z_]+(?:[./][A-Za-z_]\w*)+/?", quoted) is None or (ROOT / quoted).exists():
+            continue
+        words = re.split(r"[./]", quoted.removesuffix(".py").rstrip("/"))
+        if words[0] in TOP:
+            assert stands(words), f"{page.name} names {quoted}"
+        elif words[0] in FOLDERS and (ROOT / "rlhfsim" / words[0]).is_dir() and "/" in quoted:
+            assert stands(["rlhfsim", *words]), f"{page.name} names {quoted}"
