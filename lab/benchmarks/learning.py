@@ -307,44 +307,7 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-TEXT = """# Learning
-
-Output of `python lab/benchmarks/learning.py`: real runs (vLLM, DeepSpeed, Ray) on {cores} CPU cores, one \
-rollout
-slot and one training slot (disaggregated), fp32.
-
-![accuracy and reward by iteration](learning.svg)
-
-The task is the generated `{generator}` of difficulty {difficulty}. {text}
-
-Accuracy is the share of greedy responses to {held_out} held-out problems that get the rule's full reward. \
-The model is a
-random qwen2 of 0.6 M parameters with one token a character, warmed up by supervised steps of {batch} \
-problems (AdamW, learning
-rate {rate:g}, decayed to 0 in every round of {round}) until it answers {warm_up_until:.0%} of {probes} \
-training problems right, then trained for {iterations} iterations. The reward is 1 for a right answer, else 0
-(answers that are numbers are compared by value). A seed fixes weights, problems, the held-out ones too, \
-and sampling.
-
-{passed} of {runs} runs rise by at least {rise} within {limit:.0f} minutes.
-
-| algorithm | seed | accuracy before | after | rise | mean of the last 3 | whole run | of that warm-up | \
-its steps | one iteration | load |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |
-{rows}
-
-{recipes}
-
-Learning rate raised over the first {rise_steps} optimizer steps, then decayed to 0 linearly, AdamW betas \
-0.9 and 0.99, clip 0.2, one epoch, old log-probs recomputed, no KL term and no
-reference. The whole run has everything in it: making the model, warm-up, start of Ray and the engines, \
-self-check,
-evaluations, final checkpoint. `one iteration` is the median, an evaluation included where there was one. \
-`load` is the
-machine's 5-minute load average at the end: above about 2 others were using it too. Task, warm-up rule and \
-recipes were
-chosen on runs of seeds 0, 2 and 3 in earlier settings; no seed was left out of the table.
-"""
+TEXT = Path(__file__).with_name("learning_report.md").read_text(encoding="utf-8")
 
 
 def _recipe(recipe: Mapping[str, Any]) -> str:
