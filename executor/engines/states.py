@@ -38,18 +38,14 @@ def module_tensors(module: nn.Module) -> Iterator[Tensor]:
     yield from (buffer.data for buffer in module.buffers())
 
 
-def nested_tensors(value: Any, depth: int = 6) -> Iterator[Tensor]:
+def nested_tensors(value: Any, depth: int = 7) -> Iterator[Tensor]:
     """Tensors inside lists, tuples and dicts (also as keys: optimizer states are keyed by parameter)."""
     if isinstance(value, Tensor):
         yield value.data
         if value.is_leaf and value.grad is not None:
             yield value.grad
-    elif depth > 0 and isinstance(value, dict):
-        for key, item in value.items():
-            yield from nested_tensors(key, depth - 1)
-            yield from nested_tensors(item, depth - 1)
-    elif depth > 0 and isinstance(value, list | tuple | set):
-        for item in value:
+    elif depth > 0 and isinstance(value, dict | list | tuple | set):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from nested_tensors(item, depth - 1)
 
 
@@ -79,11 +75,6 @@ class Storages:
         for storage in self._storages:
             _free(storage)
         trim()
-
-    @property
-    def bytes(self) -> int:
-        """What was moved."""
-        return sum(self._sizes)
 
     def restore(self) -> None:
         """Allocate the storages again and fill them with what they held."""
@@ -175,18 +166,12 @@ def engine_tensors(engine: Any, *, weights: bool = True) -> Iterator[Tensor]:
 
     Without `weights` those that share no storage with the module.
     """
+    kept = set()
     if weights:
         yield from module_tensors(engine.module)
-        yield from _optimizer_tensors(engine)
-        return
-    kept = {tensor.untyped_storage().data_ptr() for tensor in module_tensors(engine.module)}
-    for tensor in _optimizer_tensors(engine):
-        if tensor.untyped_storage().data_ptr() not in kept:
-            yield tensor
-
-
-def _optimizer_tensors(engine: Any) -> Iterator[Tensor]:
+    else:
+        kept = {tensor.untyped_storage().data_ptr() for tensor in module_tensors(engine.module)}
     for optimizer in (engine.optimizer, getattr(engine, "basic_optimizer", None)):
         if optimizer is not None:
-            yield from nested_tensors(dict(vars(optimizer)))
-            yield from nested_tensors(dict(getattr(optimizer, "state", {})))
+            states = [dict(vars(optimizer)), dict(getattr(optimizer, "state", {}))]
+            yield from (t for t in nested_tensors(states) if t.untyped_storage().data_ptr() not in kept)

@@ -80,9 +80,9 @@ def _private_root(scratch: str) -> None:
     _mount("tmpfs", scratch, "tmpfs", _NOSUID | _NODEV, "mode=755,size=1m")
     for path in readable():
         _bind(path, scratch + path)
-    inner = scratch + scratch
+    inner, options = scratch + scratch, f"mode=700,size={SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
     os.makedirs(inner, exist_ok=True)
-    _mount("tmpfs", inner, "tmpfs", _NOSUID | _NODEV, _scratch_options())
+    _mount("tmpfs", inner, "tmpfs", _NOSUID | _NODEV, options)
     os.chdir(scratch)
     _check(LIBC.syscall(_SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
     _check(LIBC.umount2(b".", _DETACH), "umount")
@@ -93,19 +93,14 @@ def _private_root(scratch: str) -> None:
     _set_attributes("/", attributes, recursive=False)
 
 
-def _scratch_options() -> str:
-    return f"mode=700,size={SCRATCH_BYTES},nr_inodes={_SCRATCH_FILES}"
-
-
 def _bind(source: str, target: str) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     if os.path.islink(source):
-        os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(os.readlink(source), target)
         return
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
         Path(target).touch()
     _mount(source, target, None, _BIND | _REC)
 
@@ -190,7 +185,7 @@ def hide() -> None:
 
 def limit(*, memory: int, cpu_s: int, tasks: int) -> None:
     """Kernel limits of the caller and its children: address space, CPU seconds, tasks, files."""
-    for what, value in (
+    for resource_limit, value in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_NPROC, tasks),
@@ -200,7 +195,7 @@ def limit(*, memory: int, cpu_s: int, tasks: int) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
     ):
-        resource.setrlimit(what, (value, value))
+        resource.setrlimit(resource_limit, (value, value))
 
 
 def _check(result: int, what: str) -> int:

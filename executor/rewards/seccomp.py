@@ -136,8 +136,8 @@ def executing(pid: int | None, *, processes: bool) -> bytes:
     rules += [_step(_EQUAL, _CLONE3[column], 0, 1), _step(_RETURN, _ERRNO | errno.ENOSYS)]
     rules += _if_argument(_PRLIMIT[column], _step(_EQUAL, 0, 0, 1), yes=_ALLOW, no=_EPERM)
     for call in (_KILL, _TGKILL) if pid is not None else ():
-        own = _step(_EQUAL, pid or 0, 0, 1)
-        rules += _if_argument(call[column], own, yes=_ALLOW, no=_EPERM)
+        is_itself = _step(_EQUAL, pid or 0, 0, 1)
+        rules += _if_argument(call[column], is_itself, yes=_ALLOW, no=_EPERM)
     rules += _clone(_CLONE[column], processes)
     return b"".join([*rules, _step(_RETURN, _ALLOW)])
 

@@ -14,7 +14,7 @@ import hashlib
 import itertools
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,12 @@ from rlhfsim.errors import Place, RlhfsimError
 
 _HELD_OUT_SHARE = 10
 _JSON_ENDINGS, _PARQUET_ENDINGS = (".jsonl", ".json", ".ndjson"), (".parquet", ".pq")
+_NEEDED: Mapping[Preference, tuple[str, ...]] = {
+    "none": ("answer_column",),
+    "pairs": ("chosen_column", "rejected_column"),
+    "labels": ("answer_column", "label_column"),
+}
+"""Settings that name a needed column, beside the prompt's."""
 
 
 class FileSource:
@@ -42,7 +48,7 @@ class FileSource:
         assert data.path, "checked by `open_source`"
         self._data, self._seed, self._preference = data, seed, preference
         self._rows = _read(Path(data.path))
-        columns = _columns(data, preference)
+        columns = {getattr(data, setting): setting for setting in ("prompt_column", *_NEEDED[preference])}
         _check(self._rows, columns, data.path, chat=data.chat_template)
         self._training, self._held_out = _split(self._rows[data.prompt_column])
         self._orders: dict[int, NDArray[np.int64]] = {}
@@ -90,16 +96,6 @@ def _prompt(value: Any) -> Prompt:
     if not isinstance(value, list):
         return str(value)
     return tuple({"role": turn["role"], "content": turn["content"]} for turn in value)
-
-
-def _columns(data: Data, preference: Preference) -> dict[str, str]:
-    """Needed columns, with the setting that names each."""
-    needed = {
-        "none": ("prompt_column", "answer_column"),
-        "pairs": ("prompt_column", "chosen_column", "rejected_column"),
-        "labels": ("prompt_column", "answer_column", "label_column"),
-    }[preference]
-    return {getattr(data, setting): setting for setting in needed}
 
 
 def _split(prompts: Sequence[Any]) -> tuple[list[int], list[int]]:
@@ -161,29 +157,22 @@ def _load(path: Path, *, parquet: bool) -> Any:
 
 def _check_lines(path: Path) -> None:
     """Name the first line that is not a JSON object: the library's own message counts from its last block."""
-    found = False
-    with path.open(encoding="utf-8", errors="strict") as lines:
-        for number, line in enumerate(_decoded(lines, path), 1):
-            if not line.strip():
-                continue
-            found = True
-            reason = _malformed(line)
-            if reason:
-                raise RlhfsimError(
-                    "data-line",
-                    reason,
-                    place=Place(file=str(path), line=number, text=line),
-                    help='write one object per line, like {"prompt": "1+1=", "answer": "2"}',
-                )
-    if not found:
-        raise _empty(path)
-
-
-def _decoded(lines: Any, path: Path) -> Any:
+    is_empty = True
     try:
-        yield from lines
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                is_empty = is_empty and not line.strip()
+                if line.strip() and (reason := _malformed(line)):
+                    raise RlhfsimError(
+                        "data-line",
+                        reason,
+                        place=Place(file=str(path), line=number, text=line),
+                        help='write one object per line, like {"prompt": "1+1=", "answer": "2"}',
+                    )
     except UnicodeDecodeError as error:
         raise RlhfsimError("data-encoding", f"is not UTF-8: {error}", place=Place(file=str(path))) from None
+    if is_empty:
+        raise _empty(path)
 
 
 def _malformed(line: str) -> str:

@@ -63,23 +63,15 @@ def warm_up(
 def greedy_accuracy(
     folder: str | Path, problems: Sequence[Problem], *, max_tokens: int = 8, batch: int = 256
 ) -> float:
-    """Share of problems whose greedy response is exactly the answer."""
-    if not problems:
-        return 0.0
-    responses = greedy(folder, [str(p.prompt) for p in problems], max_tokens=max_tokens, batch=batch)
-    hits = sum(r == p.answer for r, p in zip(responses, problems, strict=True))
-    return hits / len(problems)
-
-
-def greedy(folder: str | Path, prompts: Sequence[str], *, max_tokens: int = 8, batch: int = 256) -> list[str]:
-    """Greedy responses without special tokens, batch by batch, padded on the left."""
+    """Share of problems whose greedy response, without special tokens, is exactly the answer."""
     model, tokenizer = _load(folder)
     model.eval()
-    return [
-        response
-        for start in range(0, len(prompts), batch)
-        for response in _generate(model, tokenizer, prompts[start : start + batch], max_tokens)
-    ]
+    hits = 0
+    for start in range(0, len(problems), batch):
+        some = problems[start : start + batch]
+        responses = _greedy(model, tokenizer, [str(p.prompt) for p in some], max_tokens)
+        hits += sum(r == p.answer for r, p in zip(responses, some, strict=True))
+    return hits / max(1, len(problems))
 
 
 def _load(folder: str | Path) -> tuple[Any, Any]:
@@ -110,10 +102,11 @@ def _loss(model: Any, tokenizer: Any, problems: Sequence[Problem]) -> torch.Tens
     )
 
 
-def _generate(model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int) -> list[str]:
+def _greedy(model: Any, tokenizer: Any, prompts: list[str], max_tokens: int) -> list[str]:
+    """Responses to one batch, padded on the left."""
     import torch
 
-    inputs = tokenizer(list(prompts), padding=True, padding_side="left", return_tensors="pt")
+    inputs = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     with torch.no_grad():
         tokens = model.generate(
             input_ids=inputs.input_ids,

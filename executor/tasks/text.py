@@ -70,8 +70,8 @@ def _chat(folder: Path) -> Any:
     """The tokenizer as transformers has it, which knows the template."""
     from transformers import AutoTokenizer
 
-    found: Any = AutoTokenizer.from_pretrained(folder)
-    if not found.chat_template:
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    if not tokenizer.chat_template:
         raise RlhfsimError(
             "no-chat-template",
             "data.chat_template is set, but the tokenizer has no template",
@@ -79,7 +79,7 @@ def _chat(folder: Path) -> Any:
             help="set data.chat_template: false, "
             "or save the tokenizer of an instruct model beside the weights",
         )
-    return found
+    return tokenizer
 
 
 def _turns(prompt: Prompt) -> Sequence[Message]:
@@ -90,9 +90,9 @@ def _stops(folder: Path) -> list[int]:
     """End-of-sequence ids; the generation config goes before the model's."""
     for name in CONFIGS:
         path = folder / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
-        if found is not None:
-            return [int(i) for i in (found if isinstance(found, list) else [found])]
+        ids = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return [int(i) for i in (ids if isinstance(ids, list) else [ids])]
     return []
 
 

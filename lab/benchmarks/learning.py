@@ -259,16 +259,16 @@ def settings(name: str, algorithm: str, model: Path, seed: int) -> Settings:
 # --- reports ----------------------------------------------------------------------------------------
 
 
-def write(folder: Path, found: Mapping[str, Any]) -> None:
+def write(folder: Path, run: Mapping[str, Any]) -> None:
     """Add the run to learning.json, and make the other two files of it."""
     path = folder / "learning.json"
     known = (
-        [r for r in json.loads(path.read_text())["runs"] if r["task"] == found["task"]]
+        [r for r in json.loads(path.read_text())["runs"] if r["task"] == run["task"]]
         if path.is_file()
         else []
     )
-    runs = [r for r in known if (r["algorithm"], r["seed"]) != (found["algorithm"], found["seed"])]
-    runs = sorted([*runs, found], key=lambda r: (r["algorithm"], r["seed"]))
+    runs = [r for r in known if (r["algorithm"], r["seed"]) != (run["algorithm"], run["seed"])]
+    runs = sorted([*runs, run], key=lambda r: (r["algorithm"], r["seed"]))
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"schema": "rlhfsim.learning/1", "runs": runs}, indent=1) + "\n")
     (folder / "learning.md").write_text(report(runs))

@@ -113,20 +113,20 @@ def main() -> None:
     parser.add_argument("--block", type=int, help="iterations between two turns")
     parser.add_argument("--trl-micro-batches", type=int, default=1, help="of TRL's gradient accumulation")
     parser.add_argument("--out", type=Path, help="folder of trl_speed.json, which keeps one result a model")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
-    case = replace(SMALL, model=str(asked.model.resolve())) if asked.model else TINY
-    block = asked.block or case.block
+    case = replace(SMALL, model=str(options.model.resolve())) if options.model else TINY
+    block = options.block or case.block
     case = replace(
         case,
         block=block,
-        iterations=case.warm_up + asked.pairs * block,
-        trl_micro_batches=asked.trl_micro_batches,
+        iterations=case.warm_up + options.pairs * block,
+        trl_micro_batches=options.trl_micro_batches,
     )
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(prepare(Path(folder), case), Path(folder), asked.trl_python, asked.pairs)
-    if asked.out:
-        keep(asked.out / "trl_speed.json", found)
+        result = compare(prepare(Path(folder), case), Path(folder), options.trl_python, options.pairs)
+    if options.out:
+        keep(options.out / "trl_speed.json", result)
 
 
 def prepare(work: Path, case: Case) -> Case:
@@ -192,9 +192,9 @@ def summary(rows: Sequence[Pair]) -> dict[str, Any]:
         "TRL's seconds / ours": [other.seconds / mine.seconds for mine, other in rows],
         "our tokens/s / TRL's": [mine.tokens_per_s / other.tokens_per_s for mine, other in rows],
     }
-    found = {title: (min(v), statistics.median(v), max(v)) for title, v in figures.items()}
+    spread = {title: (min(v), statistics.median(v), max(v)) for title, v in figures.items()}
     print(f"{'':34}{'min':>12}{'median':>12}{'max':>12}")
-    for title, values in found.items():
+    for title, values in spread.items():
         print(f"{title:34}" + "".join(f"{v:12,.3f}" for v in values))
     lengths = np.concatenate([other.lengths for _, other in rows])
     mean = {
@@ -206,14 +206,14 @@ def summary(rows: Sequence[Pair]) -> dict[str, Any]:
         f"response tokens: mean {mean['ours']:.1f} ours, {mean['TRL']:.1f} TRL; "
         f"TRL's P10, P50, P90, P99: {quantiles}"
     )
-    return {"pairs": len(rows), "figures": found, "mean_length": mean, "length_quantiles": quantiles}
+    return {"pairs": len(rows), "figures": spread, "mean_length": mean, "length_quantiles": quantiles}
 
 
-def keep(path: Path, found: Mapping[str, Any]) -> None:
+def keep(path: Path, result: Mapping[str, Any]) -> None:
     """Add or replace the result of this model."""
     known = json.loads(path.read_text()) if path.is_file() else {}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(known | {found["case"]["name"]: found}, indent=1) + "\n")
+    path.write_text(json.dumps(known | {result["case"]["name"]: result}, indent=1) + "\n")
 
 
 def _data(work: Path, case: Case) -> Data:
@@ -390,8 +390,8 @@ class Theirs:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                found: dict[str, Any] = json.loads(line)
-                return found
+                message: dict[str, Any] = json.loads(line)
+                return message
         raise SystemExit("TRL's side ended early")
 
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from executor.engines.protocols import RolloutSpec
-from executor.engines.vllm.engine import VllmEngine, environment
+from executor.engines.vllm.engine import VllmEngine
+from executor.engines.vllm.start import environment
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.layout import RolloutLayout
 

@@ -23,10 +23,11 @@ def ds_config(
         RlhfsimError: a layout that DeepSpeed does not run.
     """
     _check(layout)
+    ds_clips = not clips_itself(layout, precision)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": _clipping(layout, optimizer, precision),
+        "gradient_clipping": optimizer.max_grad_norm if optimizer and ds_clips else 0.0,
         "bf16": {"enabled": precision == "bf16"},
         "zero_optimization": _zero(layout, optimizer, cuda),
         "zero_allow_untested_optimizer": True,
@@ -70,12 +71,6 @@ def _check(layout: Layout) -> None:
             "optimizer states are offloaded by ZeRO 1-3 only",
             help="set zero: 1 or offload_optimizer: none",
         )
-
-
-def _clipping(layout: Layout, optimizer: Optimizer | None, precision: Precision) -> float:
-    if optimizer is None or clips_itself(layout, precision):
-        return 0.0
-    return optimizer.max_grad_norm
 
 
 def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool) -> dict[str, Any]:

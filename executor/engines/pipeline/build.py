@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,7 +28,7 @@ from executor.engines.pipeline.layers import (
 from executor.engines.pipeline.shards import attach
 from executor.engines.pipeline.weights import read
 from executor.engines.protocols import EngineSpec
-from executor.engines.transformers.heads import ScalarHead, TokenHead
+from executor.engines.transformers.heads import ScalarHead, TokenHead, draw_head
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.backends import violation
 
@@ -127,11 +126,7 @@ def fill(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> None:
     """Read this stage's weights; a scalar head that the checkpoint lacks is drawn as heads.py does."""
     fresh = HEADS[spec.head] if spec.head != "causal" else None
     for weight in read(spec.model, weights, fresh):
-        columns = weight.parameter.shape[1]
-        spread = getattr(model.config, "initializer_range", None) or 1 / math.sqrt(columns)
-        generator = torch.Generator().manual_seed(spec.seed)
-        with torch.no_grad():
-            weight.parameter.copy_(torch.randn(weight.parameter.shape, generator=generator) * spread)
+        draw_head(weight.parameter, model.config, spec.seed)
 
 
 def reader(spec: EngineSpec, model: Decoder, weights: list[Weight]) -> TokenHead | ScalarHead:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,10 +23,9 @@ from executor.engines.mesh import coordinates, rank_at
 from executor.engines.packing import MicroBatch, Select, filler
 from executor.engines.pipeline import build
 from executor.engines.pipeline.layers import decoder
-from executor.engines.pipeline.relay import Relay
 from executor.engines.pipeline.weights import catalogue, to_rank_0
 from executor.engines.protocols import EngineSpec, MiniBatch
-from executor.engines.scoring import trim
+from executor.engines.scoring import evaluated, trim
 from executor.engines.transformers.heads import DTYPES
 from executor.samples import LossSpec, Sample
 from executor.weight_transfer.packing import Named
@@ -62,15 +62,7 @@ class PipelineEngine(Learner):
         self.weights = build.own_weights(module)
         build.fill(spec, source, self.weights)
         self.grid = module.mpu()
-        self._relay = Relay(
-            module=module,
-            layout=spec.layout,
-            rank=self.rank,
-            group=self.grid.get_pipe_parallel_group(),
-            hidden=source.config.hidden_size,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        self._hidden = source.config.hidden_size
         self._owner = rank_at(spec.layout, pp=self.place.pp)
         self._catalogue = catalogue(self.weights if self._owner == self.rank else [], self.rank)
         self._head = build.reader(spec, source, self.weights) if self._last else None
@@ -89,8 +81,42 @@ class PipelineEngine(Learner):
         return self._last and self.place.tp == 0
 
     def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
+        """Every micro-batch with its results, (N,) fp32 of its N places, on every rank of the pipeline.
+
+        DeepSpeed's eval_batch needs as many micro-batches on every replica and a loss, and keeps all logits.
+        Here each stage takes a micro-batch when the one before hands it over and goes on to the next.
+        """
         batches = self.micro_batches(samples, select=select)
-        return self._relay.run(batches, lambda hidden, micro: self._read(hidden, micro)[0])
+        outputs = []
+        with evaluated(self.model), torch.no_grad():
+            for micro in batches:
+                hidden = self._stage_output(micro)
+                if hidden is not None:
+                    outputs.append(self._read(hidden, micro)[0])
+        sizes = [len(micro.index) for micro in batches]
+        whole = torch.cat(outputs).float() if outputs else torch.empty(sum(sizes), device=self.device)
+        if sum(sizes):
+            last = self._rank_of_stage(self.spec.layout.pp - 1)
+            dist.broadcast(whole, src=last, group=self.grid.get_pipe_parallel_group())
+        return list(zip(batches, whole.split(sizes), strict=True))
+
+    def _stage_output(self, micro: MicroBatch) -> Tensor | None:
+        """Hidden states (B, L, H) on the last stage, else None."""
+        if self.place.pp == 0:
+            received = micro.tokens.to(self.device)
+        else:
+            shape = (*micro.tokens.shape, self._hidden)
+            received = torch.empty(shape, dtype=self.dtype, device=self.device)
+            dist.recv(received, src=self._rank_of_stage(self.place.pp - 1))
+        output: Any = cast(Any, self.model).forward((received, micro.positions.to(self.device)))
+        if self._last:
+            return cast(Tensor, output)
+        dist.send(output[0].contiguous(), dst=self._rank_of_stage(self.place.pp + 1))
+        return None
+
+    def _rank_of_stage(self, stage: int) -> int:
+        """In this pipeline: same replica, same shard."""
+        return rank_at(self.spec.layout, pp=stage, dp=self.place.dp, tp=self.place.tp)
 
     def _read(self, hidden: Tensor, micro: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(outputs (N,), entropies) of the head from hidden states (B, L, H), on the last stage.
@@ -160,5 +186,5 @@ class PipelineEngine(Learner):
         stage = self.model
         super().close()
         build.leave(stage)
-        del stage, self.weights, self.grid, self._relay, self._head
+        del stage, self.weights, self.grid, self._head
         trim()

@@ -43,7 +43,9 @@ class TokenHead(nn.Module):
         self.weight, self.bias = linear.weight, linear.bias
         self.temperature = temperature
         self.cap = getattr(config, "final_logit_softcapping", None)
-        self.scale = _logit_scale(config)
+        # Cohere's logit_scale, one over Granite's logits_scaling
+        scale = getattr(config, "logit_scale", None)
+        self.scale = float(scale or 1.0 / float(getattr(config, "logits_scaling", None) or 1.0))
 
     def forward(self, hidden: Tensor, targets: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log-probs (N,), entropies (N,) or an empty tensor), fp32."""
@@ -167,25 +169,23 @@ def _scalar(folder: str, dtype: torch.dtype, seed: int) -> HeadedModel:
 
     backbone = cast(Any, AutoModel).from_pretrained(folder, dtype=dtype, **_attention(dtype))
     head = ScalarHead(backbone.config.hidden_size, dtype)
-    weight = _stored_head(Path(folder))
-    if weight is None:
-        spread = getattr(backbone.config, "initializer_range", None) or 1 / math.sqrt(head.weight.shape[1])
-        generator = torch.Generator().manual_seed(seed)
-        weight = torch.randn(head.weight.shape, generator=generator) * spread
+    files = weight_files(Path(folder))
+    name = next((name for name in HEAD_NAMES if name in files), None)
+    if name is None:
+        draw_head(head.weight, backbone.config, seed)
         logger.info("%s has no scalar head: drawn from seed %d", folder, seed)
-    with torch.no_grad():
-        head.weight.copy_(weight.reshape(head.weight.shape))
+    else:
+        with torch.no_grad():
+            head.weight.copy_(read(files[name], name).reshape(head.weight.shape))
+        logger.info("%s: scalar head %s read from %s", folder, name, files[name].name)
     return HeadedModel(backbone, head, backbone.config, "score")
 
 
-def _stored_head(folder: Path) -> Tensor | None:
-    """The scalar head of a checkpoint, or None."""
-    files = weight_files(folder)
-    name = next((name for name in HEAD_NAMES if name in files), None)
-    if name is None:
-        return None
-    logger.info("%s: scalar head %s read from %s", folder, name, files[name].name)
-    return read(files[name], name)
+def draw_head(weight: nn.Parameter, config: Any, seed: int) -> None:
+    """Fill a scalar head (1, H) that the checkpoint lacks, from a seed."""
+    spread = getattr(config, "initializer_range", None) or 1 / math.sqrt(weight.shape[1])
+    with torch.no_grad():
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) * spread)
 
 
 def _attention(dtype: torch.dtype) -> dict[str, Any]:
@@ -195,10 +195,3 @@ def _attention(dtype: torch.dtype) -> dict[str, Any]:
     half = dtype == torch.bfloat16
     flash = half and torch.cuda.is_available() and is_flash_attn_2_available()
     return {"attn_implementation": "flash_attention_2" if flash else "sdpa"}
-
-
-def _logit_scale(config: Any) -> float:
-    """What multiplies logits: Cohere's logit_scale, one over Granite's logits_scaling, else 1."""
-    if getattr(config, "logit_scale", None):
-        return float(config.logit_scale)
-    return 1.0 / float(getattr(config, "logits_scaling", None) or 1.0)

@@ -21,11 +21,8 @@ import numpy as np
 
 from executor.engines.protocols import ChannelSpec, RolloutSpec
 from executor.engines.vllm import start as vllm_start
-from executor.engines.vllm.start import environment
 from executor.samples import Completion, Finish, GenerationRequest, Transfer
 from rlhfsim.errors import RlhfsimError
-
-__all__ = ["VllmEngine", "environment"]
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +47,7 @@ class VllmEngine:
         """One call at a time reaches the workers: `staged` is asked from beside the stepping thread."""
         self._device = vllm_start.current_device()
         vllm_start.refuse(spec, self._device)
-        vllm_start.apply(environment(self._device))
+        vllm_start.apply(vllm_start.environment(self._device))
         from executor.engines.vllm import api as vllm_api
 
         vllm_api.check_version()
@@ -107,7 +104,7 @@ class VllmEngine:
     def receive(self, channel: str, version: int) -> Transfer:
         """Load weights as they arrive; running requests keep their KV cache and go on with the new ones."""
         self._check()
-        self._wake_weights()
+        self._wake("weights")
         transfer = self._loaded("rlhf_receive", channel, channel, version)
         self._changed(version)
         return transfer
@@ -127,7 +124,7 @@ class VllmEngine:
         """Load what was staged, waiting for it if need be."""
         assert self._staging is not None, "commit without stage"
         (channel, version), self._staging = self._staging, None
-        self._wake_weights()
+        self._wake("weights")
         transfer = self._loaded("rlhf_commit", channel)
         self._changed(version)
         return transfer
@@ -233,9 +230,6 @@ class VllmEngine:
                 f"tokens, max_model_len is {self.spec.max_model_len}",
                 help="shorten or drop the prompt, or lower sampling.max_tokens",
             )
-
-    def _wake_weights(self) -> None:
-        self._wake("weights")
 
     def _wake(self, *tags: str) -> None:
         """Wake some parts: weights can arrive before the KV cache needs its memory."""

@@ -7,21 +7,20 @@ raised: the multiprocess executor would turn it into text.
 
 from __future__ import annotations
 
-import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
-from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.engines.vllm import api as vllm_api
 from executor.samples import Transfer
 from executor.weight_transfer.channel import Receiver, to_host
+from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 Result = TypeVar("Result")
@@ -32,10 +31,8 @@ class Staging:
     """A receive into host memory that goes on in a thread."""
 
     receiver: Receiver
-    version: int
     thread: threading.Thread | None = None
-    tensors: list[tuple[str, Tensor]] = field(default_factory=list)
-    error: RlhfsimError | None = None
+    weights: list[Named] | RlhfsimError = field(default_factory=list)
 
 
 class WeightReceiver:
@@ -63,14 +60,7 @@ class WeightReceiver:
     def rlhf_receive(self, channel: str, version: int) -> Transfer | RlhfsimError:
         """Load weights as they arrive."""
         receiver = self.rlhf_receivers[channel]
-
-        def load() -> Transfer:
-            whole = not receiver.spec.adapters_only
-            vllm_api.load_weights(self, receiver.receive(version), whole=whole)
-            assert receiver.transfer is not None
-            return receiver.transfer
-
-        return _told(load)
+        return _load(self, receiver, receiver.receive(version))
 
     def rlhf_intact(self) -> bool:
         """Whether the model holds one whole set of weights."""
@@ -78,12 +68,18 @@ class WeightReceiver:
 
     def rlhf_stage(self, channel: str, version: int) -> None:
         """Start to receive into host memory."""
-        staging = Staging(self.rlhf_receivers[channel], version)
+        staging = self.rlhf_staging = Staging(self.rlhf_receivers[channel])
         device = str(self.device)  # type: ignore[attr-defined]
-        staging.thread = threading.Thread(
-            target=_stage, args=(staging, device), name="stage-weights", daemon=True
-        )
-        self.rlhf_staging = staging
+
+        def receive() -> list[Named]:
+            if device.startswith("cuda"):
+                torch.cuda.set_device(device)  # of this thread
+            return to_host(staging.receiver.receive(version))
+
+        def run() -> None:
+            staging.weights = _or_error(receive)
+
+        staging.thread = threading.Thread(target=run, name="stage-weights", daemon=True)
         staging.thread.start()
 
     def rlhf_staged(self) -> bool:
@@ -97,23 +93,18 @@ class WeightReceiver:
         assert staging is not None, "commit without stage"
         assert staging.thread is not None
         staging.thread.join()
-        if staging.error is not None:
-            return staging.error
-
-        def load() -> Transfer:
-            transfer = staging.receiver.transfer
-            assert transfer is not None
-            start = time.monotonic()
-            whole = not staging.receiver.spec.adapters_only
-            vllm_api.load_weights(self, iter(staging.tensors), whole=whole)
-            return replace(transfer, seconds=transfer.seconds + time.monotonic() - start)
-
-        return _told(load)
+        if isinstance(staging.weights, RlhfsimError):
+            return staging.weights
+        start = time.monotonic()
+        transfer = _load(self, staging.receiver, iter(staging.weights))
+        if isinstance(transfer, RlhfsimError):
+            return transfer
+        return replace(transfer, seconds=transfer.seconds + time.monotonic() - start)
 
     def rlhf_memory(self) -> dict[str, float]:
         """Bytes of this worker now."""
         kv = float(sum(tensor.numel() * tensor.element_size() for tensor in vllm_api.kv_tensors(self)))
-        host = float(resident_bytes())
+        host = float(psutil.Process().memory_info().rss)
         if torch.cuda.is_available():
             free, total = torch.cuda.mem_get_info()
             return {"allocated": float(total - free), "host": host, "kv": kv}
@@ -126,17 +117,16 @@ class WeightReceiver:
         self.rlhf_receivers = {}
 
 
-def _stage(staging: Staging, device: str) -> None:
-    def receive() -> None:
-        if device.startswith("cuda"):
-            torch.cuda.set_device(device)  # of this thread
-        staging.tensors = to_host(staging.receiver.receive(staging.version))
+def _load(worker: WeightReceiver, receiver: Receiver, weights: Iterator[Named]) -> Transfer | RlhfsimError:
+    def load() -> Transfer:
+        vllm_api.load_weights(worker, weights, whole=not receiver.spec.adapters_only)
+        assert receiver.transfer is not None
+        return receiver.transfer
 
-    result = _told(receive)
-    staging.error = result if isinstance(result, RlhfsimError) else None
+    return _or_error(load)
 
 
-def _told(call: Callable[[], Result]) -> Result | RlhfsimError:
+def _or_error(call: Callable[[], Result]) -> Result | RlhfsimError:
     """The call's result, or its error as a value that travels between processes."""
     try:
         return call()
@@ -144,12 +134,3 @@ def _told(call: Callable[[], Result]) -> Result | RlhfsimError:
         return error
     except Exception as error:
         return RlhfsimError("weight-sync-failed", f"{type(error).__name__}: {error}")
-
-
-def resident_bytes() -> int:
-    """Resident set of this process."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-        return pages * resource.getpagesize()
-    except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
