@@ -2,30 +2,28 @@ r"""Whether a response gives the expected answer: equal texts, equal numbers, or
 
 A `\boxed{...}` in the response is what counts where there is one. Numbers are equal by value: leading zeros,
 a plus sign, thousands separators and zeros after the point do not matter. Fractions, units and symbolic
-expressions are compared as text only (`is_equal` parses them), and so is an answer that starts with a spare
+expressions are compared as text only (expressions.py parses them), and so is an answer that starts with a spare
 zero: `01` is a code, no number.
 """
 
 from __future__ import annotations
 
-import importlib
-import logging
 import re
 from decimal import Decimal
-from typing import Any
 
-_LOOKED_AT = 20_000
+LOOKED_AT = 20_000
 """Characters from the end of a response that are looked at: the search stays linear in practice."""
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?")
-_CODE = re.compile(r"0\d+")
+CODE = re.compile(r"0\d+")
+"""A text of digits, no number."""
 _BOXED = "\\boxed{"
 _MINUS_SIGNS = str.maketrans({"\N{MINUS SIGN}": "-", "\N{EN DASH}": "-"})
 
 
 def is_right(response: str, answer: str) -> bool:
     """Whether the response's final answer is `answer`."""
-    response = response[-_LOOKED_AT:].translate(_MINUS_SIGNS)
-    if _CODE.fullmatch(answer.strip()):
+    response = response[-LOOKED_AT:].translate(_MINUS_SIGNS)
+    if CODE.fullmatch(answer.strip()):
         inside = _boxed(response)
         return (response if inside is None else inside).strip() == answer.strip()
     wanted = _normal(answer.translate(_MINUS_SIGNS))
@@ -35,21 +33,6 @@ def is_right(response: str, answer: str) -> bool:
     if _normal(response) == wanted:
         return True
     return isinstance(wanted, Decimal) and _last_number(response) == wanted
-
-
-def is_equal(response: str, answer: str) -> bool:
-    """Whether math-verify reads the response's last expression, LaTeX or plain, as equal to `answer`.
-
-    It may run for ever (`9^{9^{9^9}}`), and its own time limits are signals that only a main thread hears:
-    call it in a process that can be killed (calls.py).
-    """
-    if _CODE.fullmatch(answer.strip()):
-        return False
-    library: Any = importlib.import_module("math_verify")  # optional, slow to import
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of missing time limits at every call
-    expected = f"${answer}$" if "\\" in answer and "$" not in answer else answer
-    first, second = (library.parse(text, parsing_timeout=None) for text in (expected, response[-_LOOKED_AT:]))
-    return bool(library.verify(first, second, timeout_seconds=None))
 
 
 def digits_share(response: str) -> float:

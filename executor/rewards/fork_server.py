@@ -265,26 +265,18 @@ class _Execution:
 def _run_program(job: dict[str, Any]) -> dict[str, str]:
     """The code, then its tests in the same namespace; in the child."""
     space: dict[str, Any] = {"__name__": "solution" if job["tests"] else "__main__"}
-    try:
-        exec(compile(job["code"], "<code>", "exec"), space)
-    except SystemExit as exit:
-        if exit.code not in (None, 0) or job["tests"]:
-            return {"status": "error", "error": f"exit with {exit.code!r}"}
-    except MemoryError:
-        return {"status": "memory", "error": "MemoryError"}
-    except BaseException as error:
-        return {"status": "error", "error": _short(error)}
-    try:
-        exec(compile(job["tests"], "<tests>", "exec"), space)
-    except MemoryError:
-        return {"status": "memory", "error": "MemoryError"}
-    except BaseException as error:
-        return {"status": "failed", "error": _short(error)}
+    for part, failure in (("code", "error"), ("tests", "failed")):
+        try:
+            exec(compile(job[part], f"<{part}>", "exec"), space)
+        except MemoryError:
+            return {"status": "memory", "error": "MemoryError"}
+        except BaseException as error:
+            if not (part == "code" and isinstance(error, SystemExit)):
+                message = "".join(traceback.format_exception_only(error)).strip()[-_MAX_ERROR:]
+                return {"status": failure, "error": message}
+            if error.code not in (None, 0) or job["tests"]:
+                return {"status": failure, "error": f"exit with {error.code!r}"}
     return {"status": "passed", "error": ""}
-
-
-def _short(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()[-_MAX_ERROR:]
 
 
 def _open_up(folder: str) -> None:

@@ -35,7 +35,7 @@ from rlhfsim.errors import RlhfsimError
 
 _log = logging.getLogger(__name__)
 _FENCE = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)```", re.DOTALL)
-_MATCHES, _IS_EQUAL = "executor.rewards.calls:matches", "executor.rewards.answers:is_equal"
+_MATCHES, _IS_EQUAL = "executor.rewards.calls:matches", "executor.rewards.expressions:is_equal"
 
 
 Plain = tuple[str, str, str, Mapping[str, Any]]

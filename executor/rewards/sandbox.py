@@ -93,8 +93,8 @@ class Sandbox:
         first = _first_worker(mode)
         self.mode: Mode = first.mode
         self.facts: Mapping[str, Any] = first.facts
-        self._workers = [first, *(_Worker(self.mode) for _ in range(workers - 1))]
-        self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        self._workers = [first, *(ConfinedWorker(self.mode) for _ in range(workers - 1))]
+        self._free: queue.SimpleQueue[ConfinedWorker] = queue.SimpleQueue()
         for worker in self._workers:
             self._free.put(worker)
 
@@ -108,8 +108,6 @@ class Sandbox:
 
     def map(self, programs: Sequence[CodeRun]) -> list[CodeOutcome]:
         """Execute many, as many at once as there are workers; outcomes in their order."""
-        if len(self._workers) == 1:
-            return [self.run(program) for program in programs]
         with ThreadPoolExecutor(len(self._workers)) as pool:
             return list(pool.map(self.run, programs))
 
@@ -157,12 +155,12 @@ def strength(mode: Mode | None = None) -> str:
         return sandbox.strength()
 
 
-def _first_worker(mode: Mode | None) -> _Worker:
+def _first_worker(mode: Mode | None) -> ConfinedWorker:
     """A worker in the given mode, or in the strongest that starts and is strong enough."""
     reasons = []
     for candidate in MODES if mode is None else (mode,):
         try:
-            return _Worker(candidate)
+            return ConfinedWorker(candidate)
         except RlhfsimError as error:
             reasons.append(f"{candidate}: {error.message}")
     raise _impossible("; ".join(reasons))
@@ -178,7 +176,7 @@ def _impossible(reason: str) -> RlhfsimError:
     )
 
 
-class _Worker:
+class ConfinedWorker:
     """One interpreter that executes programs one after the other; replaced when it is lost."""
 
     def __init__(self, mode: Mode) -> None:
