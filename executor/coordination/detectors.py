@@ -43,7 +43,7 @@ SLOW = 1.25
 REWARD_DROP = 0.75
 """Standard deviations of rewards inside a batch."""
 CLIPPED = 0.3
-"""Share of clipped tokens at which stale rollouts hurt."""
+"""Share of clipped tokens at which old rollouts hurt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,7 +95,7 @@ class Replica(TracedProcess):
                 self._changed.wait(left)
             self._raise()
             done, self._finished = self._finished, []
-        return Reply(value=done, recorded=self._tracer.drain())
+        return Reply(value=done, recorded=self._tracer.take())
 
     def connect(self, channel: ChannelSpec, first_receiver: int) -> Reply:
         """Join a weight channel."""
@@ -230,7 +230,7 @@ class Replica(TracedProcess):
             self._raise()
         if command.error is not None:
             raise command.error
-        return Reply(value=command.result, recorded=self._tracer.drain())
+        return Reply(value=command.result, recorded=self._tracer.take())
 
     def _spanned(self, act: Callable[[], Any], tags: Tags, *, keep: bool = True) -> Reply:
         def timed() -> Any:

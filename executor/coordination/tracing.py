@@ -128,8 +128,8 @@ class Tracer:
         with self._lock:
             self._counters.append(item)
 
-    def drain(self) -> Recorded:
-        """All since the last drain; open spans stay for the next one."""
+    def take(self) -> Recorded:
+        """All since it was last taken; open spans stay for the next time."""
         with self._lock:
             recorded = Recorded(spans=tuple(self._spans), counters=tuple(self._counters))
             self._spans, self._counters = [], []
@@ -220,7 +220,7 @@ class RunRecorder:
     def fresh(self) -> list[Span]:
         """Spans since the last call of this, on the clocks that they were measured with."""
         with self._lock:
-            self._parts.append((self.tracer.drain(), SAME_CLOCK))
+            self._parts.append((self.tracer.take(), SAME_CLOCK))
             new = [span for recorded, _ in self._parts[self._seen :] for span in recorded.spans]
             self._seen = len(self._parts)
         return new
@@ -228,7 +228,7 @@ class RunRecorder:
     def trace(self, **facts: Any) -> Trace:
         """All so far; `facts` are those of `assemble`."""
         with self._lock:
-            self._parts.append((self.tracer.drain(), SAME_CLOCK))
+            self._parts.append((self.tracer.take(), SAME_CLOCK))
             return assemble(self._parts, **facts)
 
 

@@ -45,7 +45,7 @@ class WorkerIdentity:
 
     pool: str
     rank: int
-    world: int
+    ranks: int
     fake_seconds: Mapping[str, float] | None = None
     """Dry run: seconds of every call by name; engines sleep them instead of working."""
 
@@ -78,7 +78,7 @@ class Worker(TracedProcess):
         if self._identity.fake_seconds is None:
             from executor.engines import training
 
-            training.start(self._identity.rank, self._identity.world, 0, host, port, timeout_s)
+            training.start(self._identity.rank, self._identity.ranks, 0, host, port, timeout_s)
 
     def build(self, spec: EngineSpec) -> Reply:
         """Create the engine of a role; a collective."""
@@ -196,7 +196,7 @@ class Worker(TracedProcess):
         engine = self._engines.get(role)
         memory = dict(engine.memory()) if engine is not None else _process_memory()
         self._tracer.counter("memory_bytes", self._pool, memory["allocated"], self._group)
-        return Reply(value=value, recorded=self._tracer.drain(), memory=memory)
+        return Reply(value=value, recorded=self._tracer.take(), memory=memory)
 
 
 def _process_memory() -> Mapping[str, float]:

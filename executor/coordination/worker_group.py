@@ -98,7 +98,7 @@ def spawn(
                 }
             },
             **reservation.options(place, share),
-        ).remote(WorkerIdentity(pool=spec.pool, rank=rank, world=len(spec.places), fake_seconds=fake_seconds))
+        ).remote(WorkerIdentity(pool=spec.pool, rank=rank, ranks=len(spec.places), fake_seconds=fake_seconds))
         for rank, place in enumerate(spec.places)
     ]
     return WorkerGroup(spec=spec, actors=actors)

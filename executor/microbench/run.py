@@ -137,7 +137,7 @@ def _child(task: dict[str, Any], folder: Path, limit_s: float) -> tuple[dict[str
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the group, whatever of it still lives."""
+    """End the group, whatever of it is left."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -55,7 +55,7 @@ def test_a_span_has_the_times_and_notes_of_its_block() -> None:
     with tracer.span("actor.train", "actor", "train", "main", "rank 0", 3, 7, tokens=5) as notes:
         clock.now += 2
         notes["loss"] = 0.5
-    (found,) = tracer.drain().spans
+    (found,) = tracer.take().spans
     assert (found.start_s, found.end_s, found.step, found.version) == (1000, 1002, 3, 7)
     assert dict(found.attributes) == {"tokens": 5, "loss": 0.5}
     assert found.bound_by == "measured"
@@ -65,7 +65,7 @@ def test_a_block_that_raises_is_recorded_and_the_error_goes_on() -> None:
     tracer = Tracer(Ticks())
     with pytest.raises(ZeroDivisionError), tracer.span("x", "actor", "train", "main"):
         _ = 1 / 0
-    assert tracer.drain().spans[0].attributes["failed"] == "ZeroDivisionError"
+    assert tracer.take().spans[0].attributes["failed"] == "ZeroDivisionError"
 
 
 def test_a_clock_that_is_set_back_gives_an_empty_span_and_no_error() -> None:
@@ -73,16 +73,16 @@ def test_a_clock_that_is_set_back_gives_an_empty_span_and_no_error() -> None:
     tracer = Tracer(clock)
     with tracer.span("x", "actor", "train", "main"):
         clock.now -= 60
-    assert tracer.drain().spans[0].seconds == 0
+    assert tracer.take().spans[0].seconds == 0
 
 
 def test_drain_hands_out_everything_once_and_pickles() -> None:
     tracer = Tracer(Ticks())
     with tracer.span("x", "actor", "train", "main"):
         tracer.counter("memory_bytes", "main", 5.0, "rank 0")
-    recorded = pickle.loads(pickle.dumps(tracer.drain()))
+    recorded = pickle.loads(pickle.dumps(tracer.take()))
     assert len(recorded.spans) == len(recorded.counters) == 1
-    assert tracer.drain() == Recorded()
+    assert tracer.take() == Recorded()
 
 
 def test_threads_lose_no_span_while_another_drains() -> None:
@@ -98,8 +98,8 @@ def test_threads_lose_no_span_while_another_drains() -> None:
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        drained.append(tracer.drain())
-    drained.append(tracer.drain())
+        drained.append(tracer.take())
+    drained.append(tracer.take())
     assert sum(len(part.spans) for part in drained) == 800
 
 
@@ -166,7 +166,7 @@ def test_the_trace_survives_its_file(tmp_path: Path) -> None:
     with tracer.span("actor.generate", "actor", "generate", "rollout", "replica 1", 0, 2, tokens=7):
         clock.now += 1
         tracer.counter("running", "rollout", 3, "replica 1")
-    found = assemble([(tracer.drain(), SAME_CLOCK)], start_s=1000.0, plan_hash="p", steps=1)
+    found = assemble([(tracer.take(), SAME_CLOCK)], start_s=1000.0, plan_hash="p", steps=1)
     write_trace(tmp_path / "trace.json", found)
     assert read_trace(tmp_path / "trace.json") == found
     counter = peak(found, "running", "rollout")
@@ -204,7 +204,7 @@ def test_a_measured_trace_opens_in_perfetto_with_a_process_a_pool_and_a_thread_a
     with tracer.span("actor.train", "actor", "train", "training", step=0):
         tracer.counter("memory_bytes", "training", 5e9)
         clock.now += 2
-    found = list(events(assemble([(tracer.drain(), SAME_CLOCK)], start_s=1000.0, plan_hash="p", steps=1)))
+    found = list(events(assemble([(tracer.take(), SAME_CLOCK)], start_s=1000.0, plan_hash="p", steps=1)))
     names = [e["args"]["name"] for e in found if e["name"] in ("process_name", "thread_name")]
     assert names == ["rollout", "training", "replica 0", "replica 1", "all"]
     slices = {e["name"]: e for e in found if e["ph"] == "X"}
