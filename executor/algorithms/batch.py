@@ -77,7 +77,8 @@ def collate(
     A field becomes a tensor where every sample has it; T is the longest response.
     """
     labels = [sample.label for sample in samples]
-    tokens = {name: _padded(samples, field, device) for name, field in _TOKEN_FIELDS.items()}
+    rows = {name: [getattr(s, field) for s in samples] for name, field in _TOKEN_FIELDS.items()}
+    tokens = {name: None if any(r is None for r in of) else _pad(of, device) for name, of in rows.items()}
     return Batch(
         mask=_pad([np.ones(sample.num_tokens) for sample in samples], device),
         num_tokens=num_tokens,
@@ -89,12 +90,6 @@ def collate(
         group=torch.tensor([sample.group for sample in samples], device=device),
         **tokens,
     )
-
-
-def _padded(samples: Sequence[Sample], field: str, device: torch.device | str) -> Tensor | None:
-    """(B, T) of one field; None where a sample lacks it."""
-    rows = [getattr(sample, field) for sample in samples]
-    return None if any(row is None for row in rows) else _pad(rows, device)
 
 
 def _pad(rows: Sequence[Any], device: torch.device | str) -> Tensor:

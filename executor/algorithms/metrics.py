@@ -9,6 +9,7 @@ so ranks of one step can lay them end to end in sorted order.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -46,26 +47,14 @@ def finish(metrics: Mapping[str, Tensor]) -> dict[str, float]:
     sums of the value loss are there; the sums themselves do not.
     """
     numbers = {
-        name.removeprefix(MAX): _number(value)
+        name.removeprefix(MAX): float(value if value.dim() == 0 else value[0] / value[1])
         for name, value in metrics.items()
         if value.dim() == 0 or value[1] > 0
     }
     moments = [numbers.pop(f"value/{name}", None) for name in _MOMENTS]
-    if (explained := _explained(*moments)) is not None:
-        numbers["value/explained_var"] = explained
+    if None not in moments:
+        error, error_squared, returns, returns_squared = cast(list[float], moments)
+        spread = returns_squared - returns**2
+        if spread > 1e-12:  # returns vary
+            numbers["value/explained_var"] = 1.0 - (error_squared - error**2) / spread
     return numbers
-
-
-def _number(value: Tensor) -> float:
-    """Itself, or sum / count."""
-    return float(value if value.dim() == 0 else value[0] / value[1])
-
-
-def _explained(
-    error: float | None, error_squared: float | None, returns: float | None, returns_squared: float | None
-) -> float | None:
-    """1 - Var(error) / Var(return); None where returns do not vary."""
-    if error is None or error_squared is None or returns is None or returns_squared is None:
-        return None
-    spread = returns_squared - returns**2
-    return None if spread <= 1e-12 else 1.0 - (error_squared - error**2) / spread

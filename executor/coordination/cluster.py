@@ -95,7 +95,7 @@ def local_gpus() -> int:
 
 
 def nodes(resource: str) -> list[RayNode]:
-    """Nodes with slots that are alive, most slots first; addresses break ties, so that the order is stable."""
+    """Nodes with slots that are alive, most slots first, then by address: the order is stable."""
     offers = [
         RayNode(id=n["NodeID"], address=n["NodeManagerAddress"], slots=int(n["Resources"].get(resource, 0)))
         for n in ray.nodes()

@@ -145,15 +145,13 @@ def offset(ask: Clock, tries: int = 8, clock: Clock = time.time) -> ClockOffset:
     trip into its two ways; drift between two calls of this function is not seen.
     """
     assert tries >= 1, tries
-    answers = (_ask(ask, clock) for _ in range(tries))
+    answers = []
+    for _ in range(tries):
+        sent, remote = clock(), ask()
+        received = max(sent, clock())
+        middle, half = (sent + received) / 2, (received - sent) / 2
+        answers.append(ClockOffset(value_s=remote - middle, uncertainty_s=half))
     return min(answers, key=lambda answer: answer.uncertainty_s)
-
-
-def _ask(ask: Clock, clock: Clock) -> ClockOffset:
-    sent = clock()
-    remote = ask()
-    received = max(sent, clock())
-    return ClockOffset(value_s=remote - (sent + received) / 2, uncertainty_s=(received - sent) / 2)
 
 
 def assemble(

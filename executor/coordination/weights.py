@@ -98,7 +98,13 @@ class WeightRoute:
             future.result()
         record(self._trainer, sending.result())
         sent: Transfer = sending.result()[0].value
-        _compare(sent, receiving.result())
+        for index, transfer in enumerate(receiving.result()):
+            if transfer.checksum != sent.checksum:
+                raise PartFailed(
+                    f"rollout replica {index}",
+                    "raised",
+                    f"its weights are not the trainer's: checksum {transfer.checksum}, sent {sent.checksum}",
+                )
         return sent
 
     def _receive(self, rollout: ReplicaPool | None, version: int, tags: Tags, limit: float) -> list[Transfer]:
@@ -126,14 +132,3 @@ class WeightRoute:
     def clean(self) -> None:
         """Remove what was written for transfers."""
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _compare(sent: Transfer, received: list[Any]) -> None:
-    for index, transfer in enumerate(received):
-        for one in transfer if isinstance(transfer, list) else [transfer]:
-            if one.checksum != sent.checksum:
-                raise PartFailed(
-                    f"rollout replica {index}",
-                    "raised",
-                    f"its weights are not the trainer's: checksum {one.checksum}, sent {sent.checksum}",
-                )

@@ -194,13 +194,12 @@ class Worker(TracedProcess):
 
     def _reply(self, value: Any, role: str) -> Reply:
         engine = self._engines.get(role)
-        memory = dict(engine.memory()) if engine is not None else _process_memory()
+        if engine is not None:
+            memory = dict(engine.memory())
+        else:
+            import psutil
+
+            resident = float(psutil.Process().memory_info().rss)
+            memory = {"allocated": resident, "host": resident}
         self._tracer.counter("memory_bytes", self._pool, memory["allocated"], self._group)
         return Reply(value=value, recorded=self._tracer.take(), memory=memory)
-
-
-def _process_memory() -> Mapping[str, float]:
-    import psutil
-
-    resident = float(psutil.Process().memory_info().rss)
-    return {"allocated": resident, "host": resident}
