@@ -63,17 +63,8 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
             lambda text: screen.print(Text(text, style="dim")),
         )
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "schema": SCHEMA,
-                    "model": model or "tiny",
-                    "repeats": repeats,
-                    "paths": [asdict(p) for p in paths],
-                },
-                indent=2,
-            )
-        )
+        timed = {"repeats": repeats, "paths": [asdict(p) for p in paths]}
+        click.echo(json.dumps({"schema": SCHEMA, "model": model or "tiny", **timed}, indent=2))
         return
     table = new_table()
     table.add_column("path", no_wrap=True)

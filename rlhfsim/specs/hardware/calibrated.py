@@ -24,7 +24,7 @@ GPUs of the pool."""
 Point = tuple[float, float, float, float, float]
 Floats = NDArray[np.float64]
 ROUNDS = 100
-"""Most corners that join."""
+"""Most vertices that join."""
 NEAR_ENOUGH = 1e-9
 """Gap, in squared distance, at which the nearest point is found."""
 ROUNDING = 1e-12
@@ -59,24 +59,24 @@ class Provenance:
 def distance(points: Sequence[Point], x: Point) -> float:
     """Distance of `x` from the convex hull of `points`, in e-folds: 0 inside, 0.69 for a factor of 2.
 
-    Wolfe 1976 (Math. Programming 11, 128): the point nearest to x of the hull of a few corners; corners that
+    Wolfe 1976 (Math. Programming 11, 128): the point nearest to x of the hull of a few vertices; vertices that
     lie further in the direction of x join, those that it does not need leave.
     """
-    corners = np.unique(np.array(points, dtype=float), axis=0) - np.array(x, dtype=float)
-    used = [int(np.argmin((corners**2).sum(axis=1)))]
+    vertices = np.unique(np.array(points, dtype=float), axis=0) - np.array(x, dtype=float)
+    used = [int(np.argmin((vertices**2).sum(axis=1)))]
     weights = np.ones(1)
     for _ in range(ROUNDS):
-        nearest = weights @ corners[used]
-        further = int(np.argmin(corners @ nearest))
-        if further in used or nearest @ (nearest - corners[further]) <= NEAR_ENOUGH:
+        nearest = weights @ vertices[used]
+        further = int(np.argmin(vertices @ nearest))
+        if further in used or nearest @ (nearest - vertices[further]) <= NEAR_ENOUGH:
             break
-        used, weights = _needed(corners, [*used, further], np.append(weights, 0.0))
-    return float(np.linalg.norm(weights @ corners[used]))
+        used, weights = _needed(vertices, [*used, further], np.append(weights, 0.0))
+    return float(np.linalg.norm(weights @ vertices[used]))
 
 
-def _needed(corners: Floats, used: list[int], weights: Floats) -> tuple[list[int], Floats]:
-    """The nearest point of the hull of `used` that lies inside a face: its corners and their weights."""
-    while (best := _on_the_plane(corners[used])).min() <= 0:
+def _needed(vertices: Floats, used: list[int], weights: Floats) -> tuple[list[int], Floats]:
+    """The nearest point of the hull of `used` that lies inside a face: its vertices and their weights."""
+    while (best := _on_the_plane(vertices[used])).min() <= 0:
         falling = best <= 0
         share = float((weights[falling] / (weights[falling] - best[falling])).min())
         weights = weights + share * (best - weights)
@@ -86,9 +86,9 @@ def _needed(corners: Floats, used: list[int], weights: Floats) -> tuple[list[int
     return used, best
 
 
-def _on_the_plane(corners: Floats) -> Floats:
+def _on_the_plane(vertices: Floats) -> Floats:
     """Weights that sum to 1, of either sign, of the point nearest to 0."""
-    n = len(corners)
-    table = np.block([[corners @ corners.T, np.ones((n, 1))], [np.ones((1, n)), np.zeros((1, 1))]])
+    n = len(vertices)
+    table = np.block([[vertices @ vertices.T, np.ones((n, 1))], [np.ones((1, n)), np.zeros((1, 1))]])
     solution = np.linalg.lstsq(table, np.append(np.zeros(n), 1.0), rcond=None)[0]
     return np.asarray(solution[:n], dtype=np.float64)
