@@ -2,8 +2,8 @@ r"""Whether a response gives the expected answer: equal texts, equal numbers, or
 
 A `\boxed{...}` in the response is what counts where there is one. Numbers are equal by value: leading zeros,
 a plus sign, thousands separators and zeros after the point do not matter. Fractions, units and symbolic
-expressions are compared as text only (expressions.py parses them), and so is an answer that starts with a spare
-zero: `01` is a code, no number.
+expressions are compared as text only (expressions.py parses them), and so is an answer that starts with a
+spare zero: `01` is a code, no number.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Answers as expressions, LaTeX or plain, by math-verify: optional, and a second to import.
 
-It may run for ever (`9^{9^{9^9}}`), and its own time limits are signals that only a main thread hears: call it in
-a process that can be killed (calls.py), which imports this before the clock of a call starts.
+It may run for ever (`9^{9^{9^9}}`), and its own time limits are signals that only a main thread hears: call
+it in a process that can be killed (calls.py), which imports this before the clock of a call starts.
 """
 
 from __future__ import annotations

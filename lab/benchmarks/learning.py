@@ -284,8 +284,8 @@ def report(runs: Sequence[Mapping[str, Any]]) -> str:
     ]
     rows = [
         f"| {r['algorithm']} | {r['seed']} | {r['start']:.3f} | {r['end']:.3f} "
-        f"| {r['end'] - r['start']:+.3f} | {_last(r):.3f} | {r['seconds']:.0f} s | {r['warm_up_s']:.0f} s | {r['warm_up_steps']} "
-        f"| {r['iteration_s']:.2f} s | {r['load']:.1f} |"
+        f"| {r['end'] - r['start']:+.3f} | {_last(r):.3f} | {r['seconds']:.0f} s | {r['warm_up_s']:.0f} s "
+        f"| {r['warm_up_steps']} | {r['iteration_s']:.2f} s | {r['load']:.1f} |"
         for r in runs
     ]
     passed = sum(r["end"] - r["start"] >= WANTED_RISE and r["seconds"] <= LIMIT_S for r in runs)

@@ -1,1 +1,1 @@
-"""Training engine on DeepSpeed."""
+"""Training on DeepSpeed: ZeRO, AutoTP, adapters, and what a pipeline on it shares."""

@@ -1,7 +1,7 @@
 """Engine state of a rank in one file, written and read back bit for bit; a copy for users in safetensors.
 
 The file holds what the rank's memory holds: module parameters (ZeRO-3: their partitions), fp32 masters,
-optimizer states, step counters and random streams. It fits only the same world, layout, precision and model.
+optimizer states, step counters and random streams. It fits only the same ranks, layout, precision and model.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def load(trained: Trained, folder: Path) -> None:
     """Put the state of `save` back.
 
     Raises:
-        RlhfsimError: no file for this rank, or one of another world, layout, precision or head.
+        RlhfsimError: no file for this rank, or one of another number of ranks, layout, precision or head.
     """
     path = _path(folder)
     if not path.is_file():

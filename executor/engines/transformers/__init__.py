@@ -1,1 +1,1 @@
-"""Models of Hugging Face: heads, adapters, scoring."""
+"""Models of Hugging Face: heads, scoring."""
