@@ -53,17 +53,17 @@ def evidence(
     runs: Sequence[Observation], cases: Sequence[RunPricer]
 ) -> tuple[tuple[Datum, ...], tuple[str, ...]]:
     """Every datum, and a sentence for every phase that is none."""
-    found: list[tuple[int, str, Sequence[float]]] = []
+    phases: list[tuple[int, str, Sequence[float]]] = []
     notes: list[str] = []
     for i, (run, case) in enumerate(zip(runs, cases, strict=True)):
         predicted = case.seconds()
         for phase, times, least in _times(run, case):
             reason = _left_out(phase, times, predicted, least * _step(run, predicted))
             if reason is None:
-                found.append((i, phase, times))
+                phases.append((i, phase, times))
             else:
                 notes.append(f"{run.name}, {phase}: {reason}")
-    spread = _scatter(found)
+    spread = _scatter(phases)
     data = tuple(
         Datum(
             run=i,
@@ -72,7 +72,7 @@ def evidence(
             steps=len(times),
             scatter=_standard_error(spread.get(phase, UNKNOWN_SCATTER), len(times)),
         )
-        for i, phase, times in found
+        for i, phase, times in phases
     )
     return data, tuple(notes)
 
@@ -120,13 +120,13 @@ def _step(run: Observation, predicted: Mapping[str, float]) -> float:
     return median(run.step_s) if run.step_s else predicted[STEP]
 
 
-def _scatter(found: Sequence[tuple[int, str, Sequence[float]]]) -> dict[str, float]:
+def _scatter(phases: Sequence[tuple[int, str, Sequence[float]]]) -> dict[str, float]:
     """Standard deviation of ln seconds between steps by phase, pooled over runs.
 
     A run that scatters `ODD` times as much as the usual one, such as one with a stalled step, is left out.
     """
     spreads: dict[str, list[tuple[float, int]]] = {}
-    for _, phase, times in found:
+    for _, phase, times in phases:
         if len(times) > 1:
             own = stdev(math.log(t) for t in times)
             spreads.setdefault(phase, []).append((own, len(times) - 1))
@@ -137,5 +137,5 @@ def _scatter(found: Sequence[tuple[int, str, Sequence[float]]]) -> dict[str, flo
 
 def _pooled(items: Sequence[tuple[float, int]]) -> float:
     usual = median(spread for spread, _ in items)
-    kept = [(spread, n) for spread, n in items if spread <= ODD * usual]
-    return math.sqrt(sum(spread**2 * n for spread, n in kept) / sum(n for _, n in kept))
+    usual_runs = [(spread, n) for spread, n in items if spread <= ODD * usual]
+    return math.sqrt(sum(spread**2 * n for spread, n in usual_runs) / sum(n for _, n in usual_runs))

@@ -91,9 +91,9 @@ def calibrate(
     Raises:
         RlhfsimError: no runs, runs of other hardware, or nothing in them that a coefficient explains.
     """
-    own = profile or _profile_of(observations)
-    check_profile(observations, own)
-    cases = tuple(pricer_of(o, own) for o in observations)
+    before = profile or _profile_of(observations)
+    check_profile(observations, before)
+    cases = tuple(pricer_of(o, before) for o in observations)
     data, notes = evidence(observations, cases)
     if not data:
         raise RlhfsimError(
@@ -102,25 +102,25 @@ def calibrate(
             help="; ".join(notes[:3]) or "give runs of rlhfsim launch",
         )
     model = PriceModel(cases, data)
-    known = list(priors(own, sorted(model.read())).values())
-    found, left = fitted(model, data, known)
-    if not found.priors:
+    known = list(priors(before, sorted(model.read())).values())
+    posterior, left = fitted(model, data, known)
+    if not posterior.priors:
         raise RlhfsimError(
             "too-few-data",
             f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
             help="give more runs, longer ones, or runs that differ in batch, lengths and layout",
         )
-    scored = _errors(model, data, known, found, observations) if errors else ()
+    scored = _errors(model, data, known, posterior, observations) if errors else ()
     return Calibration(
-        profile=own,
+        profile=before,
         observations=tuple(observations),
-        coefficients=tuple(_calibrated(own, model, found, data)),
+        coefficients=tuple(_calibrated(before, model, posterior, data)),
         unidentified=tuple(left),
         errors=scored,
         data=len(data),
-        mismatch=dict(found.tau),
-        outliers=tuple(_outliers(found, data, observations)),
-        notes=(*_seen(observations), *notes, *_few(found, observations)),
+        mismatch=dict(posterior.tau),
+        outliers=tuple(_outliers(posterior, data, observations)),
+        notes=(*_seen(observations), *notes, *_few(posterior, observations)),
     )
 
 
@@ -151,35 +151,37 @@ def fitted(
     start: Posterior | None = None
     for _ in range(ROUNDS):
         others = [p for p in known if p.name in {u.name for u in left}]
-        found = fit(model, data, chosen, others, start)
-        kept = settled(found)
-        if len(kept) == len(chosen):
+        posterior = fit(model, data, chosen, others, start)
+        settled_priors = settled(posterior)
+        if len(settled_priors) == len(chosen):
             break
         reason = "the runs scatter too much to tell"
-        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in kept]
-        chosen, start = kept, found.of(kept)
-    return found, left
+        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in settled_priors]
+        chosen, start = settled_priors, posterior.of(settled_priors)
+    return posterior, left
 
 
 def _calibrated(
-    profile: Profile, model: PriceModel, found: Posterior, data: Sequence[Datum]
+    profile: Profile, model: PriceModel, posterior: Posterior, data: Sequence[Datum]
 ) -> list[Calibrated]:
-    wide = quantile(found.spare)
-    below, above = stretched(model, data, found, wide)
-    slopes = np.maximum(np.abs(found.slopes), np.abs(model.slopes({}, [p.name for p in found.priors])))
+    wide = quantile(posterior.spare)
+    below, above = stretched(model, data, posterior, wide)
+    slopes = np.maximum(
+        np.abs(posterior.slopes), np.abs(model.slopes({}, [p.name for p in posterior.priors]))
+    )
     rows = []
-    for k, (item, theta) in enumerate(zip(found.priors, found.theta, strict=True)):
+    for k, (item, theta) in enumerate(zip(posterior.priors, posterior.theta, strict=True)):
         before = profile.coefficient(item.name)
         felt = [d for d, slope in zip(data, slopes[:, k], strict=True) if slope >= FELT]
         value, low, high = (
             float(np.exp(theta + wide * deviation)) for deviation in (0.0, -below[k], above[k])
         )
-        least, most = bounds(item.name, before.value)
+        smallest, largest = bounds(item.name, before.value)
         after = replace(
             before,
             value=value,
-            low=min(value, max(low, least)),
-            high=max(value, min(high, most)),
+            low=min(value, max(low, smallest)),
+            high=max(value, min(high, largest)),
             source="calibrated",
         )
         rows.append(
@@ -202,15 +204,15 @@ def _seen(observations: Sequence[Observation]) -> list[str]:
     return [f"{o.name}, {note}" for o in observations for note in o.left_out]
 
 
-def _outliers(found: Posterior, data: Sequence[Datum], observations: Sequence[Observation]) -> list[str]:
+def _outliers(posterior: Posterior, data: Sequence[Datum], observations: Sequence[Observation]) -> list[str]:
     return [
         f"{observations[d.run].name}, {d.phase}: {np.exp(residual):.2g} times the fit"
-        for d, residual, weight in zip(data, found.residuals, found.weights, strict=True)
+        for d, residual, weight in zip(data, posterior.residuals, posterior.weights, strict=True)
         if weight < OUTLIER
     ]
 
 
-def _few(found: Posterior, observations: Sequence[Observation]) -> list[str]:
+def _few(posterior: Posterior, observations: Sequence[Observation]) -> list[str]:
     notes = []
     distinct = len(set(groups(observations)))
     if distinct < FEW_RUNS:
@@ -218,7 +220,7 @@ def _few(found: Posterior, observations: Sequence[Observation]) -> list[str]:
             f"{distinct} distinct run{'s' * (distinct != 1)}: intervals hold near them only; {FEW_RUNS} or "
             "more say how the model errs between runs"
         )
-    if not found.tau_known:
+    if not posterior.tau_known:
         notes.append(
             "too few data to tell how the model errs between runs: intervals rest on a prior for that"
         )
@@ -247,14 +249,14 @@ def _errors(
     observations: Sequence[Observation],
 ) -> tuple[PhaseError, ...]:
     """Every phase and step of every run, predicted by a fit on the other groups."""
-    names, found = groups(observations), []
+    names, errors = groups(observations), []
     for group in dict.fromkeys(names):
         out = [i for i, name in enumerate(names) if name == group]
         rows = [i for i, d in enumerate(data) if d.run not in out]
         values = _without(model, data, rows, known, whole) if rows else None
         for i in out:
-            found += _scored(model, i, observations[i], values)
-    return tuple(found)
+            errors += _scored(model, i, observations[i], values)
+    return tuple(errors)
 
 
 def _without(

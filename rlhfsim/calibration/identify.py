@@ -91,11 +91,11 @@ def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int
     return Unidentified(name=name, reason=f"moves the same phases as {twin}", collinear_with=twin)
 
 
-def settled(found: Posterior) -> list[Prior]:
+def settled(posterior: Posterior) -> list[Prior]:
     """Fitted coefficients whose posterior, with the noise as it turned out, is narrower than the prior."""
-    deviations = np.sqrt(np.diag(found.own))
+    deviations = np.sqrt(np.diag(posterior.own))
     return [
         p
-        for p, theta, deviation in zip(found.priors, found.theta, deviations, strict=True)
+        for p, theta, deviation in zip(posterior.priors, posterior.theta, deviations, strict=True)
         if deviation <= NARROWER * p.deviation(theta) + 1e-12
     ]

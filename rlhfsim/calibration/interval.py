@@ -33,32 +33,32 @@ STRETCH = 1.6
 
 
 def stretched(
-    model: PriceModel, data: Sequence[Datum], found: Posterior, quantile: float
+    model: PriceModel, data: Sequence[Datum], fit: Posterior, quantile: float
 ) -> tuple[Floats, Floats]:
     """Standard deviations of ln coefficient below and above, at least those of the curvature."""
-    rows = [_sides(model, data, found, k, quantile) for k in range(len(found.priors))]
-    carried = np.diag(found.covariance) - np.diag(found.own)
+    rows = [_sides(model, data, fit, k, quantile) for k in range(len(fit.priors))]
+    carried = np.diag(fit.covariance) - np.diag(fit.own)
     below, above = (np.sqrt(np.array(side) ** 2 + carried) for side in zip(*rows, strict=True))
     return below, above
 
 
 def _sides(
-    model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, quantile: float
+    model: PriceModel, data: Sequence[Datum], fit: Posterior, k: int, quantile: float
 ) -> tuple[float, float]:
-    return _side(model, data, found, k, -quantile), _side(model, data, found, k, quantile)
+    return _side(model, data, fit, k, -quantile), _side(model, data, fit, k, quantile)
 
 
-def _side(model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, signed: float) -> float:
+def _side(model: PriceModel, data: Sequence[Datum], fit: Posterior, k: int, signed: float) -> float:
     """Standard deviation on one side, of which the posterior falls off as at `signed` quantiles."""
-    prior, theta = found.priors[k], found.theta[k]
-    best = objective(found, found.theta, found.residuals)
+    prior, theta = fit.priors[k], fit.theta[k]
+    best = objective(fit, fit.theta, fit.residuals)
     limit = _limit(prior, theta, signed)
-    deviation = min(float(np.sqrt(found.own[k, k])), limit)
+    deviation = min(float(np.sqrt(fit.own[k, k])), limit)
     while deviation < limit:
         end = theta + signed * deviation
         if not prior.least < end < prior.most:
             break
-        risen = profile(model, data, found, k, end) - best
+        risen = profile(model, data, fit, k, end) - best
         if risen >= ENOUGH * signed**2:
             break
         deviation = min(limit, STRETCH * deviation)
@@ -71,31 +71,31 @@ def _limit(prior: Prior, theta: float, signed: float) -> float:
     return max(side, (prior.mean - theta) / signed + side)
 
 
-def profile(model: PriceModel, data: Sequence[Datum], found: Posterior, k: int, end: float) -> float:
+def profile(model: PriceModel, data: Sequence[Datum], fit: Posterior, k: int, end: float) -> float:
     """The objective with ln coefficient k at `end`, the others where they then fit best."""
-    theta = found.theta.copy()
+    theta = fit.theta.copy()
     theta[k] = end
-    values = {p.name: float(np.exp(t)) for p, t in zip(found.priors, theta, strict=True) if t != p.mean}
+    values = {p.name: float(np.exp(t)) for p, t in zip(fit.priors, theta, strict=True) if t != p.mean}
     gap = np.array([d.log for d in data]) - model.log(values)
-    slopes = found.slopes.copy()
+    slopes = fit.slopes.copy()
     slopes[:, k] = 0.0
     delta = np.zeros(len(theta))
     for _ in range(ROUNDS):  # iteratively reweighted least squares of soft l1
-        weights = _weights(found, gap - slopes @ delta) / found.sigma**2
-        doubt = np.array([1 / p.deviation(t) ** 2 for p, t in zip(found.priors, theta + delta, strict=True)])
-        away = np.array([p.mean for p in found.priors]) - theta
+        weights = _weights(fit, gap - slopes @ delta) / fit.sigma**2
+        doubt = np.array([1 / p.deviation(t) ** 2 for p, t in zip(fit.priors, theta + delta, strict=True)])
+        away = np.array([p.mean for p in fit.priors]) - theta
         right = slopes.T @ (weights * gap) + doubt * away
         right[k] = 0.0
         delta = np.linalg.solve((slopes.T * weights) @ slopes + np.diag(doubt), right)
-    return objective(found, theta + delta, gap - slopes @ delta)
+    return objective(fit, theta + delta, gap - slopes @ delta)
 
 
-def _weights(found: Posterior, gap: Floats) -> Floats:
-    return np.asarray(1 / np.sqrt(1 + (gap / found.sigma) ** 2), dtype=np.float64)
+def _weights(fit: Posterior, gap: Floats) -> Floats:
+    return np.asarray(1 / np.sqrt(1 + (gap / fit.sigma) ** 2), dtype=np.float64)
 
 
-def objective(found: Posterior, theta: Floats, gap: Floats) -> float:
+def objective(fit: Posterior, theta: Floats, gap: Floats) -> float:
     """-2 ln posterior up to a constant: soft l1 of what the coefficients leave, squares of the priors."""
-    rho = 2 * (np.sqrt(1 + (gap / found.sigma) ** 2) - 1)
-    prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(found.priors, theta, strict=True))
+    rho = 2 * (np.sqrt(1 + (gap / fit.sigma) ** 2) - 1)
+    prior = sum(((t - p.mean) / p.deviation(t)) ** 2 for p, t in zip(fit.priors, theta, strict=True))
     return float(rho.sum() + prior)

@@ -160,9 +160,9 @@ def _of_the_steps(plan: Plan, trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     """The trace without what asynchronous rollouts do ahead of the steps, and a sentence about it."""
     if not plan.placement.schedule.asynchronous:
         return trace, ()
-    kept = tuple(s for s in trace.spans if s.kind != GENERATE and s.step < trace.steps)
+    spans = tuple(s for s in trace.spans if s.kind != GENERATE and s.step < trace.steps)
     note = "actor.generate runs ahead of training and is of no single step: only the step holds it"
-    return replace(trace, spans=kept), (note,)
+    return replace(trace, spans=spans), (note,)
 
 
 def _date(folder: Path | None) -> str | None:
@@ -230,24 +230,24 @@ def counted_steps(
     steps = sorted(windows)
     if len(steps) > 1:
         why.setdefault(steps[0], "the first step, which also warms up")
-    kept = [step for step in steps if step not in why]
-    if not kept:
+    counted = [step for step in steps if step not in why]
+    if not counted:
         raise RlhfsimError(
             "no-step-counts",
             f"none of {len(steps)} steps can be counted: {next(iter(why.values()))}",
             place=place,
             help="run at least two whole steps with a clock that is not set meanwhile",
         )
-    return kept, [f"step {step}: {reason}" for step, reason in sorted(why.items())]
+    return counted, [f"step {step}: {reason}" for step, reason in sorted(why.items())]
 
 
 def step_windows(trace: Trace) -> dict[int, tuple[float, float]]:
     """First start and last end of every step, seconds."""
-    found: dict[int, tuple[float, float]] = {}
+    windows: dict[int, tuple[float, float]] = {}
     for span in trace.spans:
-        start, end = found.get(span.step, (math.inf, -math.inf))
-        found[span.step] = (min(start, span.start_s), max(end, span.end_s))
-    return dict(sorted(found.items()))
+        start, end = windows.get(span.step, (math.inf, -math.inf))
+        windows[span.step] = (min(start, span.start_s), max(end, span.end_s))
+    return dict(sorted(windows.items()))
 
 
 def _bad(plan: Plan, trace: Trace, windows: Mapping[int, tuple[float, float]]) -> Iterator[tuple[int, str]]:
@@ -286,16 +286,16 @@ def phase_seconds(spans: Sequence[Span]) -> dict[str, tuple[float, ...]]:
     longest: dict[tuple[str, int], float] = {}
     for (name, step, _, _), seconds in busy.items():
         longest[(name, step)] = max(longest.get((name, step), 0.0), seconds)
-    found: dict[str, list[float]] = {}
+    by_phase: dict[str, list[float]] = {}
     for (name, _), seconds in sorted(longest.items(), key=lambda item: item[0][1]):
-        found.setdefault(name, []).append(seconds)
-    return {name: tuple(times) for name, times in found.items()}
+        by_phase.setdefault(name, []).append(seconds)
+    return {name: tuple(times) for name, times in by_phase.items()}
 
 
 def covered(spans: Sequence[Span]) -> dict[str, tuple[str, ...]]:
     """Phases of the plan that a span of each name covers, where the span says so."""
-    told = ((span.name, span.attributes.get(COVERS)) for span in spans)
-    return {name: tuple(str(text).split(JOINT)) for name, text in told if text is not None}
+    attributes = ((span.name, span.attributes.get(COVERS)) for span in spans)
+    return {name: tuple(str(text).split(JOINT)) for name, text in attributes if text is not None}
 
 
 def _by_step(rows: Sequence[Row], steps: int) -> dict[int, Row]:
@@ -310,11 +310,11 @@ def _step_seconds(trace: Trace, counted: Sequence[int], rows: Mapping[int, Row])
     """Seconds of the counted steps: the metric, else until the next step begins."""
     windows = step_windows(trace)
     for step in counted:
-        told = _number(rows.get(step, {}), "time/step")
+        logged = _number(rows.get(step, {}), "time/step")
         following = windows.get(step + 1)
         start, end = windows[step]
         measured = following[0] - start if following and following[0] > start else end - start
-        yield told if told and told > 0 else measured
+        yield logged if logged and logged > 0 else measured
 
 
 def _tokens(rows: Sequence[Row]) -> tuple[float | None, float | None]:

@@ -48,8 +48,8 @@ def settled(times: Sequence[Timed], tau: float = UNKNOWN_MISMATCH) -> dict[str, 
         logs = np.array([math.log(seconds(t.cost, at)) for t in times])
         return np.concatenate([(measured - logs) / tau, z])
 
-    found = least_squares(residuals, np.zeros(len(names)), bounds=(-MOST_Z, MOST_Z))
-    return dict(zip(names, map(float, found.x), strict=True))
+    solved = least_squares(residuals, np.zeros(len(names)), bounds=(-MOST_Z, MOST_Z))
+    return dict(zip(names, map(float, solved.x), strict=True))
 
 
 def seconds(cost: Cost, z: Mapping[str, float]) -> float:

@@ -78,8 +78,8 @@ class PriceModel:
 
     def log(self, values: Mapping[str, float]) -> Floats:
         """ln seconds of every datum; a phase that vanishes counts as `LEAST_S`."""
-        found = (self.seconds(d.run, values).get(d.phase, 0.0) for d in self._data)
-        seconds = np.fromiter(found, float, len(self._data))
+        times = (self.seconds(d.run, values).get(d.phase, 0.0) for d in self._data)
+        seconds = np.fromiter(times, float, len(self._data))
         return np.asarray(np.log(np.maximum(seconds, LEAST_S)), dtype=np.float64)
 
     def read(self) -> frozenset[str]:
@@ -93,8 +93,8 @@ class PriceModel:
         for run in runs:
             missing = [n for n in names if (run, n, where) not in self._slopes]
             if missing:
-                _, found = sensitivities(self._cases[run], values, missing)
-                self._slopes |= {(run, name, where): found[name] for name in missing}
+                _, elasticities = sensitivities(self._cases[run], values, missing)
+                self._slopes |= {(run, name, where): elasticities[name] for name in missing}
         rows = [[self._slopes[(d.run, n, where)].get(d.phase, 0.0) for n in names] for d in self._data]
         return np.array(rows).reshape(len(self._data), len(names))
 
@@ -156,15 +156,15 @@ def fit(
     y = np.array([d.log for d in data])
     theta = np.array([p.mean for p in fitted]) if start is None else start.theta.copy()
     slopes = model.slopes(_values(fitted, theta), names) if start is None else start.slopes
-    taken, there, refined = theta, model.log(_values(fitted, theta)), 0
+    taken, predicted, refined = theta, model.log(_values(fitted, theta)), 0
     doubt = model.slopes({}, [p.name for p in others])
     tau, known = {d.phase: UNKNOWN_MISMATCH for d in data}, False
     for visit in range(VISITS):
         here = model.log(_values(fitted, theta))
-        bent = np.abs(here - there - slopes @ (theta - taken)) / _sigma(data, tau)
+        bent = np.abs(here - predicted - slopes @ (theta - taken)) / _sigma(data, tau)
         if bent.max(initial=0.0) > BENT and refined < REFINEMENTS:
             slopes = model.slopes(_values(fitted, theta), names)
-            taken, there, refined = theta, here, refined + 1
+            taken, predicted, refined = theta, here, refined + 1
         for _ in range(TAU_ROUNDS if visit < SETTLING else 0):
             tau, known = _unexplained(data, y - here, slopes, doubt, tau, fitted, others, theta)
         moved = _solve(y - here, slopes, _sigma(data, tau), fitted, theta)
@@ -190,8 +190,8 @@ def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], 
     if not fitted:
         return theta
     table = np.array([(p.mean, p.below, p.above, p.least, p.most) for p in fitted])
-    mean, below, above, least, most = table.T
-    low, high = np.maximum(least, theta - STRIDE), np.minimum(most, theta + STRIDE)
+    mean, below, above, smallest, largest = table.T
+    low, high = np.maximum(smallest, theta - STRIDE), np.minimum(largest, theta + STRIDE)
     count, scaled = len(gap), slopes / sigma[:, None]
 
     def doubt(x: Floats) -> Floats:
@@ -211,7 +211,7 @@ def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], 
 
     inside = np.clip(theta, low + TINY, high - TINY)
     solved = least_squares(residual, inside, jac=jacobian, bounds=(low, high + TINY), loss=loss)
-    return np.asarray(np.clip(solved.x, least, most), dtype=np.float64)
+    return np.asarray(np.clip(solved.x, smallest, largest), dtype=np.float64)
 
 
 def _information(
@@ -256,13 +256,13 @@ def _mismatch(data: Sequence[Datum], residuals: Floats, leverage: Floats) -> tup
     if free.sum() < 2:
         return {d.phase: UNKNOWN_MISMATCH for d in data}, False
     pooled = _paule_mandel(residuals, scatter, free)
-    found = {}
+    taus = {}
     for phase in dict.fromkeys(d.phase for d in data):
         rows = np.array([d.phase == phase for d in data])
         n = float(free[rows].sum())
-        own = _paule_mandel(residuals[rows], scatter[rows], free[rows]) if n > 1 else pooled
-        found[phase] = float(np.sqrt((n * own**2 + SHRINK * pooled**2) / (n + SHRINK)))
-    return found, True
+        of_phase = _paule_mandel(residuals[rows], scatter[rows], free[rows]) if n > 1 else pooled
+        taus[phase] = float(np.sqrt((n * of_phase**2 + SHRINK * pooled**2) / (n + SHRINK)))
+    return taus, True
 
 
 def _paule_mandel(residuals: Floats, scatter: Floats, free: Floats) -> float:
@@ -290,14 +290,16 @@ def _posterior(
 ) -> Posterior:
     sigma = _sigma(data, tau)
     weights = 1 / np.sqrt(1 + (residuals / sigma) ** 2)
-    own = np.asarray(np.linalg.inv(_information(slopes, sigma, weights, fitted, theta)), dtype=np.float64)
-    gain = own @ (slopes.T * (weights / sigma**2))
+    covariance = np.asarray(
+        np.linalg.inv(_information(slopes, sigma, weights, fitted, theta)), dtype=np.float64
+    )
+    gain = covariance @ (slopes.T * (weights / sigma**2))
     carried = gain @ (doubt * np.array([p.width for p in others]))
     return Posterior(
         priors=tuple(fitted),
         theta=theta,
-        covariance=own + carried @ carried.T,
-        own=own,
+        covariance=covariance + carried @ carried.T,
+        own=covariance,
         residuals=residuals,
         sigma=sigma,
         weights=weights,

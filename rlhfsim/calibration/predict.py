@@ -63,14 +63,14 @@ class RunPricer:
         Under a clock that covers several phases stands their sum; `REST` is the step without `clocks`.
         """
         priced, step = self._priced(values or {})
-        found: dict[str, float] = {}
+        by_phase: dict[str, float] = {}
         for call in priced.steps:
-            found[call.name] = found.get(call.name, 0.0) + call.cost.seconds
-        alone = dict(found)
+            by_phase[call.name] = by_phase.get(call.name, 0.0) + call.cost.seconds
+        alone = dict(by_phase)
         for clock, under in self.covers.items():
-            found[clock] = sum(alone.get(phase, 0.0) for phase in under)
-        rest = step.seconds - sum(found[name] for name in self.clocks)
-        return {**found, STEP: step.seconds, REST: max(0.0, rest)}
+            by_phase[clock] = sum(alone.get(phase, 0.0) for phase in under)
+        rest = step.seconds - sum(by_phase[name] for name in self.clocks)
+        return {**by_phase, STEP: step.seconds, REST: max(0.0, rest)}
 
     def chain(self) -> frozenset[str]:
         """Phases that make up the step, with the profile's own coefficients."""
@@ -80,10 +80,11 @@ class RunPricer:
     def read(self) -> frozenset[str]:
         """Coefficients that pricing this run reads: no other can change a second of it."""
         seen: set[str] = set()
-        own = self.profile
-        recording = replace(own, coefficients=_Recorder(own.coefficients, seen))
+        profile = self.profile
+        recording = replace(profile, coefficients=_Recorder(profile.coefficients, seen))
         pools = tuple(
-            replace(p, profile=recording) if p.profile is own else p for p in self.setting.cluster.node_groups
+            replace(p, profile=recording) if p.profile is profile else p
+            for p in self.setting.cluster.node_groups
         )
         setting = replace(self.setting, cluster=replace(self.setting.cluster, node_groups=pools))
         for pool in pools:
@@ -126,9 +127,9 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
         RlhfsimError: a profile or a model of the plan is not found here.
     """
     plan = observation.plan
-    own = profile or load_profile(plan.hardware[0].profile)
+    priced = profile or load_profile(plan.hardware[0].profile)
     workload = with_lengths(plan.workload, observation.prompt_tokens, observation.response_tokens)
-    cluster = cluster_with(plan, own)
+    cluster = cluster_with(plan, priced)
     models = models_of(workload)
     kv_tokens = ledger(models, plan.placement, plan.workload, cluster).kv_tokens
     setting = Setting(models=models, placement=plan.placement, workload=workload, cluster=cluster)
@@ -136,7 +137,7 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
         name=observation.name,
         setting=setting,
         kv_tokens=kv_tokens if kv_tokens and kv_tokens > 0 else None,
-        profile=own,
+        profile=priced,
         covers=observation.covers,
     )
     chain = case.chain()
@@ -177,17 +178,17 @@ def sensitivities(
     Downwards, because overlaps end at 1; upwards for what is at least 1. Phases of zero seconds have none.
     """
     base = case.seconds(values)
-    found: dict[str, dict[str, float]] = {}
+    slopes: dict[str, dict[str, float]] = {}
     for name in names:
         here = values.get(name, case.profile[name])
         d = DIFFERENCE if name in AT_LEAST_ONE else -DIFFERENCE
         moved = case.seconds({**values, name: here * (1 + d)})
-        found[name] = {
+        slopes[name] = {
             phase: math.log(moved[phase] / seconds) / math.log1p(d)
             for phase, seconds in base.items()
             if seconds > 0 and moved[phase] > 0
         }
-    return base, found
+    return base, slopes
 
 
 # --- lengths as measured --------------------------------------------------------------------------

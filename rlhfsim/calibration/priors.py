@@ -55,8 +55,8 @@ class Prior:
 def priors(profile: Profile, names: Iterable[str] | None = None) -> dict[str, Prior]:
     """Priors of the profile's coefficients that can be fitted, by name."""
     wanted = profile.coefficients if names is None else names
-    found = {name: prior(name, profile.coefficient(name)) for name in wanted}
-    return {name: item for name, item in found.items() if item is not None}
+    believed = {name: prior(name, profile.coefficient(name)) for name in wanted}
+    return {name: item for name, item in believed.items() if item is not None}
 
 
 def prior(name: str, coefficient: Coefficient) -> Prior | None:
@@ -66,14 +66,14 @@ def prior(name: str, coefficient: Coefficient) -> Prior | None:
         return None
     sides = (_side(low, value), _side(value, high))
     wide = max(sides)
-    least, most = bounds(name, value)
+    smallest, largest = bounds(name, value)
     return Prior(
         name=name,
         mean=math.log(value),
         below=sides[0] or wide,
         above=sides[1] or wide,
-        least=min(math.log(least if sides[0] else value), math.log(value)),
-        most=max(math.log(most if sides[1] else value), math.log(value)),
+        least=min(math.log(smallest if sides[0] else value), math.log(value)),
+        most=max(math.log(largest if sides[1] else value), math.log(value)),
     )
 
 

@@ -65,7 +65,7 @@ HEADER = """\
 """
 
 
-def write_profile(path: str | Path, found: Calibration, base: str | Path | None = None) -> Profile:
+def write_profile(path: str | Path, calibration: Calibration, base: str | Path | None = None) -> Profile:
     """Write the calibrated profile to a new file.
 
     `base` is the file of the profile before, if it is no shipped one.
@@ -75,7 +75,7 @@ def write_profile(path: str | Path, found: Calibration, base: str | Path | None 
     """
     out = Path(path)
     check_new(out)
-    text = profile_text(out.stem, found, _extends(out, found.profile, base))
+    text = profile_text(out.stem, calibration, _extends(out, calibration.profile, base))
     write_new(out, text)
     return load_profile(out)
 
@@ -144,19 +144,21 @@ def _extends(out: Path, profile: Profile, base: str | Path | None) -> str | None
 # --- content --------------------------------------------------------------------------------------
 
 
-def profile_text(name: str, found: Calibration, extends: str | None) -> str:
+def profile_text(name: str, calibration: Calibration, extends: str | None) -> str:
     """The YAML of the calibrated profile."""
-    told = provenance(found)
-    moved = {c.name: replace(c.after, source=source(c, found, told)) for c in found.coefficients}
-    title = f"{found.profile.title} (calibrated)".replace(" (calibrated) (calibrated)", " (calibrated)")
+    origin = provenance(calibration)
+    moved = {
+        c.name: replace(c.after, source=source(c, calibration, origin)) for c in calibration.coefficients
+    }
+    title = f"{calibration.profile.title} (calibrated)".replace(" (calibrated) (calibrated)", " (calibrated)")
     if extends is None:
         whole = replace(
-            found.profile,
+            calibration.profile,
             name=name,
             title=title,
             aliases=(),
-            calibration=told,
-            coefficients={**found.profile.coefficients, **moved},
+            calibration=origin,
+            coefficients={**calibration.profile.coefficients, **moved},
         )
         return HEADER + profile_yaml(whole)
     data: dict[str, Any] = {
@@ -164,7 +166,7 @@ def profile_text(name: str, found: Calibration, extends: str | None) -> str:
         "title": title,
         "extends": extends,
         "coefficients": {key: _numbers(value) for key, value in moved.items()},
-        "calibration": _plain(told),
+        "calibration": _plain(origin),
     }
     return HEADER + yaml_text(data)
 
@@ -186,44 +188,44 @@ def yaml_text(data: Mapping[str, Any]) -> str:
     return yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
 
 
-def _plain(told: Provenance) -> dict[str, Any]:
-    data = asdict(told) | {"versions": dict(told.versions), "runs": list(told.runs)}
+def _plain(origin: Provenance) -> dict[str, Any]:
+    data = asdict(origin) | {"versions": dict(origin.versions), "runs": list(origin.runs)}
     for key in ("phase_error", "step_error"):
         pair = data.pop(key)
         data |= {key: [round(x, 4) for x in pair]} if pair else {}
-    region = {phase: [[round(x, 3) for x in p] for p in points] for phase, points in told.region.items()}
+    region = {phase: [[round(x, 3) for x in p] for p in points] for phase, points in origin.region.items()}
     data = {k: v for k, v in data.items() if k not in ("drift", "region")}
-    return {**data, "drift": _numbers(told.drift), "region": region}
+    return {**data, "drift": _numbers(origin.drift), "region": region}
 
 
-def source(c: Calibrated, found: Calibration, told: Provenance) -> str:
+def source(c: Calibrated, calibration: Calibration, origin: Provenance) -> str:
     """Runs, n, date, device, versions and interconnect of one coefficient, and what it was before."""
-    versions = ", ".join(f"{k} {v}" for k, v in told.versions.items())
+    versions = ", ".join(f"{k} {v}" for k, v in origin.versions.items())
     value, low, high = (written(x, c.before.dimension) for x in (c.before.value, c.before.low, c.before.high))
     before = f"{value} [{low}, {high}]"
     text = (
-        f"calibrated {told.date} on {c.runs} of {len(told.runs)} runs "
-        f"({', '.join(told.runs[:6])}{', ...' * (len(told.runs) > 6)}), n={c.n}, "
-        f"{told.device}, {told.interconnect}{', ' * bool(versions)}{versions} | before {before}: "
+        f"calibrated {origin.date} on {c.runs} of {len(origin.runs)} runs "
+        f"({', '.join(origin.runs[:6])}{', ...' * (len(origin.runs) > 6)}), n={c.n}, "
+        f"{origin.device}, {origin.interconnect}{', ' * bool(versions)}{versions} | before {before}: "
         f"{c.before.source}"
     )
     return text if len(text) <= MAX_SOURCE else text[:MAX_SOURCE] + "..."
 
 
-def provenance(found: Calibration) -> Provenance:
+def provenance(calibration: Calibration) -> Provenance:
     """The key `calibration` of the new profile."""
-    runs = found.observations
+    runs = calibration.observations
     dates = sorted(run.date for run in runs if run.date)
     return Provenance(
-        base=found.profile.name,
+        base=calibration.profile.name,
         date=dates[-1] if dates else "unknown",
         device=", ".join(dict.fromkeys(run.device for run in runs)),
-        interconnect=interconnect(found.profile),
+        interconnect=interconnect(calibration.profile),
         versions=engine_versions(runs),
         runs=tuple(run.name for run in runs),
-        data=found.data,
-        phase_error=error_pair(found.errors, step=False),
-        step_error=error_pair(found.errors, step=True),
+        data=calibration.data,
+        phase_error=error_pair(calibration.errors, step=False),
+        step_error=error_pair(calibration.errors, step=True),
         drift=DRIFT,
         region=region(runs),
     )
@@ -253,12 +255,12 @@ def error_pair(errors: Sequence[PhaseError], *, step: bool) -> tuple[float, floa
 
 def region(runs: Sequence[Observation]) -> dict[str, tuple[Point, ...]]:
     """The point of every run, by phase."""
-    found: dict[str, dict[Point, None]] = {}
+    points_of: dict[str, dict[Point, None]] = {}
     for run in runs:
         plan = run.plan
         work = with_lengths(plan.workload, run.prompt_tokens, run.response_tokens)
         for phase in dict.fromkeys(p for name in run.phases for p in run.covers.get(name, (name,))):
             x = point(phase, plan.models, work, plan.placement)
             rounded = (round(x[0], 3), round(x[1], 3), round(x[2], 3), round(x[3], 3), round(x[4], 3))
-            found.setdefault(phase, {})[rounded] = None
-    return {phase: tuple(points) for phase, points in found.items() if phase not in (STEP, REST)}
+            points_of.setdefault(phase, {})[rounded] = None
+    return {phase: tuple(points) for phase, points in points_of.items() if phase not in (STEP, REST)}

@@ -251,10 +251,10 @@ def _number(cell: str, column: str, place: Place) -> float:
     finite = cell.lower() not in _NOT_FINITE
     value = float(cell) if finite and _NUMBER.fullmatch(cell) else math.nan
     if not math.isfinite(value):
-        what = "a number" if finite else "finite"
+        rule = "a number" if finite else "finite"
         raise RlhfsimError(
             "not-a-number",
-            f"{column} is not {what}: {cell!r}",
+            f"{column} is not {rule}: {cell!r}",
             place=place,
             help="write one plain number, or leave it blank",
         )

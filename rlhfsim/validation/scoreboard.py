@@ -40,19 +40,19 @@ def collect(
     progress: Progress | None = None,
 ) -> tuple[list[Outcome], list[str]]:
     """Outcomes of the sections, on the shipped rows or on given ones, and the sections not rerun."""
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     not_rerun = []
     for name, section in sections.items():
-        own = None if rows is None else [row for row in rows if row.table == section.table]
-        if own == []:
+        table_rows = None if rows is None else [row for row in rows if row.table == section.table]
+        if table_rows == []:
             continue
         if progress:
             progress(section)
         if section.runnable:
-            found += registry.run(section, own)
+            outcomes += registry.run(section, table_rows)
         else:
             not_rerun.append(name)
-    return found, not_rerun
+    return outcomes, not_rerun
 
 
 def board(
@@ -138,15 +138,15 @@ def _transferred(rows: list[Outcome]) -> dict[str, Any]:
 
 def _order(rows: list[Outcome]) -> dict[str, Any]:
     """Order of plans for one job, of one release and of any; nothing where no two rows compare."""
-    found = statistics.order(rows)
+    same_release = statistics.order(rows)
     anywhere = statistics.order(rows, same_release=False)
     if not anywhere.right.of:
         return {}
     return {
-        "right_order": found.right.value,
-        "order_counts": asdict(found.right),
+        "right_order": same_release.right.value,
+        "order_counts": asdict(same_release.right),
         "order_counts_any_release": asdict(anywhere.right),
-        "wrong_order": [[_row(a), _row(b)] for a, b in found.wrong],
+        "wrong_order": [[_row(a), _row(b)] for a, b in same_release.wrong],
         "wrong_order_any_release": [[_row(a), _row(b)] for a, b in anywhere.wrong],
     }
 
@@ -202,12 +202,12 @@ def read_board(path: Path) -> dict[str, Any]:
 
 def keep(fresh: dict[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
     """`fresh` with the committed figures of the kinds that could not be rerun."""
-    kept = {
+    committed = {
         kind: {**figures, "rerun": False}
         for kind, figures in old.get("kinds", {}).items()
         if kind.split(".")[0] in fresh["not_rerun"]
     }
-    kinds = {**fresh["kinds"], **kept}
+    kinds = {**fresh["kinds"], **committed}
     return {**fresh, "kinds": kinds, "targets": results(kinds)}
 
 

@@ -21,8 +21,8 @@ class Target:
 
     def value(self, figures: Mapping[str, Any]) -> float | None:
         """The figure reached, or None when no row says it."""
-        found = figures.get(self.figure)
-        return None if found is None else float(found)
+        figure = figures.get(self.figure)
+        return None if figure is None else float(figure)
 
     def met(self, figures: Mapping[str, Any]) -> bool | None:
         """Whether it is reached; None when no row says it."""
@@ -97,7 +97,7 @@ def results(kinds: Mapping[str, Mapping[str, Any]], *, counts: bool = True) -> l
     for target in TARGETS:
         if target.kind not in kinds or (target.counts and not counts):
             continue
-        met = target.met(kinds[target.kind])
+        reached = target.met(kinds[target.kind])
         table.append(
             {
                 "kind": target.kind,
@@ -106,7 +106,7 @@ def results(kinds: Mapping[str, Mapping[str, Any]], *, counts: bool = True) -> l
                 "limit": target.limit,
                 "at_most": target.at_most,
                 "value": target.value(kinds[target.kind]),
-                "verdict": "NO ROWS" if met is None else "PASS" if met else "MISSED",
+                "verdict": "NO ROWS" if reached is None else "PASS" if reached else "MISSED",
             }
         )
     return table

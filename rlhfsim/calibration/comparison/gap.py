@@ -147,10 +147,10 @@ def _phase(
 
 def shares(planned: Sequence[PredictedPhase]) -> dict[str, float]:
     """Cause -> share of the predicted seconds; overhead where nothing is predicted."""
-    found: dict[str, float] = {}
+    by_cause: dict[str, float] = {}
     for phase in planned:
         for resource, seconds in phase.by_resource_s.items():
             cause = CAUSE_OF.get(resource, "overhead")
-            found[cause] = found.get(cause, 0.0) + seconds
-    whole = math.fsum(found.values())
-    return {k: v / whole for k, v in found.items()} if whole > 0 else {"overhead": 1.0}
+            by_cause[cause] = by_cause.get(cause, 0.0) + seconds
+    whole = math.fsum(by_cause.values())
+    return {k: v / whole for k, v in by_cause.items()} if whole > 0 else {"overhead": 1.0}

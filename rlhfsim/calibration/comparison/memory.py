@@ -74,7 +74,7 @@ def measured(seen: Observation, trace: Trace) -> dict[tuple[str, str], float]:
     for c in sorted(trace.counters, key=lambda c: (c.time_s, c.value)):
         if c.name == MEMORY:
             levels[c.pool][c.group].append((c.time_s, c.value))
-    found: dict[tuple[str, str], float] = {}
+    largest: dict[tuple[str, str], float] = {}
     for span in trace.spans:
         if span.step not in seen.counted or span.kind == WAIT:
             continue
@@ -82,8 +82,8 @@ def measured(seen: Observation, trace: Trace) -> dict[tuple[str, str], float]:
         known = [peak for peak in peaks if peak is not None]
         if known:
             key = (span.name, span.pool)
-            found[key] = max(found.get(key, 0.0), *known)
-    return found
+            largest[key] = max(largest.get(key, 0.0), *known)
+    return largest
 
 
 def _most(rows: Sequence[tuple[float, float]], start: float, end: float) -> float | None:

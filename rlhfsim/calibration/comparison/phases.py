@@ -80,10 +80,10 @@ def check_plan(plan: Plan, seen: Observation) -> tuple[str, ...]:
         return ()
     ours, theirs = (content_hash(p.workload, p.placement) for p in (plan, seen.plan))
     if ours != theirs:
-        what = "workload" if content_hash(plan.workload) != content_hash(seen.plan.workload) else "placement"
+        part = "workload" if content_hash(plan.workload) != content_hash(seen.plan.workload) else "placement"
         raise RlhfsimError(
             "another-plan",
-            f"the run executed another {what} than this plan",
+            f"the run executed another {part} than this plan",
             place=Place(file=str(seen.folder or seen.name)),
             help="compare it with the plan.json in its own folder, or price that plan again: rlhfsim "
             "estimate RUN/plan.json",
@@ -183,14 +183,14 @@ def compare(plan: Plan, seen: Observation, trace: Trace) -> Comparison:
     """A plan and a run of it."""
     p = plan.prediction
     counted = [s for s in trace.spans if s.step in seen.counted and s.kind != WAIT]
-    found = tuple(
+    compared = tuple(
         replace(r, spans=sum(s.name == r.name for s in counted)) for r in rows(plan, seen.phases, seen.covers)
     )
     return Comparison(
-        rows=found,
+        rows=compared,
         step=row(STEP, seen.step_s, covers=(STEP,), predicted_s=p.step_s, low_s=p.low_s, high_s=p.high_s),
-        missing=tuple(r.name for r in found if r.measured_s is None),
-        unplanned=tuple(r.name for r in found if r.predicted_s is None),
+        missing=tuple(r.name for r in compared if r.measured_s is None),
+        unplanned=tuple(r.name for r in compared if r.predicted_s is None),
         amounts=amounts(plan, seen, counted),
     )
 
@@ -205,16 +205,16 @@ def amounts(plan: Plan, seen: Observation, counted: Sequence[Span]) -> tuple[Amo
     pace = None
     if seen.step_s and prompt is not None and response is not None:
         pace = work.num_sequences * (prompt + response) / median(seen.step_s) / gpus
-    found: list[tuple[str, str, float | None, float | None]] = [
+    table: list[tuple[str, str, float | None, float | None]] = [
         ("prompt, mean", "token", stats(work.prompt_len).mean, prompt)
     ]
     if work.generates:
-        found.append(("response, mean", "token", stats(work.response_len).mean, response))
-    found.append(("per second and GPU", "token", plan.prediction.tokens_per_s_per_gpu, pace))
+        table.append(("response, mean", "token", stats(work.response_len).mean, response))
+    table.append(("per second and GPU", "token", plan.prediction.tokens_per_s_per_gpu, pace))
     sent = [float(s.attributes["bytes"]) for s in counted if s.kind == "sync" and "bytes" in s.attributes]
     if sent:
-        found.append(("weights, each sync (plan: BF16)", "byte", _weights(plan), max(sent)))
-    return tuple(Amount(name=n, unit=u, predicted=p, measured=m) for n, u, p, m in found)
+        table.append(("weights, each sync (plan: BF16)", "byte", _weights(plan), max(sent)))
+    return tuple(Amount(name=n, unit=u, predicted=p, measured=m) for n, u, p, m in table)
 
 
 def _weights(plan: Plan) -> float | None:

@@ -68,26 +68,26 @@ class Seen:
         """The only one."""
         return next(iter(self.points(name)), None)
 
-    def coefficient(self, name: str, found: Measured, how: str = "", roof: float = 1.0) -> ProfileEntry:
+    def coefficient(self, name: str, measured: Measured, how: str = "", roof: float = 1.0) -> ProfileEntry:
         """A coefficient of the measured number over `roof`."""
         before = self.base.coefficient(name)
         return ProfileEntry(
             key=f"coefficients.{name}",
-            value=found.value / roof,
-            low=found.low / roof,
-            high=found.high / roof,
+            value=measured.value / roof,
+            low=measured.low / roof,
+            high=measured.high / roof,
             prior=before.value,
-            n=found.n,
+            n=measured.n,
             unit=before.dimension,
-            how=how or found.how,
+            how=how or measured.how,
         )
 
-    def share(self, name: str, found: Measured, roof: float) -> ProfileEntry:
+    def share(self, name: str, measured: Measured, roof: float) -> ProfileEntry:
         """An efficiency: the measured rate over the roof, its interval ending at 1."""
-        entry = self.coefficient(name, found, roof=roof)
+        entry = self.coefficient(name, measured, roof=roof)
         if entry.value > 1:
             return entry
-        return replace(entry, high=max(entry.value, min(1.0, found.high / roof)))
+        return replace(entry, high=max(entry.value, min(1.0, measured.high / roof)))
 
     def rate(
         self, key: str, value: float, n: int, how: str, unit: units.Dimension = "byte/s"
@@ -117,9 +117,13 @@ class Seen:
             )
 
 
-def _scaled(found: Measured, factor: float, how: str) -> Measured:
+def _scaled(measured: Measured, factor: float, how: str) -> Measured:
     return replace(
-        found, value=found.value * factor, low=found.low * factor, high=found.high * factor, how=how
+        measured,
+        value=measured.value * factor,
+        low=measured.low * factor,
+        high=measured.high * factor,
+        how=how,
     )
 
 
@@ -141,9 +145,9 @@ def changes(seen: Seen) -> list[ProfileEntry]:
     return [change for part in parts for change in part(seen)]
 
 
-def split(found: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[Missing]]:
+def split(entries: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[Missing]]:
     """What can be kept, and efficiencies above 1: then the datasheet is another device's."""
-    above = [c for c in found if c.key.endswith(SHARES) and c.value > 1]
+    above = [c for c in entries if c.key.endswith(SHARES) and c.value > 1]
     refused = [
         Missing(
             probe=c.key.removeprefix("coefficients."),
@@ -152,7 +156,7 @@ def split(found: Sequence[ProfileEntry]) -> tuple[list[ProfileEntry], list[Missi
         )
         for c in above
     ]
-    return [c for c in found if c not in above], refused
+    return [c for c in entries if c not in above], refused
 
 
 def best(m: Measured) -> float:
@@ -210,7 +214,7 @@ def _gemm(seen: Seen) -> Iterator[ProfileEntry]:
             yield seen.rate(f"peak.{precision}", peak, sum(p.n for p in points), why, "flop/s")
     large = [p for p in points if all(a >= b for a, b in zip(p.at, LARGE, strict=True))] or list(points)
     low, middle, high = np.percentile([2 * math.prod(p.at) / p.value for p in large], [10, 50, 90])
-    found = Measured(
+    rate = Measured(
         name="gemm_rate",
         value=float(middle),
         low=float(low) / WIDENING,
@@ -219,7 +223,7 @@ def _gemm(seen: Seen) -> Iterator[ProfileEntry]:
         unit="flop/s",
         how=f"{len(large)} shapes from {LARGE[0]:g} x {LARGE[1]:g} x {LARGE[2]:g} on, {points[0].how}",
     )
-    yield seen.share("gemm_efficiency", found, peak)
+    yield seen.share("gemm_efficiency", rate, peak)
     least = min(points, key=lambda p: p.value)
     yield seen.coefficient("gemm_latency", least, f"shortest product, {least.how}")
 
@@ -328,6 +332,6 @@ _STARTS = {
 
 def _starts(seen: Seen) -> Iterator[ProfileEntry]:
     for name, coefficient in _STARTS.items():
-        found = seen.one(name)
-        if found is not None:
-            yield seen.coefficient(coefficient, found)
+        measured = seen.one(name)
+        if measured is not None:
+            yield seen.coefficient(coefficient, measured)

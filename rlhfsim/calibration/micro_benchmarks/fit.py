@@ -66,20 +66,20 @@ def nonnegative(
 
 
 def _solve(design: Floats, seconds: Floats, known: Floats) -> Floats:
-    found: Floats = nnls(design / seconds[:, None], (seconds - known) / seconds)[0]
-    return found
+    solution: Floats = nnls(design / seconds[:, None], (seconds - known) / seconds)[0]
+    return solution
 
 
 def misfit(
     rows: Sequence[Sequence[float]],
     points: Sequence[Measured],
-    found: Sequence[Measured],
+    coefficients: Sequence[Measured],
     less: Sequence[float],
 ) -> float:
     """Median relative error of the fit over its own points."""
-    said = np.asarray(rows) @ np.array([f.value for f in found]) + np.asarray(less)
+    fitted = np.asarray(rows) @ np.array([f.value for f in coefficients]) + np.asarray(less)
     seconds = np.array([p.value for p in points])
-    return float(np.median(np.abs(said / seconds - 1)))
+    return float(np.median(np.abs(fitted / seconds - 1)))
 
 
 # --- kernel tables --------------------------------------------------------------------------------

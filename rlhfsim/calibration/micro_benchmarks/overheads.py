@@ -61,10 +61,10 @@ def _prefill(seen: Seen, first: Profile) -> list[ProfileEntry]:
     fixed, launch = nonnegative([(1.0, p.at[0]) for p in few], few)
     how = f"prefill of {short:g} tokens, {few[-1].how}"
     pairs = ((fixed, "prefill_overhead_vllm"), (fixed, "prefill_overhead"), (launch, "eager_layer_overhead"))
-    found = [seen.coefficient(name, fitted, how) for fitted, name in pairs]
+    entries = [seen.coefficient(name, fitted, how) for fitted, name in pairs]
     long = [p for p in points if p.at[1] * p.at[2] >= LONG]
     if not long:
-        return found
+        return entries
     ratios = [k / (p.value - fixed.value) for k, p in zip(prefill_kernels(first, long), long, strict=True)]
     low, middle, high = (min(float(x), MAX_EFFICIENCY) for x in np.percentile(ratios, [10, 50, 90]))
     efficiency = Measured(
@@ -76,7 +76,7 @@ def _prefill(seen: Seen, first: Profile) -> list[ProfileEntry]:
         unit="1",
         how=f"kernels timed alone over passes of {LONG} tokens and more, {long[-1].how}",
     )
-    return [*found, seen.coefficient("prefill_efficiency", efficiency)]
+    return [*entries, seen.coefficient("prefill_efficiency", efficiency)]
 
 
 def _train(seen: Seen, first: Profile) -> list[ProfileEntry]:

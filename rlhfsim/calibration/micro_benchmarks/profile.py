@@ -55,31 +55,31 @@ def measured_profile(session: Session, name: str = "local") -> MeasuredProfile:
     """The profile of a session, checked as a file is."""
     beneath, known = base_of(session)
     seen = Seen(session=session, base=load_profile(beneath), known=known)
-    kept, refused = split(changes(seen))
-    curves = _curves(seen, kept)
-    first = profile_from_text(_text(seen, name, beneath, kept, curves))
+    entries, refused = split(changes(seen))
+    curves = _curves(seen, entries)
+    first = profile_from_text(_text(seen, name, beneath, entries, curves))
     engine, notes = overheads(seen, first)
-    kept += engine
-    text = _text(seen, name, beneath, kept, curves)
+    entries += engine
+    text = _text(seen, name, beneath, entries, curves)
     profile_from_text(text)
     return MeasuredProfile(
         text=text,
         base=beneath,
         known=known,
-        changes=tuple(kept),
+        changes=tuple(entries),
         missing=(*session.missing, *refused),
         notes=(*notes, *_sanity(seen, first)),
     )
 
 
-def write(path: Path, made: MeasuredProfile) -> Profile:
+def write(path: Path, measured: MeasuredProfile) -> Profile:
     """The new file, whole or not at all, and never over another.
 
     Raises:
         RlhfsimError: it exists, hides a known profile, or cannot be written.
     """
     check_new(path)
-    write_new(path, made.text)
+    write_new(path, measured.text)
     return load_profile(path)
 
 
@@ -98,11 +98,11 @@ def base_of(session: Session) -> tuple[str, bool]:
     return UNKNOWN_GPU, False
 
 
-def _curves(seen: Seen, kept: Sequence[ProfileEntry]) -> dict[str, Any] | None:
+def _curves(seen: Seen, entries: Sequence[ProfileEntry]) -> dict[str, Any] | None:
     """Kernel tables of this machine, against its own roofs; a known GPU keeps its denser shipped ones."""
     if seen.known and seen.base.curves is not None:
         return None
-    rates = {c.key: c.value for c in kept}
+    rates = {c.key: c.value for c in entries}
     profile = replace(
         seen.base,
         hbm=replace(seen.base.hbm, value=rates.get("hbm", seen.base.hbm.value)),
@@ -110,12 +110,12 @@ def _curves(seen: Seen, kept: Sequence[ProfileEntry]) -> dict[str, Any] | None:
             p: replace(peak, value=rates.get(f"peak.{p}", peak.value)) for p, peak in seen.base.peak.items()
         },
     )
-    found = {table: seen.points(name) for name, table in TABLES.items() if is_grid(seen.points(name))}
+    grids = {table: seen.points(name) for name, table in TABLES.items() if is_grid(seen.points(name))}
     tables = {
         table: kernel_table(
             table, profile, points, _source(seen.session, sum(p.n for p in points), points[0].how)
         )
-        for table, points in found.items()
+        for table, points in grids.items()
     }
     if not tables:
         return None
@@ -160,13 +160,13 @@ def _flops(p: Measured) -> float:
 
 
 def _text(
-    seen: Seen, name: str, beneath: str, kept: Sequence[ProfileEntry], curves: dict[str, Any] | None
+    seen: Seen, name: str, beneath: str, entries: Sequence[ProfileEntry], curves: dict[str, Any] | None
 ) -> str:
     machine = seen.session.machine
     data: dict[str, Any] = {"name": name, "title": f"{machine.title} (measured)"[:80], "extends": beneath}
     if not seen.known:
         data |= _node(seen)
-    for change in kept:
+    for change in entries:
         at = data
         *path, last = change.key.split(".")
         for key in path:
@@ -185,12 +185,12 @@ def _node(seen: Seen) -> dict[str, Any]:
     machine, base = seen.session.machine, seen.base
     units_of = machine.gpus or machine.cores
     node = _plain(base.node) | {"gpus": units_of, "cpu_cores": machine.cores}
-    found = {
+    parts = {
         "peak": {p: _plain(peak) for p, peak in base.peak.items()},
         "scale_up": _plain(base.scale_up),
         "node": node,
     }
-    return found if machine.kind == "cpu" else found | {"price": None, "curves": None}
+    return parts if machine.kind == "cpu" else parts | {"price": None, "curves": None}
 
 
 def _plain(part: Any) -> dict[str, Any]:

@@ -36,21 +36,21 @@ class FrameworkSettings:
     def find(self, *keys: str) -> Any:
         """The value of the first key that is set to something; None where none is."""
         for key in keys:
-            found = self._resolved(self._values.get(key), key, 0)
-            if found is not None and found != "???":
-                return found
+            value = self._resolved(self._values.get(key), key, 0)
+            if value is not None and value != "???":
+                return value
         return None
 
     def whole(self, *keys: str, default: int | None = None) -> int:
         """A whole number of at least 0."""
         value = self._or_default(keys, default)
         try:
-            found = int(float(value))
+            number = int(float(value))
         except (TypeError, ValueError):
             raise self._bad(keys, value, "a whole number") from None
-        if found < 0 or found != float(value):
+        if number < 0 or number != float(value):
             raise self._bad(keys, value, "a whole number from 0 up")
-        return found
+        return number
 
     def share(self, *keys: str, default: float) -> float:
         """A number."""
@@ -74,9 +74,9 @@ class FrameworkSettings:
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self._values)
 
     def _or_default(self, keys: tuple[str, ...], default: Any) -> Any:
-        found = self.find(*keys)
-        if found is not None:
-            return found
+        value = self.find(*keys)
+        if value is not None:
+            return value
         if default is None:
             raise RlhfsimError(
                 "setting-missing",
@@ -99,12 +99,12 @@ class FrameworkSettings:
         """The value with references replaced; None where one leads nowhere."""
         if not isinstance(value, str) or "${" not in value:
             return value
-        found = _REFERENCE.fullmatch(value.strip())
-        if found is None or depth > _DEPTH:
+        reference = _REFERENCE.fullmatch(value.strip())
+        if reference is None or depth > _DEPTH:
             return None
-        resolver, colon, rest = found[1].partition(":")
+        resolver, colon, rest = reference[1].partition(":")
         if not colon:
-            return self._at(found[1], key, depth)
+            return self._at(reference[1], key, depth)
         name, _, other = (part.strip() for part in rest.partition(","))
         if resolver == "oc.select":
             chosen = self._at(name, key, depth)
@@ -171,7 +171,7 @@ def _words(text: str, path: Path) -> list[str]:
     """Words of a shell script, variables that it sets itself replaced."""
     joined = re.sub(r"\\\r?\n", " ", text)
     variables: dict[str, str] = {}
-    found: list[str] = []
+    all_words: list[str] = []
     for number, line in enumerate(joined.splitlines(), start=1):
         try:
             words = shlex.split(line, comments=True)
@@ -187,8 +187,8 @@ def _words(text: str, path: Path) -> list[str]:
             name, equals, value = word.partition("=")
             if equals and name.isidentifier():
                 variables[name] = value
-        found += words
-    return found
+        all_words += words
+    return all_words
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:

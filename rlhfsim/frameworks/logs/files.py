@@ -55,16 +55,16 @@ def find(path: Path) -> LogFiles:
         else [path]
     )
     states = tuple(p for p in files if p.name == STATE)
-    found = LogFiles(
+    run_files = LogFiles(
         events=tuple(p for p in files if MARK in p.name),
         json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
         states=tuple(sorted(states, key=lambda p: p.stat().st_mtime)[-1:]),
         texts=tuple(p for p in files if p.suffix in TEXTS and MARK not in p.name) if path.is_dir() else (),
         configs=tuple(p for p in files if p.name in CONFIGS),
     )
-    if not found.logs and path.is_file():
+    if not run_files.logs and path.is_file():
         return LogFiles(texts=(path,))
-    if not found.logs:
+    if not run_files.logs:
         raise RlhfsimError(
             "no-logs",
             "no event file, JSON lines or console log is in this folder",
@@ -72,10 +72,10 @@ def find(path: Path) -> LogFiles:
             help=f"logs are files with {MARK} in their name, *.jsonl, {STATE}, or "
             f"{', '.join(f'*{t}' for t in TEXTS)}; or name the file itself",
         )
-    return found
+    return run_files
 
 
-def read_log(path: Path, found: LogFiles, framework: Framework) -> Log:
+def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
     """The records of all files as one log, names without the prefix of the logger.
 
     Console lines count only where no file has metrics: they say the same, rounded.
@@ -83,9 +83,9 @@ def read_log(path: Path, found: LogFiles, framework: Framework) -> Log:
     Raises:
         RlhfsimError: no file holds times of this framework.
     """
-    parts = [*_read_files(found, framework)]
+    parts = [*_read_files(run_files, framework)]
     if not any(_has_times(part, framework) for part in parts):
-        parts += [_console(p, framework) for p in found.texts]
+        parts += [_console(p, framework) for p in run_files.texts]
     log = _folded(merged([_renamed(part, framework) for part in parts]), framework)
     if not _has_times(log, framework):
         some = ", ".join(log.names[:4])
@@ -98,18 +98,18 @@ def read_log(path: Path, found: LogFiles, framework: Framework) -> Log:
     return log
 
 
-def _read_files(found: LogFiles, framework: Framework) -> Iterator[Log]:
+def _read_files(run_files: LogFiles, framework: Framework) -> Iterator[Log]:
     """Files with metrics; of many one that is not of this kind is passed over by name."""
-    for path in found.events:
+    for path in run_files.events:
         yield read_events(path)
-    for path in found.json_lines:
+    for path in run_files.json_lines:
         try:
             yield read_jsonl(read_text(path, MAX_TEXT), str(path))
         except RlhfsimError as error:
-            if found.logs == 1:
+            if run_files.logs == 1:
                 raise
             yield Log(records=(), notes=(f"{path.name} was passed over: {error.message}",))
-    for path in found.states:
+    for path in run_files.states:
         yield read_trainer_state(read_text(path, MAX_TEXT), str(path))
 
 
@@ -146,18 +146,18 @@ def _folded(log: Log, framework: Framework) -> Log:
     """Records without the time of a step, added up into the next one that has it."""
     if not framework.folds:
         return log
-    found: list[Record] = []
+    folded: list[Record] = []
     waiting: dict[str, float] = {}
     for record in log.records:
         values = {**waiting, **record.values}
         for name in framework_times(waiting, framework):
             values[name] = waiting[name] + record.values.get(name, 0.0)
         if framework.step in values:
-            found.append(Record(step=record.step, values=values))
+            folded.append(Record(step=record.step, values=values))
             waiting = {}
         else:
             waiting = values
-    return Log(records=tuple(found), notes=log.notes)
+    return Log(records=tuple(folded), notes=log.notes)
 
 
 def framework_times(names: Iterable[str], framework: Framework) -> list[str]:

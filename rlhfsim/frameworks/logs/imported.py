@@ -74,9 +74,9 @@ def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
         RlhfsimError: no logs, logs of something else, a configuration that leaves open what decides the
             time, or no step that can be used.
     """
-    found = find(path)
-    log = read_log(path, found, framework)
-    settings = read_settings(choices.configs or found.configs, choices.given)
+    files = find(path)
+    log = read_log(path, files, framework)
+    settings = read_settings(choices.configs or files.configs, choices.given)
     steps, notes = _steps(path, log, framework, settings)
     records = [Record(step=s.logged, values=s.values) for s in steps]
     means = _means(records)
@@ -117,12 +117,12 @@ def _used(
 ) -> dict[str, tuple[str, ...]]:
     """Metrics that become spans, and what each covers of the calls that this run has."""
     here = {call.name for call in dataflow(specs.workload)} | {CONTROLLER, "actor.generate.wait"}
-    found = {}
+    mapped = {}
     for timer in timers(framework, description.staleness > 0):
         covered = tuple(name for name in timer.of(log.names) if call_of(name) in here)
         if timer.metric in log.names and covered:
-            found[timer.metric] = covered
-    return found
+            mapped[timer.metric] = covered
+    return mapped
 
 
 def timers(framework: Framework, stale: bool) -> Iterator[Timer]:
@@ -159,24 +159,24 @@ def _steps(
     whole = [
         _joined(log.records[i : i + each], framework) for i in range(0, len(log.records) - each + 1, each)
     ]
-    kept = [step for step in whole if _timed(step, framework, notes)]
-    calm = [step for step in kept if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)]
-    if len(calm) >= 2 and len(calm) < len(kept):
+    counted = [step for step in whole if _timed(step, framework, notes)]
+    calm = [step for step in counted if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)]
+    if len(calm) >= 2 and len(calm) < len(counted):
         notes.append(
-            f"{len(kept) - len(calm)} of {len(kept)} steps hold an evaluation or a checkpoint and were "
+            f"{len(counted) - len(calm)} of {len(counted)} steps hold an evaluation or a checkpoint and were "
             "left out"
         )
-        kept = calm
-    elif len(calm) < len(kept):
+        counted = calm
+    elif len(calm) < len(counted):
         notes.append("nearly every step holds an evaluation or a checkpoint: the step times hold them too")
-    if not kept:
+    if not counted:
         raise RlhfsimError(
             "no-step-counts",
             f"none of {len(whole)} steps has times that make sense" + (f": {notes[0]}" if notes else ""),
             place=Place(file=str(path)),
             help=f"a step needs {framework.step} and its timers",
         )
-    return tuple(kept), notes
+    return tuple(counted), notes
 
 
 def _joined(records: Sequence[Record], framework: Framework) -> LoggedStep:

@@ -64,14 +64,14 @@ def number(value: object) -> float | None:
         return None
     if isinstance(value, int | float):
         return float(value)
-    found = _NUMBER.match(value) if isinstance(value, str) else None
-    return float(found[1]) if found else None
+    match = _NUMBER.match(value) if isinstance(value, str) else None
+    return float(match[1]) if match else None
 
 
 def numbers(values: Iterable[tuple[str, object]]) -> dict[str, float]:
     """Those of the values that are numbers, by name."""
-    found = ((name, number(value)) for name, value in values)
-    return {name: value for name, value in found if value is not None}
+    read = ((name, number(value)) for name, value in values)
+    return {name: value for name, value in read if value is not None}
 
 
 def merged(parts: Sequence[Log]) -> Log:
@@ -176,12 +176,12 @@ def read_trainer_state(text: str, name: str) -> Log:
     data = parse_json(text, name).data
     history = data.get("log_history") if isinstance(data, dict) else None
     rows = [record_of(row) for row in history or () if isinstance(row, dict)]
-    found = tuple(row for row in rows if row is not None)
-    if not found:
+    records = tuple(row for row in rows if row is not None)
+    if not records:
         raise RlhfsimError(
             "no-metrics",
             "there is no log_history with steps in it",
             place=Place(file=name),
             help="give trainer_state.json of a checkpoint, or JSON lines",
         )
-    return Log(records=found)
+    return Log(records=records)

@@ -71,15 +71,15 @@ def _span(
     run: Imported, timer: Timer, covers: tuple[str, ...], step: int, start: float, seconds: float
 ) -> Span:
     """One timer as a span; it bears the name of the call that it covers where its own is not there."""
-    own = timer.phase if timer.phase in covers else covers[0]
-    role, _, kind = own.partition(".")
-    pool = _pool(run, own)
+    name = timer.phase if timer.phase in covers else covers[0]
+    role, _, kind = name.partition(".")
+    pool = _pool(run, name)
     attributes: dict[str, float | str] = {"metric": timer.metric}
-    if covers != (own,):
+    if covers != (name,):
         attributes[COVERS] = JOINT.join(covers)
     kinds = {"": CONTROLLER, "generate.wait": WAIT, "train.load": "load"}
     return Span(
-        name=own,
+        name=name,
         role=role,
         kind=kinds.get(kind, kind),
         pool=pool,

@@ -31,7 +31,7 @@ def read_events(path: Path) -> Log:
         RlhfsimError: tensorboardX is not installed, or the file is no event file or cannot be read.
     """
     event_type, content = _event_type(path), _content(path)
-    found: dict[int, dict[str, float]] = {}
+    by_step: dict[int, dict[str, float]] = {}
     end = 0
     for message, after in _messages(content):
         try:
@@ -42,7 +42,7 @@ def read_events(path: Path) -> Log:
         for value in event.summary.value:
             scalar = _scalar(value)
             if scalar is not None:
-                found.setdefault(int(event.step), {})[value.tag] = scalar
+                by_step.setdefault(int(event.step), {})[value.tag] = scalar
     if content and not end:
         raise RlhfsimError(
             "not-an-event-file",
@@ -52,7 +52,7 @@ def read_events(path: Path) -> Log:
         )
     lost = len(content) - end
     notes = (f"{path.name}: the last {lost} bytes are no whole record",) if lost else ()
-    return Log(records=tuple(Record(step=s, values=v) for s, v in sorted(found.items())), notes=notes)
+    return Log(records=tuple(Record(step=s, values=v) for s, v in sorted(by_step.items())), notes=notes)
 
 
 def _event_type(path: Path) -> Any:

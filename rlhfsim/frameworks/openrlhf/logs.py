@@ -43,9 +43,9 @@ _LINE = re.compile(r"Global step (\d+): (\{.*)$")
 def console(lines: Sequence[str]) -> Iterator[Record]:
     """Records of `Global step 3: {'timing/generation': 1.5, ...}`."""
     for line in lines:
-        found = _LINE.search(line)
-        if found is not None:
-            yield Record(step=int(found[1]), values=pairs(found[2]))
+        match = _LINE.search(line)
+        if match is not None:
+            yield Record(step=int(match[1]), values=pairs(match[2]))
 
 
 # Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of v0.8 and

@@ -40,10 +40,10 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
     """Records of the dicts that a transformers Trainer prints; they carry no step and are counted."""
     step = 0
     for line in lines:
-        found = re.search(r"\{.*", line)
-        if found is None or not any(key in line for key in KEYS):
+        match = re.search(r"\{.*", line)
+        if match is None or not any(key in line for key in KEYS):
             continue
-        values = pairs(found[0])
+        values = pairs(match[0])
         if values:
             step += 1
             yield Record(step=step, values=values)
@@ -59,7 +59,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     accumulation, per_generation = _accumulation(s), _per_generation(s)
     server = s.flag("use_vllm") and s.text("vllm_mode", default="colocate") == "server"
     tp = s.whole("vllm_tensor_parallel_size", default=1)
-    own = s.whole("vllm_gpus", default=tp) if server else None
+    rollout_gpus = s.whole("vllm_gpus", default=tp) if server else None
     zero = s.whole("deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0)
     kind: Algorithm = "rloo" if "RLOO" in s.text("trainer", default="GRPOTrainer") else "grpo"
     return RunDescription(
@@ -78,7 +78,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         backend="fsdp2" if s.has("fsdp_config") or s.find("fsdp") else "deepspeed",
         gpus=gpus,
         gpus_per_node=s.whole("gpus_per_node", default=min(8, gpus)),
-        rollout_gpus=own,
+        rollout_gpus=rollout_gpus,
         layout=training_layout(
             gpus,
             zero=zero,
@@ -86,7 +86,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
             recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
         ),
         rollout=rollout_layout(
-            own or gpus,
+            rollout_gpus or gpus,
             tp=tp if s.flag("use_vllm") else 1,
             max_num_seqs=SEQUENCES,
             memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),

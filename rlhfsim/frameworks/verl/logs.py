@@ -65,12 +65,12 @@ ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "acto
 def console(lines: Sequence[str]) -> Iterator[Record]:
     """Records of `step:3 - timing_s/gen:1.5 - ...` (verl/utils/logger/aggregate_logger.py)."""
     for line in lines:
-        found = _LINE.search(line)
-        if found is None:
+        match = _LINE.search(line)
+        if match is None:
             continue
-        pairs = (item.rpartition(":") for item in found[2].split(" - "))
+        pairs = (item.rpartition(":") for item in match[2].split(" - "))
         values = {name.strip(): number(text) for name, _, text in pairs}
-        yield Record(step=int(found[1]), values={k: v for k, v in values.items() if v is not None})
+        yield Record(step=int(match[1]), values={k: v for k, v in values.items() if v is not None})
 
 
 # Keys and defaults: verl/trainer/config/_generated_ppo_trainer.yaml and ..._megatron_trainer.yaml, and
@@ -89,7 +89,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     prompts = s.whole("data.train_batch_size", default=1024) or s.whole(
         f"{ACTOR}.ppo_mini_batch_size", default=256
     )
-    kept = "actor_rollout_ref.actor.megatron" if megatron else f"{ACTOR}.fsdp_config"
+    trained = "actor_rollout_ref.actor.megatron" if megatron else f"{ACTOR}.fsdp_config"
     scored = f"{REF}.megatron.param_offload" if megatron else f"{REF}.fsdp_config.param_offload"
     return RunDescription(
         algorithm=algorithm(s),
@@ -118,8 +118,8 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
             micro_batch=max(1, _micro_batch(s, means)),
             recompute=_recompute(s, megatron),
         ),
-        actor_residency="offloaded" if s.flag(f"{kept}.param_offload") else "resident",
-        optimizer_leaves=s.flag(f"{kept}.optimizer_offload"),
+        actor_residency="offloaded" if s.flag(f"{trained}.param_offload") else "resident",
+        optimizer_leaves=s.flag(f"{trained}.optimizer_offload"),
         scoring_residency="offloaded" if s.flag(scored) else "resident",
         rollout=_rollout(s, rollout_gpus or gpus),
         sleep=2 if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
@@ -193,8 +193,8 @@ def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
             if s.flag("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
             else "none"
         )
-    found = s.find(f"{ACTOR}.megatron.override_transformer_config.recompute_granularity")
-    return cast(Recompute, found) if found in ("full", "selective") else "none"
+    granularity = s.find(f"{ACTOR}.megatron.override_transformer_config.recompute_granularity")
+    return cast(Recompute, granularity) if granularity in ("full", "selective") else "none"
 
 
 def _staleness(s: FrameworkSettings, apart: bool) -> float:

@@ -50,10 +50,10 @@ def _role_pools(text: str, engine: int, roles: tuple[str, ...]) -> tuple[dict[st
     sizes: dict[str, int] = {}
     placed_roles: dict[str, str] = {"rollout": "rollout"}
     for role, word in zip(roles, ("actor", "critic", "ref", "reward"), strict=True):
-        found = re.search(rf"\b{word}\w*\)?\s*(\d+)(?:x(\d+))?", text)
+        size = re.search(rf"\b{word}\w*\)?\s*(\d+)(?:x(\d+))?", text)
         group = re.search(r"\(critic\+reward colocated\)(\d+)", text)
         if group and word in ("critic", "reward"):
             sizes["critic"], placed_roles[role] = int(group[1]), "critic"
-        elif found:
-            sizes[role], placed_roles[role] = int(found[1]) * int(found[2] or 1), role
+        elif size:
+            sizes[role], placed_roles[role] = int(size[1]) * int(size[2] or 1), role
     return {**sizes, "rollout": engine}, placed_roles

@@ -132,8 +132,8 @@ def backend_of(row: Row) -> Backend:
 
 def staleness_of(row: Row) -> float:
     """Most policy versions between generation and training: the number in `1-step Off`."""
-    found = re.match(r"\d+(\.\d+)?", row.text("staleness") or "")
-    return float(found[0]) if found else 0.0
+    number = re.match(r"\d+(\.\d+)?", row.text("staleness") or "")
+    return float(number[0]) if number else 0.0
 
 
 def separate(row: Row) -> bool:

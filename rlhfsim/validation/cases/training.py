@@ -96,9 +96,9 @@ def model_of(row: Row) -> ModelSpec:
     """The model: preset of the config key or name, cut to the row's `layers`; else GPT by its shape."""
     shape = tuple(row.integer(c) for c in ("layers", "hidden"))
     for name in (row.text("model_config_key"), _clean(row.text("model") or "")):
-        found = preset_name(name) if name else None
-        if found:
-            model = preset(found)
+        known = preset_name(name) if name else None
+        if known:
+            model = preset(known)
             if shape[1] in (None, model.hidden):
                 return _with_depth(model, shape[0] or _predicting(row, model))
     if None in shape:
@@ -251,10 +251,10 @@ def precision_of(row: Row, device: Device) -> str:
     text = (row.text("precision") or "").lower()
     if not text:
         raise Skip("precision is not published")
-    found = "fp4" if "fp4" in text else "fp8" if "fp8" in text else "fp16" if "fp16" in text else "bf16"
-    if found not in device.profile.peak:
-        raise Skip(f"{device.profile.title} has no {found}")
-    return found
+    precision = "fp4" if "fp4" in text else "fp8" if "fp8" in text else "fp16" if "fp16" in text else "bf16"
+    if precision not in device.profile.peak:
+        raise Skip(f"{device.profile.title} has no {precision}")
+    return precision
 
 
 def flushes_of(row: Row, layout: Layout) -> int:
@@ -299,29 +299,29 @@ def recipe_of(row: Row, software: Software) -> tuple[Software, str]:
     return software, "recipe: no CUDA graphs"
 
 
-def measured(row: Row, it: TrainingJob) -> tuple[float, str]:
+def measured(row: Row, training: TrainingJob) -> tuple[float, str]:
     """Seconds of one optimizer step as published, and from which figure.
 
     Order: step time, tokens/s/GPU, sequences/s, then TFLOP/s over the source's own FLOP count.
     """
-    gpus, tokens = it.layout.gpus, it.sequences.tokens
+    gpus, tokens = training.layout.gpus, training.sequences.tokens
     seconds = row.number("step_time_s")
     if seconds and (row.text("framework") or "").lower().startswith("prime-rl"):
-        rank = it.sequences.count / it.layout.dp / it.layout.micro_batch
+        rank = training.sequences.count / training.layout.dp / training.layout.micro_batch
         return seconds * max(1.0, rank), "seconds per micro-batch"
     if seconds:
         return seconds, "step time"
     if rate := row.number("tokens_per_s_per_gpu"):
         return tokens / (rate * gpus), "tokens/s/GPU"
     if rate := row.number("seqs_per_s_total"):
-        return it.sequences.count / rate, "sequences/s"
+        return training.sequences.count / rate, "sequences/s"
     if rate := row.number("model_tflops_per_gpu"):
-        flop, rule = published_flop(row, it)
+        flop, rule = published_flop(row, training)
         return flop / (rate * TERA * gpus), f"TFLOP/s ({rule})"
     raise Skip("no result is published")
 
 
-def published_flop(row: Row, it: TrainingJob) -> tuple[float, str]:
+def published_flop(row: Row, training: TrainingJob) -> tuple[float, str]:
     """FLOP of one step as the source counts them.
 
         Megatron 2021: 96 B s L h^2 (1 + s/6h + V/16Lh), recomputation included, attention full
@@ -333,9 +333,9 @@ def published_flop(row: Row, it: TrainingJob) -> tuple[float, str]:
     """
     framework, full = (row.text("framework") or "", ("Megatron-LM (2021)", "Megatron-Core", "NeMo 25"))
     square = framework.startswith(full)
-    dense = matmul_flop(it.model, it.sequences.tokens)
-    cores = attention_flop(it.model, it.sequences, causal=not square)
+    dense = matmul_flop(training.model, training.sequences.tokens)
+    cores = attention_flop(training.model, training.sequences, causal=not square)
     if framework == "Megatron-LM (2021)":
-        head = 2 * it.model.params_lm_head * it.sequences.tokens
+        head = 2 * training.model.params_lm_head * training.sequences.tokens
         return 4 * (dense - head + cores) + 3 * head, "recomputation counted, full attention"
     return 3 * (dense + cores), "full attention" if square else "causal attention"

@@ -239,8 +239,8 @@ def _models() -> dict[str, ModelSpec]:
 
 def _training(row: Row) -> Outcome:
     measured, unit = _measured_peak(row)
-    own = _models().get(row.text("model") or "")
-    peak = training_peak(row, own or model_of(row))
+    known = _models().get(row.text("model") or "")
+    peak = training_peak(row, known or model_of(row))
     return _outcome(
         row,
         "memory.training_peak",

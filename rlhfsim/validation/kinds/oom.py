@@ -60,17 +60,17 @@ def _outcome(row: Row) -> Outcome:
         plan = configuration(filled)
     except Skip as skip:
         return basic(skipped=skip.message)
-    found = ledger(plan.models, plan.placement, plan.workload, plan.cluster, stack=plan.stack)
-    peak = found.peak
+    memory = ledger(plan.models, plan.placement, plan.workload, plan.cluster, stack=plan.stack)
+    peak = memory.peak
     return basic(
         measured=OUTCOME[row.text("kind") or ""],
-        predicted=found.probability_out_of_memory,
+        predicted=memory.probability_out_of_memory,
         assumptions=notes,
         detail={
             "peak_gib": peak.bytes / GIB,
             "capacity_gib": peak.capacity / GIB,
             "phase": peak.name,
-            "largest": f"{found.peak_entry.role} {found.peak_entry.component}",
-            "no_start": found.engine.probability_of_no_start if found.engine else 0.0,
+            "largest": f"{memory.peak_entry.role} {memory.peak_entry.component}",
+            "no_start": memory.engine.probability_of_no_start if memory.engine else 0.0,
         },
     )

@@ -56,8 +56,8 @@ at most 4 %, those of the rows that do not wait for one long response by less th
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
     """The step of every row, each phase that a predicted row prints, and steps calibrated on one another."""
     published: list[Published] = []
-    found = [outcome for row in rows for outcome in _outcomes(row, published)]
-    return found + pairs(published)
+    scored = [outcome for row in rows for outcome in _outcomes(row, published)]
+    return scored + pairs(published)
 
 
 def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
@@ -70,14 +70,14 @@ def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
     except RlhfsimError as error:
         return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
     label = f"{_label(row)} {setting.placement.actor.layout.label}, rollout {_rollout(setting)}"
-    found = _phase_outcomes(filled, step, shown, label)
+    scored = _phase_outcomes(filled, step, shown, label)
     if seconds is not None:
         job, release = job_of(filled, setting)
         detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
         known = {"measured": seconds, "detail": detail, "job": job, "release": release, "assumptions": shown}
-        found.insert(0, _outcome(row, "step", step.cost, label=label, **known))
-        published.append(_published(filled, found[0], setting, step))
-    return found
+        scored.insert(0, _outcome(row, "step", step.cost, label=label, **known))
+        published.append(_published(filled, scored[0], setting, step))
+    return scored
 
 
 def _published(row: Row, outcome: Outcome, setting: Setting, step: Iteration) -> Published:
@@ -142,7 +142,7 @@ def step_seconds(row: Row) -> float | None:
 
 
 def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
-    found = []
+    scored = []
     for kind, (column, _) in PHASES.items():
         cell = row.text(column)
         waits = kind == "generation" and staleness_of(row) > 0
@@ -151,8 +151,8 @@ def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: st
             continue
         measured = row.number(column)
         if measured:
-            found.append(_outcome(row, kind, cost, label=label, measured=measured, assumptions=shown))
-    return found
+            scored.append(_outcome(row, kind, cost, label=label, measured=measured, assumptions=shown))
+    return scored
 
 
 def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:

@@ -21,18 +21,18 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
     return [_outcome(row) for row in rows]
 
 
-def price(it: TrainingJob) -> Cost:
+def price(training: TrainingJob) -> Cost:
     """The predicted optimizer step of a job."""
     return train(
-        it.device,
-        it.model,
-        it.layout,
-        it.sequences,
-        backend=it.backend,
-        optimizer_steps=it.flushes,
-        precision=it.precision,
-        lora=it.lora,
-        software=it.software,
+        training.device,
+        training.model,
+        training.layout,
+        training.sequences,
+        backend=training.backend,
+        optimizer_steps=training.flushes,
+        precision=training.precision,
+        lora=training.lora,
+        software=training.software,
     )
 
 
@@ -51,18 +51,18 @@ def _outcome(row: Row) -> Outcome:
     words = (*map(row.text, ("model", "gpus", "gpu_type")), "seq", *map(row.text, ("seq_len", "precision")))
     label = " ".join(filter(None, words))
     try:
-        it = job(filled)
-        seconds, how = measured(filled, it)
+        training = job(filled)
+        seconds, how = measured(filled, training)
     except Skip as reason:
         return Outcome.of(row, "training", label, skipped=reason.message)
-    cost = price(it)
+    cost = price(training)
     return Outcome.of(
         row,
         "training",
-        f"{label} {it.layout.label}",
+        f"{label} {training.layout.label}",
         cost,
         measured=seconds,
-        assumptions=(*shown, *it.stated),
+        assumptions=(*shown, *training.stated),
         part=part_of(row),
         detail={
             "measured_from": how,
