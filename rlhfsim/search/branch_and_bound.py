@@ -172,7 +172,7 @@ class Search:
     # --- bounds of skeletons -----------------------------------------------------------------------
 
     def _bounded(self, partition: Partition, sizes: Ints) -> tuple[Floats, list[int], list[int]]:
-        """Of each skeleton: bound from the fastest options, plans, and those whose roles fit by themselves."""
+        """Of each skeleton: bound by its fastest options, plans, and those whose roles fit alone."""
         legal, fitting = [1] * len(sizes), [1] * len(sizes)
         pools, fits = [], np.ones(len(sizes), dtype=np.bool_)
         for i in range(len(partition.groups)):
@@ -312,7 +312,7 @@ class Search:
         return placement.rollout, home.gpus, home.hardware, placement.schedule
 
     def _too_slow(self, placement: Placement, prices: Known) -> bool:
-        """Whether the closed form of a streaming plan, a tighter bound, rules it out; `prices` of its skeleton."""
+        """Whether the closed form of a streaming plan, a tighter bound, already rules it out."""
         role = placement.rollout
         if not placement.schedule.streaming or role is None or self.request.objective == "memory":
             return False

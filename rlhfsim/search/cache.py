@@ -33,9 +33,9 @@ class RoleOptions:
 class SharedTables:
     """Tables for one request, together with all others that ask the same of a role.
 
-    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the network,
-    and roles not on how old samples may be; no price of a call depends on the price of a GPU, on the objective
-    or on which architectures compete.
+    Layouts do not depend on lengths (long contexts apart) and on the GPU, bytes do not depend on the
+    network, and roles not on how old samples may be; no price of a call depends on the price of a GPU, on
+    the objective or on which architectures compete.
     """
 
     options: dict[Key, RoleOptions]

@@ -1,4 +1,4 @@
-"""Tables whose columns have names: one array underneath, so that rows are taken, added and compared at once."""
+"""Tables with named columns over one array, so that rows are taken, added and compared at once."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 ZeRO-0 does not compete for a trained role on several ranks: stage 1 moves the same bytes, holds
 fewer and updates faster. TP runs over powers of two inside one scale-up domain, PP over divisors of
-the layers and powers of two, CP from long contexts on, EP over divisors of the experts. Selective recomputation does
-not compete either: with flash attention it saves no memory (physics M2').
+the layers and powers of two, CP from long contexts on, EP over divisors of the experts. Selective
+recomputation does not compete either: with flash attention it saves no memory (physics M2').
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class _Merge:
         self.numbers = _numbers(subproblem, self.roles[0].sums.only(slice(0, 0)))
 
     def grow(self, part: Combinations, place: int) -> None:
-        """Merges the roles from `place` on; many combinations go on in batches, so that memory stays small."""
+        """Merges the roles from `place` on; many combinations go on in batches: memory stays small."""
         if place == len(self.roles):
             self._finish(part)
             return
@@ -395,7 +395,7 @@ def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floa
 
 
 def _streamed(subproblem: Subproblem, rows: Ints) -> Floats:
-    """(4, n) seconds of scoring that can take samples as they finish, and of what cannot; the same of training.
+    """(4, n) seconds of scoring that takes samples as they finish, and of what cannot; then of training.
 
     A pool keeps the order of its calls: behind one that waits for the whole batch (its role is
     moved in or out) none streams.

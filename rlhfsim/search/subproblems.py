@@ -1,4 +1,4 @@
-"""Pools of skeletons, kept between skeletons: least numbers, tables of combinations, and placements from them."""
+"""Pools of skeletons, shared between skeletons: least numbers, combinations, and placements from them."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Subproblems:
         return self._pools[name]
 
     def _outside(self, skeleton: Skeleton, index: int) -> list[Numbers]:
-        """Of the other pools nothing, but generation and training take what they take at best, in any pool."""
+        """Of the other pools nothing, but generation and training take what is their best in any."""
         continuous = skeleton.partition.pace == "continuous"
         rollouts, actors = ([t for t in self.pricer.tables(r) if len(t)] for r in ("rollout", "actor"))
         generate = min((float(generating(t, continuous=continuous).min()) for t in rollouts), default=0.0)

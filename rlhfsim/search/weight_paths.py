@@ -18,7 +18,8 @@ from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Priced = dict[tuple[object, ...], dict[tuple[object, object], float]]
-"""Path, whether it stays in a pool, hardware of both ends -> layouts of both ends as the sync reads them -> seconds."""
+"""Path, whether it stays in a pool, hardware of both ends -> layouts of both ends, as the sync reads them
+-> seconds."""
 
 
 class Paths:

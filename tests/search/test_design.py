@@ -31,7 +31,8 @@ def answer(**changes: object) -> Design:
     given: dict[str, object] = {"cluster": cluster(16), "workload": Workload(model="8b", prompts=256)}
     changes = dict(changes)
     explain, left_out = (bool(changes.pop(name, False)) for name in ("explain", "left_out"))
-    return rlhfsim.design(Request(**(given | changes)), explain=explain, left_out=left_out)  # type: ignore[arg-type]
+    request = Request(**(given | changes))  # type: ignore[arg-type]
+    return rlhfsim.design(request, explain=explain, left_out=left_out)
 
 
 @cache
