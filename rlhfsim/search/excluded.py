@@ -17,6 +17,7 @@ import numpy as np
 
 from rlhfsim.kernels.devices import met
 from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.search.branch_and_bound import EQUAL
 from rlhfsim.search.candidates import Candidate, risk, simulated, value
 from rlhfsim.search.layouts import layout_refusal
 from rlhfsim.search.options import ALONE, AnyRolePlacement, Key, OptionTable, broken_limit
@@ -28,9 +29,6 @@ from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.units import Dimension, format
-
-EQUAL = 1e-9
-"""Relative difference below which two values are the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from rlhfsim.plan import Plan
+from rlhfsim.search import dominance
 from rlhfsim.search.branch_and_bound import Search
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.planning import plan_of
@@ -68,13 +71,13 @@ def _walk(request: Request, models: Models) -> Iterator[Candidate]:
     """The fastest plan under ever smaller caps on the bytes of a GPU."""
     pricer = Pricer(request, models)
     for _ in range(POINTS):
-        found = Search(request, models, pricer.again(request, models)).run()
-        pricer = found.pricer
-        yield from found.rivals
-        if found.best is None:
+        result = Search(request, models, pricer.again(request, models)).run()
+        pricer = result.pricer
+        yield from result.rivals
+        if result.best is None:
             return
-        yield found.best
-        request = replace(request, max_memory=SHRINK * most_bytes(found.best.ledger))
+        yield result.best
+        request = replace(request, max_memory=SHRINK * most_bytes(result.best.ledger))
 
 
 def _point(request: Request, models: Models, candidate: Candidate) -> Point:
@@ -90,13 +93,5 @@ def _point(request: Request, models: Models, candidate: Candidate) -> Point:
 
 def undominated(values: Sequence[tuple[float, ...]]) -> list[int]:
     """Rows that no other row equals or beats in every column; of equal rows the first."""
-
-    def beaten(i: int) -> bool:
-        mine = values[i]
-        return any(
-            all(a <= b for a, b in zip(other, mine, strict=True)) and (other != mine or j < i)
-            for j, other in enumerate(values)
-            if j != i
-        )
-
-    return [i for i in range(len(values)) if not beaten(i)]
+    rows = dominance.undominated(np.array(values), np.zeros(len(values), np.int64)) if values else np.empty(0)
+    return sorted(map(int, rows))

@@ -152,9 +152,7 @@ def pool_table(subproblem: Subproblem, bound: Bound, limit: float, *, beam: int 
         rows=merge.rows,
         numbers=merge.numbers,
         considered=prod(map(len, merge.roles)),
-        bounded=merge.counts["bounded"],
-        infeasible=merge.counts["infeasible"],
-        dominated=merge.counts["dominated"],
+        **{line: merge.counts[line] for line in ("bounded", "infeasible", "dominated")},
         shortfall=float(merge.shortfall),
     )
 
@@ -346,19 +344,12 @@ def _fits(subproblem: Subproblem, part: Combinations, held: Floats, host: Floats
     return np.asarray(fits & np.isfinite(part.sums.train)), missing
 
 
-def _freeing(subproblem: Subproblem, rows: Ints) -> Bools:
-    """Combinations in which some role leaves GPU memory between calls."""
-    each = [t.frees[rows[:, i]] for i, t in enumerate(subproblem.tables)]
-    return np.asarray(np.logical_or.reduce(each))
-
-
 def _labelled(subproblem: Subproblem, rows: Ints) -> Bools:
     """Combinations that may carry a label which the request allows."""
-    if subproblem.frees == "must not":
-        return ~_freeing(subproblem, rows)
-    if subproblem.frees == "must" and subproblem.whole:
-        return _freeing(subproblem, rows)
-    return np.ones(len(rows), dtype=np.bool_)
+    if subproblem.frees == "any" or (subproblem.frees == "must" and not subproblem.whole):
+        return np.ones(len(rows), dtype=np.bool_)
+    freed = [t.frees[rows[:, i]] for i, t in enumerate(subproblem.tables)]
+    return np.asarray(np.logical_or.reduce(freed) == (subproblem.frees == "must"))
 
 
 def _classes(

@@ -10,22 +10,22 @@ Pools are whole nodes on clusters of several nodes, and single GPUs inside one n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath, paths_between
 
-Ints = NDArray[np.int64]
 Group = tuple[str, ...]
 """Roles of one pool, in the order of `ROLES`."""
 ROLES = ("actor", "critic", "reference", "reward", "rollout")
@@ -95,25 +95,23 @@ class Skeleton:
 
     def pools(self) -> tuple[ResourcePool, ...]:
         """The pools on the cluster, one behind the other on each kind of hardware."""
-        start: dict[int, int] = {}
-        found = []
+        start: Counter[int] = Counter()
+        pools = []
         for group, hardware, gpus in zip(
             self.partition.groups, self.partition.hardware, self.sizes, strict=True
         ):
-            first = start.get(hardware, 0)
             name = pool_name(group, len(self.sizes))
-            found.append(ResourcePool(name=name, start=first, gpus=gpus, hardware=hardware))
-            start[hardware] = first + gpus
-        return tuple(found)
+            pools.append(ResourcePool(name=name, start=start[hardware], gpus=gpus, hardware=hardware))
+            start[hardware] += gpus
+        return tuple(pools)
 
 
 def pool_name(group: Group, pools: int) -> str:
     """`all`, `rollout`, `train` (everything but the rollout) or the first role of the group."""
     if pools == 1:
         return "all"
-    if group == ("rollout",) or (pools == 2 and "rollout" not in group and "actor" in group):
-        return "rollout" if group == ("rollout",) else "train" if len(group) > 1 else group[0]
-    return group[0]
+    trains = pools == 2 and "actor" in group and "rollout" not in group and len(group) > 1
+    return "train" if trains else group[0]
 
 
 def roles_of(request: Request, models: Models) -> Group:
@@ -167,11 +165,9 @@ def splits(request: Request, partition: Partition) -> Ints:
         members = [i for i, h in enumerate(partition.hardware) if h == hardware]
         step = unit(request, hardware)
         whole, rest = divmod(pool.gpus, step)
-        found = compositions(whole, len(members)) * step
-        if len(found) and rest:
-            found = found.copy()
-            found[:, -1] += rest
-        blocks.append(found)
+        sizes = compositions(whole, len(members)) * step
+        sizes[:, -1:] += rest
+        blocks.append(sizes)
         columns += members
     if any(not len(block) for block in blocks):
         return np.empty((0, len(partition.groups)), dtype=np.int64)
@@ -181,7 +177,7 @@ def splits(request: Request, partition: Partition) -> Ints:
     return sizes[_allowed(request, partition, sizes)]
 
 
-def _allowed(request: Request, partition: Partition, sizes: Ints) -> NDArray[np.bool_]:
+def _allowed(request: Request, partition: Partition, sizes: Ints) -> Bools:
     """Which splits the user's limits on GPUs leave."""
     allowed = np.ones(len(sizes), dtype=np.bool_)
     for i, group in enumerate(partition.groups):
@@ -202,15 +198,15 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
             if set(hardware) != set(kinds):
                 continue
             shape = Partition(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
-            if {shape.role_placement} & request.forbid or not _sits_well(request, shape):
+            if {shape.role_placement} & request.forbid or not _on_allowed_hardware(request, shape):
                 continue
             for path, schedule in product(_paths(request, shape, roles), _schedules(request, shape, roles)):
-                found = Partition(groups=groups, hardware=hardware, path=path, schedule=schedule)
-                if may_carry(request, found):
-                    yield found
+                partition = replace(shape, path=path, schedule=schedule)
+                if may_carry(request, partition):
+                    yield partition
 
 
-def _sits_well(request: Request, shape: Partition) -> bool:
+def _on_allowed_hardware(request: Request, shape: Partition) -> bool:
     """Whether every role is on a kind of hardware that the user's limits leave it."""
     at = {role: kind for g, kind in zip(shape.groups, shape.hardware, strict=True) for role in g}
     bound = [x for x in request.limits if x.field == "hardware" and x.role in at]
@@ -238,15 +234,12 @@ def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Sch
             if apart and "streaming" not in request.forbid:
                 yield Schedule(streaming=True, double_buffered=double)
     if apart and "async" in request.switches and wanted in (None, "async"):
-        yield from _stale(request.max_staleness)
-
-
-def _stale(most: float) -> Iterator[Schedule]:
-    for overlapped in (False, True):
-        yield Schedule(staleness=1, overlapped_sync=overlapped)
-        yield Schedule(staleness=most, partial_rollout=True, overlapped_sync=overlapped)
-        if most > 1:
-            yield Schedule(staleness=most, overlapped_sync=overlapped)
+        oldest = request.max_staleness
+        for overlapped in (False, True):
+            yield Schedule(staleness=1, overlapped_sync=overlapped)
+            yield Schedule(staleness=oldest, partial_rollout=True, overlapped_sync=overlapped)
+            if oldest > 1:
+                yield Schedule(staleness=oldest, overlapped_sync=overlapped)
 
 
 def may_carry(request: Request, partition: Partition) -> frozenset[str]:

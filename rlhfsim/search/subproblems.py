@@ -115,20 +115,13 @@ class Subproblems:
 
     def least_sync(self, skeleton: Skeleton) -> float:
         """The fastest transfer between any two options of actor and rollout; 0 without a rollout."""
-        ends = self._ends(skeleton)
-        if ends is None:
+        partition = skeleton.partition
+        places = [partition.pool_of(role) for role in ENDS]
+        keys = [self.keys_of(partition, i, skeleton.sizes[i]) for i in places if i is not None]
+        if len(keys) < len(ENDS):
             return 0.0
-        return self.paths.least(skeleton.partition, *ends)
-
-    def _ends(self, skeleton: Skeleton) -> tuple[OptionTable, OptionTable] | None:
-        found = []
-        for role in ENDS:
-            index = skeleton.partition.pool_of(role)
-            if index is None:
-                return None
-            keys = self.keys_of(skeleton.partition, index, skeleton.sizes[index])
-            found.append(self.pricer.table(next(k for k in keys if k.role == role)))
-        return found[0], found[1]
+        ends = (next(k for k in of if k.role == role) for of, role in zip(keys, ENDS, strict=True))
+        return self.paths.least(partition, *map(self.pricer.table, ends))
 
     # --- combinations of a pool ---------------------------------------------------------------------
 
@@ -159,7 +152,6 @@ class Subproblems:
         partition, gpus = skeleton.partition, skeleton.sizes[index]
         group, hardware = partition.groups[index], partition.hardware[index]
         ends = any(role in group for role in ENDS)
-        shares = self._shares_host(skeleton)
         name = (
             group,
             hardware,
@@ -170,7 +162,7 @@ class Subproblems:
             partition.schedule.double_buffered,
             str(partition.schedule) if partition.schedule.staleness else None,
             partition.joined and ends,
-            shares,
+            self._shares_host(skeleton),
             freeing(self.request, partition),
             len(skeleton.sizes) == 1,
         )
@@ -230,12 +222,8 @@ class Subproblems:
             )
             for k in keys
         )
-        joined = "actor" in group and "rollout" in group
-        between = (
-            self.paths.between(partition, tables[group.index("actor")], tables[group.index("rollout")])
-            if joined
-            else None
-        )
+        joined = [tables[group.index(role)] for role in ENDS if role in group]
+        between = self.paths.between(partition, *joined) if len(joined) == len(ENDS) else None
         return Subproblem(
             group=group,
             tables=tables,
@@ -326,11 +314,8 @@ class Subproblems:
 
     def _host_fits(self, skeleton: Skeleton, pools: Sequence[PoolTable]) -> Bools:
         """Whether pools that share a node fit into its host memory together."""
-        shape = tuple(len(p) for p in pools)
-        if not self._shares_host(skeleton):
-            return np.ones(shape, dtype=np.bool_)
-        fits = np.ones(shape, dtype=np.bool_)
-        for kind, present in self._nodes(skeleton):
+        fits = np.ones([len(p) for p in pools], dtype=np.bool_)
+        for kind, present in self._nodes(skeleton) if self._shares_host(skeleton) else ():
             total = sum(share * pools[i].numbers.along(i, len(pools)).host for i, share in present)
             fits &= total <= kind.profile.node.host_memory.value
         return fits
