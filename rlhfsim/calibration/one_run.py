@@ -1,13 +1,13 @@
 """What one measured run says about another: the cost model's doubts, settled by its times.
 
-The idea of the fit (`map_fit`) where nothing but priced costs is at hand. Every part of a cost rests on a
+The idea of the fit (`posterior`) where nothing but priced costs is at hand. Every part of a cost rests on a
 coefficient or curve k and carries P10 and P90 of true over predicted seconds. Parts on one k move together:
 
     t_i(z) = sum_p seconds_p e^(s_p z_k(p))      s_p = ln(P90) / z90 for z > 0, -ln(P10) / z90 for z < 0
     minimise  sum_i ((ln m_i - ln t_i(z)) / tau)^2 + sum_k z_k^2
 
 m_i: measured seconds of a phase, or of the step where only that is known; tau: what the model gets wrong
-from run to run, which a single run cannot tell (`map_fit.UNKNOWN_MISMATCH`). Another run is then sum_p of
+from run to run, which a single run cannot tell (`posterior.UNKNOWN_MISMATCH`). Another run is then sum_p of
 its own parts at the same z. A part without doubt stays as it is.
 """
 

@@ -1,7 +1,7 @@
 """A session of micro-benchmarks as a new profile: it extends the nearest one and names what was measured.
 
 First rates, shares and kernel tables; then, with those in place, the engine's own time is what its steps
-take beyond the kernels (`measured_overheads`). Pure but for `write`, which never overwrites.
+take beyond the kernels (`overheads`). Pure but for `write`, which never overwrites.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
 `rlhf.calibrated`: every step predicted after calibration on another row (`transfer`). Every step is
-simulated. What an RL framework adds to its calls is fitted on one table (`rlhf_fit`), whose rows have part
+simulated. What an RL framework adds to its calls is fitted on one table (`lab.fits.rlhf`), whose rows have part
 `fit`. With stale samples the generation column is the trainer's wait, not a time of generation, and is not
 compared.
 """
@@ -47,7 +47,7 @@ NEMO = {
 and reference with the actor's way back after it (as long as `actor.logprob.load`), of refit the moves
 around the transfer (nemo_rl/algorithms/grpo.py, tag v0.3.0)."""
 FIT_FILE = "rlhf_nemo_rl_v03.csv"
-"""Its rows fitted `rlhf_fit.NAMES` and are never scored."""
+"""Its rows fitted `lab.fits.rlhf.NAMES` and are never scored."""
 STEPS, WARMUP, SEED = 24, 8, 0
 """Simulated steps where samples may be stale. Over 64 steps the means of the shipped rows differ by
 at most 4 %, those of the rows that do not wait for one long response by less than 1 %."""
