@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import reduce
-from typing import Any, get_args
+from typing import get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
@@ -26,6 +26,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "offload_optimizer": get_args(Offload),
 }
 """Fields of roles that are named; all others are whole numbers."""
+TRUE = ("1", "true", "yes")
 _BOUND = re.compile(r"^\s*(<=|>=|!=|=)?\s*(\S+)\s*$")
 At = tuple[int | str, ...]
 REQUEST: At = ("base", "request")
@@ -84,29 +85,18 @@ def _limits(text: RequestText, source: Source) -> Iterator[Limit]:
 def _limit(role: str, field: str, value: int | str) -> Limit:
     match = _BOUND.match(str(value))
     relation, wanted = (match[1] or "=", match[2]) if match else ("=", str(value))
-    if field in NAMES:
-        if wanted not in NAMES[field]:
-            raise unknown_name(field, wanted[:40], NAMES[field])
-        return Limit(role=role, field=field, relation=_relation(relation, field), value=wanted)
-    if field == "offload_between":
-        return Limit(
-            role=role,
-            field=field,
-            relation=_relation(relation, field),
-            value=wanted.lower() in ("1", "true", "yes"),
+    named = field in NAMES or field == "offload_between"
+    if field in NAMES and wanted not in NAMES[field]:
+        raise unknown_name(field, wanted[:40], NAMES[field])
+    if named and relation not in ("=", "!="):
+        raise RlhfsimError(
+            "bad-value", f"{field} {relation} needs a number", help="write = or != before a name"
         )
-    if not wanted.isdecimal():
+    if not named and not wanted.isdecimal():
         raise RlhfsimError(
             "bad-value",
             f"{role}.{field}: {str(value)[:40]!r} is no whole number",
             help=f"as in {field}: 8, or {field}: '<=8'",
         )
-    return Limit(role=role, field=field, relation=relation, value=int(wanted))  # type: ignore[arg-type]  # the pattern knows only these
-
-
-def _relation(relation: str, field: str) -> Any:
-    if relation not in ("=", "!="):
-        raise RlhfsimError(
-            "bad-value", f"{field} {relation} needs a number", help="write = or != before a name"
-        )
-    return relation
+    bound: int | str = wanted if field in NAMES else wanted.lower() in TRUE if named else int(wanted)
+    return Limit(role=role, field=field, relation=relation, value=bound)  # type: ignore[arg-type]  # the pattern knows only these

@@ -1,0 +1,73 @@
+"""One engine: a change is data, an answer is searched or priced again, and halving finds where something begins."""
+
+from __future__ import annotations
+
+import pytest
+
+import rlhfsim
+from rlhfsim.search.candidates import judged
+from rlhfsim.search.request import Request
+from rlhfsim.specs.workload.workload import Reward, Rules, Workload
+from rlhfsim.what_if.bisection import edge, geometric
+from rlhfsim.what_if.engine import Prices, Question, answer, first_that, good, setting, vary
+
+WORK = Workload(algorithm="grpo", model="qwen2.5-0.5b", prompts=64, samples=4, reward=Reward(rules=Rules()))
+QUESTION = Question(request=Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=WORK))
+
+
+def test_a_change_puts_values_and_functions_at_dotted_paths() -> None:
+    change = setting(
+        "half the network, twice the prompts",
+        {
+            "request.cluster.node_groups.*.profile.nic.value": lambda nic: nic / 2,
+            "request.workload.prompts": 128,
+        },
+    )
+    changed = change.apply(QUESTION).request
+    before, after = (r.cluster.node_group.profile.nic.value for r in (QUESTION.request, changed))
+    assert after == before / 2
+    assert changed.workload.prompts == 128
+    assert QUESTION.request.workload.prompts == 64
+
+
+def test_a_placement_is_priced_again_under_the_change() -> None:
+    found = answer(QUESTION)
+    assert found.best is not None
+    fixed = setting("", {"placement": found.best.placement}).apply(QUESTION)
+    same = good(fixed)
+    assert same is not None
+    assert same.seconds == pytest.approx(found.best.seconds)
+    shorter = setting("", {"request.workload.response_len.value": 512})
+    [fast] = vary(fixed, [shorter], good)
+    by_hand = judged(shorter.apply(fixed).request, fixed.models, found.best.placement)
+    assert fast is not None
+    assert by_hand is not None
+    assert fast.seconds == by_hand.seconds < same.seconds
+
+
+def test_roles_that_a_change_leaves_alone_keep_their_prices() -> None:
+    found = answer(QUESTION)
+    prices = Prices(request=QUESTION.request, pricer=found.pricer)
+    fp8 = setting("", {"request.workload.rollout_precision": "fp8"}).apply(QUESTION)
+    kept = prices.kept(fp8.request)
+    assert kept is not None
+    assert kept.tables("actor") == found.pricer.tables("actor") != []
+    assert kept.tables("rollout") == []
+    assert prices.kept(setting("", {"request.backend": "fsdp2"}).apply(QUESTION).request) is None
+
+
+def test_the_first_change_with_an_answer_is_named() -> None:
+    changes = [setting(f"{gpus}", {"request.cluster.node_groups.*.gpus": gpus}) for gpus in (1, 4, 8)]
+
+    def enough(question: Question) -> int | None:
+        return question.request.cluster.gpus if question.request.cluster.gpus > 2 else None
+
+    assert first_that(QUESTION, changes, enough) == ("4", 4)
+    assert first_that(QUESTION, changes[:1], enough) is None
+
+
+def test_halving_finds_the_edge_on_either_side_and_in_equal_factors() -> None:
+    assert edge(0.0, 8.0, lambda x: x >= 3) == pytest.approx(3)
+    assert edge(0.0, -8.0, lambda x: x <= -3) == pytest.approx(-3)
+    assert edge(1.0, 16.0, lambda x: x >= 3, geometric, halvings=2) == 4
+    assert edge(0.0, 8.0, lambda x: x >= 3, lambda low, high: high) == 8
