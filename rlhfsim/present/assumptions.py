@@ -1,4 +1,4 @@
-"""What the answer rests on: coefficients and datasheet numbers with sources, filled blanks, and what is not known."""
+"""What the answer rests on: coefficients and datasheets with sources, filled blanks, what is not known."""
 
 from __future__ import annotations
 
@@ -120,22 +120,29 @@ def _unknowns(basis: Basis) -> Iterator[str]:
         yield "No price is known for this hardware, so money is not shown; give --price."
     if isinstance(plan.workload.response_len, Fixed) and plan.workload.generates:
         yield (
-            f"Every response is taken to have {words.lengths(plan.workload.response_len)}; real lengths vary, and a "
+            f"Every response is taken to have {words.lengths(plan.workload.response_len)}; real lengths "
+            "vary, and a "
             "step then also waits for the longest."
         )
     if plan.placement.schedule.asynchronous:
         yield (
-            f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does to learning "
+            f"Samples are up to {plan.placement.schedule.staleness:g} policy versions old; what that does "
+            "to learning "
             "is not predicted."
         )
     yield (
-        "Failures, restarts and checkpoints are not in the step time (rlhfsim simulate --mtbf adds them), nor is "
+        "Failures, restarts and checkpoints are not in the step time (rlhfsim simulate --mtbf adds them), "
+        "nor is "
         "learning: no reward or loss is predicted."
     )
     for profile in {p.name: p for p in basis.profiles if p is not None}.values():
         if not profile.curves:
-            yield f"{profile.title} has no measured kernel curves: its times come from peaks and efficiencies."
+            yield (
+                f"{profile.title} has no measured kernel curves: its times come from peaks and efficiencies."
+            )
         known = {n: profile.coefficients[n] for n in used(plan) if n in profile.coefficients}
         vague = [words.spoken(n) for n, c in known.items() if c.high > VAGUE * c.low]
         if vague:
-            yield f"Known only within a factor of {VAGUE:g} or worse on {profile.title}: {words.listed(vague)}."
+            yield (
+                f"Known only within a factor of {VAGUE:g} or worse on {profile.title}: {words.listed(vague)}."
+            )

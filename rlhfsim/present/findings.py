@@ -26,7 +26,7 @@ RISKY = 0.01
 
 
 def timeline(calls_s: Mapping[str, float], bound: Mapping[str, str], step_s: float) -> str:
-    """`Generation takes 58 % of the step and is bound by GPU memory bandwidth`; seconds by call, resource by call."""
+    """`Generation takes 58 % of the step and is bound by NVLink`; seconds and resource by call."""
     top = max(calls_s, key=lambda c: calls_s[c])
     text = f"{capital(call(top))} takes {percent(calls_s[top] / step_s)} of the {seconds(step_s)} step"
     resource = bound.get(top)
@@ -57,7 +57,10 @@ def memory(pool: str | None, peak: float, capacity: float, phase: str, largest: 
     when = "before the step" if phase == "start" else f"during {call(phase)}"
     if peak > capacity:
         return f"{whose} would need {size(peak)} of {size(capacity)} {when}: it does not fit"
-    return f"{whose} are fullest {when}: {percent(peak / capacity)} of {size(capacity)}, mostly {component(largest)}"
+    return (
+        f"{whose} are fullest {when}: {percent(peak / capacity)} of {size(capacity)}, mostly "
+        f"{component(largest)}"
+    )
 
 
 def sizes(chosen: tuple[int, float, float], others: Sequence[tuple[int, float, float]], unit: str) -> str:
@@ -83,14 +86,20 @@ def _moved(one: tuple[object, float, float], base: tuple[object, float, float], 
 def rival(label: str, more_s: float, step_s: float, terms: Mapping[str, float]) -> str:
     """Where a rival loses; `terms` are seconds that it takes more, by call."""
     top = max(terms, key=lambda c: terms[c])
-    return f"{capital(label)} would take {percent(more_s / step_s)} longer: {call(top)} alone {seconds(terms[top])} more"
+    return (
+        f"{capital(label)} would take {percent(more_s / step_s)} longer: {call(top)} alone "
+        f"{seconds(terms[top])} more"
+    )
 
 
 def break_evens(nearest: str | None, factor: float, winner: str) -> str:
     """The change that is nearest to turning the answer over."""
     if nearest is None:
         return "Nothing that was tried makes another kind of plan the best"
-    return f"The choice turns over first with {nearest}: at {significant(factor, 3)} times today's, {winner} wins"
+    return (
+        f"The choice turns over first with {nearest}: at {significant(factor, 3)} times today's, {winner} "
+        "wins"
+    )
 
 
 def chosen_then(step_s: float | None, written: Callable[[float], str]) -> str:
@@ -106,7 +115,10 @@ def sensitivity(names: Sequence[str], shares: Sequence[float], half_s: float, st
 
 def scatter(median: float, count: int, inside: int) -> str:
     """How published steps were predicted."""
-    return f"{count} published steps were predicted with a median error of {percent(median)}; {inside} of {count} fell inside P10-P90"
+    return (
+        f"{count} published steps were predicted with a median error of {percent(median)}; {inside} of "
+        f"{count} fell inside P10-P90"
+    )
 
 
 def against(ratio: float, inside: bool | None) -> str:
@@ -121,8 +133,14 @@ def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
     """Which call takes longest on either side; seconds by call of one step."""
     told, seen = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
     if told == seen:
-        return f"{capital(call(told))} is the longest call on both sides: {seconds(measured[seen])} measured, {seconds(predicted[told])} predicted"
-    return f"{capital(call(seen))} takes longest ({seconds(measured[seen])}); {call(told)} was predicted to ({seconds(predicted[told])})"
+        return (
+            f"{capital(call(told))} is the longest call on both sides: {seconds(measured[seen])} measured, "
+            f"{seconds(predicted[told])} predicted"
+        )
+    return (
+        f"{capital(call(seen))} takes longest ({seconds(measured[seen])}); {call(told)} was predicted to "
+        f"({seconds(predicted[told])})"
+    )
 
 
 def phases(ratios: Mapping[str, float]) -> str:
@@ -131,7 +149,10 @@ def phases(ratios: Mapping[str, float]) -> str:
         return "No phase is long enough to say something about the prediction"
     within = sum(1 for r in ratios.values() if 0.8 <= r <= 1.25)
     worst = max(ratios, key=lambda p: max(ratios[p], 1 / ratios[p]))
-    return f"{within} of {len(ratios)} phases lie within 25 % of the prediction; {call(worst)} is furthest ({significant(ratios[worst], 2)} times)"
+    return (
+        f"{within} of {len(ratios)} phases lie within 25 % of the prediction; {call(worst)} is furthest "
+        f"({significant(ratios[worst], 2)} times)"
+    )
 
 
 def gap(parts: Mapping[str, float], predicted: float, measured: float) -> str:

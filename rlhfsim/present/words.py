@@ -13,7 +13,7 @@ from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, format, sig
 # --- names ------------------------------------------------------------------------------------------
 
 
-class Bound(NamedTuple):
+class ResourceWords(NamedTuple):
     """A resource that can bound a phase."""
 
     word: str
@@ -26,28 +26,30 @@ class Bound(NamedTuple):
 
 
 RESOURCES = {
-    "compute": Bound("compute", "arithmetic of the GPUs", "arithmetic", "the GPUs calculate at their limit"),
-    "hbm": Bound(
+    "compute": ResourceWords(
+        "compute", "arithmetic of the GPUs", "arithmetic", "the GPUs calculate at their limit"
+    ),
+    "hbm": ResourceWords(
         "HBM", "bandwidth of GPU memory", "GPU memory bandwidth", "the GPUs wait for their own memory (HBM)"
     ),
-    "nvlink": Bound("NVLink", "the fabric inside a node", "NVLink", "GPUs of one node exchange data"),
-    "network": Bound("network", "the fabric between nodes", "the network", "nodes exchange data"),
-    "pcie": Bound("PCIe", "the link between GPU and host", "PCIe", "data moves between GPU and host"),
-    "storage": Bound("storage", "disks", "disks", "data is read or written"),
-    "host": Bound("host", "CPU and host memory", "the host", "CPUs and host memory work"),
-    "bubble": Bound(
+    "nvlink": ResourceWords("NVLink", "the fabric inside a node", "NVLink", "GPUs of one node exchange data"),
+    "network": ResourceWords("network", "the fabric between nodes", "the network", "nodes exchange data"),
+    "pcie": ResourceWords("PCIe", "the link between GPU and host", "PCIe", "data moves between GPU and host"),
+    "storage": ResourceWords("storage", "disks", "disks", "data is read or written"),
+    "host": ResourceWords("host", "CPU and host memory", "the host", "CPUs and host memory work"),
+    "bubble": ResourceWords(
         "bubble",
         "pipeline stages that wait for each other",
         "pipeline bubbles",
         "pipeline stages wait for each other",
     ),
-    "tail": Bound(
+    "tail": ResourceWords(
         "tail",
         "GPUs that wait for the longest responses",
         "waiting for the longest responses",
         "GPUs wait for the longest responses",
     ),
-    "overhead": Bound(
+    "overhead": ResourceWords(
         "overhead",
         "launches and framework",
         "launches and framework",
@@ -56,7 +58,7 @@ RESOURCES = {
 }
 
 
-class Cause(NamedTuple):
+class CauseWords(NamedTuple):
     """A cause of the gap between prediction and measurement."""
 
     word: str
@@ -68,22 +70,24 @@ class Cause(NamedTuple):
 
 
 CAUSES = {
-    "lengths": Cause(
+    "lengths": CauseWords(
         "lengths", "prompts and responses are not as long as planned", "lengths", "other lengths than planned"
     ),
-    "compute": Cause("compute", "arithmetic of the GPUs takes longer or shorter", "arithmetic", "arithmetic"),
-    "hbm": Cause("HBM", "reads and writes of GPU memory", "GPU memory", "GPU memory"),
-    "network": Cause("network", "links inside a node and between nodes", "links", "links"),
-    "overhead": Cause(
+    "compute": CauseWords(
+        "compute", "arithmetic of the GPUs takes longer or shorter", "arithmetic", "arithmetic"
+    ),
+    "hbm": CauseWords("HBM", "reads and writes of GPU memory", "GPU memory", "GPU memory"),
+    "network": CauseWords("network", "links inside a node and between nodes", "links", "links"),
+    "overhead": CauseWords(
         "overhead",
         "launches, framework, host, PCIe, disks, unplanned calls",
         "overhead",
         "launches and framework",
     ),
-    "waiting": Cause(
+    "waiting": CauseWords(
         "waiting", "no call works, or ranks and stages wait for each other", "waiting", "waiting"
     ),
-    "order": Cause(
+    "order": CauseWords(
         "order", "calls run beside each other in one of the two only", "order", "the order of calls"
     ),
 }
@@ -156,23 +160,8 @@ COMPONENTS = {
     "optimizer": ("optimizer", "optimizer states"),
 }
 """Component of the ledger -> as a label, in a sentence, where its name alone does not say it."""
-ACRONYMS = {
-    "rl": "RL",
-    "hbm": "HBM",
-    "nvlink": "NVLink",
-    "pcie": "PCIe",
-    "nic": "NIC",
-    "rpc": "RPC",
-    "kv": "KV",
-    "gpu": "GPU",
-    "cpu": "CPU",
-    "pue": "PUE",
-    "moe": "MoE",
-    "gemm": "GEMM",
-    "nccl": "NCCL",
-    "zero": "ZeRO",
-    "cuda": "CUDA",
-}
+_ACRONYMS = "RL HBM NVLink PCIe NIC RPC KV GPU CPU PUE MoE GEMM NCCL ZeRO CUDA"
+ACRONYMS = {word.lower(): word for word in _ACRONYMS.split()}
 
 
 def bound_by(resource: str) -> str:
@@ -324,7 +313,8 @@ def lengths(spec: AnyLengths, *, file: bool = False) -> str:
 # --- sentences --------------------------------------------------------------------------------------
 
 _UNIT = re.compile(
-    r"(?<=\d) (?=(?:s|ms|us|min|h|days|kB|MB|GB|TB|GPUs?|USD|kWh|kg|tokens|steps|million|billion|trillion|quadrillion|quintillion)\b|%)"
+    r"(?<=\d) (?=(?:s|ms|us|min|h|days|kB|MB|GB|TB|GPUs?|USD|kWh|kg|tokens|steps"
+    r"|million|billion|trillion|quadrillion|quintillion)\b|%)"
 )
 
 

@@ -130,7 +130,7 @@ def _chosen(plan: Plan) -> plots.Trace:
     )
 
 
-class Candidate(NamedTuple):
+class CandidateRow(NamedTuple):
     """A plan in the table of candidates."""
 
     what: str
@@ -143,11 +143,11 @@ class Candidate(NamedTuple):
 
 
 def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TableData:
-    def of(what: str, p: Plan) -> Candidate:
-        return Candidate(what, words.gpus(p), kind(p), *words.layout_labels(p), p.prediction, cost_of(p))
+    def of(what: str, p: Plan) -> CandidateRow:
+        return CandidateRow(what, words.gpus(p), kind(p), *words.layout_labels(p), p.prediction, cost_of(p))
 
     rivals = [
-        Candidate("other kind", words.gpus(plan), r.label, r.actor, r.rollout or "-", r, _cost(plan, r))
+        CandidateRow("other kind", words.gpus(plan), r.label, r.actor, r.rollout or "-", r, _cost(plan, r))
         for r in (plan.choice.runners_up if plan.choice else ())
     ]
     return table(
@@ -275,7 +275,8 @@ def _diamonds(ranked: list[BreakEven]) -> plots.Trace:
 def sentence(b: BreakEven) -> str:
     """One break-even in words."""
     return (
-        f"{b.change} of {_value(b, b.factor)} {'or more' if b.factor > 1 else 'or less'} (now {_value(b, 1.0)}): "
+        f"{b.change} of {_value(b, b.factor)} {'or more' if b.factor > 1 else 'or less'} (now "
+        f"{_value(b, 1.0)}): "
         f"{b.winner} takes {words.seconds(b.step_s)}, {findings.chosen_then(b.chosen_step_s, words.seconds)}"
     )
 

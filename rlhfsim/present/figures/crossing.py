@@ -43,9 +43,11 @@ def break_even(i: int, even: PointBreakEven) -> Figure:
     return Figure(
         key=f"break-even-{i}",
         title=words.capital(even.outcome),
-        alt=f"Two curves over {even.path}, from {format(even.low, even.unit)} to {format(even.high, even.unit)}: "
+        alt=f"Two curves over {even.path}, from {format(even.low, even.unit)} to "
+        f"{format(even.high, even.unit)}: "
         f"{even.outcome}",
-        how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they cross.",
+        how=f"{even.question} Both sides are designed anew at every mark; a vertical line is where they "
+        "cross.",
         plot=plots.spec(data, layout),
         table=table(
             even.question,

@@ -41,7 +41,8 @@ def _pool(basis: Basis, index: int, pool: str, rows: list[State]) -> Figure:
         title=findings.memory(pool if several else None, peak.bytes, capacity, peak.phase, largest),
         alt=f"Stacked bars of memory, one a phase, against a line at {full}: "
         + "; ".join(f"{_name(state.phase)} {words.size(state.bytes)}" for state in rows),
-        how=f"Each bar is what one GPU of {f'pool {pool}' if several else 'the cluster'} holds in a phase, top to"
+        how=f"Each bar is what one GPU of {f'pool {pool}' if several else 'the cluster'} holds in a phase, "
+        "top to"
         " bottom in the order of the step; the dashed line is what a process can use.",
         plot=plots.spec(_bars(rows, names), layout),
         table=table(

@@ -1,4 +1,4 @@
-"""The plan as a picture of nodes: which GPUs each role has and how its model is cut over them; equal nodes stand once."""
+"""The plan as a picture of nodes: the GPUs of each role and how its model is cut; equal nodes stand once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def picture(plan: Plan) -> Figure:
         table=role_table(plan),
         alt="Nodes with a row for each role: "
         + "; ".join(f"{g.title}: {', '.join(lane.name for lane in g.lanes)}" for g in groups),
-        how="A column is a GPU, a row a role, a piece the GPUs that work together on one shard of its model (TP: tensor parallel). Nodes that look the same are shown once.",
+        how="A column is a GPU, a row a role, a piece the GPUs that work together on one shard of its "
+        "model (TP: tensor parallel). Nodes that look the same are shown once.",
     )
 
 
@@ -83,7 +84,7 @@ def _lane(plan: Plan, at: RoleGpus, node: int) -> RoleLane | None:
 
 
 def _piece(layout: Layout | RolloutLayout) -> str:
-    """What one tensor-parallel group holds: `TP8`, `stage` of a pipeline, `1/64` of everything, or a `copy`."""
+    """What a tensor-parallel group holds: `TP8`, `stage` of a pipeline, `1/64` of everything, or a `copy`."""
     if layout.tp > 1:
         return f"TP{layout.tp}"
     if layout.pp > 1:

@@ -82,7 +82,8 @@ def memory(held: Sequence[PhaseMemory]) -> Figure | None:
         title=f"Measured memory is {measured / predicted:.2g} times the prediction at most, in {phase}",
         alt="Pairs of bars, one a phase and pool: "
         + "; ".join(f"{n} {a:.3g} GB predicted, {b:.3g} GB measured" for n, a, b, _ in rows),
-        how="The most that any GPU of the pool held while the phase ran. On a machine without GPUs the counter"
+        how="The most that any GPU of the pool held while the phase ran. On a machine without GPUs the "
+        "counter"
         " is the whole process, libraries included, of which the plan counts the model's part.",
         plot=plots.spec(data, layout),
         table=table(
@@ -115,7 +116,8 @@ def steps(answer: SideBySide, reward: dict[int, float]) -> Figure:
         key="steps",
         title=findings.steps(times, list(reward.values())),
         alt="A line of seconds per step: " + ", ".join(f"{t:.3g}" for t in times) + rewards,
-        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left out of"
+        how="The band is the predicted P10 to P90. Steps that do not count (the first warms up) are left "
+        "out of"
         " the line of seconds.",
         plot=plots.spec(_lines(by_step, p.step_s, reward), layout),
         table=table(

@@ -65,8 +65,10 @@ def sensitivity(plan: Plan, cost: Cost) -> Figure | None:
         title=findings.sensitivity(names, [d.share for d in shown], (p.high_s - p.low_s) / 2, p.step_s),
         alt="Bars to both sides of the predicted step: "
         + "; ".join(f"{words.spoken(d.name)} {-d.down_s:+.3g} to {d.up_s:+.3g} s" for d in shown),
-        how="How much the step moves when one coefficient is at the 10th or 90th percentile of what is believed"
-        " of it. Independent doubts add in squares, so a few decide. Values and sources stand under Assumptions.",
+        how="How much the step moves when one coefficient is at the 10th or 90th percentile of what is "
+        "believed"
+        " of it. Independent doubts add in squares, so a few decide. Values and sources stand under "
+        "Assumptions.",
         plot=plots.spec(data, layout),
         table=table(
             "What each coefficient adds to the interval of the step",

@@ -1,7 +1,7 @@
 """From the content of a page to one HTML file: offline, escaped, with a policy that forbids the network.
 
-Plotly's bundle stands in the file once, gzipped and in base64 (2.0 MB in place of 4.8 MB); the page inflates it
-with DecompressionStream (Chrome 80, Safari 16.4, Firefox 113). Where that is missing the tables remain.
+Plotly's bundle stands in the file once, gzipped and in base64 (2.0 MB in place of 4.8 MB); the page
+inflates it with DecompressionStream (Chrome 80, Safari 16.4, Firefox 113). Elsewhere the tables remain.
 Only scripts whose hash the policy names may run. The same content gives the same bytes.
 """
 
@@ -79,7 +79,10 @@ def embedded(data: Mapping[str, Any]) -> Markup:
 def _policy(script: str) -> str:
     """No network, no frames, no forms, no script but the two of this page."""
     allowed = f"'{plots.digest(script)}' '{plots.digest(plots.script())}'"
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
 
 
 def _numeric(table: TableData, column: int) -> bool:

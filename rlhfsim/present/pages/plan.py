@@ -1,4 +1,4 @@
-"""The page of a plan: verdict, picture, time, memory, candidates, reasons, doubts, assumptions, reproduction."""
+"""The page of a plan: verdict, picture, time, memory, candidates, reasons, doubts, assumptions, commands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from rlhfsim.units import significant
 
 RUN = 1000
 """Steps whose time and money stand in the verdict."""
-GIVEN = "This plan was given, not searched: nothing says that it is the best one. rlhfsim design searches and writes why."
+GIVEN = (
+    "This plan was given, not searched: nothing says that it is the best one. "
+    "rlhfsim design searches and writes why."
+)
 
 
 def plan_page(plan: Plan, *, file: str = "plan.json", title: str | None = None, sizes: Sizes = NONE) -> Page:
@@ -82,7 +85,8 @@ def verdict(plan: Plan) -> str:
     )
     return (
         f"{findings.fits(p.peak_memory_bytes, p.capacity_bytes, p.probability_out_of_memory)}. "
-        f"One {plan.workload.algorithm.upper()} step of {actor.name} takes about {words.seconds(p.step_s)} on "
+        f"One {plan.workload.algorithm.upper()} step of {actor.name} takes about {words.seconds(p.step_s)} "
+        "on "
         f"{words.plural(words.gpus(plan), 'GPU')}{cost}: "
         f"{findings.run_of(RUN, p.step_s, p.usd_per_step)}, and {memory}."
     )
@@ -110,7 +114,8 @@ def _chosen(choice: Choice) -> Iterator[str]:
     aim = "needs less memory" if choice.asked.objective == "memory" else "is predicted to be faster"
     if c.unexplored:
         yield (
-            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} plans were "
+            f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "
+            "plans were "
             f"not looked at, and one of them could be up to {c.gap:.1%} shorter."
         )
     else:
@@ -141,14 +146,16 @@ def tiles(plan: Plan) -> Iterator[Tile]:
         yield Tile(
             label="Money per step",
             value=words.money(p.usd_per_step),
-            detail=f"{words.money(p.usd_per_step * RUN)} per {RUN:,} steps, in {words.seconds(p.step_s * RUN)}",
+            detail=f"{words.money(p.usd_per_step * RUN)} per {RUN:,} steps, in "
+            f"{words.seconds(p.step_s * RUN)}",
         )
     risk = words.percent(p.probability_out_of_memory) if p.probability_out_of_memory > 0 else "no"
     room = words.size(free) if free > 0 else f"-{words.size(-free)}" if free < 0 else "none"
     yield Tile(
         label="Memory left on the fullest GPU",
         value=room,
-        detail=f"of {words.size(p.capacity_bytes)}, in {words.call(p.peak_phase)}; {risk} risk of running out",
+        detail=f"of {words.size(p.capacity_bytes)}, in {words.call(p.peak_phase)}; {risk} risk of running "
+        "out",
         mark=mark(plan),
     )
     yield Tile(
@@ -232,7 +239,8 @@ def _doubts(known: Basis) -> Iterator[Block]:
         yield figures_choice.break_evens(plan.choice) or Listing(
             title=findings.break_evens(None, 1.0, ""),
             items=(
-                "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and number of"
+                "Tried one at a time, layouts kept: lengths, samples, prompts, network, GPU memory and "
+                "number of"
                 " GPUs, by factors of 2 to 8 either way.",
             ),
         )

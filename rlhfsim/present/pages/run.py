@@ -30,7 +30,8 @@ def run_page(answer: SideBySide, *, commands: str, title: str | None = None) -> 
     run = answer.run
     return Page(
         title=title or f"{heading(answer.plan)}: a run against its prediction",
-        subtitle=f"Run {run.name} on {run.device}: {words.plural(run.steps, 'step')} counted{cores(answer.plan)}",
+        subtitle=f"Run {run.name} on {run.device}: {words.plural(run.steps, 'step')} "
+        f"counted{cores(answer.plan)}",
         verdict=verdict(answer),
         mark=mark(answer),
         sure=tuple(_sure(answer)),
@@ -42,7 +43,8 @@ def run_page(answer: SideBySide, *, commands: str, title: str | None = None) -> 
 
 def mark(answer: SideBySide) -> Mark:
     """Whether the step came out inside its interval."""
-    return {True: "good", False: "warn", None: "plain"}[figures_run.inside(answer.found.step)]  # type: ignore[return-value]
+    marks: dict[bool | None, Mark] = {True: "good", False: "warn", None: "plain"}
+    return marks[figures_run.inside(answer.found.step)]
 
 
 def verdict(answer: SideBySide) -> str:
@@ -53,7 +55,8 @@ def verdict(answer: SideBySide) -> str:
     against = findings.against(step.ratio or 1.0, figures_run.inside(step))
     cause = f" {findings.gap(gap.parts, gap.predicted_s, gap.measured_s)}." if gap else ""
     return (
-        f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were predicted: "
+        f"A step took {words.seconds(step.measured_s)} where {words.seconds(step.predicted_s)} were "
+        "predicted: "
         f"{against}.{cause}"
     )
 
@@ -66,7 +69,8 @@ def _sure(answer: SideBySide) -> Iterator[str]:
     )
     if step.ratio_low is not None and step.ratio_high is not None:
         yield (
-            f"8 in 10 that measured over predicted lies between {step.ratio_low:.2f} and {step.ratio_high:.2f}, "
+            f"8 in 10 that measured over predicted lies between {step.ratio_low:.2f} and "
+            f"{step.ratio_high:.2f}, "
             "from the scatter of the steps."
         )
     yield from answer.notes

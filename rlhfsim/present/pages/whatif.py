@@ -1,4 +1,4 @@
-"""The page of a what-if: its answer, points, tornado, break-evens, what changes in each plan, what it assumes."""
+"""The page of a what-if: answer, points, tornado, break-evens, what changes in each plan, assumptions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def _sure(result: WhatIf) -> Iterator[str]:
     if base.plan is not None:
         p = base.plan.prediction
         yield (
-            f"8 in 10 that a step of the base takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)}; "
+            f"8 in 10 that a step of the base takes between {words.seconds(p.low_s)} and "
+            f"{words.seconds(p.high_s)}; "
             "points on the same GPUs share most of that doubt."
         )
     gaps = [p.name for p in result.everything if p.gap > 0]
@@ -109,7 +110,8 @@ def _sections(result: WhatIf, file: str) -> Iterator[PageSection]:
         "changes",
         "What changes in each plan",
         *(_changed(result.base, p) for p in result.points),
-        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign are what"
+        lead="Against the base: ! another design, ~ another value, + new, - gone; lines without a sign "
+        "are what"
         " the scenario sets.",
     )
     yield section("assumptions", "Assumptions and notes", *_assumed(result))

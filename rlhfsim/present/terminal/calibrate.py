@@ -51,7 +51,8 @@ def summary(found: Calibration) -> dict[str, str]:
     rows = {
         "runs": f"{', '.join(names[:8])}{more}; in brackets: steps counted",
         "device": f"{told.device}{'; ' * bool(versions)}{versions}",
-        "fitted": f"{len(found.coefficients)} coefficients to {found.data} times; {len(found.unidentified)} cannot be told and keep their values",
+        "fitted": f"{len(found.coefficients)} coefficients to {found.data} times; "
+        f"{len(found.unidentified)} cannot be told and keep their values",
     }
     return rows | {"error": _error_line(found.errors)}
 
@@ -132,7 +133,10 @@ def errors(rows: Sequence[PhaseError], width: int) -> RenderableType:
     """Errors of runs that the fit had not seen: by phase over all runs, and of every run's step."""
     if not rows:
         return Text("errors: no phase of these runs is predicted", style="dim")
-    note = "|predicted / measured - 1| of medians; after: predicted by a fit on the other runs (repeats left out together)"
+    note = (
+        "|predicted / measured - 1| of medians; after: predicted by a fit on the other runs (repeats left "
+        "out together)"
+    )
     return Group(_by_phase(rows, width), Text(), _by_run(rows, width), Text(note, style="dim"))
 
 

@@ -66,7 +66,10 @@ def _verdict(seconds: float, chosen: float) -> str:
         return f"it takes as long within {CLEAR:.0%}: {format(seconds, 's')} against {format(chosen, 's')}"
     word = "longer" if gap > 0 else "less"
     share = f"{abs(gap) / chosen:.0%}".replace("%", " %")
-    return f"it takes {format(abs(gap), 's')} ({share}) {word}: {format(seconds, 's')} against {format(chosen, 's')}"
+    return (
+        f"it takes {format(abs(gap), 's')} ({share}) {word}: {format(seconds, 's')} against "
+        f"{format(chosen, 's')}"
+    )
 
 
 def _proof(other: WhyNot) -> str:
@@ -84,8 +87,10 @@ def _peak(plan: Plan, what: str = "") -> str:
 def _missing(m: MissingBytes) -> str:
     """`actor.train needs 132 GB of 85 GB per GPU in pool all; 70 GB of it are weights of actor`."""
     return (
-        f"the plan that comes nearest lacks {size(m.bytes - m.capacity)} per GPU in pool {m.pool}, in {m.phase}: "
-        f"{size(m.bytes)} of {size(m.capacity)}, {size(m.component_bytes)} of them {component_text(m.component)} "
+        f"the plan that comes nearest lacks {size(m.bytes - m.capacity)} per GPU in pool {m.pool}, in "
+        f"{m.phase}: "
+        f"{size(m.bytes)} of {size(m.capacity)}, {size(m.component_bytes)} of them "
+        f"{component_text(m.component)} "
         f"of {m.role}"
     )
 

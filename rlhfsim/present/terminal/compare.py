@@ -54,7 +54,8 @@ def summary(answer: SideBySide) -> dict[str, str]:
     rows = {"run": f"{run.name}: {plural(run.steps, 'step')} counted, {run.device}{day}"}
     if step.measured_s is not None and step.predicted_s is not None:
         rows["step"] = (
-            f"{short_seconds(step.measured_s)} measured (median), {short_seconds(step.predicted_s)} predicted: {verdict(step)}"
+            f"{short_seconds(step.measured_s)} measured (median), {short_seconds(step.predicted_s)} "
+            f"predicted: {verdict(step)}"
         )
     return rows
 
@@ -172,7 +173,8 @@ def _gap_notes(gap: Gap) -> Iterator[str]:
         yield f"largest differences: {shown}"
     if gap.untimed_s > 0:
         yield (
-            f"in no call: {short_seconds(gap.idle_s)} of the step, where the plan has {short_seconds(gap.untimed_s)} of work that the run "
+            f"in no call: {short_seconds(gap.idle_s)} of the step, where the plan has "
+            f"{short_seconds(gap.untimed_s)} of work that the run "
             "does not time"
         )
     elif gap.idle_s > TINY * gap.measured_s:

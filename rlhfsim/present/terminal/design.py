@@ -127,10 +127,14 @@ def _considered(answer: Design) -> Text:
     space, unexplored = _rounded(c.space), _rounded(c.unexplored)
     proof = f"proven: no plan of the space {best}"
     if not c.proven:
-        proof = f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} better"
+        proof = (
+            f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} "
+            "better"
+        )
     lines = [
         f"certificate: {space} complete plans" + (f"; {proof}" if answer.chosen else ""),
-        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in everything by another,",
+        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in "
+        "everything by another,",
         f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
     ]
     if c.proven and "async" in answer.request.switches:
@@ -156,10 +160,16 @@ def _money(answer: Design, steps: int | None) -> Iterator[str]:
     assert answer.chosen is not None
     p, aim = answer.chosen.prediction, answer.request.objective
     if aim in ("tokens", "cost", "energy"):
-        yield f"objective {aim}: the cluster is rented, powered and fed whole, so the shortest step is also the best in {aim}"
+        yield (
+            f"objective {aim}: the cluster is rented, powered and fed whole, so the shortest step is also "
+            f"the best in {aim}"
+        )
     if steps is not None:
         money = "price unknown" if p.usd_per_step is None else format(p.usd_per_step * steps, "usd")
-        yield f"run of {steps:,} steps: {format(p.step_s * steps, 's')}, {money}, {significant(p.kwh_per_step * steps)} kWh"
+        yield (
+            f"run of {steps:,} steps: {format(p.step_s * steps, 's')}, {money}, "
+            f"{significant(p.kwh_per_step * steps)} kWh"
+        )
 
 
 def _targets(verdicts: tuple[Verdict, ...]) -> RenderableType:
@@ -182,7 +192,7 @@ def _unflipped(answer: Design) -> str:
 
 
 def _break_even_text(break_even: BreakEven) -> str:
-    """`network bandwidth per GPU of 19.5 GB/s or less (now 50 GB/s): hybrid, roles split takes 195 s, ...`."""
+    """`network bandwidth per GPU: 19.5 GB/s or less (now 50 GB/s) -> hybrid takes 195 s there, ...`."""
     more = "or more" if break_even.factor > 1 else "or less"
     if break_even.value is None or break_even.now is None:
         point = f"{break_even.change} times {break_even.factor:.2g} {more}"

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.console import NARROW, WIDTH, console, labelled, new_table
+from rlhfsim.present.tables import CUT, REST, Fit, grid
+from rlhfsim.present.terminal.console import NARROW, console, drawn, labelled
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import aliases, profile_hash
@@ -56,26 +56,25 @@ def row(profile: Profile) -> dict[str, Any]:
 
 def listing(rows: Sequence[dict[str, Any]]) -> Sequence[RenderableType]:
     """One line per profile, and what the columns mean."""
-    table = new_table(console().width)
     narrow = console().width < NARROW
-    table.add_column("name", no_wrap=True)
-    table.add_column("also", ratio=1, no_wrap=True, overflow="ellipsis")
-    for name in ("usable", "bf16", "HBM", *(() if narrow else ("link",)), "price"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("curves", no_wrap=True)
+    titles = ("name", "also", ">usable", ">bf16", ">HBM", *[">link"] * (not narrow), ">price", "curves")
+    cells = []
     for each in rows:
         bf16, price = each["bf16_flop_per_s"], each["usd_per_hour"]
-        table.add_row(
-            each["name"],
-            ", ".join(sorted(each["aliases"], key=len)[:3]),
-            _short(each["usable_bytes"], "byte"),
-            f"{bf16 / units.TERA:,.0f}" if bf16 else "-",
-            _short(each["hbm_bytes_per_s"], "byte/s"),
-            *([] if narrow else [f"{LINKS[each['link']]} {_short(each['link_bytes_per_s'], 'byte/s')}"]),
-            f"{price:.2f}" if price is not None else "-",
-            each["curves"],
+        link = f"{LINKS[each['link']]} {_short(each['link_bytes_per_s'], 'byte/s')}"
+        cells.append(
+            (
+                each["name"],
+                ", ".join(sorted(each["aliases"], key=len)[:3]),
+                _short(each["usable_bytes"], "byte"),
+                f"{bf16 / units.TERA:,.0f}" if bf16 else "-",
+                _short(each["hbm_bytes_per_s"], "byte/s"),
+                *[link] * (not narrow),
+                f"{price:.2f}" if price is not None else "-",
+                each["curves"],
+            )
         )
-    return table, Text(NOTE)
+    return drawn(grid(titles, cells, fit={"also": CUT}), console().width), Text(NOTE)
 
 
 def _short(value: float, dimension: units.Dimension) -> str:
@@ -163,24 +162,19 @@ def sheet(profile: Profile) -> Sequence[RenderableType]:
         "curves": _curves_source(profile),
         **({"runs": _calibrated_on(profile.calibration)} if profile.calibration else {}),
     }
-    table = new_table(console().width)
-    table.add_column("datasheet", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("source", ratio=1)
-    for label, value, dimension, source in _facts(profile):
-        table.add_row(label, units.format(value, dimension), source)
-    parts = labelled(head), Text(), table, Text(), _coefficients(profile)
+    facts = (
+        (label, units.format(value, dimension), source) for label, value, dimension, source in _facts(profile)
+    )
+    sheet = drawn(grid(("datasheet", ">value", "source"), facts, fit={"source": REST}), console().width)
+    parts = labelled(head), Text(), sheet, Text(), _coefficients(profile)
     return Text(profile.title, style="bold"), *parts
 
 
-def _coefficients(profile: Profile) -> Table:
+def _coefficients(profile: Profile) -> RenderableType:
     """Efficiencies and latencies with interval and source."""
-    table = new_table(min(WIDTH, console().width))
-    table.add_column("coefficient", no_wrap=True, max_width=30, overflow="ellipsis")
-    for name in ("value", "P10-P90"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("source", ratio=1)
+    rows = []
     for name, c in sorted(profile.coefficients.items()):
         value, low, high = (units.format(x, c.dimension) for x in (c.value, c.low, c.high))
-        table.add_row(name, value, f"{low}-{high}", c.source)
-    return table
+        rows.append((name, value, f"{low}-{high}", c.source))
+    fit = {"coefficient": Fit("cut", max_width=30), "source": REST}
+    return drawn(grid(("coefficient", ">value", ">P10-P90", "source"), rows, fit=fit), console().width)

@@ -14,8 +14,9 @@ from rlhfsim import units
 from rlhfsim.frameworks.logs.imported import Imported
 from rlhfsim.frameworks.logs.run_folder import provenance, step_seconds
 from rlhfsim.plan import Plan
+from rlhfsim.present.tables import REST, Fit, grid
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console, labelled, new_table
+from rlhfsim.present.terminal.console import console, drawn, labelled
 from rlhfsim.present.words import decimals, fixed
 
 
@@ -56,14 +57,12 @@ def _timers(run: Imported, plan: Plan, medians: Mapping[str, float]) -> Renderab
     """Metric, our phases, median seconds."""
     planned = {phase.name for phase in plan.prediction.phases}
     digits = decimals(max([plan.prediction.step_s, *medians.values()]))
-    table = new_table(console().width)
-    table.add_column("metric", no_wrap=True, overflow="ellipsis", max_width=48)
-    table.add_column("median s", justify="right", no_wrap=True)
-    table.add_column("is read as", ratio=1)
-    for metric, covers in run.mapped.items():
-        known = [name for name in covers if name in planned] or covers
-        table.add_row(metric, fixed(medians[metric], digits), ", ".join(known))
-    return table
+    rows = (
+        (metric, fixed(medians[metric], digits), ", ".join([n for n in covers if n in planned] or covers))
+        for metric, covers in run.mapped.items()
+    )
+    fit = {"metric": Fit("cut", max_width=48), "is read as": REST}
+    return drawn(grid(("metric", ">median s", "is read as"), rows, fit=fit), console().width)
 
 
 def _medians(run: Imported) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A launch as people follow it: placement and memory before, a line an iteration, phases and figures after."""
+"""A launch as people follow it: placement and memory before, an iteration a line, phases after."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def _memory_note(plan: Plan) -> Iterator[str]:
     p = plan.prediction
     if p.peak_memory_bytes > p.capacity_bytes:
         yield (
-            f"the plan's ledger peaks at {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} in {p.peak_phase}; "
+            f"the plan's ledger peaks at {size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} in "
+            f"{p.peak_phase}; "
             "rlhfsim memory shows it"
         )
 
@@ -145,7 +146,8 @@ def after(plan: Plan, report: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield ""
     if report["dry_run"]:
         yield Text(
-            "dry run: processes, placement, order of calls and weight route came up with fake engines; no model ran"
+            "dry run: processes, placement, order of calls and weight route came up with fake engines; no "
+            "model ran"
         )
     else:
         yield comparison(report)

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from rlhfsim.plan import LedgerEntry, Plan
 from rlhfsim.present.basis import capacity_of, profile_under
+from rlhfsim.present.tables import added, each, grid
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console, labelled, new_table
+from rlhfsim.present.terminal.console import console, filled, labelled, new_table
 from rlhfsim.present.terminal.estimate import verdict, verdict_data
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.words import component_text, size
@@ -64,21 +65,18 @@ def _peak_rows(plan: Plan, pool: str) -> list[LedgerEntry]:
 def _ledger_table(rows: list[LedgerEntry]) -> Table:
     """Components down, roles across, largest first."""
     roles = list(dict.fromkeys(e.role for e in rows))
-    totals: dict[str, float] = {}
-    for e in rows:
-        totals[e.component] = totals.get(e.component, 0.0) + e.bytes
-    table = new_table(None)
-    table.add_column("component", no_wrap=True)
-    for role in (*roles, "sum"):
-        table.add_column(role, justify="right", no_wrap=True)
-    table.add_column("P10-P90", justify="right", no_wrap=True)
+    totals = added((e.component, e.bytes) for e in rows)
+    cells = []
     for component in sorted(totals, key=lambda c: -totals[c]):
         these = [e for e in rows if e.component == component]
-        cells = [_cell(sum(e.bytes for e in these if e.role == role)) for role in roles]
-        table.add_row(component_text(component), *cells, _cell(totals[component]), _interval(these))
-    by_role = [_cell(sum(e.bytes for e in rows if e.role == role)) for role in roles]
+        by_role = [_cell(sum(e.bytes for e in these if e.role == role)) for role in roles]
+        cells.append((component_text(component), *by_role, _cell(totals[component]), _interval(these)))
+    table = filled(
+        new_table(None), grid(["component", *(f">{t}" for t in (*roles, "sum", "P10-P90"))], cells)
+    )
     table.add_section()
-    table.add_row("sum", *by_role, _cell(sum(totals.values())), "", style="bold")
+    sums = [_cell(sum(e.bytes for e in rows if e.role == role)) for role in roles]
+    table.add_row("sum", *sums, _cell(sum(totals.values())), "", style="bold")
     return table
 
 
@@ -125,13 +123,7 @@ def _pool(plan: Plan, name: str, gpus: int) -> dict[str, Any]:
             {
                 "phase": phase,
                 "bytes": sum(e.bytes for e in entries),
-                "entries": [
-                    {
-                        key: getattr(e, key)
-                        for key in ("role", "component", "bytes", "low_bytes", "high_bytes")
-                    }
-                    for e in entries
-                ],
+                "entries": each(entries, "role", "component", "bytes", "low_bytes", "high_bytes"),
             }
             for phase, entries in phases
         ],

@@ -9,7 +9,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim import units
-from rlhfsim.present.terminal.console import NARROW, console, labelled, new_table
+from rlhfsim.present.tables import CUT, grid
+from rlhfsim.present.terminal.console import NARROW, console, drawn, labelled
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import aliases
 
@@ -71,25 +72,22 @@ def count(params: float) -> str:
 
 def listing(rows: Sequence[dict[str, Any]]) -> Sequence[RenderableType]:
     """One line per preset, and what the columns mean."""
-    table = new_table(console().width)
-    table.add_column("name", no_wrap=True)
-    table.add_column("also", ratio=1, no_wrap=True, overflow="ellipsis")
-    shape = ("layers",) if console().width < NARROW else ("layers", "hidden", "heads")
-    for name in ("params", "active", *shape, "KV/token"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for each in rows:
-        active = count(each["active_params"]) if each["experts"] else ""
-        heads = f"{each['num_heads']}/{each['num_kv_heads']}"
-        dims = [each["num_layers"], each["hidden"], heads][: len(shape)]
-        table.add_row(
+    shape = (">layers",) if console().width < NARROW else (">layers", ">hidden", ">heads")
+    titles = ("name", "also", ">params", ">active", *shape, ">KV/token")
+    cells = (
+        (
             each["name"],
             ", ".join(sorted(each["aliases"], key=len)),
             count(each["params"]),
-            active,
-            *map(str, dims),
+            count(each["active_params"]) if each["experts"] else "",
+            *[str(each["num_layers"]), str(each["hidden"]), f"{each['num_heads']}/{each['num_kv_heads']}"][
+                : len(shape)
+            ],
             units.format(each["kv_bytes_per_token"], "byte"),
         )
-    return table, Text(NOTE)
+        for each in rows
+    )
+    return drawn(grid(titles, cells, fit={"also": CUT}), console().width), Text(NOTE)
 
 
 def sheet(spec: ModelSpec, each: dict[str, Any]) -> Sequence[RenderableType]:

@@ -43,7 +43,10 @@ def _origin(name: str, told: Provenance) -> str:
     runs = f"{plural(len(told.runs), 'run')} ({names})"
     error = ""
     if told.step_error is not None:
-        error = f"; median step error on unseen runs {percent(told.step_error[0])} -> {percent(told.step_error[1])}"
+        error = (
+            f"; median step error on unseen runs {percent(told.step_error[0])} -> "
+            f"{percent(told.step_error[1])}"
+        )
     return f"{name}: {told.base}, calibrated on {runs} of {told.device}, {told.date}{error}"
 
 

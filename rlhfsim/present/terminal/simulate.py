@@ -120,7 +120,10 @@ def memory_text(answer: Simulation) -> str:
     assert pool.peak_bytes is not None
     where = f" in pool {pool.name}" if len(answer.pools) > 1 else ""
     risk = percent(answer.plan.prediction.probability_out_of_memory)
-    return f"peak {size(pool.peak_bytes)} of {size(pool.capacity_bytes)} per GPU{where}{_when(pool)}; risk of running out {risk}"
+    return (
+        f"peak {size(pool.peak_bytes)} of {size(pool.capacity_bytes)} per GPU{where}{_when(pool)}; risk of "
+        f"running out {risk}"
+    )
 
 
 def _when(pool: PoolRun) -> str:
@@ -136,7 +139,10 @@ def samples_text(answer: Simulation) -> str:
     old = f"{units.significant(mean, 2)} versions old on average, {units.significant(worst, 2)} at most"
     if answer.queue is None:
         return old
-    return f"{old}; {answer.queue.mean:,.0f} more in the queue when the trainer takes a batch, {answer.queue.maximum:,.0f} at most"
+    return (
+        f"{old}; {answer.queue.mean:,.0f} more in the queue when the trainer takes a batch, "
+        f"{answer.queue.maximum:,.0f} at most"
+    )
 
 
 def goodput_text(answer: Simulation) -> str:
@@ -149,8 +155,10 @@ def goodput_text(answer: Simulation) -> str:
         else f"best is every {short_seconds(g.best_interval_s)}"
     )
     return (
-        f"{_percent(g.simulated)} of the time is progress, with a checkpoint every {short_seconds(g.interval_s)} ({best}) and a failure"
-        f" every {short_seconds(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then takes {short_seconds(answer.mean / g.simulated)}"
+        f"{_percent(g.simulated)} of the time is progress, with a checkpoint every "
+        f"{short_seconds(g.interval_s)} ({best}) and a failure"
+        f" every {short_seconds(g.mtbf_s)}; first-order formula {_percent(g.first_order)}; a step then "
+        f"takes {short_seconds(answer.mean / g.simulated)}"
     )
 
 

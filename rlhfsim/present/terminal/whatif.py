@@ -161,7 +161,8 @@ def _notes(answer: WhatIf) -> Iterator[str]:
 def _footer(answer: WhatIf, folder: Path | None) -> str:
     p = answer.provenance
     parts = [
-        f"designs: {p.searched:,} searched, {p.from_cache:,} from an earlier run; {units.format(p.seconds, 's')}"
+        f"designs: {p.searched:,} searched, {p.from_cache:,} from an earlier run; "
+        f"{units.format(p.seconds, 's')}"
     ]
     if folder is not None and p.searched:
         parts.append(f"kept in {folder}")
@@ -175,7 +176,7 @@ ChangeRow = tuple[str, str, str, str, str]
 
 
 def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableType:
-    """One point: what it sets, what is chosen otherwise, what comes out; what it sets stands without a mark."""
+    """One point: what it sets, what is chosen otherwise, what comes out; settings have no mark."""
     rows = [("", c.path, worded(c.path, c.before), worded(c.path, c.after), "") for c in asked(point)]
     rows += _answers(base, point)
     side = Fit("fold", ratio=1)
