@@ -131,15 +131,15 @@ def against(ratio: float, inside: bool | None) -> str:
 
 def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
     """Which call takes longest on either side; seconds by call of one step."""
-    told, seen = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
-    if told == seen:
+    expected, longest = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
+    if expected == longest:
         return (
-            f"{capital(call(told))} is the longest call on both sides: {seconds(measured[seen])} measured, "
-            f"{seconds(predicted[told])} predicted"
+            f"{capital(call(expected))} is the longest call on both sides: {seconds(measured[longest])} measured, "
+            f"{seconds(predicted[expected])} predicted"
         )
     return (
-        f"{capital(call(seen))} takes longest ({seconds(measured[seen])}); {call(told)} was predicted to "
-        f"({seconds(predicted[told])})"
+        f"{capital(call(longest))} takes longest ({seconds(measured[longest])}); {call(expected)} was predicted to "
+        f"({seconds(predicted[expected])})"
     )
 
 

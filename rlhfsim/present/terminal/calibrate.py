@@ -16,55 +16,55 @@ from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance
 from rlhfsim.present.tables import CUT, REST, grid, table
 from rlhfsim.present.terminal.console import drawn, labelled
-from rlhfsim.present.words import decimals, fixed, span
+from rlhfsim.present.words import decimals, fixed, plural, span
 from rlhfsim.specs.quantities import Coefficient
 
 BOUND = 1.001
 """A value this near to the end of its interval lies at a bound."""
 
 
-def report(found: Calibration, width: int, out: Path | None) -> Iterator[RenderableType]:
+def report(fitted: Calibration, width: int, out: Path | None) -> Iterator[RenderableType]:
     """Everything, top to bottom."""
-    count = len(found.observations)
-    yield Text(f"{found.profile.title}, calibrated on {count} run{'s' * (count != 1)}", style="bold")
-    yield labelled(summary(found))
+    runs = plural(len(fitted.observations), "run")
+    yield Text(f"{fitted.profile.title}, calibrated on {runs}", style="bold")
+    yield labelled(summary(fitted))
     yield ""
-    yield coefficients(found.coefficients, width)
-    if found.unidentified:
+    yield coefficients(fitted.coefficients, width)
+    if fitted.unidentified:
         yield ""
-        yield unidentified(found.unidentified, width)
+        yield unidentified(fitted.unidentified, width)
     yield ""
-    yield errors(found.errors, width)
-    yield from (Text(f"outlier: {text}", style="yellow") for text in found.outliers)
-    names = [run.name for run in found.observations]
-    yield from (Text(f"note: {text}", style="yellow") for text in together(found.notes, names))
+    yield errors(fitted.errors, width)
+    yield from (Text(f"outlier: {text}", style="yellow") for text in fitted.outliers)
+    names = [run.name for run in fitted.observations]
+    yield from (Text(f"note: {text}", style="yellow") for text in together(fitted.notes, names))
     yield ""
-    yield labelled(ending(found, out))
+    yield labelled(ending(fitted, out))
 
 
-def summary(found: Calibration) -> dict[str, str]:
+def summary(fitted: Calibration) -> dict[str, str]:
     """The runs, what they ran on, and the error before and after."""
-    told = provenance(found)
-    versions = ", ".join(f"{name} {version}" for name, version in told.versions.items())
-    names = [f"{run.name} ({run.steps})" for run in found.observations]
+    origin = provenance(fitted)
+    versions = ", ".join(f"{name} {version}" for name, version in origin.versions.items())
+    names = [f"{run.name} ({run.steps})" for run in fitted.observations]
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""
     rows = {
         "runs": f"{', '.join(names[:8])}{more}; in brackets: steps counted",
-        "device": f"{told.device}{'; ' * bool(versions)}{versions}",
-        "fitted": f"{len(found.coefficients)} coefficients to {found.data} times; "
-        f"{len(found.unidentified)} cannot be told and keep their values",
+        "device": f"{origin.device}{'; ' * bool(versions)}{versions}",
+        "fitted": f"{len(fitted.coefficients)} coefficients to {fitted.data} times; "
+        f"{len(fitted.unidentified)} cannot be told and keep their values",
     }
-    return rows | {"error": _error_line(found.errors)}
+    return rows | {"error": _error_line(fitted.errors)}
 
 
 def _error_line(rows: Sequence[PhaseError]) -> str:
     pairs = [(word, error_pair(rows, step=step)) for word, step in (("step", True), ("phase", False))]
-    told = [f"{word} {percent(p[0])} -> {percent(p[1])}" for word, p in pairs if p is not None]
-    if not told:
+    medians = [f"{word} {percent(p[0])} -> {percent(p[1])}" for word, p in pairs if p is not None]
+    if not medians:
         return "unknown: there is no second distinct run to test on"
     worse = [word for word, pair in pairs if pair is not None and pair[1] > pair[0]]
     warning = f"; NO BETTER in {' and '.join(worse)}" * bool(worse)
-    return f"median {', '.join(told)} (runs that the fit had not seen){warning}"
+    return f"median {', '.join(medians)} (runs that the fit had not seen){warning}"
 
 
 def percent(share: float | None) -> str:
@@ -193,13 +193,13 @@ def together(notes: Sequence[str], runs: Sequence[str]) -> Iterator[str]:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def ending(found: Calibration, out: Path | None) -> dict[str, str]:
+def ending(fitted: Calibration, out: Path | None) -> dict[str, str]:
     """The file, and what to type next."""
-    hardware = found.observations[0].plan.hardware[0]
-    model = found.observations[0].plan.workload.model
+    hardware = fitted.observations[0].plan.hardware[0]
+    model = fitted.observations[0].plan.workload.model
     if out is None:
         return {"written": "nothing; add --out FILE.yaml to keep it as a profile"}
     return {
-        "written": f"{out}: a new profile named {out.stem}; {found.profile.name} is as it was",
+        "written": f"{out}: a new profile named {out.stem}; {fitted.profile.name} is as it was",
         "next": f"rlhfsim design --gpus {hardware.gpus} --model {model} --profile {out}",
     }

@@ -19,20 +19,20 @@ HASH = 12
 """Characters of a hash that tell it from another."""
 
 
-def report(found: Difference, width: int) -> Iterator[RenderableType]:
+def report(difference: Difference, width: int) -> Iterator[RenderableType]:
     """Everything, top to bottom."""
-    yield Text(f"{_title(found.before)} -> {_title(found.after)}", style="bold")
-    if found.empty:
+    yield Text(f"{_title(difference.before)} -> {_title(difference.after)}", style="bold")
+    if difference.empty:
         yield Text("nothing changed")
         return
-    for title, rows in (("asked", found.question), ("chosen", found.choice)):
+    for title, rows in (("asked", difference.question), ("chosen", difference.choice)):
         if rows:
             yield ""
             yield fields(title, rows, width)
-    if found.outcome:
+    if difference.outcome:
         yield ""
-        yield outcomes(found, width)
-    yield from (Text(note, style="dim") for note in notes(found))
+        yield outcomes(difference, width)
+    yield from (Text(note, style="dim") for note in notes(difference))
 
 
 def _title(side: Side) -> str:
@@ -46,13 +46,13 @@ def fields(title: str, rows: Sequence[ChangedField], width: int) -> RenderableTy
     return drawn(grid(("", title, ">before", ">after"), cells, fit=_fit(title), styles=styles), width)
 
 
-def outcomes(found: Difference, width: int) -> RenderableType:
+def outcomes(difference: Difference, width: int) -> RenderableType:
     """Figures, with the change of each."""
     title = "comes out"
     return drawn(
         table(
             "",
-            found.outcome,
+            difference.outcome,
             ("", lambda row: mark(row.before, row.after)),
             (title, lambda row: row.name),
             (">before", lambda row: _value(row.before)),
@@ -93,13 +93,13 @@ def percent(row: ChangedFigure) -> str:
     return f"{units.significant(row.relative + 1, 2)} times"
 
 
-def notes(found: Difference) -> Iterator[str]:
+def notes(difference: Difference) -> Iterator[str]:
     """What the step's intervals say, and what was left out."""
-    step = next((m for m in found.outcome if m.name == "step"), None)
+    step = next((m for m in difference.outcome if m.name == "step"), None)
     if step is not None and step.overlaps is not None:
-        ends = " and ".join(_interval(side.outcome["step"]) for side in (found.before, found.after))
+        ends = " and ".join(_interval(side.outcome["step"]) for side in (difference.before, difference.after))
         yield f"P10-P90 of the step: {ends}; they {'overlap' if step.overlaps else 'do not overlap'}"
-    if found.before.measured != found.after.measured:
+    if difference.before.measured != difference.after.measured:
         yield "of a plan and a run only seconds are set side by side: rlhfsim compare has more"
 
 

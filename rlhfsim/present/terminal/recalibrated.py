@@ -24,37 +24,37 @@ SHOWN = 8
 # --- for people -----------------------------------------------------------------------------------
 
 
-def parts(found: Recalibrated, chosen: Plan, width: int) -> Iterator[RenderableType]:
+def parts(answer: Recalibrated, chosen: Plan, width: int) -> Iterator[RenderableType]:
     """Where the profile comes from, coefficients, ranks, and what the earlier choice would take."""
-    for name, told in found.profiles.items():
-        yield indented(Text(_origin(name, told)))
-    yield _coefficients(found, width)
-    if len(found.moved) > SHOWN:
-        yield Text(f"  and {len(found.moved) - SHOWN} more that moved less (--json has them)", style="dim")
+    for name, origin in answer.profiles.items():
+        yield indented(Text(_origin(name, origin)))
+    yield _coefficients(answer, width)
+    if len(answer.moved) > SHOWN:
+        yield Text(f"  and {len(answer.moved) - SHOWN} more that moved less (--json has them)", style="dim")
     yield ""
-    yield _rank_table(found, width)
-    yield indented(Text(verdict(found, chosen), style="bold"))
-    for warning in found.warnings:
+    yield _rank_table(answer, width)
+    yield indented(Text(verdict(answer, chosen), style="bold"))
+    for warning in answer.warnings:
         yield indented(Text(f"note: {warning}", style="yellow"))
 
 
-def _origin(name: str, told: Provenance) -> str:
-    names = ", ".join(told.runs[:6]) + ", ..." * (len(told.runs) > 6)
-    runs = f"{plural(len(told.runs), 'run')} ({names})"
+def _origin(name: str, origin: Provenance) -> str:
+    names = ", ".join(origin.runs[:6]) + ", ..." * (len(origin.runs) > 6)
+    runs = f"{plural(len(origin.runs), 'run')} ({names})"
     error = ""
-    if told.step_error is not None:
+    if origin.step_error is not None:
         error = (
-            f"; median step error on unseen runs {percent(told.step_error[0])} -> "
-            f"{percent(told.step_error[1])}"
+            f"; median step error on unseen runs {percent(origin.step_error[0])} -> "
+            f"{percent(origin.step_error[1])}"
         )
-    return f"{name}: {told.base}, calibrated on {runs} of {told.device}, {told.date}{error}"
+    return f"{name}: {origin.base}, calibrated on {runs} of {origin.device}, {origin.date}{error}"
 
 
-def _coefficients(found: Recalibrated, width: int) -> RenderableType:
+def _coefficients(answer: Recalibrated, width: int) -> RenderableType:
     return drawn(
         table(
             "",
-            found.moved[:SHOWN],
+            answer.moved[:SHOWN],
             ("coefficient", lambda m: m.name),
             (">before", lambda m: value_text(m.before)),
             (">P10-P90", lambda m: between(m.before)),
@@ -66,12 +66,12 @@ def _coefficients(found: Recalibrated, width: int) -> RenderableType:
     )
 
 
-def _rank_table(found: Recalibrated, width: int) -> RenderableType:
+def _rank_table(answer: Recalibrated, width: int) -> RenderableType:
     kind = "best plan of kind"
     titles = ("># was", "># now", kind, ">step before", ">P10-P90", ">step now", ">P10-P90")
     rows = (
         (str(r.place_before or "-"), str(r.place or "-"), r.kind, *_step(r.before), *_step(r.now))
-        for r in found.ranks
+        for r in answer.ranks
     )
     return drawn(grid(titles, rows, fit={kind: CUT}), width)
 
@@ -83,14 +83,14 @@ def _step(plan: Plan | None) -> tuple[str, str]:
     return units.format(p.step_s, "s"), f"{units.significant(p.low_s)}-{units.significant(p.high_s)}"
 
 
-def verdict(found: Recalibrated, chosen: Plan) -> str:
+def verdict(answer: Recalibrated, chosen: Plan) -> str:
     """What calibration does to the choice, in a sentence."""
-    before = found.chosen_before
+    before = answer.chosen_before
     if before is None:
         return "before calibration nothing fitted"
-    if found.its_step_now is None:
+    if answer.its_step_now is None:
         return f"the choice is the same: {plan_text(chosen)}"
-    seconds, best = found.its_step_now.prediction.step_s, chosen.prediction.step_s
+    seconds, best = answer.its_step_now.prediction.step_s, chosen.prediction.step_s
     return (
         f"another plan is chosen: {plan_text(chosen)}; the one chosen before, {plan_text(before)}, "
         f"would take {units.format(seconds, 's')} ({100 * (seconds / best - 1):+.1f} %)"
@@ -100,7 +100,7 @@ def verdict(found: Recalibrated, chosen: Plan) -> str:
 # --- for machines ---------------------------------------------------------------------------------
 
 
-def as_data(found: Recalibrated, chosen: Plan) -> dict[str, Any]:
+def as_data(answer: Recalibrated, chosen: Plan) -> dict[str, Any]:
     """The same content; docs/calibration.md."""
     return {
         "profiles": {
@@ -109,7 +109,7 @@ def as_data(found: Recalibrated, chosen: Plan) -> dict[str, Any]:
                 "runs": list(t.runs),
                 **fields(t, "date", "device", "step_error", "phase_error"),
             }
-            for name, t in found.profiles.items()
+            for name, t in answer.profiles.items()
         },
         "moved": [
             {
@@ -118,7 +118,7 @@ def as_data(found: Recalibrated, chosen: Plan) -> dict[str, Any]:
                 "before": fields(m.before, "value", "low", "high"),
                 "now": fields(m.now, "value", "low", "high"),
             }
-            for m in found.moved
+            for m in answer.moved
         ],
         "ranks": [
             {
@@ -126,13 +126,13 @@ def as_data(found: Recalibrated, chosen: Plan) -> dict[str, Any]:
                 "before": _seconds(r.before),
                 "now": _seconds(r.now),
             }
-            for r in found.ranks
+            for r in answer.ranks
         ],
-        "verdict": verdict(found, chosen),
-        "same_choice": found.chosen_before is not None and found.its_step_now is None,
-        "chosen_before": _seconds(found.chosen_before),
-        "chosen_before_now": _seconds(found.its_step_now),
-        "warnings": list(found.warnings),
+        "verdict": verdict(answer, chosen),
+        "same_choice": answer.chosen_before is not None and answer.its_step_now is None,
+        "chosen_before": _seconds(answer.chosen_before),
+        "chosen_before_now": _seconds(answer.its_step_now),
+        "warnings": list(answer.warnings),
     }
 
 

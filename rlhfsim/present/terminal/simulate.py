@@ -103,12 +103,12 @@ def step_text(answer: Simulation) -> str:
         spread = ", ".join(f"P{p} {short_seconds(answer.percentile(p))}" for p in (10, 50, 90))
     before = answer.estimate.prediction.step_s
     change = answer.mean / before - 1
-    told = (
+    change_text = (
         "as estimated"
         if abs(change) < 5e-4
         else f"{signed(change, 1)} against the estimate of {short_seconds(before)}"
     )
-    return f"{short_seconds(answer.mean)} mean; {spread}; {told}"
+    return f"{short_seconds(answer.mean)} mean; {spread}; {change_text}"
 
 
 def memory_text(answer: Simulation) -> str:
