@@ -36,7 +36,7 @@ PLAN_TYPES = [
     plan.Prediction,
     plan.Choice,
     plan.Asked,
-    plan.Bound,
+    plan.AskedLimit,
     plan.BreakEven,
     plan.Searched,
     plan.RunnerUp,
