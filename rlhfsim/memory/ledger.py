@@ -18,10 +18,10 @@ from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.kv_cache import EngineBytes, kv_bytes_per_token, rollout_weights
 from rlhfsim.memory.residency import engine_in_plan, entries, plan_moments, pool_bytes, profile_of
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import DEFAULT_STACK, MicroBatch, Stack, micro_batch_of
+from rlhfsim.memory.role_bytes import DEFAULT_STACK, BatchLengths, Stack, batch_lengths
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolloutPlacement
+from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 
@@ -173,7 +173,7 @@ def _engine_start(
     if rollout is None or not workload.generates:
         return None
     profile = profile_of(placement, cluster, rollout.pool)
-    held, batch = engine_in_plan(models, placement, workload, profile), micro_batch_of(workload)
+    held, batch = engine_in_plan(models, placement, workload, profile), batch_lengths(workload)
     return EngineStart(
         pool=rollout.pool,
         kv_tokens=held.kv_tokens,
@@ -183,7 +183,7 @@ def _engine_start(
 
 
 def no_start(
-    models: Models, rollout: RolloutPlacement, profile: Profile, held: EngineBytes, batch: MicroBatch
+    models: Models, rollout: RolloutPlacement, profile: Profile, held: EngineBytes, batch: BatchLengths
 ) -> float:
     """P(weights, reserves and one longest sequence exceed the engine's share)."""
 
@@ -212,16 +212,8 @@ def host_bytes(placement: Placement, cluster: Cluster, each: Mapping[str, float]
         size = cluster.node_groups[pool.hardware].gpus_per_node
         nodes = {pool.start // size, (pool.start + size) // size, (pool.start + pool.gpus - 1) // size}
         held[pool.name] = max(
-            sum(each[p.name] * _gpus_on(p, pool.hardware, node, size) for p in placement.pools)
+            sum(each[p.name] * p.gpus_on(pool.hardware, node, size) for p in placement.pools)
             for node in nodes
-            if _gpus_on(pool, pool.hardware, node, size)
+            if pool.gpus_on(pool.hardware, node, size)
         )
     return held
-
-
-def _gpus_on(pool: ResourcePool, hardware: int, node: int, size: int) -> int:
-    """GPUs of a pool on one node."""
-    if pool.hardware != hardware:
-        return 0
-    first, last = node * size, (node + 1) * size
-    return max(0, min(last, pool.start + pool.gpus) - max(first, pool.start))

@@ -32,7 +32,7 @@ from rlhfsim.specs.workload.workload import Lora, Workload
 
 @hashed_once
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch(Hashed):
+class BatchLengths(Hashed):
     """The largest micro-batch of a call."""
 
     max_tokens: float
@@ -57,7 +57,7 @@ class MicroBatch(Hashed):
 
 
 @lru_cache(maxsize=4096)
-def micro_batch_of(workload: Workload) -> MicroBatch:
+def batch_lengths(workload: Workload) -> BatchLengths:
     """The lengths that memory is sized for."""
     prompt, response = stats(workload.prompt_len), stats(workload.response_len)
     longest = workload.prompt_len.maximum + workload.response_len.maximum
@@ -65,7 +65,7 @@ def micro_batch_of(workload: Workload) -> MicroBatch:
     if workload.packing:
         mean = prompt.mean + response.mean
         variance = prompt.mean_square - prompt.mean**2 + response.mean_square - response.mean**2
-    return MicroBatch(
+    return BatchLengths(
         max_tokens=longest,
         mean_tokens=mean,
         deviation=math.sqrt(max(0.0, variance)),
@@ -166,7 +166,7 @@ def role_bytes(
     )
     imbalance = profile["ep_hot_rank_factor"] if model.moe and layout.ep > 1 else 1.0
     waste = profile["fragmentation"] - 1
-    standing, score, train = _calls(kind, layout, stage, micro_batch_of(workload), imbalance, waste)
+    standing, score, train = _calls(kind, layout, stage, batch_lengths(workload), imbalance, waste)
     return RoleBytes(
         states=standing.states,
         kept=_kept(standing.states, placed, backend, trained),
@@ -243,7 +243,7 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
 
 @lru_cache(maxsize=65536)
 def _calls(
-    kind: RoleKind, layout: Layout, stage: Stage, batch: MicroBatch, imbalance: float, waste: float
+    kind: RoleKind, layout: Layout, stage: Stage, batch: BatchLengths, imbalance: float, waste: float
 ) -> tuple[_Standing, Extra, Extra]:
     """What stands, and what scoring and training add, whatever happens between the calls.
 

@@ -15,7 +15,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, micro_batch_of, rested, role_bytes
+from rlhfsim.memory.role_bytes import RoleBytes, batch_lengths, rested, role_bytes
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -258,7 +258,7 @@ class Pricer:
     def _rollout(self, key: Key) -> OptionTable:
         """Engines that start, and run when nobody else is there."""
         profile, most_risk = self.hardware(key).profile, self.request.max_oom
-        batch = micro_batch_of(self.request.workload)
+        batch = batch_lengths(self.request.workload)
         roles = [s for s in self.every(key) if isinstance(s, RolloutPlacement)]
         engines = [engine_bytes(self.models.actor, s, profile=profile) for s in roles]
         rows = np.array(engines, dtype=ENGINE)

@@ -325,12 +325,8 @@ class Subproblems:
         homes = skeleton.pools()
         for hardware, kind in enumerate(self.request.cluster.node_groups):
             each = kind.gpus_per_node
-            for first in range(0, kind.gpus, each):
-                here = [
-                    max(0, min(first + each, p.start + p.gpus) - max(first, p.start))
-                    * (p.hardware == hardware)
-                    for p in homes
-                ]
+            for node in range(-(-kind.gpus // each)):
+                here = [p.gpus_on(hardware, node, each) for p in homes]
                 if np.count_nonzero(here) > 1:
                     yield kind, [(i, n / min(homes[i].gpus, each)) for i, n in enumerate(here) if n]
 

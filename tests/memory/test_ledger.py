@@ -11,7 +11,7 @@ from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_comp
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.memory.residency import engine_in_plan, role_in_plan
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import Stack, micro_batch_of
+from rlhfsim.memory.role_bytes import Stack, batch_lengths
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
@@ -163,8 +163,8 @@ def test_longer_responses_never_need_less_memory():
 
 def test_packed_micro_batches_are_sized_for_their_expected_tokens():
     law = LogNormal(mean=500, sigma=0.5, max=8192)
-    packed = micro_batch_of(replace(GRPO, response_len=law))
-    padded = micro_batch_of(replace(GRPO, response_len=law, packing=False))
+    packed = batch_lengths(replace(GRPO, response_len=law))
+    padded = batch_lengths(replace(GRPO, response_len=law, packing=False))
     assert packed.tokens(1) == padded.tokens(1) == 1024 + 8192
     assert packed.tokens(16) < padded.tokens(16) == 16 * (1024 + 8192)
 

@@ -32,6 +32,12 @@ class ResourcePool:
     hardware: Annotated[int, Field(ge=0)] = 0
     """Index into `cluster.node_groups`."""
 
+    def gpus_on(self, hardware: int, node: int, size: int) -> int:
+        """GPUs of this pool on one node of `size` GPUs."""
+        if self.hardware != hardware:
+            return 0
+        return max(0, min((node + 1) * size, self.start + self.gpus) - max(node * size, self.start))
+
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
