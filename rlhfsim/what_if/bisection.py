@@ -1,4 +1,4 @@
-"""Where something begins to hold along a quantity, by halving: of break-evens, memory that suffices, and crossings."""
+"""Where something begins to hold along a quantity, by halving: break-evens, enough memory, crossings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def edge(
     middle: Callable[[float, float], float] = lambda near, far: (near + far) / 2,
     halvings: int = MAX_HALVINGS,
 ) -> float:
-    """The value nearest to `near` that was seen to lie beyond, where `far` does and `near` does not, by halving.
+    """The value nearest to `near` that was seen to lie beyond, by halving; `far` does, `near` does not.
 
     It ends early where the middle is one of the ends.
     """

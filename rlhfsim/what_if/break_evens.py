@@ -208,7 +208,7 @@ def with_memory(cluster: Cluster, factor: float, *, hosts: bool = False) -> Clus
 
 
 def spread(placement: Placement, factor: float) -> Placement | None:
-    """The same plan with `factor` times the data-parallel ranks and replicas; None where they do not divide."""
+    """The same plan with `factor` times the ranks and replicas; None where they do not divide."""
     starts = [pool.start * factor for pool in placement.pools]
     sizes = [pool.gpus * factor for pool in placement.pools]
     ranks = {name: role.layout.dp * factor for name, role in placement.roles.items()}

@@ -81,8 +81,8 @@ def design(
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
-    `left_out`: also what each choice would bring that does not compete; it takes as long again. Without `rivals`
-    only those runners-up are named that were met on the way, and the search is shorter.
+    `left_out`: also what each choice would bring that does not compete; it takes as long again. Without
+    `rivals` only those runners-up are named that were met on the way, and the search is shorter.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.

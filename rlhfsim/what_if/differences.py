@@ -226,7 +226,7 @@ def measured(run: Observation) -> dict[str, Value]:
 def changed_figures(
     before: Mapping[str, Value], after: Mapping[str, Value], *, seconds_only: bool = False
 ) -> Iterator[ChangedFigure]:
-    """Figures that differ by more than `LEAST`; of a plan and a run only those that both can have: seconds."""
+    """Figures that differ by more than `LEAST`; of a plan and a run only what both can have: seconds."""
     for name in dict.fromkeys(chain(before, after)):
         one, other = before.get(name), after.get(name)
         either = one or other

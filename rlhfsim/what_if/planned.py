@@ -1,4 +1,4 @@
-"""One priced plan of a question, and where it does not fit: why, and the smallest change with which one does."""
+"""One priced plan of a question; where it does not fit, why, and the smallest change with which one does."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
 
 
 def base_of(profile: Profile) -> Profile:
-    """The profile before, with this one's own datasheet numbers (prices and links given on the command line stay).
+    """The profile before, with this one's datasheet numbers: prices and links of the command line stay.
 
     Raises:
         RlhfsimError: it is not found here.
@@ -104,7 +104,8 @@ def base_of(profile: Profile) -> Profile:
         raise RlhfsimError(
             "no-profile-before",
             f"profile {profile.name} was calibrated from {profile.calibration.base}, which is not found here",
-            help="put its file into hardware_profiles/ or a folder of $RLHFSIM_PROFILES, to see what calibration changed",
+            help="put its file into hardware_profiles/ or a folder of $RLHFSIM_PROFILES, "
+            "to see what calibration changed",
         ) from error
     return replace(profile, coefficients=base.coefficients, calibration=base.calibration)
 

@@ -93,15 +93,16 @@ def sized(pool: NodeGroup, gpus: int, per_node: int) -> NodeGroup:
 
 
 def remedy(placement: Placement, workload: Workload, cluster: Cluster) -> str | None:
-    """The smallest change of the placement with which it fits, or pair; None when none of those tried does."""
+    """The smallest change of the placement with which it fits, or pair of them; None when none does."""
     question = Question(request=Request(cluster=cluster, workload=workload), placement=placement)
     edits = list(_edits(placement))
-    pairs = [
-        Change(name=f"{a.name} and {b.name}", apply=lambda q, a=a, b=b: b.apply(a.apply(q)))  # type: ignore[misc]
-        for a, b in list(combinations(edits, 2))[:MAX_PAIRS]
-    ]
+    pairs = [_both(a, b) for a, b in list(combinations(edits, 2))[:MAX_PAIRS]]
     fitting = first_that(question, [*edits, *pairs], _fits)
     return fitting[0] if fitting else None
+
+
+def _both(one: Change, other: Change) -> Change:
+    return Change(name=f"{one.name} and {other.name}", apply=lambda q: other.apply(one.apply(q)))
 
 
 def _fits(question: Question) -> bool | None:

@@ -1,7 +1,7 @@
 """A run that goes on, calibrated: would another plan now be better than the one that runs?
 
-Better means: faster with a probability of at least `SURE`, both plans priced on the profile as this run shows it
-(coefficients that both rest on cancel, search.explain). The run itself keeps its plan.
+Better means: faster with a probability of at least `SURE`, both plans priced on the profile as this run
+shows it (coefficients that both rest on cancel, search.explain). The run itself keeps its plan.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import cast
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
@@ -26,6 +27,7 @@ from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import SWITCHES, Limit, Request, switched
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answer, good
@@ -154,7 +156,8 @@ def _chosen(request: Request, name: str) -> Question:
             "weight path lora moves adapters only, and no adapters are trained",
             help="--why-not lora compares training adapters",
         )
-    return Question(request=replace(free, weight_path=name))  # type: ignore[arg-type]  # a path: checked where options are read
+    path = cast(WeightPath, name)  # checked where options are read
+    return Question(request=replace(free, weight_path=path))
 
 
 def limited(request: Request, limit: Limit) -> Request:
@@ -173,7 +176,7 @@ def limited(request: Request, limit: Limit) -> Request:
 
 
 def why_not(alternative: Alternative, chosen: Plan, best: Candidate, prices: Prices) -> WhyNot:
-    """The best plan of an alternative against the chosen plan, `best`, of the question that `prices` come from."""
+    """The best plan of an alternative against the chosen plan, `best`, of the question of `prices`."""
     question = alternative.question
     if alternative.refused:
         return _refused(alternative, EMPTY, alternative.refused)
@@ -245,7 +248,7 @@ def _refused(alternative: Alternative, certificate: Certificate, rule: str) -> W
 
 
 def _refusal(alternative: Alternative, pricer: Pricer) -> str:
-    """Why no plan has a choice: the rule that drops most layouts of the first role that is left without any."""
+    """Why no plan has a choice: the rule that drops most layouts of the first role left without any."""
     for role in alternative.roles:
         tables = pricer.tables(role)
         if len(alternative.roles) > 1 and any(map(len, tables)):

@@ -157,4 +157,5 @@ def _price(name: str, profile: Profile) -> str:
     if price.date == "given":
         return f"price of {name}: {format(price.value, 'usd/h')}, given by the scenario"
     source = price.source.split(",")[0]
-    return f"price of {name}: {format(price.value, 'usd/h')}, {format(price.low, 'usd/h')} to {format(price.high, 'usd/h')} ({price.date}, {source})"
+    value, low, high = (format(usd, "usd/h") for usd in (price.value, price.low, price.high))
+    return f"price of {name}: {value}, {low} to {high} ({price.date}, {source})"

@@ -42,7 +42,7 @@ class BreakEvenQuestion:
         """Every value of the range is turned into questions, so that a bad one is found before any search.
 
         Raises:
-            RlhfsimError: an unknown point or path, ends that are no numbers or not in order, or no length of the run.
+            RlhfsimError: an unknown point or path, ends that are no numbers or out of order, no run length.
         """
         self.text, self.cases = text, cases
         self.at = ("break_even", index)

@@ -121,7 +121,7 @@ def _observed(lengths: AnyLengths) -> str:
 def search(request: Request) -> DesignResult:
     """The best plan of a request, or what is missing."""
     begin = time.perf_counter()
-    # plans that wait for the same learner tie: the dive decides between them, so it is that of `rlhfsim design`
+    # plans that wait for the same learner tie: the warm start decides, so it is that of `rlhfsim design`
     answer = design(request, explain=False, rivals="async" in request.switches)
     return DesignResult(
         plan=answer.chosen,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import reduce
-from typing import get_args
+from typing import Literal, cast, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
 from rlhfsim.search.request import Limit, Request, second_pool_for_rollout
@@ -28,6 +28,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 """Fields of roles that are named; all others are whole numbers."""
 TRUE = ("1", "true", "yes")
 _BOUND = re.compile(r"^\s*(<=|>=|!=|=)?\s*(\S+)\s*$")
+Relation = Literal["=", "!=", "<=", ">="]
 At = tuple[int | str, ...]
 REQUEST: At = ("base", "request")
 
@@ -99,4 +100,5 @@ def _limit(role: str, field: str, value: int | str) -> Limit:
             help=f"as in {field}: 8, or {field}: '<=8'",
         )
     bound: int | str = wanted if field in NAMES else wanted.lower() in TRUE if named else int(wanted)
-    return Limit(role=role, field=field, relation=relation, value=bound)  # type: ignore[arg-type]  # the pattern knows only these
+    known = cast(Relation, relation)  # the pattern has no other
+    return Limit(role=role, field=field, relation=known, value=bound)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rlhfsim.search.pareto import undominated
@@ -30,8 +30,8 @@ def ends(cases: Cases) -> tuple[TornadoInput, ...]:
     text = cases.document.tornado
     inputs = []
     for path, pair in (text.vary if text else {}).items():
-        where: Mapping[str, object] = {path: cases.source.place(("tornado", "vary", path))}
-        low, high = (cases.patched(f"{path} {worded(path, v)}", {path: v}, where) for v in pair)  # type: ignore[arg-type]  # a place each
+        where = {path: cases.source.place(("tornado", "vary", path))}
+        low, high = (cases.patched(f"{path} {worded(path, v)}", {path: v}, where) for v in pair)
         inputs.append(TornadoInput(path=path, low=low, high=high))
     return tuple(inputs)
 

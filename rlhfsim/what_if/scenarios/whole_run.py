@@ -140,7 +140,8 @@ def reached(path: Path, target: float) -> float:
     best = max(rows, key=lambda r: sign * r.value)
     raise RlhfsimError(
         "target-not-reached",
-        f"the curve {path.name} ends at step {significant(rows[-1].step, 6)} and comes to {significant(best.value)}, not to {significant(target)}",
+        f"the curve {path.name} ends at step {significant(rows[-1].step, 6)} and comes to "
+        f"{significant(best.value)}, not to {significant(target)}",
         help="give a target that was measured, or a longer curve: it is not extrapolated",
     )
 

@@ -19,7 +19,7 @@ from rlhfsim.what_if.scenarios.designs import DesignResult, Runner, model_hash, 
 RUN = 6
 """Most neighbours that a process takes at a time."""
 RUNS_EACH = 4
-"""Runs that each process gets at least where there are questions enough, so that all end at about the same time."""
+"""Runs that each process gets at least where there are enough, so that all end at about the same time."""
 Step = tuple[int, DesignResult] | None
 
 
