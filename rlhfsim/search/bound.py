@@ -107,11 +107,11 @@ def _streaming(
 
 def _passed(pieces: Sequence[Floats], work: float) -> list[Floats]:
     """max_(j<=k) a_j + (k-j+1)/K w: when each piece has passed work that takes one after the other."""
-    found: list[Floats] = []
+    passed: list[Floats] = []
     for at in pieces:
-        begin = np.maximum(at, found[-1]) if found else at
-        found.append(begin + work / len(pieces))
-    return found
+        begin = np.maximum(at, passed[-1]) if passed else at
+        passed.append(begin + work / len(pieces))
+    return passed
 
 
 def _after(pieces: Sequence[Floats], work: Floats) -> Floats:

@@ -107,11 +107,11 @@ class Numbers(Columns):
     @classmethod
     def of(cls, shape: tuple[int, ...] = (), pieces: Any = (), **columns: Any) -> Numbers:
         """From columns by name; what is left out is 0."""
-        found = cls(np.zeros((*shape, cls.FIXED + np.shape(pieces)[-1])))
+        numbers = cls(np.zeros((*shape, cls.FIXED + np.shape(pieces)[-1])))
         for name, value in columns.items():
-            getattr(found, name)[...] = value
-        found.values[..., cls.FIXED :] = pieces
-        return found
+            getattr(numbers, name)[...] = value
+        numbers.values[..., cls.FIXED :] = pieces
+        return numbers
 
     @property
     def pieces(self) -> list[Floats]:

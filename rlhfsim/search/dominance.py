@@ -14,11 +14,11 @@ def undominated(columns: Floats, classes: Ints, tie: Floats | None = None) -> In
     Of rows that are equal in every column the one with the least `tie` stays.
     """
     order = np.argsort(classes, kind="stable")
-    found: list[Ints] = []
+    fronts: list[Ints] = []
     for members in np.split(order, np.flatnonzero(np.diff(classes[order])) + 1):
-        found.append(members[_front(columns[members], None if tie is None else tie[members])])
-    kept = np.concatenate(found) if found else np.empty(0, dtype=np.int64)
-    return np.asarray(kept[np.argsort(columns[kept].sum(axis=1), kind="stable")])
+        fronts.append(members[_front(columns[members], None if tie is None else tie[members])])
+    rows = np.concatenate(fronts) if fronts else np.empty(0, dtype=np.int64)
+    return np.asarray(rows[np.argsort(columns[rows].sum(axis=1), kind="stable")])
 
 
 def _front(columns: Floats, tie: Floats | None) -> Ints:

@@ -85,11 +85,11 @@ class Term:
 def terms(chosen: Plan, other: Plan) -> list[Term]:
     """The difference of two steps by call, the largest first."""
     mine, theirs = shares(chosen), shares(other)
-    found = [
+    differences = [
         Term(name=n, chosen_s=mine.get(n, 0.0), other_s=theirs.get(n, 0.0))
         for n in dict.fromkeys([*mine, *theirs])
     ]
-    return sorted(found, key=lambda t: -abs(t.more))
+    return sorted(differences, key=lambda t: -abs(t.more))
 
 
 def shares(plan: Plan) -> dict[str, float]:
@@ -137,7 +137,7 @@ def probability_better(one: Iteration, other: Iteration) -> float:
 
 def _widths(cost: Cost) -> dict[str, float]:
     """Half the P10-P90 width by coefficient, seconds."""
-    found: dict[str, float] = {}
+    widths: dict[str, float] = {}
     for p in cost.parts:
-        found[p.rests_on] = found.get(p.rests_on, 0.0) + (p.high - p.low) / 2
-    return found
+        widths[p.rests_on] = widths.get(p.rests_on, 0.0) + (p.high - p.low) / 2
+    return widths

@@ -213,12 +213,12 @@ def rollout_layouts(request: Request, model: ModelSpec, gpus: int, domain: int) 
     widest = min(domain, MAX_ROLLOUT_TP)
     tps = _values(fixed, "tp", (t for t in powers_of_two(widest) if divides_heads(model, t)))
     pps = _values(fixed, "pp", (1, *(p for p in (2, 4) if splits_layers(model, p) and domain < gpus)))
-    found = []
+    layouts = []
     for tp, pp in product(tps, pps):
         if gpus % (tp * pp) or (pp > 1 and tp < widest and "pp" not in fixed):
             continue
         for ep in _values(fixed, "ep", _rollout_experts(model, tp)):
-            found += [
+            layouts += [
                 RolloutLayout(
                     tp=tp,
                     pp=pp,
@@ -229,7 +229,7 @@ def rollout_layouts(request: Request, model: ModelSpec, gpus: int, domain: int) 
                 )
                 for share in UTILIZATIONS
             ]
-    return tuple(found)
+    return tuple(layouts)
 
 
 def _rollout_experts(model: ModelSpec, tp: int) -> tuple[int, ...]:

@@ -55,8 +55,8 @@ def front(request: Request) -> tuple[Point, ...]:
     points = [
         _point(request, models, candidate) for walk in _walks(request) for candidate in _walk(walk, models)
     ]
-    kept = undominated([p.values for p in points])
-    return tuple(sorted((points[i] for i in kept), key=lambda p: p.values))
+    best = undominated([p.values for p in points])
+    return tuple(sorted((points[i] for i in best), key=lambda p: p.values))
 
 
 def _walks(request: Request) -> Iterator[Request]:

@@ -71,14 +71,14 @@ def gpu_map(placement: Placement, cluster: Cluster) -> tuple[RoleGpus, ...]:
     Nodes are counted over the whole cluster, pool of hardware after pool of hardware.
     """
     first_node = [sum(p.nodes for p in cluster.node_groups[:i]) for i in range(len(cluster.node_groups))]
-    found = []
+    ranks_of = []
     for name, role in placement.roles.items():
         pool = placement.pool(role.pool)
         each = cluster.node_groups[pool.hardware].gpus_per_node
         ranks = range(pool.start, pool.start + role.layout.gpus)
         nodes = tuple(first_node[pool.hardware] + r // each for r in ranks)
-        found.append(RoleGpus(role=name, nodes=nodes, gpus=tuple(r % each for r in ranks)))
-    return tuple(found)
+        ranks_of.append(RoleGpus(role=name, nodes=nodes, gpus=tuple(r % each for r in ranks)))
+    return tuple(ranks_of)
 
 
 def _models(workload: Workload, models: Models) -> tuple[PlannedModel, ...]:

@@ -234,7 +234,7 @@ class _Merge:
             bound = self.bound(_numbers(self.subproblem, Sums(both.sums.values + least.values)))
             hopeful = bound <= self.limit
             self.counts["bounded"] += weight * int(len(both) - hopeful.sum())
-            found, missing = 0, np.inf
+            fit_count, missing = 0, np.inf
             for some in _in_turn(np.flatnonzero(hopeful), bound, self.beam):
                 block = both.only(some)
                 block.bytes = part.bytes[one[some]] + role.bytes[two[some]]
@@ -243,9 +243,9 @@ class _Merge:
                 if not rest:
                     fits &= _labelled(self.subproblem, block.rows[:, np.argsort(order)])
                 self.counts["infeasible"] += weight * int(len(block) - fits.sum())
-                found, missing = found + int(fits.sum()), min(missing, short)
+                fit_count, missing = fit_count + int(fits.sum()), min(missing, short)
                 yield block.only(fits), bound[some][fits]
-                if self.beam is not None and found >= self.beam:
+                if self.beam is not None and fit_count >= self.beam:
                     break
             if missing > -np.inf:  # not one has room
                 self.shortfall = min(self.shortfall, missing)
@@ -257,10 +257,10 @@ class _Merge:
             (subproblem.group[i], subproblem.tables[i], part.rows[:, place]) for place, i in enumerate(order)
         ]
         classes = _classes(subproblem, placed, by_layout=True)
-        found = [part.sums.values, part.bytes.reshape(len(part), -1)]
+        values = [part.sums.values, part.bytes.reshape(len(part), -1)]
         if subproblem.pace == "pieces":
-            found += [table.times.values[rows] for _, table, rows in placed]
-        columns = np.concatenate(found, axis=1)
+            values += [table.times.values[rows] for _, table, rows in placed]
+        columns = np.concatenate(values, axis=1)
         varied = columns[:, columns.min(axis=0) < columns.max(axis=0)] if len(part) else columns
         return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
 
@@ -391,13 +391,13 @@ def _streamed(subproblem: Subproblem, rows: Ints) -> Floats:
     A pool keeps the order of its calls: behind one that waits for the whole batch (its role is
     moved in or out) none streams.
     """
-    found, going = np.zeros((4, len(rows))), np.ones(len(rows), dtype=np.bool_)
+    seconds, going = np.zeros((4, len(rows))), np.ones(len(rows), dtype=np.bool_)
     for call in subproblem.calls:
         if call.role not in subproblem.group or call.kind in ("generate", "sync"):
             continue
         i, train = subproblem.group.index(call.role), call.kind == "train"
         load, run, unload = subproblem.tables[i].times.only(rows[:, i]).of_call(train=train)
         going = going & (load + unload == 0)
-        found[2 * train] += np.where(going, run, 0.0)
-        found[2 * train + 1] += np.where(going, 0.0, load + run + unload)
-    return found
+        seconds[2 * train] += np.where(going, run, 0.0)
+        seconds[2 * train + 1] += np.where(going, 0.0, load + run + unload)
+    return seconds

@@ -27,7 +27,7 @@ from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.timetable import STREAM_CHUNKS
 
 BEAM = 300
-"""Parts of a pool that the warm start carries from role to role."""
+"""Combinations of a pool that the warm start carries from role to role."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

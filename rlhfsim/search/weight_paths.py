@@ -41,15 +41,15 @@ class Paths:
 
         def seconds(one: Ints, two: Ints) -> Floats:
             pairs = actor.sync_class[one] * columns + rollout.sync_class[two]
-            found = np.bincount(pairs, minlength=1).astype(np.float64)
-            for pair in np.flatnonzero(found).tolist():
+            times = np.bincount(pairs, minlength=1).astype(np.float64)
+            for pair in np.flatnonzero(times).tolist():
                 i, j = divmod(pair, columns)
                 (x, source), (y, target) = trained[i], served[j]
                 if (x, y) not in own:
                     cost = self.cost(partition, (actor.key, source), (rollout.key, target))
                     own[x, y] = cost.cost.seconds if cost.available else inf
-                found[pair] = own[x, y]
-            return np.asarray(found[pairs])
+                times[pair] = own[x, y]
+            return np.asarray(times[pairs])
 
         return seconds
 

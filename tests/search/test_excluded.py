@@ -57,9 +57,9 @@ def test_what_excludes_a_plan_agrees_with_the_plan_itself(questions: Any, block:
             continue
         found = Search(case.request, case.models).run()
         for placement in questions.sample(case, random.Random(seed), PLANS):
-            met: list[Placement] = []
-            while placement is not None and placement not in met:  # equals dominate each other
-                met.append(placement)
+            asked: list[Placement] = []
+            while placement is not None and placement not in asked:  # equals dominate each other
+                asked.append(placement)
                 given = why_excluded(case.request, case.models, placement, found.best, found.pricer)
                 check(questions, case, placement, found.best, given)
                 kinds[given.kind] += 1
