@@ -64,7 +64,7 @@ class Change:
 
 
 def setting(name: str, values: Mapping[str, Any]) -> Change:
-    """The change that puts values, or functions of what stands there, at dotted paths, one after the other."""
+    """The change that puts values, or functions of what stands there, at dotted paths, in this order."""
 
     def apply(question: Question) -> Question:
         for path, value in values.items():
