@@ -125,7 +125,7 @@ def value_at(data: Any, path: Keys) -> Any:
 
 
 def put(data: Any, path: Keys, value: Any, place: Place | None = None) -> Any:
-    """Data with a value, or a function of what stands there, at a path; a document without it where it is None.
+    """Data with a value or a function of what stands there, at a path; a document without it where None.
 
     What lies on the way in a document and is absent is made.
 
