@@ -139,7 +139,7 @@ def _relative(value: float | None, base: float | None) -> str:
 # --- tornado ----------------------------------------------------------------------------------------
 
 
-class TornadoInput(NamedTuple):
+class InputSwing(NamedTuple):
     """One input of a tornado."""
 
     path: str
@@ -157,13 +157,13 @@ class TornadoInput(NamedTuple):
 def tornado(result: WhatIf) -> tuple[Figure, ...]:
     """What each input moves in time, and in money where it is known."""
     bars = [(b, b.path, (b.low_label, b.base_label, b.high_label)) for b in result.tornado]
-    time = [TornadoInput(path, labels, (b.low_s, b.base_s, b.high_s)) for b, path, labels in bars]
-    money = [TornadoInput(path, labels, (b.low_usd, b.base_usd, b.high_usd)) for b, path, labels in bars]
+    time = [InputSwing(path, labels, (b.low_s, b.base_s, b.high_s)) for b, path, labels in bars]
+    money = [InputSwing(path, labels, (b.low_usd, b.base_usd, b.high_usd)) for b, path, labels in bars]
     figures = _tornado(result, "time", "s", time), _tornado(result, "money", "usd", money)
     return tuple(figure for figure in figures if figure is not None)
 
 
-def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[TornadoInput]) -> Figure | None:
+def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[InputSwing]) -> Figure | None:
     known = [e for e in inputs if e.change(0) is not None or e.change(2) is not None]
     if not known:
         return None
@@ -205,7 +205,7 @@ def _tornado(result: WhatIf, what: str, unit: Dimension, inputs: list[TornadoInp
     )
 
 
-def _sides(known: list[TornadoInput], names: list[str]) -> Iterator[plots.Trace]:
+def _sides(known: list[InputSwing], names: list[str]) -> Iterator[plots.Trace]:
     for i, name, look in ((0, "low value", ("blue", "/")), (2, "high value", ("orange", ""))):
         yield plots.bars(
             name,
