@@ -189,10 +189,6 @@ class _Merge:
         self.counts["dominated"] += len(rows) - len(best)
         self.rows, self.numbers = rows[best], numbers.only(best)
 
-    def _followed(self, place: int) -> int:
-        """Whole combinations that come from one of the roles up to `place`."""
-        return prod(map(len, self.roles[place + 1 :]))
-
     def _merged(self, part: Combinations, place: int) -> Iterator[Combinations]:
         """With one role more, in batches of about `BATCH`; with a beam, the best alone."""
         blocks: list[Combinations] = []
@@ -212,7 +208,8 @@ class _Merge:
         whole = _together(blocks)
         if self.beam is None and place + 1 < len(self.roles) and 0 < len(whole) <= WORTH:
             best = self._lean(whole, self.order[: place + 1])
-            self.counts["dominated"] += self._followed(place) * (len(whole) - len(best))
+            followed = prod(map(len, self.roles[place + 1 :]))
+            self.counts["dominated"] += followed * (len(whole) - len(best))
             whole = whole.only(best)
         yield whole
 
@@ -221,7 +218,7 @@ class _Merge:
         role, rest, order = self.roles[place], self.roles[place + 1 :], self.order[: place + 1]
         least = Sums(sum((r.sums.values.min(axis=0) for r in rest), np.zeros(part.sums.values.shape[1])))
         leanest = sum((r.bytes.min(axis=0) for r in rest), np.zeros(part.bytes.shape[1:]))
-        weight, each = self._followed(place), max(1, CHUNK // max(1, len(role)))
+        weight, each = prod(map(len, rest)), max(1, CHUNK // max(1, len(role)))
         for start in range(0, len(part), each):
             one = np.repeat(np.arange(start, min(start + each, len(part))), len(role))
             two = np.tile(np.arange(len(role)), len(one) // max(1, len(role)))
