@@ -132,15 +132,10 @@ def against(ratio: float, inside: bool | None) -> str:
 def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
     """Which call takes longest on either side; seconds by call of one step."""
     expected, longest = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
+    took, foretold = seconds(measured[longest]), seconds(predicted[expected])
     if expected == longest:
-        return (
-            f"{capital(call(expected))} is the longest call on both sides: {seconds(measured[longest])} measured, "
-            f"{seconds(predicted[expected])} predicted"
-        )
-    return (
-        f"{capital(call(longest))} takes longest ({seconds(measured[longest])}); {call(expected)} was predicted to "
-        f"({seconds(predicted[expected])})"
-    )
+        return f"{capital(call(longest))} is the longest call on both sides: {took} measured, {foretold} predicted"
+    return f"{capital(call(longest))} takes longest ({took}); {call(expected)} was predicted to ({foretold})"
 
 
 def phases(ratios: Mapping[str, float]) -> str:
