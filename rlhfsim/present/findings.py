@@ -134,7 +134,8 @@ def sides(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
     expected, longest = (max(side, key=lambda c: side[c]) for side in (predicted, measured))
     took, foretold = seconds(measured[longest]), seconds(predicted[expected])
     if expected == longest:
-        return f"{capital(call(longest))} is the longest call on both sides: {took} measured, {foretold} predicted"
+        both = f"{took} measured, {foretold} predicted"
+        return f"{capital(call(longest))} is the longest call on both sides: {both}"
     return f"{capital(call(longest))} takes longest ({took}); {call(expected)} was predicted to ({foretold})"
 
 
