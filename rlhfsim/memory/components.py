@@ -44,7 +44,8 @@ SPREAD: dict[str, str] = {
 """Coefficient whose interval a component takes over; one that is absent is exact by construction."""
 STATES = ("weights", "gradients", "optimizer")
 ROLE_COMPONENTS = (*STATES, *Extra._fields, "framework", "nccl", "sync_buffers")
-"""gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction; framework: context."""
+"""gathered: ZeRO-3/FSDP weights of running layers; buffers: gradients before reduction; framework:
+context."""
 RUNNING = ("weights", "kv_cache", "profile_peak", "non_torch", "cuda_graphs", "framework")
 """Of an engine that generates; profile_peak: what it keeps back for its own activations."""
 ENGINE_COMPONENTS = (*RUNNING, "nccl", "sync_buffers")

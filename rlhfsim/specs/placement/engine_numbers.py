@@ -1,6 +1,7 @@
 """Numbers that an engine works with and the planner prices: the one table that planner and executor read.
 
-What a layout or the settings of a run fix (micro-batch, running sequences) stands there; here are the engines'
+What a layout or the settings of a run fix (micro-batch, running sequences) stands there; here are the
+engines'
 own sizes and the defaults of what may be set.
 """
 
@@ -13,10 +14,12 @@ from rlhfsim.units import BILLION, GIB, MIB, MILLION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedNumbers:
-    """ZeRO's sizes in elements: DeepSpeed's defaults (docs/config-json.md, DeepSpeed 0.19), handed over as they are."""
+    """ZeRO's sizes in elements: DeepSpeed's defaults (docs/config-json.md, DeepSpeed 0.19), handed over as
+    they are."""
 
     reduce_bucket: int = int(500 * MILLION)
-    """Gradients that are reduced together; DeepSpeed allocates all of it, the planner counts what is filled."""
+    """Gradients that are reduced together; DeepSpeed allocates all of it, the planner counts what is
+    filled."""
     allgather_bucket: int = int(500 * MILLION)
     """Weights that ZeRO 1 and 2 gather together after a step."""
     live: int = int(BILLION)
@@ -26,7 +29,8 @@ class DeepSpeedNumbers:
     sub_group: int = int(BILLION)
     """ZeRO-3: elements that one optimizer step takes at a time."""
     persistent: int = 10_000
-    """ZeRO-3 keeps parameters up to this size gathered (norms): gathering them would be all latency. Not priced;
+    """ZeRO-3 keeps parameters up to this size gathered (norms): gathering them would be all latency. Not
+    priced;
     DeepSpeed's default is ten times it."""
 
 
@@ -46,6 +50,7 @@ class VllmNumbers:
 DEEPSPEED = DeepSpeedNumbers()
 VLLM = VllmNumbers()
 SYNC_BUCKET_BYTES = int(GIB)
-"""Of one bucket of a weight transfer between GPUs, two a side; coefficient `sync_bucket_bytes` of the profiles."""
+"""Of one bucket of a weight transfer between GPUs, two a side; coefficient `sync_bucket_bytes` of the
+profiles."""
 CPU_SYNC_BUCKET_BYTES = int(64 * MIB)
 """Between processes on CPUs, which share the memory of one host."""

@@ -1,4 +1,5 @@
-"""Weight paths: every way from the trained weights to the rollout, in one table that planner and executor read.
+"""Weight paths: every way from the trained weights to the rollout, in one table that planner and executor
+read.
 
 What a path costs stands in `rlhfsim.weight_sync`, how its bytes travel in `executor.weight_transfer`.
 """
@@ -11,7 +12,8 @@ from typing import Literal
 
 WeightPath = Literal["none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora", "host"]
 Transport = Literal["broadcast", "ipc", "host", "disk"]
-"""How the executor moves bytes: a process group, shared memory in buckets, a file in host memory, a folder."""
+"""How the executor moves bytes: a process group, shared memory in buckets, a file in host memory, a
+folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,8 @@ class WeightPathRules:
     transport: Transport | None
     """How the executor runs it; None: it does not."""
     needs_backend: bool = False
-    """The training backend must bring it: the search offers it only for backends that are not launched here."""
+    """The training backend must bring it: the search offers it only for backends that are not launched
+    here."""
     gpu_memory: bool = False
     """Weights are handed over in GPU memory: the plan is a hybrid engine."""
     communicator: bool = False
