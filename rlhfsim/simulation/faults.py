@@ -1,8 +1,7 @@
 """Goodput of a job that fails and restarts from its last checkpoint: simulated, and in closed form.
 
 Legend: M mean time between failures of the whole job, C blocking seconds of a checkpoint, D seconds of
-useful work
-between checkpoints, R seconds to restart.
+useful work between checkpoints, R seconds to restart.
 
     goodput = useful time / time = 1 / (1 + C/D + (D/2 + R)/M)                         physics section 8
 
@@ -12,8 +11,7 @@ interval.
     D* = sqrt(2 C M)        Young 1974, CACM 17(9);  Daly 2006, FGCS 22(3), eq. 37 adds higher orders
 
 Nodes fail independently, memoryless, also while the job restarts or writes a checkpoint; a restart that is
-hit
-begins anew. Not known here: hot spares, checkpoints written beside training (give the blocking part
+hit begins anew. Not known here: hot spares, checkpoints written beside training (give the blocking part
 as C), failures that shrink the job.
 """
 

@@ -2,8 +2,7 @@
 
 How to use it (both kinds of schedule):
 
-    simulator = Simulator(setting, record=True)                  # memory_timeline=... for bytes at every
-    instant
+    simulator = Simulator(setting, record=True)                  # memory_timeline=...: bytes over time
     lane = simulator.lane("trainer")                         # one program-ordered pool
     turn = simulator.queue(("trainer", "rollout"))           # take a place in line, in program order
     def process():

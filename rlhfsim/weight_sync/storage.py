@@ -70,8 +70,7 @@ def host_update(ends: Route, *, staged: Rate | None = None) -> Priced:
 
     n rollout GPUs. The process group is made for each update (checkpoint-engine `ps.py`,
     `auto_pg`), so that engines may come and go; copies into the GPU and the broadcast share PCIe, so they do
-    not overlap
-    (Kimi K2, arXiv 2507.20534, appendix; checkpoint-engine README). `staged` replaces B_h2d.
+    not overlap (Kimi K2, arXiv 2507.20534, appendix; checkpoint-engine README). `staged` replaces B_h2d.
     """
     gpus = ends.rollout.gpus
     copy = Stage(name="copy", parts=(moved(ends.sent / gpus, staged or host_rate(ends.target)),))

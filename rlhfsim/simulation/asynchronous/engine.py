@@ -1,8 +1,7 @@
 """A rollout replica, priced: seconds of decode steps, prefill, prefill again, slots and KV capacity.
 
 `StepClock` is `rollout.continuous_batching.StepTable` for single values, because a simulation asks for one
-interval at a
-time. Not known here: what runs on the replica (`rollout`).
+interval at a time. Not known here: what runs on the replica (`rollout`).
 """
 
 from __future__ import annotations

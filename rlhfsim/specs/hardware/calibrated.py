@@ -60,8 +60,7 @@ def distance(points: Sequence[Point], x: Point) -> float:
     """Distance of `x` from the convex hull of `points`, in e-folds: 0 inside, 0.69 for a factor of 2.
 
     Wolfe 1976 (Math. Programming 11, 128): the point nearest to x of the hull of a few vertices; vertices
-    that
-    lie further in the direction of x join, those that it does not need leave.
+    that lie further in the direction of x join, those that it does not need leave.
     """
     vertices = np.unique(np.array(points, dtype=float), axis=0) - np.array(x, dtype=float)
     used = [int(np.argmin((vertices**2).sum(axis=1)))]

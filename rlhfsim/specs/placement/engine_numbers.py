@@ -1,8 +1,7 @@
 """Numbers that an engine works with and the planner prices: the one table that planner and executor read.
 
 What a layout or the settings of a run fix (micro-batch, running sequences) stands there; here are the
-engines'
-own sizes and the defaults of what may be set.
+engines' own sizes and the defaults of what may be set.
 """
 
 from __future__ import annotations

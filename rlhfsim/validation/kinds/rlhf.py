@@ -3,9 +3,8 @@
 Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
 `rlhf.calibrated`: every step predicted after calibration on another row (`transfer`). Every step is
 simulated. What an RL framework adds to its calls is fitted on one table (`lab.fits.rlhf`), whose rows have
-part
-`fit`. With stale samples the generation column is the trainer's wait, not a time of generation, and is not
-compared.
+part `fit`. With stale samples the generation column is the trainer's wait, not a time of generation, and is
+not compared.
 """
 
 from __future__ import annotations
