@@ -40,7 +40,6 @@ NAMES_KEPT = {
         "executor/coordination/checkpoints.py",
         "world",
     ): "ranks by role, as torch.distributed says; a file of the run",
-    ("executor/coordination/worker.py", "world"): "the world size of torch.distributed",
 }
 """Names in the code that stay, and why."""
 
