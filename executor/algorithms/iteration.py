@@ -258,7 +258,7 @@ class Loop:
         tasks["actor"] = lambda: self.backend.train("actor", samples, actor, step)
         with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
             running = {role: pool.submit(task) for role, task in tasks.items()}
-            metrics = {role: tuple(found) for role, found in results_of(running, self.backend.stop).items()}
+            metrics = {role: tuple(values) for role, values in results_of(running, self.backend.stop).items()}
         transfer = self.backend.sync(step) if self.workload.generates else None
         return Learned(
             step=step,

@@ -53,9 +53,9 @@ class Control:
         """Return once all keys exist; `what` is told to the person when they do not in time."""
         deadline, pause = time.monotonic() + self.spec.timeout_s, SHORTEST_S
         while not self._exist(keys, what):
-            told = self.failure()
-            if told is not None:
-                raise told
+            failure = self.failure()
+            if failure is not None:
+                raise failure
             if time.monotonic() >= deadline:
                 raise self._timeout(f"waited {self.spec.timeout_s:g} s for {what}")
             time.sleep(pause)
@@ -89,8 +89,8 @@ class Control:
 
     def _exist(self, keys: Sequence[str], what: str) -> bool:
         try:
-            found: bool = self.store.check(list(keys))
-            return found
+            there: bool = self.store.check(list(keys))
+            return there
         except RuntimeError as error:
             raise self._lost(f"while waiting for {what}", error) from error
 

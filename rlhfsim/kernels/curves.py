@@ -280,12 +280,12 @@ class KernelCurves:
 
 def _plain(values: tuple[ArrayLike, ...]) -> tuple[float, ...] | None:
     """The values as plain numbers, much faster than arrays of one; None where any is an array."""
-    found: list[float] = []
+    numbers: list[float] = []
     for value in values:
         if not isinstance(value, int | float):
             return None
-        found.append(float(value))
-    return tuple(found)
+        numbers.append(float(value))
+    return tuple(numbers)
 
 
 def element_bytes(precision: str) -> float:

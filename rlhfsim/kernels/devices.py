@@ -28,7 +28,7 @@ def domain_of(pool: NodeGroup) -> int:
 _MET: deque[Profile] = deque(maxlen=64)
 
 
-def met(cluster: Cluster) -> Cluster:
+def interned(cluster: Cluster) -> Cluster:
     """The cluster on profiles that were met before, so that what is cached for a profile holds.
 
     A profile that is read twice is two equal objects. Rent does not count: no cost depends on it.

@@ -99,8 +99,8 @@ def capacity_of(plan: Plan, pool: str) -> float:
 
 def cores(plan: Plan) -> str:
     """What stands for a GPU where there is none; empty where there are."""
-    found = [profile_of(h.profile) for h in plan.hardware]
-    cpu = any(p is not None and p.vendor == "cpu" for p in found)
+    profiles = [profile_of(h.profile) for h in plan.hardware]
+    cpu = any(p is not None and p.vendor == "cpu" for p in profiles)
     return "; there is no GPU here: every GPU below is one core of a CPU" if cpu else ""
 
 

@@ -146,8 +146,8 @@ def events(trace: Trace) -> Iterator[Event]:
 def _tracks(trace: Trace) -> list[tuple[str, str]]:
     """Pools with their groups: `all` first, then replica 2 before replica 10."""
     order = {pool: i for i, pool in enumerate(trace.pools)}
-    found = {(span.pool, span.group) for span in trace.spans}
-    return sorted(found, key=lambda t: (order[t[0]], t[1] != ALL, _natural(t[1])))
+    tracks = {(span.pool, span.group) for span in trace.spans}
+    return sorted(tracks, key=lambda t: (order[t[0]], t[1] != ALL, _natural(t[1])))
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -157,15 +157,15 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
 def lanes(trace: Trace, pool: str, group: str) -> list[list[Slice]]:
     """Spans of one GPU group on as few threads as nesting allows, first fit in the order of start."""
     spans = [s for s in trace.spans if s.pool == pool and s.group == group]
-    found: list[tuple[list[Slice], list[int]]] = []
+    placed_lanes: list[tuple[list[Slice], list[int]]] = []
     for piece in sorted((_slice(s) for s in spans), key=lambda p: (p.start, -p.end)):
-        lane = next((lane for lane in found if _takes(lane[1], piece)), None)
+        lane = next((lane for lane in placed_lanes if _takes(lane[1], piece)), None)
         if lane is None:
             lane = ([], [])
-            found.append(lane)
+            placed_lanes.append(lane)
         lane[0].append(piece)
         lane[1].append(piece.end)
-    return [slices for slices, _ in found]
+    return [slices for slices, _ in placed_lanes]
 
 
 def _takes(open_ends: list[int], piece: Slice) -> bool:

@@ -55,8 +55,8 @@ class StepTable:
 
     def parts(self, sequences: Floats, start: Floats, end: Floats) -> dict[Resource, float]:
         """The same by resource, summed over all intervals."""
-        found = self._between(tuple(range(len(RESOURCES))), sequences, start, end)
-        return {name: float(array.sum()) for name, array in zip(RESOURCES, found, strict=True)}
+        seconds = self._between(tuple(range(len(RESOURCES))), sequences, start, end)
+        return {name: float(array.sum()) for name, array in zip(RESOURCES, seconds, strict=True)}
 
     def _place(self, context: Floats) -> tuple[Ints, Floats]:
         grid = self.context
@@ -66,13 +66,13 @@ class StepTable:
     def _between(self, which: tuple[int, ...], sequences: Floats, start: Floats, end: Floats) -> list[Floats]:
         low, weight = _cell(self.sequences, sequences)
         begin, finish = self._place(start), self._place(end)
-        found = []
+        sums = []
         for i in which:
             left, right = (
                 self._primitive(i, low + j, *finish) - self._primitive(i, low + j, *begin) for j in (0, 1)
             )
-            found.append(left + weight * (right - left))
-        return found
+            sums.append(left + weight * (right - left))
+        return sums
 
     def _primitive(self, i: int, row: Ints, cell: Ints, width: Floats) -> Floats:
         """Integral up to the cell's left edge plus a trapezoid."""
@@ -213,8 +213,8 @@ def _starts(lengths: Floats, slots: int) -> Floats:
     replicas, count = lengths.shape
     starts = np.zeros((replicas, count))
     if replicas < SIDE_BY_SIDE:
-        for row, found in zip(lengths, starts, strict=True):
-            found[slots:] = _starts_one(row.tolist(), slots)
+        for row, row_starts in zip(lengths, starts, strict=True):
+            row_starts[slots:] = _starts_one(row.tolist(), slots)
         return starts
     ends = lengths[:, :slots].copy()
     rows = np.arange(replicas)

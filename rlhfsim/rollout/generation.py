@@ -107,12 +107,12 @@ def generate(
     before their replica decodes; that passes of a refilled batch share weight reads is not counted.
     """
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    most = layout.max_num_seqs * layout.attention_dp * layout.pp
+    limit = layout.max_num_seqs * layout.attention_dp * layout.pp
     if lengths is None:
-        plan = expected_schedule(requests, layout.dp, most, capacity, shared_prompts)
+        plan = expected_schedule(requests, layout.dp, limit, capacity, shared_prompts)
     else:
         known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
-        plan = schedule(known, requests, layout.dp, most, capacity, shared_prompts)
+        plan = schedule(known, requests, layout.dp, limit, capacity, shared_prompts)
     table = step_table(
         device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine, worker=worker
     )

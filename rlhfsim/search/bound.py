@@ -126,11 +126,11 @@ def _stale(partition: Partition, rules: float, own: float, pools: Sequence[Numbe
     assert rollout is not None
     batches = partition.pace == "batches"
     learn = _learner(partition, rules, own, pools)
-    made = pools[rollout].a + (pools[rollout].f if batches else 0.0)
+    generated = pools[rollout].a + (pools[rollout].f if batches else 0.0)
     if not partition.schedule.overlapped_sync:
-        return np.asarray(np.maximum(learn, made) + sync)
-    paired = (made + learn + sync) / 2 if batches else np.asarray(0.0)
-    return _most([learn, made, sync, paired])
+        return np.asarray(np.maximum(learn, generated) + sync)
+    paired = (generated + learn + sync) / 2 if batches else np.asarray(0.0)
+    return _most([learn, generated, sync, paired])
 
 
 def learner_seconds(partition: Partition, request: Request, pools: Sequence[Numbers]) -> Floats:

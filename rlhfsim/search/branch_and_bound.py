@@ -15,7 +15,7 @@ from math import inf, prod
 
 import numpy as np
 
-from rlhfsim.kernels.devices import met
+from rlhfsim.kernels.devices import interned
 from rlhfsim.memory.residency import engine_in_plan
 from rlhfsim.search.bound import objective_bound
 from rlhfsim.search.cache import SearchCache
@@ -98,7 +98,7 @@ class Search:
         """
         self._reach, self._warm_starts = (RIVAL, WARM_STARTS) if rivals else (1.0, 1)
         self._below, self._only, self._sizes = below, only, sizes
-        self.request, self.models = replace(request, cluster=met(request.cluster)), models
+        self.request, self.models = replace(request, cluster=interned(request.cluster)), models
         self.pricer = pricer or Pricer(self.request, models, cache)
         self.subproblems = Subproblems(self.request, models, self.pricer)
         self.best: Candidate | None = None

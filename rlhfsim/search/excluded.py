@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rlhfsim.kernels.devices import met
+from rlhfsim.kernels.devices import interned
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.search.branch_and_bound import EQUAL
 from rlhfsim.search.candidates import Candidate, risk, simulated, value
@@ -58,7 +58,7 @@ def why_excluded(
 
     `best` is None where nothing fits; `pricer` is that of the search, where it is at hand.
     """
-    request = replace(request, cluster=met(request.cluster))
+    request = replace(request, cluster=interned(request.cluster))
     asked = _Asked(Subproblems(request, models, pricer or Pricer(request, models)), placement)
     if reason := next(asked.refusals(), None):
         return Exclusion(kind="refused", text=reason)

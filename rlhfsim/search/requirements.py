@@ -140,17 +140,17 @@ def _actual(one: Requirement, plan: Plan, steps: int | None) -> float | None:
 def narrowed(request: Request, requirements: Iterable[Requirement]) -> Request:
     """The request without plans that miss a target on memory, risk or staleness."""
     for one in requirements:
-        most = one.most
-        if most is None:
+        limit = one.most
+        if limit is None:
             continue
         if one.quantity == "memory":
             usable = min(p.profile.usable_memory.value for p in request.cluster.node_groups)
-            cap = most * (usable if one.share else 1.0)
+            cap = limit * (usable if one.share else 1.0)
             request = replace(request, max_memory=min(cap, request.max_memory or math.inf))
         elif one.quantity == "oom":
-            request = replace(request, max_oom=min(request.max_oom, most))
+            request = replace(request, max_oom=min(request.max_oom, limit))
         elif one.quantity == "staleness":
-            lag = min(request.max_staleness, most)
+            lag = min(request.max_staleness, limit)
             allow = request.allow if lag >= 1 else request.allow - {"async"}
             request = replace(request, max_staleness=max(1.0, lag), allow=allow)
     return request
@@ -168,13 +168,13 @@ def most_seconds(
 
 
 def _seconds(request: Request, one: Requirement, tokens: float, steps: int | None) -> float:
-    cluster, most = request.cluster, one.most
+    cluster, limit = request.cluster, one.most
     if one.quantity.startswith("tokens_per_s"):
         if one.relation in ("<", "<="):
             return math.inf
         gpus = cluster.gpus if one.quantity.endswith("gpu") else 1
         return tokens / gpus / one.value if one.value > 0 else math.inf
-    if most is None or one.quantity in ("memory", "oom", "staleness"):
+    if limit is None or one.quantity in ("memory", "oom", "staleness"):
         return math.inf
     rate = usd_per_step(cluster, 1.0, request.price)
     each = {
@@ -186,7 +186,7 @@ def _seconds(request: Request, one: Requirement, tokens: float, steps: int | Non
     }[one.quantity]
     if each is None:
         return 0.0
-    return most / each if each > 0 else math.inf
+    return limit / each if each > 0 else math.inf
 
 
 def shown(one: Requirement, actual: float | None) -> str:

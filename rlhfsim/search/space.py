@@ -141,8 +141,8 @@ def unit(request: Request, hardware: int = 0) -> int:
     if pool.gpus < 2 * pool.gpus_per_node:
         return 1
     nodes = pool.gpus // pool.gpus_per_node
-    most = MAX_UNITS if nodes <= HUGE else MAX_UNITS // 2
-    return pool.gpus_per_node * -(-nodes // most)
+    units = MAX_UNITS if nodes <= HUGE else MAX_UNITS // 2
+    return pool.gpus_per_node * -(-nodes // units)
 
 
 @lru_cache(maxsize=256)

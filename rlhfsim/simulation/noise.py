@@ -107,10 +107,10 @@ class Draws:
         """The priced calls of a step as they run: its lengths, reward times and slow ranks."""
         if self.noise.lengths:
             drawn = tuple(self.lengths(step).tolist())
-            made = program(replace(self.base, drawn=drawn), kv_tokens)
+            priced = program(replace(self.base, drawn=drawn), kv_tokens)
         else:
-            made = self._usual(kv_tokens)
-        return replace(made, steps=tuple(self.disturbed(call, step) for call in made.steps))
+            priced = self._usual(kv_tokens)
+        return replace(priced, steps=tuple(self.disturbed(call, step) for call in priced.steps))
 
     def _usual(self, kv_tokens: float | None) -> Program:
         """The priced calls of a quiet step."""
@@ -146,8 +146,8 @@ class Draws:
 
     def pace(self, pool: str) -> float:
         """Time of a call that needs every GPU of a pool over its price."""
-        found = next((p for p in self.base.placement.pools if p.name == pool), None)
-        return self._pace(found.start, found.gpus) if found is not None else 1.0
+        placed = next((p for p in self.base.placement.pools if p.name == pool), None)
+        return self._pace(placed.start, placed.gpus) if placed is not None else 1.0
 
     def replica_paces(self) -> tuple[float, ...]:
         """The same for each rollout replica, which holds a block of its pool's GPUs."""

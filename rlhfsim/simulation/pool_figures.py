@@ -47,19 +47,19 @@ def window(trace: Trace, warmup: int = 0) -> Window:
 
 
 def _step_ends(trace: Trace) -> dict[int, float]:
-    found: dict[int, float] = {}
+    ends: dict[int, float] = {}
     learning = [s for s in trace.spans if s.kind in LEARNING] or trace.spans
     for span in learning:
-        found[span.step] = max(found.get(span.step, 0.0), span.end_s)
-    return found
+        ends[span.step] = max(ends.get(span.step, 0.0), span.end_s)
+    return ends
 
 
 def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
     """Every pool that works, in the order of the trace."""
-    when, found = window(trace, warmup), []
+    when, figures = window(trace, warmup), []
     for name in dict.fromkeys(span.pool for span in trace.spans):
         highest = peak(trace, "memory_bytes", name)
-        found.append(
+        figures.append(
             PoolFigures(
                 name=name,
                 busy=busy_share(trace, name, when),
@@ -68,13 +68,13 @@ def pool_figures(trace: Trace, warmup: int = 0) -> tuple[PoolFigures, ...]:
                 peak_in=_running(trace, name, highest.time_s) if highest else None,
             )
         )
-    return tuple(found)
+    return tuple(figures)
 
 
 def _running(trace: Trace, pool: str, time: float) -> str | None:
     """The span of a pool that started last before or at an instant and has not ended."""
-    found = [s for s in trace.spans if s.pool == pool and s.start_s <= time < s.end_s]
-    return max(found, key=lambda s: s.start_s).name if found else None
+    spans = [s for s in trace.spans if s.pool == pool and s.start_s <= time < s.end_s]
+    return max(spans, key=lambda s: s.start_s).name if spans else None
 
 
 def level(trace: Trace, name: CounterName, warmup: int = 0) -> Level | None:

@@ -123,8 +123,8 @@ def _programs(
     return [draws.program(kv_tokens, i) for i in range(count)]
 
 
-def _scaled(found: Iteration, seconds: float) -> Iteration:
+def _scaled(iteration: Iteration, seconds: float) -> Iteration:
     """The iteration with the mean step as its time."""
-    if abs(seconds - found.seconds) <= SAME * seconds:
-        return found
-    return replace(found, cost=found.cost.scaled(seconds / found.seconds))
+    if abs(seconds - iteration.seconds) <= SAME * seconds:
+        return iteration
+    return replace(iteration, cost=iteration.cost.scaled(seconds / iteration.seconds))

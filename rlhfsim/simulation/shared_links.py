@@ -142,8 +142,8 @@ class SharedLinks:
         """New rates; only flows whose rate changes get a new end."""
         crowded = self._over()
         if crowded or self._crowded:
-            found = fair_rates([f.use for f in self.flows])
-            for flow, (rate, link) in zip(list(self.flows), found, strict=True):
+            rates = fair_rates([f.use for f in self.flows])
+            for flow, (rate, link) in zip(list(self.flows), rates, strict=True):
                 if rate != flow.rate or link != flow.limit:
                     self._advance(flow)
                     flow.rate, flow.limit = rate, link

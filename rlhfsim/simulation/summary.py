@@ -170,23 +170,23 @@ def noise_of(asked: SimulationOptions) -> Noise | None:
     from rlhfsim.simulation.noise import Noise
 
     share, slowdown = asked.straggler or (0.0, 1.0)
-    found = Noise(
+    noise = Noise(
         lengths=asked.drawn_lengths,
         reward_spread=asked.reward_spread,
         straggler_share=share,
         straggler_slowdown=slowdown,
     )
-    return None if found.quiet else found
+    return None if noise.quiet else noise
 
 
 def pool_runs(setting: Setting, trace: Trace, warmup: int) -> tuple[PoolRun, ...]:
     """Pools of the plan first, then what else works (CPU workers)."""
     gpus = {pool.name: pool for pool in setting.placement.pools}
-    found = []
+    runs = []
     for pool in pool_figures(trace, warmup):
         here = gpus.get(pool.name)
         profile = setting.cluster.node_groups[here.hardware].profile if here else None
-        found.append(
+        runs.append(
             PoolRun(
                 name=pool.name,
                 gpus=here.gpus if here else 0,
@@ -198,7 +198,7 @@ def pool_runs(setting: Setting, trace: Trace, warmup: int) -> tuple[PoolRun, ...
             )
         )
     order = list(gpus)
-    return tuple(sorted(found, key=lambda p: order.index(p.name) if p.gpus else len(order)))
+    return tuple(sorted(runs, key=lambda p: order.index(p.name) if p.gpus else len(order)))
 
 
 def goodput_of(setting: Setting, asked: SimulationOptions) -> GoodputSummary | None:

@@ -86,17 +86,17 @@ class Ran:
 
 def run_steps(simulator: Simulator, programs: Sequence[Program], schedule: Schedule) -> tuple[Ran, ...]:
     """Steps back to back, one program each."""
-    found: list[Ran] = []
+    steps: list[Ran] = []
 
     def all_steps() -> Running:
         for number, program in enumerate(programs):
             ran = Ran(program=program, begin=simulator.env.now)
-            found.append(ran)
+            steps.append(ran)
             yield simulator.all_of(_Launch(simulator, ran, schedule, number).processes)
             ran.end = simulator.env.now
 
     simulator.env.run(until=simulator.env.process(all_steps()))
-    return tuple(found)
+    return tuple(steps)
 
 
 class _Launch:
@@ -176,8 +176,8 @@ class _Launch:
 
     def _rollout(self, step: Step) -> Generator[simpy.Event, Any, Done]:
         """Generation; meanwhile the KV cache stands at the most that a replica comes to hold."""
-        simulator, made = self.simulator, self.ran.program.generation
-        simulator.kv_cache(made.kv_tokens if made else 0.0)
+        simulator, generation = self.simulator, self.ran.program.generation
+        simulator.kv_cache(generation.kv_tokens if generation else 0.0)
         if self.finish or self.ran.program.turns:
             done = yield from self._generate(step)
         else:

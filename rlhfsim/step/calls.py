@@ -84,9 +84,9 @@ def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | Non
     role = setting.placement.rollout
     if role is None or not setting.workload.generates:
         return None
-    made = _rollout(setting, role, kv_tokens, requests_of(setting.workload), setting.drawn)
+    generation = _rollout(setting, role, kv_tokens, requests_of(setting.workload), setting.drawn)
     turns = turns_of(setting, kv_tokens)
-    return made if turns is None else with_environment(made, turns)
+    return generation if turns is None else with_environment(generation, turns)
 
 
 def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
@@ -142,7 +142,7 @@ def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
     role, schedule = setting.placement.rollout, setting.placement.schedule
     if role is None or not setting.workload.generates or not schedule.continuous:
         return None
-    made = steady_state(
+    cost = steady_state(
         setting.device(role),
         setting.models.actor,
         _rollout_layout(role, kv_tokens),
@@ -152,7 +152,7 @@ def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
         kv_tokens=kv_tokens,
         worker=True,
     ).cost
-    return answered_at_least(made, setting.workload)
+    return answered_at_least(cost, setting.workload)
 
 
 @lru_cache(maxsize=4096)

@@ -71,10 +71,10 @@ def prediction(
 
 
 def _phases(priced: Iteration) -> list[PredictedPhase]:
-    found = []
+    phases = []
     for i, phase in enumerate(priced.phases):
         low, high = phase.cost.interval
-        found.append(
+        phases.append(
             PredictedPhase(
                 name=phase.name,
                 pool="+".join(phase.pools),
@@ -88,7 +88,7 @@ def _phases(priced: Iteration) -> list[PredictedPhase]:
                 critical=i in priced.critical,
             )
         )
-    return found
+    return phases
 
 
 def _entries(memory: Ledger) -> list[LedgerEntry]:

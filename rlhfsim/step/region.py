@@ -64,14 +64,14 @@ def _pool(phase: str, placement: Placement) -> str:
 
 def outside(plan: Plan, profiles: Sequence[Profile]) -> tuple[Outside, ...]:
     """Distance of every phase that ran on a calibrated profile; `profiles` as in `plan.hardware`."""
-    found = []
+    items = []
     for phase in plan.prediction.phases:
         pool = _pool(phase.name, plan.placement)
         profile = profiles[plan.placement.pool(pool).hardware]
         if profile.calibration is not None:
             away = _away(profile.calibration, phase.name, plan)
-            found.append(Outside(phase=phase.name, profile=profile.name, distance=away))
-    return tuple({item.phase: item for item in found}.values())
+            items.append(Outside(phase=phase.name, profile=profile.name, distance=away))
+    return tuple({item.phase: item for item in items}.values())
 
 
 def _away(known: Provenance, phase: str, plan: Plan) -> float | None:
@@ -86,12 +86,14 @@ def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     if not drifts:
         return plan
     away = {item.phase: item.distance or 0.0 for item in outside(plan, profiles)}
-    told, drift = plan.prediction, max(drifts)
-    chain = [p for p in told.phases if p.critical]
+    prediction, drift = plan.prediction, max(drifts)
+    chain = [p for p in prediction.phases if p.critical]
     total = sum(p.seconds for p in chain) or 1.0
     mean = sum(p.seconds * away.get(p.name, 0.0) for p in chain) / total
-    phases = tuple(_wider(p, p.seconds, drift * away.get(p.name, 0.0)) for p in told.phases)
-    return replace(plan, prediction=_wider(replace(told, phases=phases), told.step_s, drift * mean))
+    phases = tuple(_wider(p, p.seconds, drift * away.get(p.name, 0.0)) for p in prediction.phases)
+    return replace(
+        plan, prediction=_wider(replace(prediction, phases=phases), prediction.step_s, drift * mean)
+    )
 
 
 def _wider(item: T, seconds: float, more: float) -> T:
@@ -107,7 +109,7 @@ def _wider(item: T, seconds: float, more: float) -> T:
 def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
     """A sentence for the phases that matter and lie far from the calibrated region; those as far as each
     other share one."""
-    told: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     seconds = {p.name: p.seconds for p in plan.prediction.phases}
     for item in outside(plan, profiles):
         if seconds[item.phase] < SHORT * plan.prediction.step_s:
@@ -121,5 +123,5 @@ def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:
             )
         else:
             continue
-        told.setdefault(text, []).append(item.phase)
-    return tuple(f"{', '.join(phases)}: {text}" for text, phases in told.items())
+        sentences.setdefault(text, []).append(item.phase)
+    return tuple(f"{', '.join(phases)}: {text}" for text, phases in sentences.items())

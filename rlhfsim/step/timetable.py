@@ -107,15 +107,15 @@ def streaming_steps(steps: list[Step]) -> list[Step]:
     A pool keeps the order of its calls: behind one that waits for the whole batch none streams.
     """
     busy = {p for s in steps if s.name == ROLLOUT for p in s.pools}
-    found: list[Step] = []
+    streaming: list[Step] = []
     for step in steps:
-        sources = {ROLLOUT, *(s.name for s in found)}
+        sources = {ROLLOUT, *(s.name for s in streaming)}
         waits = bool(step.needs) and set(step.needs) <= sources
         if step.streams and waits and not busy & set(step.pools):
-            found.append(step)
+            streaming.append(step)
         else:
             busy |= set(step.pools)
-    return found
+    return streaming
 
 
 def _generation_start(steps: list[Step]) -> float:
@@ -131,10 +131,10 @@ def _generation_start(steps: list[Step]) -> float:
 def chain(phases: list[Phase]) -> tuple[int, ...]:
     """The phases from the start of the step to its end, each the one that the next waited for."""
     ends = [phase.end for phase in phases]
-    found = [ends.index(max(ends))] if phases else []
-    while found and (before := phases[found[-1]].after) is not None:
-        found.append(before)
-    return tuple(reversed(found))
+    critical = [ends.index(max(ends))] if phases else []
+    while critical and (before := phases[critical[-1]].after) is not None:
+        critical.append(before)
+    return tuple(reversed(critical))
 
 
 def steady_timetable(steps: list[Step], schedule: Schedule, continuous: Cost | None) -> Timetable:

@@ -50,9 +50,9 @@ def split(num_layers: int, pp: int, vp: int = 1) -> Stages:
     if num_layers % (pp * vp) == 0:
         each = num_layers / pp
         return Stages(first=each, middle=each, last=each, count=pp)
-    most = -(-(num_layers + 2) // (pp * vp)) * vp
-    ends = (num_layers - most * (pp - 2)) / 2
-    if 0 < ends <= most:
-        return Stages(first=ends, middle=most, last=ends, count=pp)
+    largest = -(-(num_layers + 2) // (pp * vp)) * vp
+    ends = (num_layers - largest * (pp - 2)) / 2
+    if 0 < ends <= largest:
+        return Stages(first=ends, middle=largest, last=ends, count=pp)
     mean = num_layers / pp
     return Stages(first=mean, middle=mean, last=mean, count=pp)

@@ -194,8 +194,8 @@ def _iteration(step: _Step) -> Cost:
     shown = through.forward.plus(through.backward).times(m / p)
     parts = work_parts(step.device, step.layout, shown, busy)
     bubble = part("bubble", idle, "pipeline schedule")
-    found = (*parts, bubble, *_stage_sends(step), *_exchange(step, through))
-    return Cost(parts=tuple([x for x in found if x.seconds > 0]))
+    all_parts = (*parts, bubble, *_stage_sends(step), *_exchange(step, through))
+    return Cost(parts=tuple([x for x in all_parts if x.seconds > 0]))
 
 
 _KERNELS: tuple[tuple[Resource, str], ...] = (
@@ -268,7 +268,7 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
     device, layout = step.device, step.layout
     share = adapter_share(step.model, step.lora)
     reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
-    found = exchange.exchange(
+    exchanged = exchange.exchange(
         device,
         step.model,
         layout,
@@ -278,10 +278,10 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
         reduce_bytes=reduce,
         share=share,
     )
-    found += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
+    exchanged += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
     if layout.offload_params != "none":
-        found.append(_fetches(step))
-    return found
+        exchanged.append(_fetches(step))
+    return exchanged
 
 
 def _fetches(step: _Step) -> Part:

@@ -38,7 +38,7 @@ def read(folder: str, weights: Sequence[Weight], optional: str | None = None) ->
             help="save the model with save_pretrained",
         )
     stored = {weight.name: _stored(weight.name, files) for weight in weights}
-    lost = next((name for name, found in stored.items() if not found and name != optional), None)
+    lost = next((name for name, present in stored.items() if not present and name != optional), None)
     if lost is not None:
         raise RlhfsimError(
             "checkpoint-lacks-tensor",

@@ -26,16 +26,16 @@ KNOWN = ((0, 29), (0, 34))
 
 def check_version() -> str:
     """The installed version; an error when it is not a known one."""
-    found = _installed()
-    parts = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
+    installed = _installed()
+    parts = tuple(int(part) for part in installed.split("+")[0].split(".")[:2])
     if not KNOWN[0] <= parts < KNOWN[1]:
         low, high = (".".join(map(str, edge)) for edge in KNOWN)
         raise RlhfsimError(
             "vllm-version",
-            f"vLLM {found} is installed; known are versions from {low} up to, without, {high}",
+            f"vLLM {installed} is installed; known are versions from {low} up to, without, {high}",
             help="install the version of requirements/cpu.lock (CPU) or of the extra real-gpu",
         )
-    return found
+    return installed
 
 
 def _installed() -> str:
@@ -155,7 +155,7 @@ def tokens_so_far(llm: Any) -> dict[str, int]:
 
 def kv_tensors(worker: Any) -> list[Tensor]:
     """The KV cache's tensors."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for entry in getattr(worker.model_runner, "kv_caches", []):
-        found += [entry] if isinstance(entry, Tensor) else [t for t in entry if t is not None]
-    return found
+        tensors += [entry] if isinstance(entry, Tensor) else [t for t in entry if t is not None]
+    return tensors

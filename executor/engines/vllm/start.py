@@ -43,13 +43,13 @@ def stop_tokens(model: str) -> list[int]:
     """End-of-sequence tokens by config, generation config and tokenizer, whichever exist."""
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-    found: list[Any] = [getattr(AutoConfig.from_pretrained(model), "eos_token_id", None)]
+    tokens: list[Any] = [getattr(AutoConfig.from_pretrained(model), "eos_token_id", None)]
     for load, name in ((GenerationConfig, "eos_token_id"), (AutoTokenizer, "eos_token_id")):
         try:
-            found.append(getattr(load.from_pretrained(model), name, None))
+            tokens.append(getattr(load.from_pretrained(model), name, None))
         except (OSError, ValueError):
             continue  # the folder has none
-    flat = [token for entry in found for token in (entry if isinstance(entry, list) else [entry])]
+    flat = [token for entry in tokens for token in (entry if isinstance(entry, list) else [entry])]
     return sorted({int(token) for token in flat if token is not None})
 
 

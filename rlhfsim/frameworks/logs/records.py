@@ -89,7 +89,7 @@ def merged(parts: Sequence[Log]) -> Log:
     notes = [note for part in parts for note in part.notes]
     if again:
         notes.append(f"{_steps(sorted(again))} stand twice with other values: the later ones count")
-    records = tuple(Record(step=step, values=found) for step, found in sorted(values.items()))
+    records = tuple(Record(step=step, values=record_values) for step, record_values in sorted(values.items()))
     return Log(records=records, notes=tuple(notes))
 
 

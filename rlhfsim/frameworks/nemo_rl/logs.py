@@ -56,9 +56,9 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
             if step is not None and values:
                 yield Record(step=step, values=values)
             step, values = int(head[1]), {}
-        elif found := _TIME.match(line):
-            name = "total_step_time" if found[1] == "Total step time" else found[1].strip()
-            values[P + name] = float(found[2])
+        elif match := _TIME.match(line):
+            name = "total_step_time" if match[1] == "Total step time" else match[1].strip()
+            values[P + name] = float(match[2])
         elif length := _LENGTH.search(line):
             values["train/mean_gen_tokens_per_sample"] = float(length[1])
     if step is not None and values:

@@ -45,7 +45,7 @@ def plan_page(plan: Plan, *, file: str = "plan.json", title: str | None = None, 
 def heading(plan: Plan) -> str:
     """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB`."""
     actor = next(m for m in plan.models if m.role == "actor")
-    titles = [found.title if (found := profile_of(h.profile)) else h.profile for h in plan.hardware]
+    titles = [profile.title if (profile := profile_of(h.profile)) else h.profile for h in plan.hardware]
     where = " and ".join(f"{h.gpus:,} x {title}" for h, title in zip(plan.hardware, titles, strict=True))
     return f"{plan.workload.algorithm.upper()} of {actor.name} on {where}"
 

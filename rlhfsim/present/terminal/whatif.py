@@ -147,12 +147,12 @@ def _break_even(even: PointBreakEven) -> RenderableType:
 def _notes(answer: WhatIf) -> Iterator[str]:
     """What is assumed, what holds for some points, and what holds for all."""
     yield from (f"assumed: {text}" for text in answer.assumptions)
-    told: dict[str, list[str]] = {}
+    points: dict[str, list[str]] = {}
     for point in answer.everything:
         for note in point.notes:
-            told.setdefault(note, []).append(point.name)
+            points.setdefault(note, []).append(point.name)
     every = len(answer.everything)
-    for note, names in told.items():
+    for note, names in points.items():
         listed = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         yield f"{'all points' if len(names) == every > 1 else listed}: {note}"
     yield from answer.notes

@@ -102,9 +102,9 @@ def _most(engine: ReplicaEngine, context: Floats) -> Floats:
 def _line(engine: ReplicaEngine, at: float, longest: float) -> tuple[float, float]:
     """The supporting line (alpha, beta) at context `at`."""
     table, edges = engine.clock.table, _contexts(engine, longest)
-    most = _most(engine, edges[:-1])
+    rates = _most(engine, edges[:-1])
     rows = table.sequences[table.sequences <= engine.slots]
-    n = np.minimum(np.append(rows, engine.slots)[None, :], most[:, None])
+    n = np.minimum(np.append(rows, engine.slots)[None, :], rates[:, None])
     ends = [(table.tau(n, c[:, None] + np.zeros_like(n)) / n).min(axis=1) for c in (edges[:-1], edges[1:])]
     x, y = np.concatenate([edges[:-1], edges[1:]]), np.concatenate(ends)
     hull = lower_hull(x, y)

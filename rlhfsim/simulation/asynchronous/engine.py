@@ -41,15 +41,15 @@ class StepClock:
 
     def row(self, n: int) -> Row:
         """tau, half its slope and its integral at every column, for n sequences."""
-        found = self.rows.get(n)
-        if found is None:
+        cached_row = self.rows.get(n)
+        if cached_row is None:
             grid, t = self.table.sequences, self.table
             low = min(max(int(np.searchsorted(grid, n, side="right")) - 1, 0), len(grid) - 2)
             place = (min(max(n, grid[0]), grid[-1]) - grid[low]) / (grid[low + 1] - grid[low])
             both = (t.seconds[-1], t.slope[-1] / 2, t.integral[-1])
             tau, half, area = ((a[low] + place * (a[low + 1] - a[low])).tolist() for a in both)
-            found = self.rows[n] = (tau, half, area)
-        return found
+            cached_row = self.rows[n] = (tau, half, area)
+        return cached_row
 
     def _primitive(self, row: Row, context: float) -> float:
         cell = bisect_right(self.grid, context, 1, self.last) - 1
@@ -120,8 +120,8 @@ def engine_of(
     own = prompt / requests.samples + VLLM.block_tokens / 2
     age = response.mean_square / (2 * response.mean)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    most = layout.max_num_seqs * layout.attention_dp * layout.pp
-    slots = max(1, min(most, int(capacity / (own + age)), math.ceil(admitted)))
+    limit = layout.max_num_seqs * layout.attention_dp * layout.pp
+    slots = max(1, min(limit, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = group_prefill(device, model, layout, share, requests.samples, prompt).cost(device)
     return ReplicaEngine(
@@ -160,11 +160,11 @@ class _Reprefill:
         return max(0.0, below + y * (a + x * (b - a) - below))
 
     def _at(self, n: float, column: int) -> float:
-        found = self._seconds.get((n, column))
-        if found is None:
-            found = _prefill_seconds(*self._of, n, self._contexts[column])
-            self._seconds[n, column] = found
-        return found
+        seconds = self._seconds.get((n, column))
+        if seconds is None:
+            seconds = _prefill_seconds(*self._of, n, self._contexts[column])
+            self._seconds[n, column] = seconds
+        return seconds
 
 
 @lru_cache(maxsize=65536)

@@ -90,6 +90,6 @@ class LearnerRun:
         self.ends.append(self.simulator.env.now)
 
 
-def learner_steps(made: Program) -> list[Step]:
+def learner_steps(program: Program) -> list[Step]:
     """Calls of the trainer: all but generation and sync."""
-    return [s for s in made.steps if s.name != SYNC and not s.name.startswith(ROLLOUT)]
+    return [s for s in program.steps if s.name != SYNC and not s.name.startswith(ROLLOUT)]

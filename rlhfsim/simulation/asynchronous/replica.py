@@ -119,11 +119,11 @@ class RolloutReplica:
     def admit(self) -> None:
         """Start waiting samples, oldest first, while there is room."""
         waiting, running, engine = self.waiting, self.running, self.engine
-        step, most = self.step, (1.0 - WATERMARK) * engine.capacity - engine.own
+        step, room = self.step, (1.0 - WATERMARK) * engine.capacity - engine.own
         n, began = len(running), self._began
         while waiting:
             length, done, group = waiting[0]
-            if n and (n >= engine.slots or n * (engine.own + step) - began + done > most):
+            if n and (n >= engine.slots or n * (engine.own + step) - began + done > room):
                 break
             waiting.popleft()
             if done > 0:

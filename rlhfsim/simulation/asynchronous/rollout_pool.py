@@ -245,13 +245,13 @@ class RolloutPool:
         for group in () if self.partial else groups:
             self._count(self._untaken, group.version, -1)
             self._count(self._waiting, group.version, -1)
-        found = Taken(
+        taken = Taken(
             numbers, [self.taken - g.version for g in groups], max(self.taken - g.start for g in groups)
         )
         self.taken += 1
         if self._blocked_since is not None and not self._full:
             self._unblock(time)
-        return found
+        return taken
 
     @property
     def _full(self) -> bool:

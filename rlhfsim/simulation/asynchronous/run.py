@@ -125,8 +125,8 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
     schedule = setting.placement.schedule
 
     def lengths(k: int) -> list[list[float]]:
-        found: list[list[float]] = draws.lengths(k).reshape(workload.prompts, -1).tolist()
-        return found
+        groups: list[list[float]] = draws.lengths(k).reshape(workload.prompts, -1).tolist()
+        return groups
 
     return RolloutPool(
         replicas=[RolloutReplica(engine, pace) for pace in draws.replica_paces()],
@@ -174,10 +174,10 @@ def _iteration(run: LearnerRun, usual: Program) -> Iteration:
     wait = max(0.0, mean - learned - sync)
     calls, chain = timetable(learner_steps(usual), PLAIN)
     stretch = learned / max((p.end for p in calls), default=1.0)
-    made = usual.continuous or (usual.generation.cost if usual.generation else Cost())
+    generation = usual.continuous or (usual.generation.cost if usual.generation else Cost())
     rollout = next(s.pools for s in usual.steps if s.name == ROLLOUT)
     phases = [
-        Phase(name=WAIT, pools=rollout, start=0.0, cost=_as_long(made, wait), after=None),
+        Phase(name=WAIT, pools=rollout, start=0.0, cost=_as_long(generation, wait), after=None),
         *(_moved(p, wait, stretch) for p in calls),
     ]
     moves = [s for s in usual.steps if s.name == SYNC]
@@ -198,7 +198,7 @@ def _iteration(run: LearnerRun, usual: Program) -> Iteration:
             )
         )
     phases.append(
-        Phase(name=ROLLOUT, pools=rollout, start=wait, cost=_as_long(made, mean - wait - sync), after=0)
+        Phase(name=ROLLOUT, pools=rollout, start=wait, cost=_as_long(generation, mean - wait - sync), after=0)
     )
     return Iteration(
         phases=tuple(phases),

@@ -54,9 +54,9 @@ class OneStepOff:
         if after is not None:
             yield after
         self.versions.append(self.version)
-        made, simulator = self.run.programs(k), self.run.simulator
-        simulator.kv_cache(made.generation.kv_tokens if made.generation else 0.0)
-        for step in made.steps:
+        program, simulator = self.run.programs(k), self.run.simulator
+        simulator.kv_cache(program.generation.kv_tokens if program.generation else 0.0)
+        for step in program.steps:
             if step.name.startswith(ROLLOUT):
                 yield from simulator.work(step, k, version=self.version)
         simulator.kv_cache(0.0)
@@ -180,8 +180,8 @@ class Async:
         if self.opened is None:
             self.opened = work, tokens
             return
-        made = ((work - self.opened[0]) / self.floor.work, (tokens - self.opened[1]) / self.floor.tokens)
-        run.shortfall = max(1.0, done / max(min(made), 1e-9))
+        batches = ((work - self.opened[0]) / self.floor.work, (tokens - self.opened[1]) / self.floor.tokens)
+        run.shortfall = max(1.0, done / max(min(batches), 1e-9))
 
     def _count(self) -> None:
         recorder, pool = self.run.simulator.recorder, self.pool
