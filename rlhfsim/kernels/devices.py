@@ -25,25 +25,26 @@ def domain_of(pool: NodeGroup) -> int:
     return min(domain, pool.gpus) if domain > node else min(domain, pool.gpus_per_node)
 
 
-_MET: deque[Profile] = deque(maxlen=64)
+_INTERNED: deque[Profile] = deque(maxlen=64)
 
 
 def interned(cluster: Cluster) -> Cluster:
-    """The cluster on profiles that were met before, so that what is cached for a profile holds.
+    """The cluster on profiles that were seen before, so that what is cached for a profile holds.
 
     A profile that is read twice is two equal objects. Rent does not count: no cost depends on it.
     """
     return replace(
-        cluster, node_groups=tuple(replace(p, profile=_met(p.profile)) for p in cluster.node_groups)
+        cluster,
+        node_groups=tuple(replace(p, profile=_interned_profile(p.profile)) for p in cluster.node_groups),
     )
 
 
-def _met(profile: Profile) -> Profile:
+def _interned_profile(profile: Profile) -> Profile:
     names = [f.name for f in fields(Profile) if f.name != "price"]
-    for known in _MET:
+    for known in _INTERNED:
         if known is profile or all(getattr(known, n) == getattr(profile, n) for n in names):
             return known
-    _MET.append(profile)
+    _INTERNED.append(profile)
     return profile
 
 
