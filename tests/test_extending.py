@@ -60,7 +60,7 @@ def test_a_worked_example_applies_and_works(name: str, tmp_path: Path) -> None:
     changed: set[str] = set()
     for diff in blocks(text, "diff"):
         changed |= set(re.findall(r"^\+\+\+ b/(.*)$", diff, flags=re.MULTILINE))
-        subprocess.run(["git", "apply", "-"], input=diff, text=True, cwd=code, check=True)
+        subprocess.run(["git", "apply", "-C1", "-"], input=diff, text=True, cwd=code, check=True)
     assert len(changed) <= files
     scripts = blocks(text, "sh")
     assert scripts
