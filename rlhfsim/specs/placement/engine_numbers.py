@@ -29,8 +29,7 @@ class DeepSpeedNumbers:
     """ZeRO-3: elements that one optimizer step takes at a time."""
     persistent: int = 10_000
     """ZeRO-3 keeps parameters up to this size gathered (norms): gathering them would be all latency. Not
-    priced;
-    DeepSpeed's default is ten times it."""
+    priced; DeepSpeed's default is ten times it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
