@@ -49,15 +49,18 @@ class Quantity:
     follow: Callable[[Placement, float], Placement | None] = lambda placement, factor: placement
     """The placement as it follows; None: it cannot."""
 
-    def seconds(self, question: Question, factor: float) -> float:
-        """The step of a placement with so many times the quantity; inf where it does not fit."""
-        assert question.placement is not None
-        placement = self.follow(question.placement, factor)
-        if placement is None:
-            return math.inf
-        request = put(question.request, keys(self.path), lambda value: self.times(value, factor))
-        candidate = good(replace(question, request=request, placement=placement))
-        return math.inf if candidate is None else candidate.seconds
+    def seconds(self, questions: Sequence[Question], factor: float) -> list[float]:
+        """Steps of placements with so many times the quantity; inf where one does not fit."""
+        placements = [q.placement and self.follow(q.placement, factor) for q in questions]
+        if not any(placements):
+            return [math.inf] * len(questions)
+        # one request for all: what is cached for its profiles holds
+        request = put(questions[0].request, keys(self.path), lambda value: self.times(value, factor))
+        replies = [
+            good(replace(q, request=request, placement=placement)) if placement else None
+            for q, placement in zip(questions, placements, strict=True)
+        ]
+        return [math.inf if candidate is None else candidate.seconds for candidate in replies]
 
 
 def break_evens(request: Request, ranked: Sequence[Candidate]) -> list[BreakEven]:
@@ -81,7 +84,7 @@ def _break_even(quantity: Quantity, rivals: Sequence[Question]) -> BreakEven | N
     """
 
     def times(factor: float) -> list[float]:
-        return [quantity.seconds(rival, factor) for rival in rivals]
+        return quantity.seconds(rivals, factor)
 
     if quantity.steps:
         tried = ((factor, times(factor)) for factor in quantity.steps)

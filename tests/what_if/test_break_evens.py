@@ -48,7 +48,7 @@ def found() -> tuple[BreakEven, ...]:
 def times(change: Quantity, factor: float) -> dict[str, float]:
     """Step of every kind under a change."""
     return {
-        label(c.placement): change.seconds(Question(request=REQUEST, placement=c.placement), factor)
+        label(c.placement): change.seconds([Question(request=REQUEST, placement=c.placement)], factor)[0]
         for c in module._other_kinds(ranked())
     }
 
@@ -81,7 +81,7 @@ def test_a_known_crossing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     best, other = module._other_kinds(ranked())[:2]
     fake = {best.placement: lambda f: 10.0 * f, other.placement: lambda f: 30.0}
     change = Quantity(text="x", far=8.0, path="workload", times=lambda workload, factor: workload, now=2.0)
-    monkeypatch.setattr(Quantity, "seconds", lambda self, q, f: fake[q.placement](f))
+    monkeypatch.setattr(Quantity, "seconds", lambda self, qs, f: [fake[q.placement](f) for q in qs])
     rivals = [Question(request=REQUEST, placement=c.placement) for c in (best, other)]
     break_even = module._break_even(change, rivals)
     assert break_even is not None
