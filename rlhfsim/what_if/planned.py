@@ -22,6 +22,7 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.step.region import warnings
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.engine import Change, Question, first_that, setting
@@ -162,7 +163,7 @@ def _placement(request: Request, models: Models) -> Placement:
     def role(name: str) -> RolePlacement | None:
         if getattr(models, name) is None:
             return None
-        trained = name in ("actor", "critic")
+        trained = name in TRAINED
         return RolePlacement(
             pool=train.name,
             layout=_layout(request, name, train.gpus),

@@ -14,6 +14,7 @@ from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.placement.backends import BACKENDS, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 from rlhfsim.what_if.engine import Change, Question, first_that, good, setting
@@ -125,7 +126,7 @@ def _edits(placement: Placement) -> Iterator[Change]:
         if role.layout.micro_batch > 1:
             yield _edit(f"micro_batch 1 for {name}", f"{name}.layout.micro_batch", 1)
     for name, role in roles.items():
-        trained = name in ("actor", "critic")
+        trained = name in TRAINED
         if trained and role.layout.recompute != "full":
             yield _edit(f"recompute full for {name}", f"{name}.layout.recompute", "full")
         if not trained and role.residency == "resident":
@@ -140,7 +141,7 @@ def _heavier(placement: Placement, name: str, role: RolePlacement) -> Iterator[C
     for zero in range(role.layout.zero + 1, 4):
         if violation(placement.backend, replace(role.layout, zero=zero)) is None:
             yield _edit(f"ZeRO-{zero} for {name}", f"{name}.layout.zero", zero)
-    if name in ("actor", "critic"):
+    if name in TRAINED:
         if not role.offload_between:
             yield _edit(f"optimizer of {name} on the host between its calls", f"{name}.offload_between", True)
         if role.layout.offload_optimizer == "none":

@@ -27,6 +27,7 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
+from rlhfsim.specs.workload.dataflow import TRAINED
 
 SMALL = 0.02
 """Moves shorter than this share of the step stand together in one line."""
@@ -212,7 +213,7 @@ def _role_cells(name: str, role: RolePlacement | RolloutPlacement) -> tuple[str,
         sleep = {0: "stays", 1: "sleeps, weights to host", 2: "sleeps, memory freed"}[role.sleep]
         rest = sleep if role.residency == "resident" else role.residency
         return "", "", rest, _rollout_precision(role.layout)
-    trained = name in ("actor", "critic")
+    trained = name in TRAINED
     recompute = role.layout.recompute if trained else ""
     return str(role.layout.micro_batch), recompute, _rest(role, trained), "bf16"
 

@@ -21,6 +21,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 from rlhfsim.units import GIB
@@ -275,7 +276,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
     def placed(role: str) -> RolePlacement | None:
         if getattr(models, role) is None or placed_roles.get(role) not in sizes:
             return None
-        trained = role in ("actor", "critic")
+        trained = role in TRAINED
         micro = _micro(row, "micro_train" if trained else "micro_logprob")
         away: Residency = residency if trained else _frozen_residency(row, offload)
         return RolePlacement(
