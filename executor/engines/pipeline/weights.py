@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from executor.engines.deepspeed.weights import grouped
 from executor.engines.pipeline.layers import Weight
 from executor.engines.pipeline.shards import gathered
 from executor.engines.transformers.heads import HEAD_NAMES
-from executor.weight_transfer.merge import weight_files
+from executor.engines.transformers.shards import ModelFiles
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
@@ -28,16 +27,8 @@ def read(folder: str, weights: Sequence[Weight], optional: str | None = None) ->
     Raises:
         RlhfsimError: a tensor that the checkpoint does not have.
     """
-    from safetensors import safe_open
-
-    files = weight_files(Path(folder))
-    if not files:
-        raise RlhfsimError(
-            "checkpoint-without-safetensors",
-            f"{folder} has no model.safetensors",
-            help="save the model with save_pretrained",
-        )
-    stored = {weight.name: _stored(weight.name, files) for weight in weights}
+    files = ModelFiles(folder)
+    stored = {weight.name: files.stored(*_names(weight.name)) for weight in weights}
     lost = next((name for name, present in stored.items() if not present and name != optional), None)
     if lost is not None:
         raise RlhfsimError(
@@ -47,24 +38,16 @@ def read(folder: str, weights: Sequence[Weight], optional: str | None = None) ->
         )
     for weight in weights:
         if (name := stored[weight.name]) is not None:
-            with safe_open(files[name], framework="pt") as tensors, torch.no_grad():
-                weight.parameter.copy_(_part(tensors.get_slice(name), weight))
+            dim, rank = (weight.cut.dim, weight.cut.rank) if weight.cut else (0, 0)
+            start = rank * weight.parameter.shape[dim]
+            files.expect(name, _whole(weight))
+            files.read(name, weight.parameter.data, dim=dim, start=start)
     return [weight for weight in weights if stored[weight.name] is None]
 
 
-def _stored(name: str, files: Mapping[str, Path]) -> str | None:
-    """Its name in the checkpoint: backbones are stored with or without their prefix."""
-    names = HEAD_NAMES if name in HEAD_NAMES else (name, name.removeprefix("model."))
-    return next((found for found in names if found in files), None)
-
-
-def _part(view: Any, weight: Weight) -> Tensor:
-    """This rank's part of a tensor, read without the rest."""
-    if weight.cut is None:
-        return cast(Tensor, view[:]).reshape(weight.parameter.shape)
-    size = view.get_shape()[weight.cut.dim] // weight.cut.parts
-    mine = slice(weight.cut.rank * size, (weight.cut.rank + 1) * size)
-    return cast(Tensor, view[mine] if weight.cut.dim == 0 else view[:, mine])
+def _names(name: str) -> tuple[str, ...]:
+    """Under which a checkpoint may have it: backbones are stored with or without their prefix."""
+    return HEAD_NAMES if name in HEAD_NAMES else (name, name.removeprefix("model."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

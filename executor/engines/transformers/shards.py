@@ -1,0 +1,103 @@
+"""Weights of a model folder, read by parts: a rank takes from the files what it will hold, and no more.
+
+Legend: R rows (the first dimension of a stored tensor), W elements of a row.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from executor.weight_transfer.merge import weight_files
+from rlhfsim.errors import RlhfsimError
+
+BLOCK_BYTES = 32 * 2**20
+"""Of rows that are on the host at one time, besides their mapped file pages."""
+
+
+class ModelFiles:
+    """Safetensors files of a model folder; each read maps a file, copies a part and lets go of it."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Read the index, or the names in the files.
+
+        Raises:
+            RlhfsimError: a folder without safetensors files.
+        """
+        self.folder = Path(folder)
+        self._files = weight_files(self.folder)
+        if not self._files:
+            raise RlhfsimError(
+                "checkpoint-without-safetensors",
+                f"{folder} has no model.safetensors",
+                help="save the model with save_pretrained",
+            )
+
+    def stored(self, *names: str) -> str | None:
+        """The first of `names` that a file has."""
+        return next((name for name in names if name in self._files), None)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a stored tensor, read from a file's header."""
+        with self._open(name) as opened:
+            return tuple(opened.get_slice(name).get_shape())
+
+    def expect(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a stored tensor that is not what the configuration says.
+
+        Raises:
+            RlhfsimError: another number of elements (a scalar head is stored as (H,) or (1, H)).
+        """
+        if math.prod(self.shape(name)) != math.prod(shape):
+            raise RlhfsimError(
+                "checkpoint-shape",
+                f"{name} has the shape {self.shape(name)} in {self.folder}, its config.json means {shape}",
+                help="give a folder whose config.json and weights belong together",
+            )
+
+    def read(self, name: str, target: Tensor, *, dim: int = 0, start: int = 0) -> None:
+        """Fill `target` with what lies from `start` along `dim`, in its own precision and on its device.
+
+        `target` has the stored shape in every other dimension.
+        """
+        if dim == 0:
+            width = math.prod(target.shape[1:])
+            self.read_flat(name, target, start * width)
+            return
+        inner = (*[slice(None)] * (dim - 1), slice(start, start + target.shape[dim]))
+        step = _rows(math.prod(self.shape(name)[1:]), target)
+        for first in range(0, target.shape[0], step):
+            rows = slice(first, first + step)
+            with self._open(name) as opened, torch.no_grad():
+                target[rows].copy_(opened.get_slice(name)[(rows, *inner)])
+
+    def read_flat(self, name: str, target: Tensor, start: int = 0) -> None:
+        """Fill a contiguous `target` with elements from `start` of the stored tensor laid end to end.
+
+        Where the tensor ends before the target, the rest of the target stays: padding of a partition.
+        """
+        shape = self.shape(name)
+        stop = min(start + target.numel(), math.prod(shape))
+        flat, width = target.view(-1), math.prod(shape[1:])
+        step = _rows(width, target)
+        for first in range(start // width, -(-stop // width), step) if start < stop else ():
+            low, high = max(start, first * width), min(stop, (first + step) * width)
+            with self._open(name) as opened, torch.no_grad():
+                view = opened.get_slice(name)
+                rows = view[first : first + step] if shape else opened.get_tensor(name)
+                part = rows.reshape(-1)[low - first * width : high - first * width]
+                flat[low - start : high - start].copy_(part)
+
+    def _open(self, name: str) -> Any:
+        from safetensors import safe_open
+
+        return safe_open(self._files[name], framework="pt")
+
+
+def _rows(width: int, target: Tensor) -> int:
+    """Rows in a block."""
+    return max(1, BLOCK_BYTES // (width * target.element_size()))
