@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
 from executor.settings import Optimizer, Precision
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import Transport
 
@@ -33,6 +34,8 @@ class EngineSpec:
     model: str
     """Folder with config.json, weights (safetensors) and tokenizer."""
     head: Head = "causal"
+    backend: Backend = "deepspeed"
+    """Library that shards and trains."""
     layout: Layout
     optimizer: Optimizer | None = None
     """None: the engine only infers."""

@@ -15,7 +15,6 @@ def start(rank: int, world: int, local_rank: int, host: str, port: int, timeout_
     """
     import torch
 
-    cuda = torch.cuda.is_available()
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
@@ -24,18 +23,17 @@ def start(rank: int, world: int, local_rank: int, host: str, port: int, timeout_
         "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
     }
-    if cuda:
-        torch.cuda.set_device(local_rank)
+    device = None
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
     else:
         os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
-    import deepspeed.ops
-
-    # plain gloo: the shared-memory collectives are compiled for about 50 s and leave segments behind when a
-    # rank is killed
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(
-        dist_backend="nccl" if cuda else "gloo", timeout=timedelta(seconds=timeout_s), verbose=False
+    torch.distributed.init_process_group(
+        "nccl" if device else "gloo",
+        timeout=timedelta(seconds=timeout_s),
+        # a bound device makes torch split later groups off this one; a single rank has nobody to split from
+        device_id=device if world > 1 else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from executor.engines.deepspeed.optimizers import adam
+from executor.engines.optimizers import adam
 from executor.engines.protocols import EngineSpec
 from executor.microbench.setup import ProbeSetup, samples
 from executor.settings import Optimizer

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from executor.engines.deepspeed.config import ds_config
-from executor.engines.deepspeed.optimizers import adam, learning_rate
+from executor.engines.optimizers import adam, learning_rate
 from executor.engines.protocols import EngineSpec
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError

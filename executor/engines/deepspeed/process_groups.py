@@ -10,6 +10,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import deepspeed
+import deepspeed.ops
+import torch
 from deepspeed.utils import groups
 
 _NAMES = (
@@ -21,6 +24,15 @@ _NAMES = (
 )
 # process groups cannot be taken back cheaply: a role that is destroyed and created again reuses its set
 _SETS: dict[int, Mapping[str, Any]] = {}
+
+
+def join() -> None:
+    """Hand the process group of this process to DeepSpeed."""
+    # plain gloo: the shared-memory collectives are compiled for about 50 s and leave segments behind when a
+    # rank is killed
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = torch.distributed.get_backend()
+    deepspeed.init_distributed(dist_backend=backend, dist_init_required=False, verbose=False)
 
 
 def _current() -> dict[str, Any]:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from executor.engines.deepspeed.config import ds_config
-from executor.engines.deepspeed.optimizers import adam
 from executor.engines.mesh import coordinates
+from executor.engines.optimizers import adam
 from executor.engines.pipeline.layers import (
     EMBEDDING,
     HEADS,

@@ -17,8 +17,8 @@ from torch import distributed as dist
 
 from executor.algorithms import metrics
 from executor.engines import states
-from executor.engines.deepspeed.learner import Learner
-from executor.engines.deepspeed.process_groups import of_pipeline
+from executor.engines.deepspeed import process_groups
+from executor.engines.deepspeed.learner import DeepSpeedLearner
 from executor.engines.mesh import coordinates, rank_at
 from executor.engines.packing import MicroBatch, Select, filler
 from executor.engines.pipeline import build
@@ -42,7 +42,7 @@ class _RunningStep:
     sums: metrics.Metrics = field(default_factory=dict)
 
 
-class PipelineEngine(Learner):
+class PipelineEngine(DeepSpeedLearner):
     """One rank of a model cut into stages (and shards); all ranks call the same methods in the same order.
 
     Results of `logprobs`, `values` and `scores` are those of the replica's samples, on all of its ranks.
@@ -50,12 +50,13 @@ class PipelineEngine(Learner):
 
     def __init__(self, spec: EngineSpec) -> None:
         """Every rank reads its own stage; a collective over the default group, one rank a process."""
+        process_groups.join()
         self.rank = dist.get_rank()
         self.place = coordinates(self.rank, spec.layout)
         self.dtype = DTYPES[spec.precision]
         source = decoder(spec.model, self.dtype)
         build.check(spec, source)
-        with of_pipeline(None):
+        with process_groups.of_pipeline(None):
             module = build.stages(spec, source, self.rank, self._stage_loss)
         super().__init__(spec, module, module)
         module.config = source.config  # for the copy of the model in a checkpoint
@@ -70,7 +71,7 @@ class PipelineEngine(Learner):
         self._step: _RunningStep | None = None
 
     def _owned(self) -> AbstractContextManager[None]:
-        return of_pipeline(self.grid)
+        return process_groups.of_pipeline(self.grid)
 
     @property
     def _last(self) -> bool:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from executor.engines.deepspeed.weights import grouped
 from executor.engines.pipeline.layers import Weight
 from executor.engines.pipeline.shards import gathered
 from executor.engines.transformers.heads import HEAD_NAMES
 from executor.engines.transformers.shards import ModelFiles
+from executor.engines.weights import grouped
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from executor.engines.deepspeed.weights import gathered, names_in_groups
 from executor.engines.transformers.heads import HeadedModel, checkpoint_name
+from executor.engines.weights import gathered, names_in_groups
 from executor.weight_transfer.packing import Named
 from rlhfsim.specs.workload.workload import LORA_ALPHA_OVER_RANK
 
@@ -85,13 +85,17 @@ def split(model: HeadedModel) -> tuple[dict[str, nn.Parameter], dict[str, Adapte
 
 
 def merged(model: HeadedModel, bucket_bytes: int, *, first: bool) -> Iterator[list[Named]]:
-    """list[Named]s of full weights with their adapters merged; a collective."""
+    """Buckets of full weights with their adapters merged; a collective."""
     base, adapters = split(model)
     for names in names_in_groups(base, bucket_bytes):
-        pairs = [adapters[name] for name in names if name in adapters]
-        parameters = [base[name] for name in names] + [p for pair in pairs for p in (pair.a, pair.b)]
-        with gathered(parameters), torch.no_grad():
-            yield [(name, _merged(base[name], adapters.get(name))) for name in names] if first else []
+        adapted = [name for name in names if name in adapters]
+        parameters = [base[name] for name in names]
+        parameters += [side for name in adapted for side in (adapters[name].a, adapters[name].b)]
+        with gathered(parameters) as tensors:
+            sides = tensors[len(names) :]
+            pairs = dict(zip(adapted, zip(sides[::2], sides[1::2], strict=True), strict=True))
+            weights = zip(names, tensors, strict=False)
+            yield [(name, _merged(weight, pairs.get(name))) for name, weight in weights] if first else []
 
 
 def matrices(model: HeadedModel, *, first: bool) -> list[Named]:
@@ -102,13 +106,14 @@ def matrices(model: HeadedModel, *, first: bool) -> list[Named]:
         for name, pair in adapters.items()
         for side, parameter in (("A", pair.a), ("B", pair.b))
     }
-    with gathered(list(named.values())), torch.no_grad():
-        return [(name, matrix.detach().clone()) for name, matrix in named.items()] if first else []
+    with gathered(list(named.values())) as tensors:
+        return [(name, tensor.clone()) for name, tensor in zip(named, tensors, strict=True)] if first else []
 
 
-def _merged(weight: nn.Parameter, adapter: Adapter | None) -> Tensor:
-    if adapter is None:
-        return weight.detach().contiguous()
-    change = adapter.b.detach().float() @ adapter.a.detach().float()
-    full: Any = weight.detach().float() + LORA_ALPHA_OVER_RANK * change
+def _merged(weight: Tensor, sides: tuple[Tensor, Tensor] | None) -> Tensor:
+    """The weight (out, in) with its adapter's A (rank, in) and B (out, rank)."""
+    if sides is None:
+        return weight.contiguous()
+    a, b = sides
+    full: Any = weight.float() + LORA_ALPHA_OVER_RANK * (b.float() @ a.float())
     return cast(Tensor, full.to(weight.dtype))
