@@ -39,7 +39,7 @@ EXECUTOR_LAYERS = [
     {"executor.weight_transfer"},
     {"executor.engines"},
     {"executor.microbench"},
-    {"executor.resolve"},
+    {"executor.resolve", "executor.ranks"},
     {"executor.refusals"},
     {"executor.coordination"},
     {"executor.selfcheck"},

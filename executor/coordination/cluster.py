@@ -13,7 +13,6 @@ import os
 import shutil
 import socket
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from executor.ranks import Place, bundles, check_room, places
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 
@@ -38,9 +38,6 @@ CONNECT_S = 1.0
 PROBE_SHARE, PROBE_S = 0.01, 60.0
 """Of a GPU, and seconds, for the question which GPU a bundle has."""
 
-Place = tuple[int, int]
-"""Node of the plan, GPU inside it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
@@ -49,11 +46,6 @@ class RayNode:
     id: str
     address: str
     slots: int
-
-
-def places(plan: Plan) -> tuple[Place, ...]:
-    """Every GPU that a role of the plan uses, in order."""
-    return tuple(sorted({p for role in plan.gpu_map for p in zip(role.nodes, role.gpus, strict=True)}))
 
 
 def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> str:
@@ -126,24 +118,8 @@ def check(plan: Plan, resource: str) -> None:
     Raises:
         RlhfsimError: with the plan's need and the cluster's offer, node by node.
     """
-    need = sorted(Counter(node for node, _ in places(plan)).values(), reverse=True)
-    have = [n.slots for n in nodes(resource)]
-    if len(have) >= len(need) and all(h >= n for h, n in zip(have, need, strict=False)):
-        return
     kind = "GPUs" if resource == GPU else "slots"
-    raise RlhfsimError(
-        "cluster-too-small",
-        f"the plan needs {sum(need)} {kind} ({_listed(need)}), the cluster has {sum(have)} ({_listed(have)})",
-        help="design for this cluster (rlhfsim design --gpus ...), add nodes, "
-        "or run a scaled plan: rlhfsim launch --scale",
-    )
-
-
-def _listed(slots: list[int]) -> str:
-    counts = Counter(slots)
-    return (
-        ", ".join(f"{count} node{'s' * (count > 1)} of {size}" for size, count in counts.items()) or "no node"
-    )
+    check_room(plan, [n.slots for n in nodes(resource)], kind)
 
 
 @ray.remote
@@ -196,9 +172,7 @@ def reserve(plan: Plan, resource: str, timeout_s: float) -> Reservation:
     Raises:
         RlhfsimError: not enough free slots in time.
     """
-    by_node: dict[int, list[Place]] = {}
-    for place in places(plan):
-        by_node.setdefault(place[0], []).append(place)
+    by_node = bundles(plan)
     groups = {
         node: placement_group([{resource: 1.0} for _ in slots], strategy="STRICT_PACK")
         for node, slots in by_node.items()

@@ -10,10 +10,11 @@ from typing import Any
 
 import ray
 
-from executor.coordination.cluster import Place, Reservation
+from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Replica, ReplicaIdentity
 from executor.coordination.tracing import Reply
+from executor.ranks import replica_places
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan
 
@@ -177,13 +178,3 @@ def spawn(
         for index, places in enumerate(replica_places(plan))
     ]
     return ReplicaPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)
-
-
-def replica_places(plan: Plan) -> list[tuple[Place, ...]]:
-    """GPUs of every replica: consecutive ranks of the rollout role."""
-    role = plan.placement.rollout
-    assert role is not None
-    gpus = next(s for s in plan.gpu_map if s.role == "rollout")
-    ranks = list(zip(gpus.nodes, gpus.gpus, strict=True))
-    each = role.layout.replica_gpus
-    return [tuple(ranks[i * each : (i + 1) * each]) for i in range(role.layout.dp)]

@@ -9,40 +9,11 @@ from typing import Any
 
 import ray
 
-from executor.coordination.cluster import Place, Reservation
+from executor.coordination.cluster import Reservation
 from executor.coordination.failures import collect
 from executor.coordination.tracing import Reply
 from executor.coordination.worker import Worker, WorkerIdentity
-from rlhfsim.plan import Plan
-from rlhfsim.specs.placement.placement import RolePlacement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSpec:
-    """Roles that share processes: same GPUs, same tensor, pipeline and data parallelism."""
-
-    name: str
-    """Its roles, as in `actor+reference`."""
-    pool: str
-    roles: tuple[str, ...]
-    places: tuple[Place, ...]
-    """Of each rank."""
-
-
-def group_specs(plan: Plan, served_by: Mapping[str, str]) -> tuple[GroupSpec, ...]:
-    """The worker groups of a plan; roles in `served_by` run on another role's engine."""
-    gpus = {s.role: tuple(zip(s.nodes, s.gpus, strict=True)) for s in plan.gpu_map}
-    together: dict[Any, dict[str, RolePlacement]] = {}
-    for role, placed in plan.placement.roles.items():
-        if isinstance(placed, RolePlacement) and role not in served_by:
-            key = (gpus[role], placed.layout.tp, placed.layout.pp, placed.layout.dp)
-            together.setdefault(key, {})[role] = placed
-    return tuple(
-        GroupSpec(
-            name="+".join(roles), pool=next(iter(roles.values())).pool, roles=tuple(roles), places=places
-        )
-        for (places, *_), roles in together.items()
-    )
+from executor.ranks import GroupSpec
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,8 +29,9 @@ from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
 from executor.coordination.tracing import SAME_CLOCK, ClockOffset, Reply, RunRecorder, Tags, offset
 from executor.coordination.watch import Watch
-from executor.coordination.worker_group import WorkerGroup, group_specs, join, spawn
+from executor.coordination.worker_group import WorkerGroup, join, spawn
 from executor.engines import mesh
+from executor.ranks import TENANTS, group_specs
 from executor.resolve import Job, engine_specs, environment, rollout_spec, served_by
 from executor.samples import Completion, GenerationRequest, LossSpec, Sample, Transfer
 from rlhfsim.specs.placement.layout import Layout
@@ -45,8 +46,6 @@ PROCESSES = "processes.json"
 """In the scratch folder: part -> process id."""
 CLOCK_S = 30.0
 """Most that one look at another process's clock takes."""
-TENANTS = 8
-"""Most processes that share one slot: each takes that share of it."""
 
 
 class WorkerGroups:
