@@ -22,7 +22,6 @@ from executor.tasks.prompter import TaskPrompter
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
-PATHS = tuple(path for path, rules in WEIGHT_PATHS.items() if rules.transport and not rules.needs_backend)
 PROBES = 8
 """Responses whose log-probs are compared after each path's last sync."""
 Say = Callable[[str], None]
@@ -56,7 +55,18 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
         with closing(workers):
             say("starting a trainer and a rollout replica")
             workers.start()
-            return [_timed(workers, job, prompter, path, scratch, repeats, say) for path in PATHS]
+            return [
+                _timed(workers, job, prompter, path, scratch, repeats, say) for path in paths_of(job.plan)
+            ]
+
+
+def paths_of(plan: Plan) -> list[WeightPath]:
+    """Paths that the executor carries where this plan's actor and rollout lie."""
+    return [
+        path
+        for path, rules in WEIGHT_PATHS.items()
+        if plan.topology in rules.transports and not rules.needs_backend
+    ]
 
 
 def _timed(

@@ -21,6 +21,7 @@ from pydantic import AliasChoices, Field, TypeAdapter
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.specs.placement.placement import Architecture, Placement, RolePlacementLabel
+from rlhfsim.specs.placement.weight_paths import Topology, topology
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import Dimension
 
@@ -141,6 +142,7 @@ class Asked:
     """What may compete, as it was asked: with workload and hardware of the plan the whole question."""
 
     backend: str
+    framework: str | None = None
     objective: str
     allow: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
@@ -250,6 +252,24 @@ class Plan:
     """Hash of workload, placement and hardware: two plans with one hash price the same thing."""
     choice: Choice | None = None
     """How a search came to it; None: the plan was given. No launch reads it."""
+
+    def gpus_of(self, role: str) -> tuple[tuple[int, int], ...]:
+        """(node, GPU inside it) of every rank of a role."""
+        return next(tuple(zip(m.nodes, m.gpus, strict=True)) for m in self.gpu_map if m.role == role)
+
+    @property
+    def topology(self) -> Topology:
+        """How the rollout lies beside the policy's training."""
+        return topology(self.gpus_of("actor"), self.gpus_of("rollout" if self.placement.rollout else "actor"))
+
+    @property
+    def replicas_in_one_node(self) -> bool:
+        """Whether no rollout replica spans nodes."""
+        if self.placement.rollout is None:
+            return True
+        each, places = self.placement.rollout.layout.replica_gpus, self.gpus_of("rollout")
+        replicas = (places[i : i + each] for i in range(0, len(places), each))
+        return all(len({node for node, _ in replica}) == 1 for replica in replicas)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types; a plan that was given has no key `choice`."""

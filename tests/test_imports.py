@@ -15,6 +15,7 @@ LAYERS = [
     {"rlhfsim.specs"},
     {"rlhfsim.plan"},
     {"rlhfsim.trace"},
+    {"rlhfsim.frameworks"},
     {"rlhfsim.kernels"},
     {"rlhfsim.memory"},
     {"rlhfsim.weight_sync"},
@@ -22,7 +23,6 @@ LAYERS = [
     {"rlhfsim.step"},
     {"rlhfsim.simulation"},
     {"rlhfsim.search"},
-    {"rlhfsim.frameworks"},
     {"rlhfsim.calibration"},
     {"rlhfsim.what_if"},
     {"rlhfsim.validation"},
@@ -31,7 +31,14 @@ LAYERS = [
     {"rlhfsim.cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-EXECUTOR_MAY = {"rlhfsim.errors", "rlhfsim.units", "rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace"}
+EXECUTOR_MAY = {
+    "rlhfsim.errors",
+    "rlhfsim.units",
+    "rlhfsim.specs",
+    "rlhfsim.plan",
+    "rlhfsim.trace",
+    "rlhfsim.frameworks",
+}
 EXECUTOR_LAYERS = [
     {"executor.samples", "executor.settings"},
     {"executor.algorithms", "executor.rewards", "executor.tasks"},

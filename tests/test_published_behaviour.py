@@ -74,6 +74,7 @@ def step_of(model: str, gpus: int, kind: str) -> float | None:
         cluster=Cluster(node_groups=(node_group("a100-80", gpus),), oversubscription=FABRIC),
         workload=workload,
         backend="megatron",
+        framework="any",
         forbid=others | {"offload", "async"},
     )
     found = Search(request, models_of(workload)).run()
@@ -125,7 +126,7 @@ def test_the_crossover_of_13b_as_a_user_runs_it(gpus: int, placement: str, tmp_p
     out = tmp_path / "plan.json"
     asked = (
         f"--gpus {gpus} --gpu a100-80 --oversubscription {FABRIC} --model llama-2-13b --backend megatron "
-        f"--mini-batches 8 --prompts 1024 --forbid offload,async --json --out {out}"
+        f"--framework any --mini-batches 8 --prompts 1024 --forbid offload,async --json --out {out}"
     )
     result = CliRunner().invoke(design, asked.split())
     assert result.exit_code == 0, result.output
@@ -222,6 +223,7 @@ def best(
         cluster=h100(gpus, fabric),
         workload=workload,
         backend="megatron" if fabric == 1 else "deepspeed",
+        framework="any",
         allow=frozenset({"async"}) if stale else frozenset(),
         architecture="async" if stale else None,
     )

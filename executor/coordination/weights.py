@@ -59,10 +59,9 @@ class WeightRoute:
         host, port = ray.get(self._trainer.actors[0].address.remote(), timeout=settings.limits.call_s)
         self._folder.mkdir(parents=True, exist_ok=True)
         rules = WEIGHT_PATHS[placement.weight_path]
-        assert rules.transport is not None, "refused before anything starts"
         return ChannelSpec(
             name=f"weights-{uuid4().hex[:8]}",
-            transport=rules.transport,
+            transport=rules.transports[self._job.plan.topology],
             host=host,
             port=port,
             receivers=receivers,

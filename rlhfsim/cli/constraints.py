@@ -21,6 +21,7 @@ from rlhfsim.cli.params import (
 )
 from rlhfsim.cli.roles import MAX_DEGREE, check_layouts
 from rlhfsim.errors import unknown_name
+from rlhfsim.frameworks.runs import ANY, frameworks
 from rlhfsim.search.fixed_layouts import pool_sizes
 from rlhfsim.search.request import (
     FIXABLE_ROLES,
@@ -34,7 +35,6 @@ from rlhfsim.search.requirements import QUANTITIES, Requirement, check_steps, re
 from rlhfsim.search.space import partitions, roles_of, splits
 from rlhfsim.specs.hardware.hardware import MAX_GPUS
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.layout import Offload, Recompute
 from rlhfsim.specs.placement.placement import Architecture, Residency
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
@@ -223,6 +223,12 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
             raise bad_option(
                 f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
             )
+    if request.runs and (lacks := request.runs.lacks_workload(request.workload)):
+        others = [x.name for x in frameworks() if not x.lacks_workload(request.workload)]
+        raise bad_option(
+            f"{request.runs.title} does not run {lacks.what}",
+            f"{lacks.remedy}; or design for another framework: --framework {' or '.join([*others, ANY])}",
+        )
     check_layouts(request, models)
     shared = [p for work in workloads for p in partitions(replace(request, workload=work), models)]
     if not shared:
@@ -257,9 +263,9 @@ def _why_empty(request: Request) -> str:
     rules = WEIGHT_PATHS[path]
     if rules.adapters_only and request.workload.lora is None:
         return f"weight path {path} moves adapters only: add --allow lora"
-    if rules.needs_backend and BACKENDS[request.backend].launchable:
-        others = [name for name, rules in BACKENDS.items() if not rules.launchable]
-        return f"weight path {path} needs --backend {' or '.join(others)}"
+    if rules.needs_backend and request.runs and path not in request.runs.weight_paths:
+        others = [x.name for x in frameworks() if path in x.weight_paths]
+        return f"weight path {path} needs --framework {' or '.join([*others, ANY])}"
     if rules.pools == "one":
         return f"weight path {path} needs actor and rollout on the same GPUs"
     if rules.pools == "two":

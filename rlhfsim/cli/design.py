@@ -11,10 +11,11 @@ import click
 from rlhfsim.api import design as search_design
 from rlhfsim.cli.constraints import check_request, constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
-    backend_option,
+    backend_options,
     build_cluster,
     build_workload,
     cluster_options,
+    trainer,
     workload_options,
 )
 from rlhfsim.cli.params import (
@@ -56,7 +57,7 @@ OBJECTIVES = get_args(Objective)
 @click.command(epilog=EPILOG)
 @cluster_options
 @workload_options
-@backend_option
+@backend_options
 @option(
     "--objective",
     OneOf("objective", OBJECTIVES),
@@ -120,9 +121,7 @@ def _request(given: dict[str, Any]) -> Request:
             "give --price USD_PER_GPU_HOUR",
         )
     with on_command_line():
-        base = Request(
-            cluster=cluster, workload=workload, backend=given["backend"], objective=given["objective"]
-        )
+        base = Request(cluster=cluster, workload=workload, **trainer(given), objective=given["objective"])
     request = constrained(base, given)
     check_request(request, models_of(workload), list(variants(request)))
     return request

@@ -25,6 +25,7 @@ from rlhfsim.cli.params import (
     together,
 )
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frameworks.runs import ANY, OWN, framework, frameworks
 from rlhfsim.specs.hardware.hardware import MAX_GPUS, MAX_OVERSUBSCRIPTION, Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
@@ -56,9 +57,28 @@ oversubscription_option = option(
     "2: the network between nodes carries half of what the NICs could.",
     default=1.0,
 )
-backend_option = option(
-    "--backend", OneOf("backend", BACKENDS), f"Training backend: {', '.join(BACKENDS)}.", default="deepspeed"
+FRAMEWORKS = (*(x.name for x in frameworks()), ANY)
+backend_options = together(
+    option(
+        "--framework",
+        OneOf("framework", FRAMEWORKS),
+        f"Who runs the plan: {', '.join(FRAMEWORKS)} (all that is priced). Default: {OWN}, or the first that "
+        "trains with --backend.",
+    ),
+    option(
+        "--backend",
+        OneOf("backend", BACKENDS),
+        f"Training backend: {', '.join(BACKENDS)}. Default: the framework's first.",
+    ),
 )
+
+
+def trainer(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Framework and backend of `backend_options`, as a request has them."""
+    name, backend = given["framework"], given["backend"]
+    if backend is None:
+        backend = next(iter(framework(OWN if name in (None, ANY) else name).trainers))
+    return {"framework": name, "backend": backend}
 
 
 def price_option(help: str = "USD per GPU-hour, in place of the listed price.") -> Option:

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from rlhfsim.api import cluster_of, estimate_file, stale_profiles
 from rlhfsim.cli import completion
-from rlhfsim.cli.inputs import backend_option, build_cluster, build_workload, input_options
+from rlhfsim.cli.inputs import backend_options, build_cluster, build_workload, input_options, trainer
 from rlhfsim.cli.params import (
     Number,
     OneOf,
@@ -23,6 +23,7 @@ from rlhfsim.cli.params import (
     together,
 )
 from rlhfsim.cli.roles import check_layouts, fixed_layouts, role_options
+from rlhfsim.frameworks.runs import ANY, OWN, framework
 from rlhfsim.plan import read_plan
 from rlhfsim.search.request import SWITCHES, Request
 from rlhfsim.specs.model.roles import models_of
@@ -38,7 +39,7 @@ _ARCHITECTURES = get_args(Architecture)
 plan_options = together(
     click.argument("file", required=False, shell_complete=completion.systems),
     input_options,
-    backend_option,
+    backend_options,
     option(
         "--architecture",
         OneOf("architecture", _ARCHITECTURES),
@@ -119,7 +120,7 @@ def request_of(given: Mapping[str, Any]) -> Request:
         request = Request(
             cluster=cluster,
             workload=workload,
-            backend=given["backend"],
+            **_priced(given),
             allow=frozenset(allow),
             fix=fixed_layouts(given),
             architecture=wanted,
@@ -127,3 +128,10 @@ def request_of(given: Mapping[str, Any]) -> Request:
         )
     check_layouts(request, models_of(workload))
     return request
+
+
+def _priced(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Framework and backend; a backend that ours does not run is priced whatever runs it."""
+    asked = trainer(given)
+    ours = asked["backend"] in framework(OWN).trainers
+    return asked if asked["framework"] or ours else {**asked, "framework": ANY}

@@ -8,10 +8,11 @@ import click
 
 from rlhfsim.cli.constraints import constrained, constraint_options, requirements
 from rlhfsim.cli.inputs import (
-    backend_option,
+    backend_options,
     build_workload,
     oversubscription_option,
     price_option,
+    trainer,
     workload_options,
 )
 from rlhfsim.cli.params import (
@@ -57,7 +58,7 @@ Examples:
 @oversubscription_option
 @price_option("USD per GPU-hour of every kind, in place of the listed prices.")
 @workload_options
-@backend_option
+@backend_options
 @option(
     "--objective", OneOf("objective", ("gpus", "cost")), "Fewest GPUs, or least USD per step.", default="gpus"
 )
@@ -118,7 +119,7 @@ def _request(given: dict[str, Any], profiles: list[Profile]) -> Request:
         base = Request(
             cluster=cluster,
             workload=build_workload({**given, "gpus": 1}),
-            backend=given["backend"],
+            **trainer(given),
             price=given["price"],
         )
     request = constrained(base, given)

@@ -36,8 +36,8 @@ RANK = 4
 
 def _title(path: WeightPath) -> str:
     rules = WEIGHT_PATHS[path]
-    assert rules.transport is not None
-    return "adapters only, " * rules.adapters_only + TRANSPORTS[rules.transport]
+    transport = next(iter(rules.transports.values()))
+    return "adapters only, " * rules.adapters_only + TRANSPORTS[transport]
 
 
 def run(model: str | None, repeats: int, *, as_json: bool) -> None:

@@ -95,6 +95,7 @@ def lengths(spec: AnyLengths) -> str:
 
 def _asked(asked: Asked) -> dict[str, object]:
     return {
+        "framework": asked.framework,
         "backend": asked.backend,
         "objective": _unless(asked.objective, "time"),
         "architecture": asked.architecture,

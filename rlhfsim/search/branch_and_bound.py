@@ -367,7 +367,7 @@ class Search:
             self._seen[placement] = judged(self.request, self.models, placement, cutoff=self.limit)
         candidate = self._seen[placement]
         label, wanted = placement.architecture, self.request.architecture
-        if label in self.request.forbid or wanted not in (None, label):
+        if label in self.request.left_out or wanted not in (None, label):
             candidate = None
         if proves:
             self.counts["simulated" if candidate else "refused"] += 1

@@ -65,7 +65,14 @@ class SearchCache:
         work, cluster = request.workload, request.cluster
         groups = tuple((DeviceKey(p.profile), p.gpus, p.gpus_per_node) for p in cluster.node_groups)
         fixed = tuple((role, *sorted(fields.items())) for role, fields in sorted(request.fix.items()))
-        competing = models, request.backend, request.forbid, fixed, request.limits
+        competing = (
+            models,
+            request.backend,
+            request.runs and request.runs.name,
+            request.forbid,
+            fixed,
+            request.limits,
+        )
         domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
         bytes_ = competing, groups, work, request.max_oom
         times = bytes_, cluster.oversubscription

@@ -114,7 +114,9 @@ class _Asked:
             if replace(placed, pool=ALONE) not in self.subproblems.pricer.every(key):
                 limit = broken_limit(request, role, placed)
                 yield f"{role}: " + (
-                    layout_refusal(request, models.of("actor" if role == "rollout" else role), placed.layout)
+                    layout_refusal(
+                        request, models.of("actor" if role == "rollout" else role), placed.layout, role
+                    )
                     or (
                         f"the question asks for {limit.text}"
                         if limit
@@ -123,7 +125,7 @@ class _Asked:
                 )
         yield from self._skeleton_refusals()
         label = placement.architecture
-        if label in request.forbid or request.architecture not in (None, label):
+        if label in request.left_out or request.architecture not in (None, label):
             yield f"the question leaves out {label} plans"
         if placement.rollout is not None:
             ends = [(self.keys()[role], placement.roles[role]) for role in ENDS]

@@ -14,7 +14,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.space import partitions, splits
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.backends import violation
+from rlhfsim.specs.placement.backends import broken_rule
 from rlhfsim.specs.placement.layout import Layout
 
 Fields = Mapping[str, int | str]
@@ -91,7 +91,7 @@ def _check_backend(request: Request, fields: Fields) -> None:
     degrees = {k: v for k, v in fields.items() if k != "dp"}
     base = Layout(dp=wide, **cast(dict[str, Any], {"recompute": "none", **degrees}))
     tried = [base] if "zero" in fields else [replace(base, zero=z) for z in (1, 3, 2, 0)]
-    broken = [violation(request.backend, layout) for layout in tried]
+    broken = [broken_rule(request.trainer, layout) for layout in tried]
     if all(broken):
         raise RlhfsimError(
             "backend-cannot-run", str(broken[0]), help="choose another layout, or another --backend"

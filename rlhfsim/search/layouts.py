@@ -8,6 +8,7 @@ recomputation does not compete either: with flash attention it saves no memory (
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +16,11 @@ from functools import lru_cache
 from itertools import product
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.backends import BACKENDS, BackendRules, violation
+from rlhfsim.specs.placement.backends import BackendRules, broken_rule
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Workload
 
@@ -65,14 +68,14 @@ def role_layouts(
     request: Request, role: str, model: ModelSpec, gpus: int, domain: int, *, trained: bool
 ) -> Space:
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
-    rules = BACKENDS[request.backend]
+    rules = request.trainer
     fixed = request.fix.get(role, {})
     sequences = request.workload.num_sequences // request.workload.mini_batches
     micros = _values(fixed, "micro_batch", MICRO_BATCHES)
     dropped: Counter[str] = Counter()
     shapes = []
     for layout in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        if reason := layout_refusal(request, model, layout):
+        if reason := layout_refusal(request, model, layout, role):
             dropped[reason] += len(micros)
             continue
         sizes = [
@@ -141,7 +144,7 @@ def _zeros(
 def _recomputes(request: Request, fixed: Mapping[str, int | str], trained: bool) -> tuple[Recompute, ...]:
     if "recompute" in fixed:
         return (fixed["recompute"],)  # type: ignore[return-value]  # checked where options are read
-    if not trained or "recompute" in request.forbid:
+    if not trained or "recompute" in request.left_out:
         return ("none",)
     return "none", "full"
 
@@ -149,7 +152,7 @@ def _recomputes(request: Request, fixed: Mapping[str, int | str], trained: bool)
 def _offloads(request: Request, trained: bool) -> tuple[Offload, ...]:
     return (
         ("none", "cpu")
-        if trained and "offload" not in request.forbid and request.backend != "fsdp2"
+        if trained and "offload" not in request.left_out and request.backend != "fsdp2"
         else ("none",)
     )
 
@@ -196,19 +199,28 @@ def _virtual(model: ModelSpec, rules: BackendRules, pp: int) -> tuple[int, ...]:
     return (1, 2) if model.num_layers % (pp * 2) == 0 else (1,)
 
 
-def layout_refusal(request: Request, model: ModelSpec, layout: Layout | RolloutLayout) -> str | None:
+def layout_refusal(
+    request: Request, model: ModelSpec, layout: Layout | RolloutLayout, role: str
+) -> str | None:
     """Why the backend (or the engine) cannot run a model in a layout, or None."""
     if not divides_heads(model, layout.tp):
         return "TP does not divide the attention heads"
-    broken = violation(request.backend, layout) if isinstance(layout, Layout) else None
-    return f"the backend cannot run it ({broken})" if broken else None
+    if isinstance(layout, RolloutLayout):
+        return None
+    if broken := broken_rule(request.trainer, layout):
+        return f"the backend cannot run it ({broken})"
+    lacks = request.runs and request.runs.lacks_layout(request.backend, layout, request.workload, role)
+    return f"{request.runs.title} does not run {lacks.what}" if request.runs and lacks else None
 
 
-def rollout_layouts(request: Request, model: ModelSpec, gpus: int, domain: int) -> tuple[RolloutLayout, ...]:
+def rollout_layouts(
+    request: Request, model: ModelSpec, gpus: int, group: NodeGroup
+) -> tuple[RolloutLayout, ...]:
     """Layouts of the inference engine that fill `gpus` GPUs; TP stays inside one scale-up domain.
 
     The same layout at falling shares of memory stands together.
     """
+    domain = domain_of(group)
     fixed = request.fix.get("rollout", {})
     widest = min(domain, MAX_ROLLOUT_TP)
     tps = _values(fixed, "tp", (t for t in powers_of_two(widest) if divides_heads(model, t)))
@@ -218,6 +230,8 @@ def rollout_layouts(request: Request, model: ModelSpec, gpus: int, domain: int) 
         if gpus % (tp * pp) or (pp > 1 and tp < widest and "pp" not in fixed):
             continue
         for ep in _values(fixed, "ep", _rollout_experts(model, tp)):
+            if _lacks_replica(request, group, RolloutLayout(tp=tp, pp=pp, ep=ep)):
+                continue
             layouts += [
                 RolloutLayout(
                     tp=tp,
@@ -230,6 +244,15 @@ def rollout_layouts(request: Request, model: ModelSpec, gpus: int, domain: int) 
                 for share in UTILIZATIONS
             ]
     return tuple(layouts)
+
+
+def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -> bool:
+    """Whether the framework does not run such replicas on these nodes."""
+    size = replica.replica_gpus
+    aligned = math.gcd(group.gpus, group.gpus_per_node) % size == 0
+    one_node = size <= group.gpus_per_node and (aligned or group.gpus <= group.gpus_per_node)
+    replica = replace(replica, precision=request.workload.rollout_precision)
+    return request.runs is not None and bool(request.runs.lacks_rollout(replica, one_node=one_node))
 
 
 def _rollout_experts(model: ModelSpec, tp: int) -> tuple[int, ...]:

@@ -198,7 +198,7 @@ class Pricer:
         """The same in a row, and those of a rollout."""
         if key.role != "rollout":
             return tuple(chain(*chain(*self._options(key).shapes)))
-        layouts = rollout_layouts(self.request, self.models.actor, key.gpus, domain_of(self.hardware(key)))
+        layouts = rollout_layouts(self.request, self.models.actor, key.gpus, self.hardware(key))
         options = (s for x in layouts for s in rollout_variants(x, adapters=key.adapters))
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 

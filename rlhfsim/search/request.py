@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frameworks.runs import ANY, Runs, framework, frameworks, runner_of
 from rlhfsim.specs.hardware.hardware import Cluster
-from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Lora, Workload
 
@@ -44,6 +46,12 @@ RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+WITHOUT: dict[str, tuple[str, ...]] = {
+    "streaming": ("streaming",),
+    "offload to the host": ("offload",),
+    "roles on GPUs of their own": ("split", "standalone"),
+}
+"""Feature of a framework -> choices that do not compete without it."""
 LORA_RANK = 32
 """Rank that competes when LoRA is allowed."""
 FIXABLE_ROLES = ("rollout", "actor", "critic", "reference", "reward")
@@ -76,6 +84,9 @@ class Request:
     cluster: Cluster
     workload: Workload
     backend: Backend = "deepspeed"
+    framework: str | None = None
+    """Whose plans compete: a name, or `any` for all that is priced; None: ours where it trains with the
+    backend, else the first that does."""
     objective: Objective = "time"
     allow: frozenset[str] = frozenset()
     """Subset of `SWITCHES`."""
@@ -110,6 +121,7 @@ class Request:
         ):
             for name in set(names) - set(known):
                 raise unknown_name(what, name, known)
+        self._check_framework()
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",
@@ -118,9 +130,37 @@ class Request:
             )
 
     @property
+    def runs(self) -> Runs | None:
+        """What the framework runs; None: whatever is priced."""
+        if self.framework == ANY:
+            return None
+        return framework(self.framework) if self.framework else runner_of(self.backend)
+
+    @property
+    def trainer(self) -> BackendRules:
+        """What competes of the training backend."""
+        return self.runs.trainers[self.backend] if self.runs else BACKENDS[self.backend]
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Choices that do not compete: forbidden, or not run by the framework."""
+        if self.runs is None:
+            return self.forbid
+        lacking = (names for feature, names in WITHOUT.items() if feature not in self.runs.features)
+        return self.forbid.union(*lacking)
+
+    @property
     def hardware_limits(self) -> tuple[Limit, ...]:
         """Which kind of hardware a role is on: a fact about the cluster rather than a wish."""
         return tuple(x for x in self.limits if x.field == "hardware")
+
+    def _check_framework(self) -> None:
+        if self.framework not in (None, ANY, *(known := [x.name for x in frameworks()])):
+            raise unknown_name("framework", self.framework or "", [*known, ANY])
+        if self.runs is not None and self.backend not in self.runs.trainers:
+            lacks = self.runs.lacks_layout(self.backend, Layout(), self.workload, "actor")
+            assert lacks is not None
+            raise RlhfsimError(lacks.code, f"{self.runs.title} does not run {lacks.what}", help=lacks.remedy)
 
     @property
     def switches(self) -> frozenset[str]:

@@ -15,16 +15,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
+from math import gcd
 from typing import Literal
 
 import numpy as np
 
+from rlhfsim.frameworks.runs import OWN
 from rlhfsim.search.columns import Bools, Ints
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import ResourcePool, Schedule, role_placement
-from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath, paths_between
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath, paths_between
 
 Group = tuple[str, ...]
 """Roles of one pool, in the order of `ROLES`."""
@@ -139,7 +140,7 @@ def unit(request: Request, hardware: int = 0) -> int:
     """GPUs by which pools of one kind of hardware grow."""
     pool = request.cluster.node_groups[hardware]
     if pool.gpus < 2 * pool.gpus_per_node:
-        return 1
+        return gcd(pool.gpus, pool.gpus_per_node) if pool.gpus > pool.gpus_per_node else 1
     nodes = pool.gpus // pool.gpus_per_node
     units = MAX_UNITS if nodes <= HUGE else MAX_UNITS // 2
     return pool.gpus_per_node * -(-nodes // units)
@@ -193,14 +194,18 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
     """Every partition on every kind of hardware, with every path and schedule that may compete."""
     roles = roles_of(request, models)
     kinds = range(len(request.cluster.node_groups))
+    if request.runs is not None and request.runs.lacks_workload(request.workload):
+        return
     for groups in groupings(roles):
         for hardware in product(kinds, repeat=len(groups)):
             if set(hardware) != set(kinds):
                 continue
             shape = Partition(groups=groups, hardware=hardware, path="none", schedule=SYNCHRONOUS)
-            if {shape.role_placement} & request.forbid or not _on_allowed_hardware(request, shape):
+            if {shape.role_placement} & request.left_out or not _on_allowed_hardware(request, shape):
                 continue
             for path, schedule in product(_paths(request, shape, roles), _schedules(request, shape, roles)):
+                if request.runs is not None and request.runs.lacks_schedule(schedule):
+                    continue
                 partition = replace(shape, path=path, schedule=schedule)
                 if may_carry(request, partition):
                     yield partition
@@ -217,11 +222,22 @@ def _paths(request: Request, shape: Partition, roles: Group) -> tuple[WeightPath
     """Paths that the backend and the executor know for these two roles."""
     if "rollout" not in roles:
         return ("none",)
-    paths = paths_between(one_pool=shape.joined, own_backend=not BACKENDS[request.backend].launchable)
+    runs = request.runs
+    own = request.backend == "deepspeed" if runs is None else runs.name == OWN
+    paths = paths_between(one_pool=shape.joined, own_backend=not own)
     if request.workload.lora is not None:
         paths = (*(p for p, rules in WEIGHT_PATHS.items() if rules.adapters_only), *paths)
     wanted = request.weight_path
-    return tuple(p for p in paths if wanted in (None, p) and p not in request.forbid)
+    return tuple(
+        p for p in paths if wanted in (None, p) and p not in request.left_out and _carried(request, shape, p)
+    )
+
+
+def _carried(request: Request, shape: Partition, path: WeightPath) -> bool:
+    """Whether the framework runs a path where actor and rollout lie so."""
+    one_node = len(groups := request.cluster.node_groups) == 1 and groups[0].gpus <= groups[0].gpus_per_node
+    apart: Topology = "same node" if one_node else "across nodes"
+    return request.runs is None or not request.runs.lacks_path(path, "same GPU" if shape.joined else apart)
 
 
 def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Schedule]:
@@ -231,7 +247,7 @@ def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Sch
     if wanted != "async":
         for double in buffered:
             yield Schedule(double_buffered=double)
-            if apart and "streaming" not in request.forbid:
+            if apart and "streaming" not in request.left_out:
                 yield Schedule(streaming=True, double_buffered=double)
     if apart and "async" in request.switches and wanted in (None, "async"):
         oldest = request.max_staleness
@@ -245,7 +261,7 @@ def _schedules(request: Request, shape: Partition, roles: Group) -> Iterator[Sch
 def may_carry(request: Request, partition: Partition) -> frozenset[str]:
     """Labels of a partition that the request allows."""
     wanted = partition.labels if request.architecture is None else {request.architecture}
-    return (partition.labels & wanted) - request.forbid
+    return (partition.labels & wanted) - request.left_out
 
 
 def freeing(request: Request, partition: Partition) -> Literal["any", "must", "must not"]:

@@ -20,7 +20,7 @@ from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answer
-from rlhfsim.what_if.gains import Gain, gains
+from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import nearest_change, shortage
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
 
@@ -46,6 +46,8 @@ class Design:
     """Single changes that would make another plan the best."""
     gains: tuple[Gain, ...] = ()
     """What each choice that is not allowed would bring, where that was asked."""
+    elsewhere: Gain | None = None
+    """The faster step that another backend or framework would bring, if one was met."""
     refused: Counter[str] = field(default_factory=Counter)
     """Layouts outside the space by reason."""
     shortage: str | None = None
@@ -109,6 +111,7 @@ def design(
         request=replace(request, workload=workload),
         pricer=next(f.pricer for w, f in searches if w == workload),
     )
+    left = tuple(gains(prices, best)) if left_out else ()
     same_work = [c for w, c in ranked if w == workload]
     return Design(
         request=request,
@@ -119,7 +122,8 @@ def design(
         confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
         reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
-        gains=tuple(gains(prices, best)) if left_out else (),
+        gains=left,
+        elsewhere=elsewhere(prices, best) if explain and not left_out else None,
         whynots=tuple(why_not(a, plans[0], best, prices) for a in instead),
     )
 

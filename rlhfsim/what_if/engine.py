@@ -84,9 +84,9 @@ class Prices:
     def kept(self, other: Request) -> Pricer | None:
         """Prices of the roles that another request leaves alone; None where it leaves none."""
         base = self.request
-        if base.backend != other.backend or base.max_oom != other.max_oom:
+        if (base.backend, base.runs) != (other.backend, other.runs) or base.max_oom != other.max_oom:
             return None
-        if (base.forbid ^ other.forbid) & {"offload", "recompute"}:
+        if (base.left_out ^ other.left_out) & {"offload", "recompute"}:
             return None
         # bounds of a rollout that never drains enter its prices
         touched = frozenset({"rollout"} if other.architecture == "async" != base.architecture else ())

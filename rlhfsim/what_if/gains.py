@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from rlhfsim.frameworks.runs import ANY, Runs, runner_of
 from rlhfsim.search.candidates import Candidate
-from rlhfsim.search.request import SWITCHES, switched
+from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.search.space import ROLES, Partition
-from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.what_if.engine import Change, Prices, Question, good, vary
 
+WORTH_A_LINE = 0.01
+"""Share of the step."""
 NEED_ROLLOUT = ("async", "fp8", "rollout-logprobs")
 
 
@@ -26,7 +29,8 @@ class Gain:
     """Best step with it; None when nothing fits."""
     saved: float | None
     """Share of the chosen step that it saves; negative when it is slower."""
-    launchable: bool
+    option: str
+    """With which `rlhfsim design` finds it: `--allow async`, `--framework verl`."""
 
 
 def gains(prices: Prices, chosen: Candidate) -> list[Gain]:
@@ -42,26 +46,54 @@ def gains(prices: Prices, chosen: Candidate) -> list[Gain]:
         if name not in request.switches | request.forbid
         and (request.workload.generates or name not in NEED_ROLLOUT)
     ]
-    backends = [name for name in BACKENDS if name != request.backend]
-    slowest_first = [*reversed(backends), *names]  # so that the cores finish together
+    return _gains([*names, *_other_backends(request)], prices, chosen)
+
+
+def elsewhere(prices: Prices, chosen: Candidate) -> Gain | None:
+    """The backend that would train fastest of those left out, if it saves something; not proven."""
+    others = _gains(_other_backends(prices.request), prices, chosen)
+    better = [gain for gain in others if (gain.saved or 0.0) > WORTH_A_LINE]
+    return max(better, key=lambda gain: gain.saved or 0.0, default=None)
+
+
+def _other_backends(request: Request) -> list[str]:
+    return [name for name in BACKENDS if name != request.backend]
+
+
+def _gains(names: Sequence[str], prices: Prices, chosen: Candidate) -> list[Gain]:
+    request = prices.request
+    slowest_first = list(reversed(names))  # so that the cores finish together
     plans = vary(
         Question(request=request),
         [_change(name, chosen.placement) for name in slowest_first],
         lambda question: good(question, prices),
     )
     plan_with = dict(zip(slowest_first, plans, strict=True))
-    return [_gain(name, plan_with[name], chosen) for name in (*names, *backends)]
+    return [_gain(name, plan_with[name], chosen, request) for name in names]
 
 
-def _gain(name: str, best: Candidate | None, chosen: Candidate) -> Gain:
-    rules = BACKENDS.get(name)  # type: ignore[call-overload]  # a switch is none
+def _gain(name: str, best: Candidate | None, chosen: Candidate, request: Request) -> Gain:
+    meaning, option = SWITCHES.get(name, ""), f"--allow {name}"
+    if name in BACKENDS:
+        runs = _runner(request, name)
+        meaning = f"{runs.title if runs else 'priced only'}, training by {BACKENDS[name].title}"
+        option = f"--framework {runs.name if runs else ANY}"
+        if runs is None or next(iter(runs.trainers)) != name:
+            option += f" --backend {name}"
     return Gain(
         name=name,
-        meaning=f"training by {rules.title}" if rules else SWITCHES[name],
+        meaning=meaning,
         seconds=None if best is None else best.seconds,
         saved=None if best is None else 1 - best.seconds / chosen.seconds,
-        launchable=rules is None or rules.launchable,
+        option=option,
     )
+
+
+def _runner(request: Request, backend: Backend) -> Runs | None:
+    """Who would train with a backend: the framework of the question where it does."""
+    if request.runs is None or backend in request.runs.trainers:
+        return request.runs
+    return runner_of(backend)
 
 
 def _change(name: str, like: Placement) -> Change:
@@ -74,7 +106,15 @@ def _change(name: str, like: Placement) -> Change:
             return replace(question, request=request, only=lambda partition: len(partition.groups) == 2)
         if name in BACKENDS:
             lean = request.forbid | (frozenset() if _offloads(like) else {"offload"})
-            request = replace(request, backend=name, fix={}, limits=request.hardware_limits, forbid=lean)
+            runs = _runner(request, name)
+            request = replace(
+                request,
+                backend=name,
+                framework=runs.name if runs else ANY,
+                fix={},
+                limits=request.hardware_limits,
+                forbid=lean,
+            )
         else:
             work = switched(request.workload, frozenset({name}))
             request = replace(request, allow=request.allow | {name}, workload=work)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.search.fixed_layouts import ranks
@@ -72,9 +73,17 @@ def checked_plan(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> P
         plan=plan,
         rejected_by=reason,
         remedy=reason and fitting_change(plan, cluster),
-        notes=notes,
+        notes=(*notes, *not_launched(plan)),
         far=_far(plan, cluster),
     )
+
+
+def not_launched(plan: Plan) -> tuple[str, ...]:
+    """What of a plan `rlhfsim launch` would refuse."""
+    lacking = framework(OWN).lacks(
+        plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node
+    )
+    return tuple(f"rlhfsim launch does not run {lacks.what}: {lacks.remedy}" for lacks in lacking)
 
 
 def fitting_change(plan: Plan, cluster: Cluster) -> str:
@@ -90,7 +99,8 @@ def best_of(request: Request) -> Planned:
     """The best plan that keeps what is fixed; or, when nothing fits, an example of what does not."""
     answer = design(request, explain=False)
     if answer.chosen is not None:
-        return Planned(plan=answer.chosen, far=_far(answer.chosen, request.cluster))
+        far = _far(answer.chosen, request.cluster)
+        return Planned(plan=answer.chosen, far=far, notes=not_launched(answer.chosen))
     example = _example(request)
     if example is None:
         refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)

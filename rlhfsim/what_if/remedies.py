@@ -68,7 +68,8 @@ def _relaxations(request: Request) -> Iterator[Change]:
         yield setting("free every choice", {f"request.{name}": value for name, value in free.items()})
     for backend in BACKENDS:
         if backend != request.backend:
-            yield setting(f"--backend {backend}", {"request.backend": backend, "request.fix": {}})
+            free = {"request.backend": backend, "request.framework": None, "request.fix": {}}
+            yield setting(f"--backend {backend}", free)
     for name in ("adam8bit", "lora"):
         if name not in request.switches:
             work = switched(request.workload, frozenset({name}))

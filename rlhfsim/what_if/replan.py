@@ -55,6 +55,7 @@ def replanned(plan: Plan, run: Observation, calibration: Calibration) -> Replann
         cluster=cluster,
         workload=work,
         backend=plan.placement.backend,
+        framework=plan.choice.asked.framework if plan.choice else None,
         time_limit=SEARCH_S,
         allow=frozenset({"async"} if staleness else ()),
         max_staleness=staleness or 1,

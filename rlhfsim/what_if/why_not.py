@@ -146,7 +146,9 @@ def _chosen(request: Request, name: str) -> Question:
     if name == "streaming":
         return Question(request=free, only=lambda partition: partition.schedule.streaming)
     if name in BACKENDS:
-        return Question(request=replace(request, backend=name, fix={}, limits=request.hardware_limits))
+        return Question(
+            request=replace(request, backend=name, framework=None, fix={}, limits=request.hardware_limits)
+        )
     if name.startswith(FORBID_PREFIX):
         forbid = request.forbid | {name.removeprefix(FORBID_PREFIX)}
         return Question(request=replace(request, forbid=forbid))

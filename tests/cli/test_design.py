@@ -104,7 +104,7 @@ def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_pat
         (("--architecture", "naive", "--forbid", "naive"), "naive"),
         (("--architecture", "hybrid", "--weight-path", "broadcast"), "GPUs of their own"),
         (("--weight-path", "lora"), "--allow lora"),
-        (("--weight-path", "p2p"), "--backend"),
+        (("--weight-path", "p2p"), "--framework verl"),
         (("--weight-path", "pigeon"), "pigeon"),
         (("--max-gpus-per-role", "0"), "max-gpus-per-role"),
         (("--time-limit", "-3"), "time-limit"),

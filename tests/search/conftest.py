@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import ANY
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.candidates import Candidate, risk, simulated
@@ -73,16 +74,15 @@ def options(
     """What may sit in a role on a number of GPUs."""
     limits = tuple(x for x in request.limits if x.role == role)
     fix = tuple(sorted(request.fix.get(role, {}).items()))
-    domain = domain_of(request.cluster.node_groups[hardware])
-    forbid = request.forbid & {"offload", "recompute"}
-    return _options(
-        request.backend, request.workload, models, limits, fix, forbid, role, gpus, domain, path == "lora"
-    )
+    group = request.cluster.node_groups[hardware]
+    forbid = request.left_out & {"offload", "recompute"}
+    trainer, nodes = (request.backend, request.framework), (group.gpus, group.gpus_per_node)
+    return _options(trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, path == "lora")
 
 
 @lru_cache(maxsize=65536)
 def _options(
-    backend: Backend,
+    trainer: tuple[Backend, str | None],
     workload: Workload,
     models: Models,
     limits: tuple[Limit, ...],
@@ -90,25 +90,27 @@ def _options(
     forbid: frozenset[str],
     role: str,
     gpus: int,
-    domain: int,
+    nodes: tuple[int, int],
     adapters: bool,
 ) -> tuple[AnyRolePlacement, ...]:
-    cluster = Cluster(node_groups=(NodeGroup(profile=load_cached("h100"), gpus=gpus, gpus_per_node=gpus),))
+    group = NodeGroup(profile=load_cached("h100"), gpus=nodes[0], gpus_per_node=nodes[1])
+    cluster = Cluster(node_groups=(group,))
     request = Request(
         cluster=cluster,
         workload=workload,
-        backend=backend,
+        backend=trainer[0],
+        framework=trainer[1],
         limits=limits,
         fix={role: dict(fix)},
         forbid=forbid,
     )
     found: list[AnyRolePlacement] = []
     if role == "rollout":
-        for layout in rollout_layouts(request, models.actor, gpus, domain):
+        for layout in rollout_layouts(request, models.actor, gpus, group):
             found += rollout_variants(layout, adapters=adapters)
     else:
         trained = role in ("actor", "critic")
-        space = role_layouts(request, role, models.of(role), gpus, domain, trained=trained)
+        space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
         for layouts in space.shapes:
             found += [s for x in layouts for s in role_variants(request, role, x)]
     return tuple(s for s in found if not broken_limit(request, role, s))
@@ -337,6 +339,7 @@ def drawn(seed: int, *, stale: bool = False, least: int = 20, most: int = 80) ->
         cluster=_cluster(rng),
         workload=workload,
         backend=backend,
+        framework=ANY if backend == "megatron" and seed % 4 else None,
         objective=rng.choice(("time", "time", "time", "memory")),
         allow=frozenset({"async"}) if stale else frozenset(),
         max_staleness=rng.choice((1, 2)),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search.layouts import role_layouts, rollout_layouts, splits_layers
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
@@ -22,7 +25,8 @@ def request(backend: Backend = "deepspeed", **changes: object) -> Request:
 @pytest.mark.parametrize("backend", list(BACKENDS))
 @pytest.mark.parametrize("trained", [True, False])
 def test_every_layout_fills_the_pool_and_runs_on_the_backend(backend: Backend, trained: bool) -> None:
-    space = role_layouts(request(backend), "actor", MODEL, 16, 8, trained=trained)
+    asked = replace(request(backend), framework=ANY)
+    space = role_layouts(asked, "actor", MODEL, 16, 8, trained=trained)
     assert space.size > 0
     for layout in (x for shape in space.shapes for x in shape):
         assert layout.gpus == 16
@@ -61,7 +65,7 @@ def test_more_ranks_than_sequences_is_refused_with_the_reason() -> None:
 
 def test_rollout_tp_divides_heads_and_stays_in_a_node() -> None:
     model = resolve_model("qwen2.5-7b")  # 28 heads
-    layouts = rollout_layouts(request(), model, 16, 8)
+    layouts = rollout_layouts(request(), model, 16, parse_cluster(16, "h100").node_group)
     assert {x.tp for x in layouts} == {1, 2, 4}
     assert all(x.gpus == 16 for x in layouts)
 
@@ -71,4 +75,15 @@ def test_61_layers_get_uneven_pipelines_in_powers_of_two() -> None:
     wide = request("megatron", workload=Workload(model="deepseek-v3"), cluster=parse_cluster(64, "h100"))
     space = role_layouts(wide, "actor", model, 64, 8, trained=True)
     assert {s[0].pp for s in space.shapes} == {1, 2, 4, 8, 16}
-    assert {x.pp for x in rollout_layouts(wide, model, 64, 8)} == {1, 2, 4}
+    group = wide.cluster.node_group
+    assert {x.pp for x in rollout_layouts(replace(wide, framework=ANY), model, 64, group)} == {1, 2, 4}
+    assert {x.pp for x in rollout_layouts(wide, model, 64, group)} == {1}  # verl's engines have no pipeline
+
+
+def test_a_replica_of_our_own_stays_inside_a_node() -> None:
+    model = resolve_model("70b")
+    for gpus, each, widest in ((64, 8, 8), (12, 8, 4), (12, 6, 2), (8, 4, 4)):
+        group = parse_cluster(gpus, "h100", gpus_per_node=each).node_group
+        asked = request(cluster=parse_cluster(gpus, "h100", gpus_per_node=each))
+        found = rollout_layouts(asked, model, gpus, group)
+        assert max(x.replica_gpus for x in found) == widest

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhfsim.frameworks.runs import ANY
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.search.space import (
     MAX_UNITS,
@@ -138,8 +139,18 @@ def paths(asked: Request, *, joined: bool) -> set[str]:
 def test_paths_join_one_pool_or_two_as_the_backend_can() -> None:
     assert paths(request(), joined=True) == {"ipc", "host", "disk"}
     assert paths(request(), joined=False) == {"broadcast", "host", "disk"}
-    assert paths(request(backend="megatron"), joined=True) == {"ipc", "host", "disk", "reshard"}
-    assert paths(request(backend="megatron"), joined=False) == {"broadcast", "host", "disk", "p2p"}
+    priced = request(backend="megatron", framework=ANY)
+    assert paths(priced, joined=True) == {"ipc", "host", "disk", "reshard"}
+    assert paths(priced, joined=False) == {"broadcast", "host", "disk", "p2p"}
+
+
+def test_a_framework_offers_the_paths_that_it_runs() -> None:
+    verl = request(backend="megatron", framework="verl")
+    assert paths(verl, joined=True) == {"ipc"}
+    assert paths(verl, joined=False) == {"broadcast", "p2p"}
+    nodes = request(16)
+    assert paths(nodes, joined=True) == {"ipc", "host", "disk"}
+    assert paths(nodes, joined=False) == {"broadcast", "disk"}  # host memory ends at the node
 
 
 def test_adapters_alone_can_move_only_where_adapters_are_trained() -> None:
@@ -183,7 +194,10 @@ def test_stale_schedules_compete_only_when_allowed() -> None:
 def test_two_buffers_compete_only_with_an_environment() -> None:
     assert not any(f.schedule.double_buffered for f in found(request()))
     turns = Workload(model="qwen2.5-0.5b", environment=Environment(turns=2), prompts=32)
-    assert {f.schedule.double_buffered for f in found(request(workload=turns))} == {False, True}
+    assert {f.schedule.double_buffered for f in found(request(workload=turns, framework=ANY))} == {
+        False,
+        True,
+    }
 
 
 # --- what the user narrows ----------------------------------------------------------------------------

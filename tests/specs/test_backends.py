@@ -43,10 +43,6 @@ def test_tp_with_pp_runs_where_it_was_shown_to_run() -> None:
     assert reason == "PyTorch FSDP2 has no pipeline parallelism"
 
 
-def test_only_deepspeed_is_launched_the_others_are_priced() -> None:
-    assert [name for name, rules in BACKENDS.items() if rules.launchable] == ["deepspeed"]
-
-
 @pytest.mark.parametrize(
     ("backend", "layout", "reason"),
     [

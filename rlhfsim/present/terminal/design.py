@@ -28,9 +28,9 @@ from rlhfsim.present.terminal.console import filled, indented, plain_grid
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict, shown
-from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.gains import Gain
 from rlhfsim.what_if.recalibrated import Recalibrated
 
 SCHEMA = "rlhfsim.design/3"
@@ -92,6 +92,9 @@ def show_choice(console: Console, answer: Design) -> None:
     console.print(view.header(answer.chosen))
     console.print(_ranking(answer))
     console.print(_considered(answer))
+    if (other := answer.elsewhere) is not None and other.seconds is not None:
+        saved = f"{-100 * (other.saved or 0.0):+.0f} %"
+        console.print(f"{other.meaning}: {format(other.seconds, 's')}, {saved}: [bold]{other.option}[/bold]")
     placement = view.placement_table(answer.chosen, console.width)
     _part(console, "the chosen plan", placement, view.phase_table(answer.chosen, console.width))
     _part(console, "why", *(indented(Text(reason)) for reason in answer.reasons))
@@ -206,12 +209,10 @@ def _break_even_text(break_even: BreakEven) -> str:
 def _gains(answer: Design) -> RenderableType:
     rows = []
     for gain in answer.gains:
-        option = f"  --{'backend' if gain.name in BACKENDS else 'allow'} {gain.name}"
         step = "nothing fits"
         if gain.seconds is not None:
             step = f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
-        priced_only = "" if gain.launchable else " (priced only: no launch path here yet)"
-        rows.append((option, step, gain.meaning + priced_only))
+        rows.append((f"  {gain.option}", step, gain.meaning))
     return plain_grid(rows)
 
 
@@ -261,13 +262,16 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         if extras.recalibrated and chosen
         else None,
         "break_evens": each(answer.break_evens, *BREAK_EVEN),
-        "gains": [
-            {**fields(g, "name", "meaning"), "step_s": g.seconds, **fields(g, "saved", "launchable")}
-            for g in answer.gains
-        ],
+        "gains": [gain_dict(g) for g in answer.gains],
+        "elsewhere": gain_dict(answer.elsewhere) if answer.elsewhere else None,
         "shortage": answer.shortage,
         "remedy": answer.remedy,
     }
+
+
+def gain_dict(gain: Gain) -> dict[str, Any]:
+    """What a choice that does not compete would bring."""
+    return {**fields(gain, "name", "meaning", "option"), "step_s": gain.seconds, "saved": gain.saved}
 
 
 BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "chosen_step_s")

@@ -1,4 +1,5 @@
-"""What each training backend can run: the one table that planner and executor read."""
+"""What each training backend can run and how many bytes it keeps; what a framework runs of it stands with
+the framework (`rlhfsim.frameworks.runs`)."""
 
 from __future__ import annotations
 
@@ -15,8 +16,6 @@ class BackendRules:
     """Limits and accounting of one backend."""
 
     title: str
-    launchable: bool
-    """Whether the executor has a launch path here."""
     tensor_parallel: bool
     pipeline_parallel: bool
     context_parallel: bool
@@ -45,7 +44,6 @@ class BackendRules:
 BACKENDS: dict[Backend, BackendRules] = {
     "deepspeed": BackendRules(
         title="DeepSpeed",
-        launchable=True,
         tensor_parallel=True,
         pipeline_parallel=True,
         context_parallel=False,
@@ -70,7 +68,6 @@ BACKENDS: dict[Backend, BackendRules] = {
     ),
     "fsdp2": BackendRules(
         title="PyTorch FSDP2",
-        launchable=False,
         tensor_parallel=True,
         pipeline_parallel=False,
         context_parallel=True,
@@ -89,7 +86,6 @@ BACKENDS: dict[Backend, BackendRules] = {
     ),
     "megatron": BackendRules(
         title="Megatron-Core",
-        launchable=False,
         tensor_parallel=True,
         pipeline_parallel=True,
         context_parallel=True,
@@ -111,7 +107,11 @@ BACKENDS: dict[Backend, BackendRules] = {
 
 def violation(backend: Backend, layout: Layout) -> str | None:
     """Why `backend` cannot run `layout`, or None."""
-    rules = BACKENDS[backend]
+    return broken_rule(BACKENDS[backend], layout)
+
+
+def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
+    """The rule that a layout breaks, or None."""
     wanted = (
         (layout.tp > 1 and not rules.tensor_parallel, "has no tensor parallelism"),
         (layout.pp > 1 and not rules.pipeline_parallel, "has no pipeline parallelism"),

@@ -6,7 +6,7 @@ What a path costs stands in `rlhfsim.weight_sync`, how its bytes travel in `exec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,11 @@ WeightPath = Literal["none", "ipc", "reshard", "broadcast", "p2p", "disk", "lora
 Transport = Literal["broadcast", "ipc", "host", "disk"]
 """How the executor moves bytes: a process group, shared memory in buckets, a file in host memory, a
 folder."""
+Topology = Literal["same GPU", "same node", "across nodes"]
+"""Where the workers of the rollout lie, seen from the ranks that train: each on a rank's own GPU, all on its
+node, or on other nodes too."""
+APART: tuple[Topology, ...] = ("same node", "across nodes")
+EVERYWHERE: tuple[Topology, ...] = ("same GPU", *APART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +28,8 @@ class WeightPathRules:
     title: str
     pools: Literal["one", "two", "any"]
     """Whether actor and rollout share a pool."""
-    transport: Transport | None
-    """How the executor runs it; None: it does not."""
+    transports: Mapping[Topology, Transport]
+    """How the executor carries it; where a topology is missing, it does not."""
     needs_backend: bool = False
     """The training backend must bring it: the search offers it only for backends that are not launched
     here."""
@@ -36,26 +41,38 @@ class WeightPathRules:
     copies: bool = True
     """False: the rollout reads the weights where they are trained."""
 
-    @property
-    def one_host(self) -> bool:
-        """Whether the executor hands weights over in the memory of one host."""
-        return self.transport in ("ipc", "host")
+
+def _by(transport: Transport, *topologies: Topology) -> dict[Topology, Transport]:
+    return dict.fromkeys(topologies, transport)
 
 
 WEIGHT_PATHS: Mapping[WeightPath, WeightPathRules] = {
-    "none": WeightPathRules(title="not copied", pools="one", transport=None, copies=False),
+    "none": WeightPathRules(title="not copied", pools="one", transports={}, copies=False),
     "broadcast": WeightPathRules(
-        title="NCCL broadcast", pools="two", transport="broadcast", communicator=True
+        # NCCL refuses a group in which two ranks share a GPU
+        title="NCCL broadcast",
+        pools="two",
+        transports=_by("broadcast", *APART),
+        communicator=True,
     ),
-    "ipc": WeightPathRules(title="CUDA IPC", pools="one", transport="ipc", gpu_memory=True),
-    "host": WeightPathRules(title="host memory", pools="any", transport="host"),
-    "disk": WeightPathRules(title="disk", pools="any", transport="disk"),
+    "ipc": WeightPathRules(title="CUDA IPC", pools="one", transports=_by("ipc", "same GPU"), gpu_memory=True),
+    "host": WeightPathRules(
+        title="host memory", pools="any", transports=_by("host", "same GPU", "same node")
+    ),
+    "disk": WeightPathRules(title="disk", pools="any", transports=_by("disk", *EVERYWHERE)),
     "reshard": WeightPathRules(
-        title="resharding in place", pools="one", transport="ipc", gpu_memory=True, needs_backend=True
+        title="resharding in place",
+        pools="one",
+        transports=_by("ipc", "same GPU"),
+        gpu_memory=True,
+        needs_backend=True,
     ),
-    "p2p": WeightPathRules(title="RDMA", pools="two", transport=None, communicator=True, needs_backend=True),
+    "p2p": WeightPathRules(title="RDMA", pools="two", transports={}, communicator=True, needs_backend=True),
     "lora": WeightPathRules(
-        title="LoRA adapters only", pools="any", transport="broadcast", adapters_only=True
+        title="LoRA adapters only",
+        pools="any",
+        transports=_by("ipc", "same GPU") | _by("broadcast", *APART),
+        adapters_only=True,
     ),
 }
 """In the order in which the search tries them."""
@@ -73,3 +90,12 @@ def paths_between(*, one_pool: bool, own_backend: bool) -> tuple[WeightPath, ...
         if rules.pools in pools and rules.copies and not rules.adapters_only
         if own_backend or not rules.needs_backend
     )
+
+
+def topology(actor: Iterable[tuple[int, int]], rollout: Iterable[tuple[int, int]]) -> Topology:
+    """How a rollout lies beside the policy's training; both as (node, GPU) of every rank."""
+    trains, generates = set(actor), set(rollout)
+    if generates <= trains:
+        return "same GPU"
+    nodes = {node for node, _ in trains | generates}
+    return "same node" if len(nodes) == 1 else "across nodes"

@@ -36,6 +36,7 @@ class RequestText:
     """What may compete: the fields of `rlhfsim.Request`."""
 
     backend: Backend = "deepspeed"
+    framework: str | None = None
     objective: Objective = "time"
     allow: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()

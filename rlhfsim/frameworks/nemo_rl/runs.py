@@ -1,0 +1,34 @@
+"""What NeMo-RL runs."""
+
+from __future__ import annotations
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import APART
+
+RUNS = Runs(
+    name="nemo-rl",
+    title="NeMo-RL",
+    trainers={"megatron": BACKENDS["megatron"], "fsdp2": BACKENDS["fsdp2"]},
+    known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
+    weight_paths={
+        "ipc": known_by("run on GPUs", "same GPU"),
+        "broadcast": known_by("run on GPUs", *APART),
+        "p2p": known_by("run on GPUs", *APART),
+    },
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "staleness above 1",
+        "partial rollouts",
+        "environments",
+        "rollout tensor parallelism",
+        "rollout pipeline parallelism",
+        "rollout expert parallelism",
+        "rollout replicas across nodes",
+        "FP8 rollout",
+        "offload to the host",
+        "LoRA",
+    ),
+    source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; no role has GPUs of its own but the rollout",
+)

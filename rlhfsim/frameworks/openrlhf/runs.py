@@ -1,0 +1,38 @@
+"""What OpenRLHF runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import APART
+
+RUNS = Runs(
+    name="openrlhf",
+    title="OpenRLHF",
+    trainers={
+        "deepspeed": replace(
+            BACKENDS["deepspeed"],
+            pipeline_parallel=False,
+            zero_stages_pp=(),
+            tp_with_pp="no",
+            context_parallel=True,
+        )
+    },
+    known_trainers=known_by("run on GPUs", "deepspeed"),
+    weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "staleness above 1",
+        "partial rollouts",
+        "environments",
+        "roles on GPUs of their own",
+        "rollout tensor parallelism",
+        "rollout replicas across nodes",
+        "offload to the host",
+        "LoRA",
+    ),
+    source="OpenRLHF 0.11.2: its command line, read 2026-11-22",
+)

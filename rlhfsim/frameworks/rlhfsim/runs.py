@@ -1,0 +1,48 @@
+"""What `rlhfsim launch` runs: Ray, DeepSpeed or FSDP2, vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import FEATURES, Known, Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
+
+_NOT_RUN = {
+    "environments",
+    "double buffering",
+    "rollout by the training modules",
+    "rollout expert parallelism",
+    "rollout attention data parallelism",
+    "rollout replicas across nodes",  # one process runs a replica
+    "offload to NVMe",
+    "LoRA with tensor or pipeline parallelism",
+}
+_WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them
+    "rollout pipeline parallelism": "written only",
+    "FP8 rollout": "written only",
+    "8-bit Adam": "written only",
+}
+RUNS = Runs(
+    name="rlhfsim",
+    title="our own executor",
+    trainers={
+        "deepspeed": BACKENDS["deepspeed"],
+        "fsdp2": replace(
+            BACKENDS["fsdp2"],
+            tensor_parallel=False,
+            context_parallel=False,
+            zero_stages_tp=(),
+            interleaves_recompute=False,
+            trains_pieces=False,
+        ),
+    },
+    known_trainers={"deepspeed": "run on CPUs", "fsdp2": "run on CPUs"},
+    weight_paths={
+        path: known_by("run on CPUs", *rules.transports)
+        for path, rules in WEIGHT_PATHS.items()
+        if rules.transports
+    },
+    features=known_by("run on CPUs", *FEATURES.keys() - _NOT_RUN) | _WRITTEN,
+    source="tests/executor: every layout, path and schedule on CPUs with a tiny model; no GPU was at hand",
+)

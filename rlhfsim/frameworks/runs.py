@@ -1,0 +1,255 @@
+"""What a framework runs of a plan, and how that is known.
+
+A framework is a folder of `rlhfsim.frameworks` whose module `runs` has a `RUNS`; nothing lists them. The
+search offers what the chosen framework runs, `estimate` says what it does not, the executor refuses it, the
+docs print the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, resources
+from typing import Literal, TypeVar
+
+from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules, broken_rule
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
+from rlhfsim.specs.workload.workload import Workload
+
+Known = Literal["run on GPUs", "run on CPUs", "written only"]
+Name = TypeVar("Name", bound=str)
+OWN = "rlhfsim"
+"""The framework that `rlhfsim launch` is."""
+ANY = "any"
+"""No framework: all that is priced competes."""
+FEATURES: Mapping[str, str] = {
+    "one step off": "leave out --allow async",
+    "staleness above 1": "use --max-staleness 1",
+    "partial rollouts": "set partial_rollout: false",
+    "weights sent while the next batch is generated": "set overlapped_sync: false",
+    "streaming": "use --forbid streaming",
+    "double buffering": "set double_buffered: false",
+    "environments": "leave out workload.environment; the simulator prices it",
+    "roles on GPUs of their own": "place them with the actor: --forbid split,standalone",
+    "rollout by the training modules": "place the rollout: rollout: {pool: ..., layout: {...}}",
+    "rollout tensor parallelism": "use rollout tp 1",
+    "rollout pipeline parallelism": "use rollout tp and dp",
+    "rollout expert parallelism": "use rollout tp and dp",
+    "rollout attention data parallelism": "use rollout tp and dp",
+    "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
+    "FP8 rollout": "set rollout precision to bf16",
+    "offload to the host": "use --forbid offload",
+    "offload to NVMe": "use offload_optimizer: cpu",
+    "roles created anew for each call": "use residency: offloaded",
+    "LoRA": "leave out workload.lora",
+    "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
+    "8-bit Adam": "set workload.optimizer: adam",
+}
+"""What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lacks:
+    """Something in a plan that a framework does not run."""
+
+    code: str
+    """`rollout-expert-parallelism-not-run`."""
+    what: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runs:
+    """What one framework runs."""
+
+    name: str
+    """Of its folder, `-` for `_`."""
+    title: str
+    trainers: Mapping[Backend, BackendRules]
+    """Training backends, the first is the default; each with what the framework runs of it."""
+    known_trainers: Mapping[Backend, Known]
+    weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
+    features: Mapping[str, Known]
+    """Of `FEATURES`; what is missing is not run."""
+    source: str
+
+    def lacks_layout(self, backend: Backend, layout: Layout, workload: Workload, role: str) -> Lacks | None:
+        """What of a training or scoring layout is not run."""
+        trained = role == "actor"
+        rules = self.trainers.get(backend)
+        if rules is None:
+            title = BACKENDS[backend].title
+            return Lacks(
+                code="backend-not-run", what=f"training by {title}", remedy=self._other_trainer(backend)
+            )
+        if (broken := broken_rule(rules, layout)) is not None:
+            remedy = "design again: rlhfsim design keeps to what the framework runs"
+            return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
+        return self._first(_layout_features(layout, adapters=trained and workload.lora is not None))
+
+    def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
+        """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""
+        return self._first(_rollout_features(layout, one_node=one_node))
+
+    def lacks_path(self, path: WeightPath, topology: Topology) -> Lacks | None:
+        """Whether a weight path is not run where actor and rollout lie so."""
+        if path == "none" or topology in self.weight_paths.get(path, {}):
+            return None
+        others = [name for name, where in self.weight_paths.items() if topology in where and name != "lora"]
+        return Lacks(
+            code="weight-path-not-run",
+            what=f"weight path {path} ({topology})",
+            remedy=f"use weight_path {' or '.join(others)}",
+        )
+
+    def lacks_schedule(self, schedule: Schedule) -> Lacks | None:
+        """What of a schedule is not run."""
+        return self._first(_schedule_features(schedule))
+
+    def lacks_workload(self, workload: Workload) -> Lacks | None:
+        """What of a workload is not run, whatever the placement."""
+        return self._first(_workload_features(workload))
+
+    def lacks(
+        self, placement: Placement, workload: Workload, topology: Topology, *, one_node: bool
+    ) -> Iterator[Lacks]:
+        """Everything in a plan that is not run."""
+        found = [self.lacks_workload(workload), self.lacks_schedule(placement.schedule)]
+        found.append(self._first(_pool_features(placement)))
+        for role, placed in placement.roles.items():
+            if isinstance(placed, RolePlacement):
+                found.append(self.lacks_layout(placement.backend, placed.layout, workload, role))
+                found.append(self._first(_residency_features(placed)))
+        if placement.rollout is not None:
+            found.append(self.lacks_rollout(placement.rollout.layout, one_node=one_node))
+            found.append(self.lacks_path(placement.weight_path, topology))
+            anew = placement.rollout.residency == "recreated" and placement.weight_path != "disk"
+            found.append(_ANEW if anew else None)
+        elif workload.generates:
+            found.append(self._first(["rollout by the training modules"]))
+        yield from (missing for missing in found if missing is not None)
+
+    def known(
+        self, placement: Placement, workload: Workload, topology: Topology, *, one_node: bool
+    ) -> Mapping[str, Known]:
+        """How it is known that what a plan uses runs, by feature."""
+        used = [*_workload_features(workload), *_schedule_features(placement.schedule)]
+        used += _pool_features(placement)
+        for role, placed in placement.roles.items():
+            if isinstance(placed, RolePlacement):
+                lora = role == "actor" and workload.lora is not None
+                used += [*_layout_features(placed.layout, adapters=lora), *_residency_features(placed)]
+        found = {name: self.features[name] for name in used if name in self.features}
+        found[BACKENDS[placement.backend].title] = self.known_trainers[placement.backend]
+        if placement.rollout is not None:
+            for name in _rollout_features(placement.rollout.layout, one_node=one_node):
+                found[name] = self.features[name]
+            path = placement.weight_path
+            found[f"weight path {path} ({topology})"] = self.weight_paths[path][topology]
+        return found
+
+    def _first(self, used: Collection[str] | Iterator[str]) -> Lacks | None:
+        missing = next((name for name in used if name not in self.features), None)
+        if missing is None:
+            return None
+        slug = "".join(c if c.isalnum() else "-" for c in missing.lower())
+        return Lacks(code=f"{slug}-not-run", what=missing, remedy=FEATURES[missing])
+
+    def _other_trainer(self, backend: Backend) -> str:
+        names = [x.name for x in frameworks() if backend in x.trainers]
+        elsewhere = f", or design for {' or '.join(names)} (--framework {names[0]})" if names else ""
+        return f"use --backend {' or '.join(self.trainers)}{elsewhere}"
+
+
+_ANEW = Lacks(
+    code="recreated-rollout-needs-disk",
+    what="a rollout that is created anew for each call, without weights on disk",
+    remedy="set weight_path: disk",
+)
+
+
+@cache
+def frameworks() -> tuple[Runs, ...]:
+    """Every framework for which plans can be made: ours, then the one that runs most."""
+    folders = resources.files("rlhfsim.frameworks").iterdir()
+    found = [framework(f.name) for f in folders if (f / "runs.py").is_file()]
+    return tuple(sorted(found, key=lambda x: (x.name != OWN, -len(x.features) - len(x.weight_paths), x.name)))
+
+
+@cache
+def framework(name: str) -> Runs:
+    """What one of `frameworks` runs, by its name."""
+    found: Runs = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.runs").RUNS
+    return found
+
+
+def known_by(known: Known, *names: Name) -> dict[Name, Known]:
+    """The same evidence for each of these names."""
+    return dict.fromkeys(names, known)
+
+
+@cache
+def runner_of(backend: Backend) -> Runs | None:
+    """The first framework that trains with a backend, ours if it does; None: it is only priced."""
+    return next((found for found in frameworks() if backend in found.trainers), None)
+
+
+# --- what a plan asks for -----------------------------------------------------------------------------
+
+
+def _layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
+    offloads = {layout.offload_optimizer, layout.offload_params}
+    if "cpu" in offloads:
+        yield "offload to the host"
+    if "nvme" in offloads:
+        yield "offload to NVMe"
+    if adapters and (layout.tp > 1 or layout.pp > 1):
+        yield "LoRA with tensor or pipeline parallelism"
+
+
+def _residency_features(placed: RolePlacement) -> Iterator[str]:
+    if placed.residency == "offloaded" or placed.offload_between:
+        yield "offload to the host"
+    if placed.residency == "recreated":
+        yield "roles created anew for each call"
+
+
+def _rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:
+    asked = {
+        "rollout tensor parallelism": layout.tp > 1,
+        "rollout pipeline parallelism": layout.pp > 1,
+        "rollout expert parallelism": layout.ep > 1,
+        "rollout attention data parallelism": layout.attention_dp > 1,
+        "rollout replicas across nodes": not one_node,
+        "FP8 rollout": "fp8" in (layout.precision, layout.kv_precision),
+    }
+    yield from (name for name, wanted in asked.items() if wanted)
+
+
+def _schedule_features(schedule: Schedule) -> Iterator[str]:
+    asked = {
+        "one step off": schedule.one_step_off,
+        "staleness above 1": schedule.staleness > 1,
+        "partial rollouts": schedule.partial_rollout,
+        "weights sent while the next batch is generated": schedule.overlapped_sync,
+        "streaming": schedule.streaming,
+        "double buffering": schedule.double_buffered,
+    }
+    yield from (name for name, wanted in asked.items() if wanted)
+
+
+def _workload_features(workload: Workload) -> Iterator[str]:
+    if workload.environment is not None:
+        yield "environments"
+    if workload.lora is not None:
+        yield "LoRA"
+    if workload.optimizer == "adam8bit":
+        yield "8-bit Adam"
+
+
+def _pool_features(placement: Placement) -> Iterator[str]:
+    if placement.role_placement != "colocated":
+        yield "roles on GPUs of their own"

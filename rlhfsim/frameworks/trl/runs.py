@@ -1,0 +1,38 @@
+"""What TRL runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import APART
+
+RUNS = Runs(
+    name="trl",
+    title="TRL",
+    trainers={
+        "deepspeed": replace(
+            BACKENDS["deepspeed"],
+            tensor_parallel=False,
+            pipeline_parallel=False,
+            zero_stages_tp=(),
+            zero_stages_pp=(),
+            tp_with_pp="no",
+        ),
+        "fsdp2": replace(BACKENDS["fsdp2"], tensor_parallel=False, context_parallel=False, zero_stages_tp=()),
+    },
+    known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
+    weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "rollout tensor parallelism",
+        "rollout pipeline parallelism",
+        "rollout replicas across nodes",
+        "FP8 rollout",
+        "LoRA",
+        "8-bit Adam",
+    ),
+    source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve",
+)

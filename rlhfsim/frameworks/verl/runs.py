@@ -1,0 +1,40 @@
+"""What verl runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import APART
+
+RUNS = Runs(
+    name="verl",
+    title="verl",
+    trainers={
+        "megatron": BACKENDS["megatron"],
+        "fsdp2": replace(BACKENDS["fsdp2"], tensor_parallel=False, zero_stages_tp=(), zero_stages=(2, 3)),
+    },
+    known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
+    weight_paths={
+        "ipc": known_by("run on GPUs", "same GPU"),
+        "broadcast": known_by("run on GPUs", *APART),
+        "p2p": known_by("run on GPUs", *APART),
+        "lora": known_by("run on GPUs", "same GPU", *APART),
+    },
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "staleness above 1",
+        "partial rollouts",
+        "environments",
+        "rollout tensor parallelism",
+        "rollout expert parallelism",
+        "rollout attention data parallelism",
+        "rollout replicas across nodes",
+        "FP8 rollout",
+        "offload to the host",
+        "LoRA",
+    ),
+    source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool",
+)

@@ -1,0 +1,78 @@
+"""What each framework runs: one table that search, estimate and launch read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+import rlhfsim
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
+from rlhfsim.search.request import Request
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
+from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
+
+GRPO = Workload(algorithm="grpo", model="8b", prompts=64, samples=8, reward=Reward(model="same"))
+
+
+@pytest.mark.parametrize("runs", frameworks(), ids=lambda runs: runs.name)
+def test_a_table_names_what_a_plan_can_ask_and_says_how_it_is_known(runs: Runs) -> None:
+    assert set(runs.features) <= set(FEATURES)
+    assert set(runs.weight_paths) <= set(WEIGHT_PATHS)
+    assert set(runs.known_trainers) == set(runs.trainers)
+    known = [*runs.features.values(), *runs.known_trainers.values()]
+    known += [k for where in runs.weight_paths.values() for k in where.values()]
+    assert set(known) <= set(get_args(Known))
+    assert runs.source
+
+
+def test_ours_comes_first_and_nothing_of_it_was_run_on_gpus_unseen() -> None:
+    assert frameworks()[0].name == OWN
+    assert "run on GPUs" not in framework(OWN).features.values()
+    assert runner_of("deepspeed") is framework(OWN)
+    assert runner_of("fsdp2") is framework(OWN)
+    assert runner_of("megatron") is not None
+    assert runner_of("megatron") is not framework(OWN)
+
+
+def test_what_is_lacking_is_named_with_its_remedy() -> None:
+    ours = framework(OWN)
+    turns = ours.lacks_workload(replace(GRPO, environment=Environment(turns=2)))
+    assert turns is not None
+    assert turns.code == "environments-not-run"
+    wide = ours.lacks_rollout(RolloutLayout(tp=16), one_node=False)
+    assert wide is not None
+    assert wide.what == "rollout replicas across nodes"
+    assert ours.lacks_rollout(RolloutLayout(tp=8), one_node=True) is None
+    path = ours.lacks_path("ipc", "across nodes")
+    assert path is not None
+    assert "broadcast" in path.remedy
+    adapters = ours.lacks_layout("deepspeed", Layout(tp=2, dp=4), replace(GRPO, lora=Lora()), "actor")
+    assert adapters is not None
+    assert adapters.code == "lora-with-tensor-or-pipeline-parallelism-not-run"
+
+
+def test_a_framework_refuses_a_backend_that_it_does_not_train_with() -> None:
+    cluster = rlhfsim.parse_cluster(8, "h100")
+    with pytest.raises(RlhfsimError, match="does not run training by Megatron-Core"):
+        Request(cluster=cluster, workload=GRPO, backend="megatron", framework=OWN)
+    with pytest.raises(RlhfsimError, match="verll"):
+        Request(cluster=cluster, workload=GRPO, framework="verll")
+    assert Request(cluster=cluster, workload=GRPO, backend="megatron", framework=ANY).runs is None
+
+
+@pytest.mark.parametrize("runs", frameworks(), ids=lambda runs: runs.name)
+def test_design_answers_with_what_the_framework_runs(runs: Runs) -> None:
+    backend = next(iter(runs.trainers))
+    request = Request(
+        cluster=rlhfsim.parse_cluster(16, "h100"), workload=GRPO, backend=backend, framework=runs.name
+    )
+    answer = rlhfsim.design(request, explain=False)
+    assert answer.chosen is not None
+    for plan in (answer.chosen, *answer.runners_up):
+        place = plan.topology, plan.replicas_in_one_node
+        assert not list(runs.lacks(plan.placement, plan.workload, place[0], one_node=place[1]))
+        assert runs.known(plan.placement, plan.workload, place[0], one_node=place[1])
