@@ -130,6 +130,6 @@ def transfer_groups(plan: Plan) -> tuple[TransferGroup, ...]:
     }
     [actor] = [s for s in plan.gpu_map if s.role == "actor"]
     ranks = {place: rank for rank, place in enumerate(zip(actor.nodes, actor.gpus, strict=True))}
-    if WEIGHT_PATHS[plan.placement.weight_path].transport != "ipc" or not set(workers.values()) <= set(ranks):
+    if WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology) != "ipc":
         return (TransferGroup(sender=0, receivers=tuple(workers)),)
     return tuple(TransferGroup(sender=ranks[place], receivers=(worker,)) for worker, place in workers.items())
