@@ -15,6 +15,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.specs.placement.engine_numbers import CPU_SYNC_BUCKET_BYTES, SYNC_BUCKET_BYTES
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.workload.micro_batch import batch_lengths
 
 HEADS: Mapping[str, Head] = {"actor": "causal", "reference": "causal", "critic": "value", "reward": "score"}
 MIN_KV_BYTES, MAX_CPU_KV_BYTES = 64 * 2**20, 4 * 2**30
@@ -89,6 +90,7 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
         optimizer=optimizer,
         optimizer_kind=workload.optimizer,
         precision=job.precision,
+        micro_tokens=int(batch_lengths(workload).tokens(placed.layout.micro_batch)),
         packing=workload.packing,
         lora_rank=workload.lora.rank if workload.lora and role == "actor" else None,
         temperature=settings.sampling.temperature,
@@ -101,6 +103,7 @@ def rollout_spec(job: Job) -> RolloutSpec:
     """How every replica is built."""
     role = job.plan.placement.rollout
     assert role is not None, "the plan has no rollout role"
+    schedule = job.plan.placement.schedule
     length = job.max_prompt + job.max_tokens + 1
     running = min(role.layout.max_num_seqs, math.ceil(job.plan.workload.num_sequences / role.layout.dp))
     return RolloutSpec(
@@ -111,6 +114,7 @@ def rollout_spec(job: Job) -> RolloutSpec:
         kv_bytes=_kv_bytes(job, length * running),
         precision=job.precision,
         quantised=role.layout.precision == "fp8",
+        interrupted=schedule.partial_rollout or schedule.overlapped_sync,
         seed=job.settings.seed,
     )
 

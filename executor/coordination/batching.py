@@ -5,38 +5,20 @@ Samples that belong together (both sides of a DPO pair) are never separated.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
 
+from executor.engines.balance import lightest_first, units_of
 from executor.engines.protocols import MiniBatch
 from executor.samples import Sample
 
 
 def balanced(samples: Sequence[Sample], ranks: int, *, pairs: bool = False) -> list[list[int]]:
-    """Indices for every rank, of about equal token counts; longest first to the lightest rank.
-
-    Longest-processing-time rule: within 4/3 of the best (Graham 1969, SIAM J. Appl. Math. 17(2)).
-    """
-    units = _units(samples, pairs)
+    """Indices for every rank, of about equal token counts."""
+    units = units_of(samples, pairs)
     lengths = [sum(samples[i].length for i in unit) for unit in units]
-    heap = [(0, rank) for rank in range(ranks)]
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    for unit in sorted(range(len(units)), key=lambda u: (-lengths[u], u)):
-        load, rank = heapq.heappop(heap)
-        shares[rank] += units[unit]
-        heapq.heappush(heap, (load + lengths[unit], rank))
-    return [sorted(share) for share in shares]
-
-
-def _units(samples: Sequence[Sample], pairs: bool) -> list[list[int]]:
-    if not pairs:
-        return [[i] for i in range(len(samples))]
-    groups: dict[int, list[int]] = {}
-    for i, sample in enumerate(samples):
-        groups.setdefault(sample.group, []).append(i)
-    return list(groups.values())
+    return [sorted(i for u in share for i in units[u]) for share in lightest_first(lengths, ranks)]
 
 
 def optimizer_steps(
@@ -53,7 +35,7 @@ def optimizer_steps(
     Fewer units (samples, or pairs) than mini-batches, as in a self-check, make as many steps as units.
     """
     plan: list[list[MiniBatch]] = [[] for _ in range(ranks)]
-    units = _units(samples, pairs)
+    units = units_of(samples, pairs)
     for epoch in range(epochs):
         order = (
             np.random.default_rng([*seed, epoch]).permutation(len(units))

@@ -2,7 +2,8 @@
 
 Sequences are padded on the right: a causal mask alone then keeps padding out of every response, and what a
 token's id is never matters (a policy may sample the pad id). A packed micro-batch is one row with the
-sequences end to end; position ids start again at each, from which attention derives its block-diagonal mask.
+sequences end to end; position ids start again at each, and attention stays within each. Both hold as many
+sequences as their memory was priced for, so short ones make fewer micro-batches.
 
 Legend: B sequences, L tokens of a row, N response tokens of the micro-batch, T tokens of the longest
 response.
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from executor.engines.balance import alike, bins, units_of
 from executor.samples import Floats, Sample
 
 Select = Literal["tokens", "last"]
@@ -30,6 +32,8 @@ class MicroBatch:
 
     samples: tuple[Sample, ...]
     """Empty in a micro-batch that only keeps ranks in step."""
+    places: tuple[int, ...] = ()
+    """Of the samples among those that were divided into micro-batches."""
     tokens: Tensor
     """(B, L) padded, or (1, L) packed."""
     positions: Tensor
@@ -59,32 +63,44 @@ class MicroBatch:
 
 def micro_batches(
     samples: Sequence[Sample],
-    size: int,
+    tokens: int,
     *,
     packed: bool,
     select: Select = "tokens",
     paired: bool = False,
     device: torch.device | str = "cpu",
 ) -> list[MicroBatch]:
-    """Micro-batches of `size` sequences in order; `paired` keeps both sides of a group in one of them."""
-    step = max(2, size - size % 2) if paired else size
-    rows = _in_pairs(samples) if paired else list(samples)
+    """Micro-batches of at most `tokens` tokens, padding included, in no order of the samples.
+
+    `paired` keeps both sides of a group in one of them. A sequence (or pair) that is longer comes alone.
+    """
+    units = units_of(samples, paired)
+    lengths = [[samples[i].length for i in unit] for unit in units]
+    shares = bins([sum(each) for each in lengths], tokens) if packed else alike(lengths, tokens)
     return [
-        micro_batch(rows[at : at + step], packed=packed, select=select, device=device)
-        for at in range(0, len(rows), step)
+        micro_batch(samples, packed=packed, select=select, device=device, places=places)
+        for places in (tuple(i for u in share for i in units[u]) for share in shares)
     ]
 
 
 def micro_batch(
-    samples: Sequence[Sample], *, packed: bool, select: Select = "tokens", device: torch.device | str = "cpu"
+    samples: Sequence[Sample],
+    *,
+    packed: bool,
+    select: Select = "tokens",
+    device: torch.device | str = "cpu",
+    places: Sequence[int] | None = None,
 ) -> MicroBatch:
-    """One micro-batch of these samples."""
+    """One micro-batch of the samples at `places`, by default all."""
+    places = tuple(places) if places is not None else tuple(range(len(samples)))
+    samples = [samples[i] for i in places]
     rows = [np.concatenate([sample.prompt, sample.response]).astype(np.int64) for sample in samples]
     lengths = np.array([len(row) for row in rows], dtype=np.int64)
     tokens, positions, starts = _packed(rows) if packed else _padded(rows)
     index, targets = _selected(samples, rows, starts, lengths, select)
     return MicroBatch(
         samples=tuple(samples),
+        places=places,
         tokens=torch.from_numpy(tokens).to(device),
         positions=torch.from_numpy(positions).to(device),
         index=torch.from_numpy(index).to(device),
@@ -101,14 +117,6 @@ def filler(device: torch.device | str = "cpu") -> MicroBatch:
         index=torch.zeros(1, dtype=torch.int64, device=device),
         targets=torch.zeros(1, dtype=torch.int64, device=device),
     )
-
-
-def _in_pairs(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with the sides of each group next to each other, otherwise in order."""
-    groups: dict[int, list[Sample]] = {}
-    for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
-    return [sample for group in groups.values() for sample in group]
 
 
 def _padded(rows: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

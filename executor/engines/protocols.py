@@ -41,6 +41,9 @@ class EngineSpec:
     """None: the engine only infers."""
     optimizer_kind: Literal["adam", "adam8bit"] = "adam"
     precision: Precision = "fp32"
+    micro_tokens: int | None = None
+    """Tokens that the memory of a micro-batch was priced with, padding included; None: as many as
+    `layout.micro_batch` of the longest sequences at hand have."""
     packing: bool = False
     """Sequences of a micro-batch are laid end to end without padding, attention block-diagonal."""
     lora_rank: int | None = None
@@ -200,4 +203,6 @@ class RolloutSpec:
     """FP8 weights, quantised at weight sync (GPU)."""
     version: int = 0
     """Weight version that lies in `model`."""
+    interrupted: bool = False
+    """New weights may arrive while requests run."""
     seed: int = 0

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from executor.engines.packing import MicroBatch, Select, filler, micro_batches
 from executor.engines.protocols import EngineSpec, Head
+from executor.engines.transformers import attention
 from executor.engines.transformers.heads import HeadedModel
 from executor.samples import Floats, Sample
 
@@ -43,7 +44,10 @@ class ForwardPasses:
     def scores(self, samples: Sequence[Sample]) -> list[float]:
         """Scalar at the last token of every sample."""
         self._expect("score")
-        return [float(x) for _, flat in self._outputs(samples, "last") for x in flat.cpu()]
+        scores = dict[int, float]()
+        for batch, flat in self._outputs(samples, "last"):
+            scores.update(zip(batch.places, flat.tolist(), strict=True))
+        return [scores[i] for i in range(len(samples))]
 
     def memory(self) -> Mapping[str, float]:
         """Bytes now: on the device (CPU: resident set of the process) and on the host."""
@@ -61,10 +65,13 @@ class ForwardPasses:
 
     def _tokenwise(self, samples: Sequence[Sample], head: Head) -> list[Floats]:
         self._expect(head)
-        return [row for batch, flat in self._outputs(samples, "tokens") for row in batch.split(flat)]
+        rows = dict[int, Floats]()
+        for batch, flat in self._outputs(samples, "tokens"):
+            rows.update(zip(batch.places, batch.split(flat), strict=True))
+        return [rows[i] for i in range(len(samples))]
 
     def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
-        """Outputs (N,) of every micro-batch of this rank, in order."""
+        """Outputs (N,) of every micro-batch of this rank."""
         batches = self.micro_batches(samples, select=select)
         fillers = self._rounds(len(batches)) - len(batches)  # a collective: before the forward passes
         with evaluated(self.model), torch.no_grad():
@@ -76,9 +83,11 @@ class ForwardPasses:
     def micro_batches(
         self, samples: Sequence[Sample], *, select: Select = "tokens", paired: bool = False
     ) -> list[MicroBatch]:
-        """Micro-batches of this rank's samples, as its layout has them."""
-        size, packed = self.spec.layout.micro_batch, self.spec.packing
-        return micro_batches(samples, size, packed=packed, select=select, paired=paired, device=self.device)
+        """Micro-batches of this rank's samples, of the tokens that were priced."""
+        longest = max((sample.length for sample in samples), default=1)
+        tokens = self.spec.micro_tokens or self.spec.layout.micro_batch * longest
+        packed = self.spec.packing and attention.packs(self.model.config)
+        return micro_batches(samples, tokens, packed=packed, select=select, paired=paired, device=self.device)
 
     def call(self, batch: MicroBatch, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(outputs, entropies) of one micro-batch."""

@@ -18,10 +18,11 @@ from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.kv_cache import EngineBytes, kv_bytes_per_token, rollout_weights
 from rlhfsim.memory.residency import engine_in_plan, entries, plan_moments, pool_bytes, profile_of
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import DEFAULT_STACK, BatchLengths, Stack, batch_lengths
+from rlhfsim.memory.role_bytes import DEFAULT_STACK, Stack
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
+from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.units import format
 

@@ -15,7 +15,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, batch_lengths, rested, role_bytes
+from rlhfsim.memory.role_bytes import RoleBytes, rested, role_bytes
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -45,6 +45,7 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
+from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.step.calls import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves

@@ -208,10 +208,3 @@ def test_shards_that_do_not_divide_heads_are_refused_by_name(folder: Path) -> No
     layer = decoder(str(folder / "llama"), torch.float32).layers[0]
     with pytest.raises(RlhfsimError, match="tp-does-not-divide"):
         shard(layer, 4)
-
-
-def test_packed_sequences_do_not_see_each_other() -> None:
-    from executor.engines.pipeline.layers import block_diagonal
-
-    seen = block_diagonal(torch.tensor([[0, 1, 0, 1]]))[0, 0]
-    assert seen.int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]

@@ -7,18 +7,20 @@ fp32; the judge of log-probs is a Hugging Face forward.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from executor.engines.protocols import RolloutSpec
 from executor.engines.vllm.engine import VllmEngine
-from executor.engines.vllm.start import environment
+from executor.engines.vllm.start import arguments, environment
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.layout import RolloutLayout
 
@@ -171,6 +173,59 @@ def test_environment_keeps_compilation_on_gpus_only() -> None:
     assert environment("cpu")["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in environment("cuda")
     assert environment("cuda")["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_log_probs_of_model_runner_v2_are_those_before_the_nucleus(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from vllm.v1.worker.gpu.sample import sampler as v2
+
+    from executor.engines.vllm.api import use_full_logprobs
+
+    def cut(logits: torch.Tensor, k: Any, p: Any) -> torch.Tensor:
+        return logits.masked_fill_(logits < 1.0, -torch.inf)  # vLLM's works in place too
+
+    monkeypatch.setattr(
+        v2, "apply_top_k_top_p", lambda x, k, p: x if k is None and p is None else cut(x, k, p)
+    )
+    monkeypatch.setattr(v2, "gumbel_sample", lambda logits, *args, **options: logits.isfinite().sum(-1))
+    sampler = object.__new__(v2.Sampler)
+    states = SimpleNamespace(temperature=SimpleNamespace(gpu=None), seeds=SimpleNamespace(gpu=None))
+    sampler.sampling_states, sampler.use_fp64_gumbel = states, False
+    use_full_logprobs(SimpleNamespace(model_runner=SimpleNamespace(sampler=sampler)))
+    logits = torch.tensor([[0.0, 1.0, 2.0]])
+    for nucleus, choices in ((None, 3), (torch.tensor([0.9]), 2)):
+        sampled, reported = sampler._sample_random(logits, None, None, None, None, nucleus, False)
+        assert sampled.item() == choices, "sampling sees the cut"
+        assert reported.tolist() == [[0.0, 1.0, 2.0]], "log-probs do not"
+
+
+def test_model_runner_v2_reports_what_sampling_returns_and_keeps_seeds_in_a_tensor() -> None:
+    from vllm.v1.worker.gpu.sample import sampler as v2
+
+    call, sample = inspect.getsource(v2.Sampler.__call__), inspect.getsource(v2.Sampler.sample)
+    assert "logits = processed_logits" in call
+    assert "sampled, processed_logits = self.sample(" in call
+    assert "return self._sample_random(" in sample
+    assert "self.sampling_states.seeds.gpu" in inspect.getsource(v2.Sampler._sample_random), (
+        "no loop over seeds"
+    )
+
+
+@pytest.mark.parametrize(("interrupted", "scheduling"), [(False, None), (True, False)])
+def test_scheduling_runs_ahead_only_where_no_weights_arrive_in_between(
+    interrupted: bool, scheduling: bool | None
+) -> None:
+    given = arguments(rollout(interrupted=interrupted), "cuda")
+    assert given["async_scheduling"] is scheduling
+    assert given["enable_prefix_caching"]
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in environment("cuda")
+
+
+@pytest.mark.slow
+def test_responses_of_a_prompt_share_its_prefill_until_new_weights_arrive(facts: Any) -> None:
+    assert facts["prefix"]["first"] == [0, 128, 128]
+    assert facts["prefix"]["synced"] == [0, 128, 128]
+    assert facts["prefix"]["disagreement"] < EXACT
 
 
 @pytest.mark.parametrize(

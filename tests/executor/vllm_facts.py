@@ -133,6 +133,33 @@ def switched(old: Any, new: Any, request: GenerationRequest, got: Completion, co
     return float((ours - torch.tensor(got.logprobs)).abs().max())
 
 
+def prefix(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
+    """Prompt tokens that three responses of one prompt took from the cache, before and after a sync."""
+    prompt = np.random.default_rng(3).integers(4, 60, 150)
+    asked = [GenerationRequest(id=i, prompt=prompt, max_tokens=8, seed=i) for i in range(3)]
+    core, cached = engine._llm.llm_engine, dict[str, int]()
+
+    def step() -> list[Any]:
+        outputs = inner()
+        cached.update({output.request_id: output.num_cached_tokens for output in outputs})
+        return outputs
+
+    inner, core.step = core.step, step
+    engine.generate(asked)
+    first = [cached[str(i)] for i in range(3)]
+    sender = Sender(channel(engine, "broadcast", folder))
+    perturb(model, 66)
+    sync(engine, sender, weights_of(model), engine.version + 1)
+    sender.close()
+    got = engine.generate(asked)
+    core.step = inner
+    return {
+        "first": first,
+        "synced": [cached[str(i)] for i in range(3)],
+        "disagreement": disagreement(model, asked, got),
+    }
+
+
 def overlapped(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     """Weights are staged beside running steps and loaded between two of them."""
     sender = Sender(channel(engine, "ipc", folder))
@@ -258,6 +285,7 @@ def main(folder: Path) -> dict[str, Any]:
     facts["transports"] = {t: after_sync(engine, model, t, folder) for t in TRANSPORTS}
     lap("transports")
     facts["partial"] = partial(engine, model, folder)
+    facts["prefix"] = prefix(engine, model, folder)
     facts["overlapped"] = overlapped(engine, model, folder)
     lap("partial, overlapped")
     facts["speed"] = speed(engine)

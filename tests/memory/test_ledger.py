@@ -11,7 +11,7 @@ from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_comp
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.memory.residency import engine_in_plan, role_in_plan
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import Stack, batch_lengths
+from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
@@ -24,6 +24,7 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.step.prediction import _entries
 from rlhfsim.units import GIB

@@ -69,7 +69,6 @@ def stages(spec: EngineSpec, model: Decoder, rank: int, loss: Callable[[Tensor, 
         "tp": layout.tp,
         "tp_rank": coordinates(rank, layout).tp,
         "recompute": layout.recompute == "full",
-        "packed": spec.packing,
     }
     tied = model.tied and spec.head == "causal"
     embedding = (Embedding, model.config, model.dtype)

@@ -1,8 +1,8 @@
 """Layers of a pipeline stage, cut out of a Hugging Face decoder, and the reading of their weights.
 
 Between layers travel (hidden, positions): hidden (B, L, H), positions (B, L) int64 from 0 in every sequence.
-Sequences are padded on the right, so a causal mask alone keeps padding out of every response; packed rows
-(several sequences end to end, positions start again) get a block-diagonal mask made from the positions.
+Sequences are padded on the right, so causal attention alone keeps padding out of every response; in packed
+rows (several sequences end to end, positions start again) it stays within each sequence.
 Legend: B rows of a micro-batch, L tokens of its longest row, H hidden size, V vocabulary.
 """
 
@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.engines.pipeline.shards import Cut, cuts, shard
 from executor.engines.protocols import Head
+from executor.engines.transformers import attention
 from rlhfsim.errors import RlhfsimError, unknown_name
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -73,10 +74,13 @@ def decoder(folder: str, dtype: torch.dtype) -> Decoder:
             help="use pp: 1",
         )
     with torch.device("meta"):
-        model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype).model
+        named = {"attn_implementation": attention.implementation(config, dtype)}
+        model = cast(Any, AutoModelForCausalLM).from_config(config, dtype=dtype, **named).model
     rotary = type(model.rotary_emb)(config=config)
     tied = bool(config.tie_word_embeddings)
-    return Decoder(config=config, layers=model.layers, norm=model.norm, rotary=rotary, tied=tied, dtype=dtype)
+    return Decoder(
+        config=model.config, layers=model.layers, norm=model.norm, rotary=rotary, tied=tied, dtype=dtype
+    )
 
 
 class Embedding(nn.Module):
@@ -100,11 +104,9 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """One decoder layer, its linear layers sharded over `tp` ranks."""
 
-    def __init__(
-        self, model: Decoder, index: int, *, tp: int, tp_rank: int, recompute: bool, packed: bool
-    ) -> None:
+    def __init__(self, model: Decoder, index: int, *, tp: int, tp_rank: int, recompute: bool) -> None:
         super().__init__()
-        self.index, self.recompute, self.packed = index, recompute, packed
+        self.index, self.recompute, self.config = index, recompute, model.config
         self.cuts = cuts(tp, tp_rank)
         layer = copy.deepcopy(model.layers[index])
         shard(layer, tp)
@@ -122,23 +124,14 @@ class Block(nn.Module):
 
     def _run(self, hidden: Tensor, positions: Tensor) -> Tensor:
         rotary = self.rotary[0](hidden, positions)
-        mask = block_diagonal(positions) if self.packed else None
-        return cast(Tensor, self.layer(hidden, attention_mask=mask, position_embeddings=rotary))
+        lengths = attention.sequences(self.config, positions)
+        return cast(Tensor, self.layer(hidden, position_embeddings=rotary, **lengths))
 
     def weights(self) -> Iterator[Weight]:
         """Its parameters by name."""
         for name, parameter in self.layer.named_parameters():
             cut = self.cuts.get(name.rsplit(".", 2)[-2] + "." + name.rsplit(".", 1)[-1])
             yield Weight(name=f"model.layers.{self.index}.{name}", parameter=parameter, cut=cut)
-
-
-def block_diagonal(positions: Tensor) -> Tensor:
-    """(B, 1, L, L) True where a query may look: not ahead, and inside its own sequence."""
-    document = (positions == 0).cumsum(-1)
-    same = document[:, None, :, None] == document[:, None, None, :]
-    length = positions.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=positions.device).tril()
-    return same & causal
 
 
 class Norm(nn.Module):

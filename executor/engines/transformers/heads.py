@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from executor.engines.protocols import Head
+from executor.engines.transformers import attention
 from executor.settings import Precision
 from executor.weight_transfer.merge import read, weight_files
 from rlhfsim.errors import RlhfsimError
@@ -105,10 +106,10 @@ class HeadedModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Outputs of the head at `index` (N,) of the flattened hidden states (B L, H).
 
-        No attention mask: rows are padded on the right, and transformers keeps packed sequences apart by
-        their positions.
+        No attention mask: rows are padded on the right, and attention keeps packed sequences apart.
         """
-        output = self.backbone(input_ids=tokens, position_ids=positions, use_cache=False)
+        lengths = attention.sequences(self.config, positions)
+        output = self.backbone(input_ids=tokens, position_ids=positions, use_cache=False, **lengths)
         hidden = output.last_hidden_state.flatten(0, 1)[index]
         return cast(tuple[Tensor, Tensor], self.head(hidden, targets, entropy))
 
@@ -150,7 +151,7 @@ def named_parameters(model: HeadedModel) -> dict[str, nn.Parameter]:
 def _causal(folder: str, dtype: torch.dtype, temperature: float) -> HeadedModel:
     from transformers import AutoModelForCausalLM
 
-    causal = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype, **_attention(dtype))
+    causal = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype, **_attention(folder, dtype))
     linear = causal.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
         raise RlhfsimError(
@@ -167,7 +168,7 @@ def _causal(folder: str, dtype: torch.dtype, temperature: float) -> HeadedModel:
 def _scalar(folder: str, dtype: torch.dtype, seed: int) -> HeadedModel:
     from transformers import AutoModel
 
-    backbone = cast(Any, AutoModel).from_pretrained(folder, dtype=dtype, **_attention(dtype))
+    backbone = cast(Any, AutoModel).from_pretrained(folder, dtype=dtype, **_attention(folder, dtype))
     head = ScalarHead(backbone.config.hidden_size, dtype)
     files = weight_files(Path(folder))
     name = next((name for name in HEAD_NAMES if name in files), None)
@@ -188,10 +189,9 @@ def draw_head(weight: nn.Parameter, config: Any, seed: int) -> None:
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) * spread)
 
 
-def _attention(dtype: torch.dtype) -> dict[str, Any]:
-    """FlashAttention where it is installed and can run (not in fp32), else PyTorch's scaled dot product."""
-    from transformers.utils.import_utils import is_flash_attn_2_available
+def _attention(folder: str, dtype: torch.dtype) -> dict[str, Any]:
+    """How transformers is told which attention to use."""
+    from transformers import AutoConfig
 
-    half = dtype == torch.bfloat16
-    flash = half and torch.cuda.is_available() and is_flash_attn_2_available()
-    return {"attn_implementation": "flash_attention_2" if flash else "sdpa"}
+    config = AutoConfig.from_pretrained(folder)
+    return {"attn_implementation": attention.implementation(config, dtype)}

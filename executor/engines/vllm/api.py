@@ -8,6 +8,7 @@ limits.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable
 from importlib import metadata
@@ -115,13 +116,38 @@ def use_full_logprobs(worker: Any) -> None:
     """Report log-probs of the whole temperature-scaled distribution also where top-p cuts it.
 
     vLLM's `processed_logprobs` are renormalised inside the nucleus. The trainer's are not, and their ratio
-    would then be wrong by the nucleus' mass. Log-probs are therefore taken before the cut, which works in
-    place.
+    would then be wrong by the nucleus' mass. Log-probs are therefore taken before the cut, which may work in
+    place: of a copy in model runner V2 (GPUs), which computes log-probs from the logits that sampling
+    returns, and computed here in V1 (CPUs).
     """
     sampler = getattr(worker.model_runner, "sampler", None)
-    cut = getattr(sampler, "topk_topp_sampler", None)
-    if cut is None:  # a pipeline stage without the head has no sampler
+    if sampler is None:  # a pipeline stage without the head
         return
+    if hasattr(sampler, "_sample_random"):
+        _keep_logits(sampler)
+    else:
+        _keep_logprobs(sampler.topk_topp_sampler)
+
+
+def _keep_logits(sampler: Any) -> None:
+    """Of model runner V2: sampling cuts a copy and returns the logits as they were, (B, V)."""
+    inner = sampler._sample_random
+    signature = inspect.signature(inner)
+    if not {"processed_logits", "top_k", "top_p"} <= signature.parameters.keys():
+        raise RlhfsimError("vllm-version", f"vLLM {_installed()} samples otherwise: {signature}")
+
+    def sample(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        given = signature.bind(*args, **options)
+        logits: Tensor = given.arguments["processed_logits"]
+        if given.arguments["top_k"] is not None or given.arguments["top_p"] is not None:
+            given.arguments["processed_logits"] = logits.clone()
+        return inner(*given.args, **given.kwargs)[0], logits
+
+    sampler._sample_random = sample
+
+
+def _keep_logprobs(cut: Any) -> None:
+    """Of model runner V1: log-probs are taken before the cut."""
     inner = cut.forward
 
     def forward(

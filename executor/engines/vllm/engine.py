@@ -3,7 +3,8 @@
 The engine core runs in this process (no queue between `step` and the scheduler), so the weight version of a
 token is simply that of the step which sampled it. Requests that run while weights arrive keep their KV cache:
 old tokens stay computed with old weights, new tokens see the new ones (partial rollouts, AReaL, arXiv
-2505.24298).
+2505.24298). The responses of one prompt share its prefill through vLLM's prefix cache; the weight version is
+the salt of its hashes, so that no request finds KV of other weights than those it was added under.
 
 Log-probs are those of softmax(logits / temperature) over the whole vocabulary, as the trainer computes them,
 also where top_p < 1 narrows what is sampled. Greedy requests (temperature 0) report those at temperature 1.
@@ -63,9 +64,8 @@ class VllmEngine:
             self._validate(request)
             self._requests[request.id] = request
             self._changes[request.id] = [(0, self.version)]
-            self._llm.llm_engine.add_request(
-                str(request.id), {"prompt_token_ids": request.prompt.tolist()}, self._sampling(request)
-            )
+            prompt = {"prompt_token_ids": request.prompt.tolist(), "cache_salt": str(self.version)}
+            self._llm.llm_engine.add_request(str(request.id), prompt, self._sampling(request))
 
     def step(self) -> list[Completion]:
         """One scheduler step; the completions that ended in it."""
@@ -191,7 +191,6 @@ class VllmEngine:
         result = output.outputs[0]
         request = self._requests.pop(int(output.request_id))
         tokens = np.asarray(result.token_ids, dtype=np.int64)
-        logprobs = [step[token].logprob for token, step in zip(tokens, result.logprobs, strict=True)]
         finish: Finish = "stop" if result.finish_reason == "stop" else "length"
         versions = np.empty(len(tokens), dtype=np.int32)
         for start, version in self._changes.pop(request.id):
@@ -199,7 +198,7 @@ class VllmEngine:
         return Completion(
             id=request.id,
             tokens=tokens,
-            logprobs=np.asarray(logprobs, dtype=np.float32),
+            logprobs=np.asarray(result.logprobs.logprobs, dtype=np.float32),  # of the sampled tokens alone
             versions=versions,
             finish=finish,
         )
@@ -214,6 +213,7 @@ class VllmEngine:
             seed=request.seed if request.temperature > 0 else None,
             max_tokens=request.max_tokens,
             logprobs=0,
+            flat_logprobs=True,
             stop_token_ids=self._stops,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

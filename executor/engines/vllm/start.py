@@ -24,7 +24,6 @@ def environment(device: Device | None = None) -> dict[str, str]:
     """
     always = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # one sampler on all platforms, see vllm_api.use_full_logprobs
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
@@ -118,9 +117,10 @@ def arguments(spec: RolloutSpec, device: Device) -> dict[str, Any]:
         "kv_cache_memory_bytes": spec.kv_bytes,
         "enforce_eager": device == "cpu" or not layout.cuda_graphs,
         "enable_sleep_mode": device == "cuda",
-        "enable_prefix_caching": False,  # cached KV would outlive the weights that made it
+        "enable_prefix_caching": True,  # requests carry their weight version as salt: no hit across versions
         "enable_chunked_prefill": chunked,
-        "async_scheduling": False,  # a step must sample with the weights it was called under
+        # a step must sample with the weights it was called under; None: wherever vLLM can
+        "async_scheduling": False if spec.interrupted else None,
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": 1,
         "seed": spec.seed,

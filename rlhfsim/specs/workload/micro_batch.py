@@ -1,0 +1,54 @@
+"""Tokens of the largest micro-batch: what memory is sized for is what the executor fills."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.workload import Workload
+
+
+@hashed_once
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLengths(Hashed):
+    """The largest micro-batch of a call."""
+
+    max_tokens: float
+    """Longest sequence, prompt and response."""
+    mean_tokens: float
+    """Mean sequence; the maximum where sequences are padded."""
+    deviation: float
+    """Standard deviation of the length, tokens; 0 where sequences are padded."""
+    sequences: int
+    """Sequences of one optimizer step over all ranks."""
+
+    def tokens(self, sequences: int) -> float:
+        """Tokens of the fullest micro-batch of `sequences` that one must expect.
+
+            min( b max, max( max, b mean + 4 sqrt(b) sd ) )
+
+        One sequence of the maximal length will come; that all b are that long will not, when they
+        are packed.
+        """
+        typical = sequences * self.mean_tokens + 4 * math.sqrt(sequences) * self.deviation
+        return min(sequences * self.max_tokens, max(self.max_tokens, typical))
+
+
+@lru_cache(maxsize=4096)
+def batch_lengths(workload: Workload) -> BatchLengths:
+    """The lengths that memory is sized for, and that the executor keeps to."""
+    prompt, response = stats(workload.prompt_len), stats(workload.response_len)
+    longest = workload.prompt_len.maximum + workload.response_len.maximum
+    mean, variance = longest, 0.0
+    if workload.packing:
+        mean = prompt.mean + response.mean
+        variance = prompt.mean_square - prompt.mean**2 + response.mean_square - response.mean**2
+    return BatchLengths(
+        max_tokens=longest,
+        mean_tokens=mean,
+        deviation=math.sqrt(max(0.0, variance)),
+        sequences=workload.num_sequences // workload.mini_batches,
+    )
