@@ -30,6 +30,7 @@ COMMANDS = {
     "sync": "Compare every way to move weights from training to rollout.",
     "validate": "Score the predictions against published measurements.",
     "profile": "Measure this machine and write its profile.",
+    "frameworks": "List what each framework runs, and how that is known.",
     "gpus": "List the hardware profiles.",
     "models": "List the model presets.",
 }

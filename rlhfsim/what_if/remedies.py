@@ -8,11 +8,12 @@ from itertools import combinations
 from math import inf
 from typing import Any
 
+from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
-from rlhfsim.specs.placement.backends import BACKENDS, violation
+from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Workload
@@ -68,13 +69,22 @@ def _relaxations(request: Request) -> Iterator[Change]:
         yield setting("free every choice", {f"request.{name}": value for name, value in free.items()})
     for backend in BACKENDS:
         if backend != request.backend:
-            free = {"request.backend": backend, "request.framework": None, "request.fix": {}}
-            yield setting(f"--backend {backend}", free)
-    for name in ("adam8bit", "lora"):
+            yield _trained_by(f"--backend {backend}", backend, None)
+    for runs in frameworks():
+        if runs is not request.runs:
+            yield _trained_by(f"--framework {runs.name}", next(iter(runs.trainers)), runs.name)
+    for name in ("adam8bit", "lora", *(["fp8"] if request.workload.generates else [])):
         if name not in request.switches:
             work = switched(request.workload, frozenset({name}))
             yield setting(f"--allow {name}", {"request.workload": work})
     yield from _more_gpus(request.cluster)
+
+
+def _trained_by(name: str, backend: Backend, framework: str | None) -> Change:
+    def trained(request: Request) -> Request:
+        return replace(request, backend=backend, framework=framework, fix={})
+
+    return setting(name, {"request": trained})
 
 
 def _more_gpus(cluster: Cluster) -> Iterator[Change]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
+from rlhfsim.present.terminal.frameworks import SHORT, as_data, lines
 from rlhfsim.search.request import Request
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
@@ -76,3 +78,33 @@ def test_design_answers_with_what_the_framework_runs(runs: Runs) -> None:
         place = plan.topology, plan.replicas_in_one_node
         assert not list(runs.lacks(plan.placement, plan.workload, place[0], one_node=place[1]))
         assert runs.known(plan.placement, plan.workload, place[0], one_node=place[1])
+
+
+# --- the document -----------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
+BEGIN, END = "<!-- table -->\n", "<!-- end -->"
+
+
+def table() -> str:
+    """The lines of `rlhfsim frameworks` as Markdown."""
+    names = [runs.name for runs in frameworks()]
+    head = f"| a plan asks for | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}\n"
+    return head + "".join(f"| {what} | {' | '.join(SHORT[k] for k in row)} |\n" for what, row in lines())
+
+
+def test_the_page_shows_the_table() -> None:
+    text = PAGE.read_text()
+    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table(), "run this file with python"
+
+
+def test_people_and_machines_see_the_same() -> None:
+    shown = as_data()["frameworks"]
+    assert [x["name"] for x in shown] == [x.name for x in frameworks()]
+    for column, entry in enumerate(shown):
+        assert entry["runs"] == {what: row[column] for what, row in lines() if row[column]}
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text()
+    PAGE.write_text(text[: text.index(BEGIN) + len(BEGIN)] + table() + text[text.index(END) :])
