@@ -30,8 +30,8 @@ NOTE = (
 def lines() -> Iterator[tuple[str, list[Known | None]]]:
     """Each thing that a plan can ask of a framework, and how it is known that each one runs it."""
     every = frameworks()
-    for backend, rules in BACKENDS.items():
-        yield f"training by {rules.title}", [x.known_trainers.get(backend) for x in every]
+    for backend, trainer in BACKENDS.items():
+        yield f"training by {trainer.title}", [x.known_trainers.get(backend) for x in every]
     for path, rules in WEIGHT_PATHS.items():
         for topology in EVERYWHERE if rules.copies else ():
             known = [x.weight_paths.get(path, {}).get(topology) for x in every]
