@@ -16,6 +16,7 @@ from executor.coordination import checkpoints, cluster, run_folder
 from executor.coordination.tracing import coordination_overhead
 from executor.coordination.worker_groups import Rules
 from executor.engines.deepspeed.config import ds_config
+from executor.engines.fake import Fakes
 from executor.resolve import Job, engine_specs, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
@@ -114,17 +115,13 @@ def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) 
     if not absent:
         refusals.check_model(model)
     text = ByteText() if absent else Text(model, chat=settings.data.chat_template)
-    fake_seconds = None
+    fakes = None
     if dry_step_s is not None:  # predicted, scaled so that the step takes as long
         scale = dry_step_s / max(plan.prediction.step_s, 1e-9)
-        fake_seconds = {phase.name: phase.seconds * scale for phase in plan.prediction.phases}
+        seconds = {phase.name: phase.seconds * scale for phase in plan.prediction.phases}
+        fakes = Fakes(seconds=seconds, ledger=plan.prediction.ledger)
     job = Job(
-        plan=plan,
-        settings=settings,
-        model=model,
-        gpu=cluster.local_gpus() > 0,
-        max_prompt=1,
-        fake_seconds=fake_seconds,
+        plan=plan, settings=settings, model=model, gpu=cluster.local_gpus() > 0, max_prompt=1, fakes=fakes
     )
     refusals.check(job)
     source = open_source(settings.data, plan.workload.algorithm, settings.seed)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from executor.engines.fake import Fakes
 from executor.engines.protocols import EngineSpec, Head, RolloutSpec
+from executor.limits import TimeLimits
 from executor.settings import Precision, Settings
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.plan import Plan
@@ -35,8 +37,13 @@ class Job:
     """Whether the slots are GPUs."""
     max_prompt: int
     """Tokens of the longest prompt."""
-    fake_seconds: Mapping[str, float] | None = None
-    """Dry run: engines sleep these seconds, by call."""
+    fakes: Fakes | None = None
+    """Dry run: what engines go by instead of working."""
+
+    @property
+    def limits(self) -> TimeLimits:
+        """How long waits may take."""
+        return TimeLimits(self.plan, self.settings.limits)
 
     @property
     def precision(self) -> Precision:
@@ -121,7 +128,7 @@ def rollout_spec(job: Job) -> RolloutSpec:
 
 def _kv_bytes(job: Job, tokens: int) -> int:
     """GPU: what the plan's ledger gives the KV cache; CPU: what all running sequences can need."""
-    if job.fake_seconds is not None:
+    if job.fakes is not None:
         return MIN_KV_BYTES
     planned = [
         e.bytes for e in job.plan.prediction.ledger if e.role == "rollout" and e.component == "kv_cache"

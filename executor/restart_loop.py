@@ -61,7 +61,7 @@ class RestartLoop:
 
     def _attempt(self, newest: checkpoints.Checkpoint | None) -> Ended:
         job, check_first = self.run.job, self.self_check and not self.failures and newest is None
-        limit = job.settings.limits.start_s
+        limit = job.limits.start
         with cluster.joined(job.plan, self.address, environment(job), limit, self.run.files.logs) as slots:
             return self.run.execute(slots, newest, check_first=check_first)
 

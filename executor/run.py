@@ -114,13 +114,14 @@ class Run:
             workload=self.job.plan.workload,
             settings=self.job.settings,
             max_tokens=self.job.max_tokens,
+            wait_s=self.job.limits.longest_call,
         )
         first, rows = 0, list[Row]()
         self._data = Position()
         if resume_from is not None:
             first, rows = resume_from.progress.iteration, list(resume_from.progress.metrics)
             self._restore(resume_from, workers, loop)
-        if check_first and self.job.fake_seconds is None and self.job.plan.workload.generates:
+        if check_first and self.job.fakes is None and self.job.plan.workload.generates:
             self.listener.phase("first minute: generate, compare, train, sync, save, load")
             self_check(workers, loop, self.files.scratch, self.listener.phase)
         trackers = open_trackers(
@@ -194,7 +195,7 @@ class Run:
     # --- after an iteration -----------------------------------------------------------------------
 
     def _detect(self, detectors: Detectors, rows: list[Row]) -> None:
-        if self.job.fake_seconds is not None:
+        if self.job.fakes is not None:
             return
         for finding in detectors.look(rows):
             self.listener.finding(finding)
@@ -206,7 +207,7 @@ class Run:
 
     def _checkpoint(self, workers: WorkerGroups, done: int, rows: list[Row]) -> None:
         keep = self.job.settings.checkpoints
-        if self.job.fake_seconds is not None or not self._due(done, keep.every):
+        if self.job.fakes is not None or not self._due(done, keep.every):
             return
         progress = checkpoints.RunProgress(
             iteration=done,

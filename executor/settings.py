@@ -153,14 +153,16 @@ class Tracking:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Waits and retries: nothing waits for ever."""
+    """Waits and retries: nothing waits for ever. None: from the plan's prediction, see executor/limits.py."""
 
-    start_s: Positive = 300.0
-    """Until all workers are up."""
-    call_s: Positive = 600.0
-    """One call of a step."""
-    sync_s: Positive = 120.0
-    """One weight sync."""
+    start_s: Positive | None = None
+    """Until a process is up and its engine built. None: 5 min, and the weights at 200 MB/s."""
+    call_s: Positive | None = None
+    """One call of a step. None: 5 times its predicted P90, at least 2 min, at most 4 h."""
+    sync_s: Positive | None = None
+    """One weight sync. None: as a call."""
+    collective_s: Positive | None = None
+    """One collective of a process group. None: 1 min more than the longest of the others."""
     retries: Annotated[int, Field(ge=0)] = 2
     """Restarts from the last good state in one run."""
 

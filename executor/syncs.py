@@ -50,7 +50,7 @@ def time_paths(plan: Plan, settings: Settings, scratch: Path, repeats: int, say:
         PartFailed: an end failed or the checksums differ.
     """
     job, prompter = prepare(plan, settings)
-    with cluster.joined(plan, None, environment(job), settings.limits.start_s) as reservation:
+    with cluster.joined(plan, None, environment(job), job.limits.start) as reservation:
         workers = WorkerGroups(job, reservation, scratch, RunRecorder(), lambda samples: [0.0] * len(samples))
         with closing(workers):
             say("starting a trainer and a rollout replica")

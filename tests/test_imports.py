@@ -41,7 +41,7 @@ EXECUTOR_MAY = {
 }
 EXECUTOR_LAYERS = [
     {"executor.samples", "executor.settings"},
-    {"executor.algorithms", "executor.rewards", "executor.tasks"},
+    {"executor.algorithms", "executor.rewards", "executor.tasks", "executor.limits"},
     {"executor.engines.protocols"},
     {"executor.weight_transfer"},
     {"executor.engines"},

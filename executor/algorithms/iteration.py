@@ -155,6 +155,8 @@ class Loop:
     workload: Workload
     settings: Settings
     max_tokens: int
+    wait_s: float = 600.0
+    """Most that one wait for finished responses takes."""
     calls: tuple[Call, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -188,7 +190,7 @@ class Loop:
         feeder.start()
         with contextlib.closing(feeder), all_or_stop(self.backend.stop):
             for step in steps:
-                samples = buffer.take(self.settings.limits.call_s)
+                samples = buffer.take(self.wait_s)
                 learned = self.learn(step, self._scored(samples, step))
                 buffer.published(self.backend.version)
                 yield learned
@@ -206,7 +208,7 @@ class Loop:
         open_groups: dict[int, list[Sample]] = {}
         seen = 0
         while seen < requests:
-            for completion in self.backend.poll(self.settings.limits.call_s):
+            for completion in self.backend.poll(self.wait_s):
                 sample = self.prompter.sample(completion)
                 group = open_groups.setdefault(sample.group, [])
                 group.append(sample)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Queue
 from typing import Any
 
 from executor.coordination.tracing import Reply, Tags
-from executor.coordination.worker import TracedProcess
+from executor.coordination.worker import ProcessIdentity, TracedProcess
+from executor.engines.fake import FakeRollout
+from executor.engines.memory import Reading
 from executor.engines.protocols import ChannelSpec, RolloutEngine, RolloutSpec
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.trace import MEASURED, Span
@@ -25,12 +27,10 @@ IDLE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaIdentity:
+class ReplicaIdentity(ProcessIdentity):
     """Which replica this is."""
 
     index: int
-    pool: str
-    fake_seconds: Mapping[str, float] | None = None
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class Replica(TracedProcess):
     """Runs as a threaded Ray actor."""
 
     def __init__(self, identity: ReplicaIdentity) -> None:
-        super().__init__(identity.pool, f"replica {identity.index}")
-        self._fake_seconds = identity.fake_seconds
+        super().__init__(identity, f"replica {identity.index}")
+        self._fakes, self._device = identity.fakes, identity.fake_device()
         self._engine: RolloutEngine | None = None
         self._incoming: list[GenerationRequest] = []
         self._finished: list[Completion] = []
@@ -58,6 +58,8 @@ class Replica(TracedProcess):
         self._closed = False
         self._step = 0
         self._busy_since: float | None = None
+        self._reading: Reading | None = None
+        """Memory of what was done last."""
         self._thread = threading.Thread(target=self._work, name="rollout", daemon=True)
         self._thread.start()
 
@@ -68,10 +70,8 @@ class Replica(TracedProcess):
         return self._command(lambda: self._build(spec))
 
     def _build(self, spec: RolloutSpec) -> None:
-        if self._fake_seconds is not None:
-            from executor.engines.fake import FakeRollout
-
-            self._engine = FakeRollout(self._fake_seconds)
+        if self._fakes is not None:
+            self._engine = FakeRollout(self._fakes, self._device)
             return
         from executor.engines.vllm.engine import VllmEngine
 
@@ -95,7 +95,7 @@ class Replica(TracedProcess):
                 self._changed.wait(left)
             self._raise()
             done, self._finished = self._finished, []
-        return Reply(value=done, recorded=self._tracer.take())
+        return Reply(value=done, recorded=self._tracer.take(), memory=self._reading)
 
     def connect(self, channel: ChannelSpec, first_receiver: int) -> Reply:
         """Join a weight channel."""
@@ -119,18 +119,26 @@ class Replica(TracedProcess):
         """Free memory."""
         return self._spanned(lambda: self._engine_now().sleep(level), tags)
 
-    def wake(self, tags: Tags) -> Reply:
-        """Undo sleep."""
-        return self._spanned(lambda: self._engine_now().wake(), tags)
+    def release_kv_cache(self) -> Reply:
+        """Free the KV cache; weights stay."""
+        return self._command(lambda: self._engine_now().release_kv_cache())
+
+    def wake(self, kv_cache: bool, tags: Tags) -> Reply:
+        """Undo sleep, of the weights alone or with the KV cache."""
+        return self._spanned(lambda: self._engine_now().wake(kv_cache=kv_cache), tags)
 
     def close(self) -> None:
         """Shut the engine down with all its processes."""
         if self._engine is not None and self._thread.is_alive():
-            self._command(self._engine.close)
+            self._command(self._end_engine)
         self._closed = True
         with self._changed:
             self._changed.notify_all()
         self._thread.join(timeout=10)
+
+    def _end_engine(self) -> None:
+        engine, self._engine = self._engine_now(), None
+        engine.close()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -153,7 +161,8 @@ class Replica(TracedProcess):
             fresh, self._incoming = (self._incoming, []) if self._commands.empty() else ([], self._incoming)
         if fresh:
             engine.add(fresh)
-            self._busy_since = self._busy_since or time.time()
+            if self._busy_since is None:
+                self._busy_since = self._began()
             self._tracer.counter("running", self._pool, float(engine.unfinished), self._group)
         if engine.unfinished:
             self._deliver(engine.step())
@@ -189,7 +198,20 @@ class Replica(TracedProcess):
             )
         )
         self._tracer.counter("running", self._pool, 0.0, self._group)
+        self._read_memory(self._busy_since)
         self._busy_since = None
+
+    def _began(self) -> float:
+        """Now, when a batch or a command begins."""
+        if self._engine is not None:
+            self._engine.forget_peaks()
+        return time.time()
+
+    def _read_memory(self, start_s: float) -> None:
+        """Of what began at `start_s` and has just ended."""
+        if self._engine is not None:
+            self._reading = dict(self._engine.memory())
+            self._note_memory(self._reading, start_s)
 
     def _pause(self) -> None:
         with self._changed:
@@ -201,13 +223,15 @@ class Replica(TracedProcess):
 
     def _act(self, command: _Command) -> None:
         self._end_span()  # of a batch: the engine stands still
+        start_s = self._began()
         try:
             command.result = command.act()
+            self._read_memory(start_s)
         except BaseException as error:
             command.error = error
         command.done.set()
         if self._running():
-            self._busy_since = time.time()
+            self._busy_since = self._began()
 
     def _fail(self, error: BaseException) -> None:
         self._failure = error
@@ -230,7 +254,7 @@ class Replica(TracedProcess):
             self._raise()
         if command.error is not None:
             raise command.error
-        return Reply(value=command.result, recorded=self._tracer.take())
+        return Reply(value=command.result, recorded=self._tracer.take(), memory=self._reading)
 
     def _spanned(self, act: Callable[[], Any], tags: Tags, *, keep: bool = True) -> Reply:
         def timed() -> Any:

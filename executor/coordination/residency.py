@@ -12,11 +12,12 @@ from rlhfsim.specs.placement.placement import RolePlacement
 
 OPTIMIZER = "optimizer"
 """Only the optimizer states leave; weights stay."""
-
+WEIGHTS = "weights"
+"""Only the weights of a role that is offloaded come in: enough for a forward pass."""
 
 Move = Callable[[Literal["load", "unload"], str, str, str | None, str, int], None]
-"""Carries a role in or out: method, role, how (offloaded, recreated or `OPTIMIZER`), where it lies meanwhile
-(None: in host memory), name of the span, step."""
+"""Carries a role in or out: method, role, how (offloaded, recreated, `OPTIMIZER` or `WEIGHTS`), where it lies
+meanwhile (None: in host memory), name of the span, step."""
 
 
 class Residency:
@@ -32,7 +33,11 @@ class Residency:
     @contextlib.contextmanager
     def present(self, role: str, call: str, step: int, *, states: bool = False) -> Iterator[None]:
         """Inside the block the role is in memory, with its optimizer if `states`; then where it rests."""
-        if self._away.get(role) in ((OPTIMIZER,) if states else ()) + ("offloaded", "recreated"):
+        away = self._away.get(role)
+        if away == "offloaded" and not states:
+            self._carry("load", role, WEIGHTS, call, step)
+            self._away[role] = OPTIMIZER
+        elif away is not None and (states or away != OPTIMIZER):
             self._carry("load", role, self._away.pop(role), call, step)
         yield
         self.rest(role, step, call)
@@ -40,7 +45,7 @@ class Residency:
     def rest(self, role: str, step: int, call: str = "") -> None:
         """To where its role keeps it between calls."""
         how = self._resting_place(role)
-        if how is not None and role not in self._away:
+        if how is not None and self._away.get(role) != how:
             self._carry("unload", role, how, call or f"{role}.start", step)
             self._away[role] = how
 

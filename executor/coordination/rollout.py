@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,6 +15,8 @@ from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.replica import Replica, ReplicaIdentity
 from executor.coordination.tracing import Reply
+from executor.coordination.worker_group import process_of
+from executor.engines.fake import Fakes
 from executor.ranks import replica_places
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan
@@ -24,6 +27,7 @@ POLL_GRACE_S = 60.0
 """A replica that answers a poll so much later than it should hangs; a long scheduler step is shorter."""
 IDLE_S = 0.05
 """A poll with nothing outstanding waits so long."""
+Record = Callable[[str, Reply], None]
 THREADS = 8
 """Calls that a replica can have at once: polls, submissions, commands."""
 
@@ -36,8 +40,8 @@ class ReplicaPool:
     actors: list[Any]
     receivers_each: int
     """Engine worker processes of one replica."""
-    record: Callable[[Reply], None]
-    """Where spans and memory of replies go."""
+    record: Record
+    """Where spans and memory of a part's replies go."""
     outstanding: dict[int, int] = field(default_factory=dict)
     """Id of a request -> replica."""
     ending: bool = False
@@ -64,9 +68,9 @@ class ReplicaPool:
             for i, actor in enumerate(self.actors)
         ]
         replies = collect(refs, self.parts, f"rollout {method}", limit_s)
-        for reply in replies:
+        for part, reply in zip(self.parts, replies, strict=True):
             if isinstance(reply, Reply):
-                self.record(reply)
+                self.record(part, reply)
         return [r.value if isinstance(r, Reply) else r for r in replies]
 
     def submit(self, requests: Sequence[GenerationRequest], step: int, limit_s: float) -> None:
@@ -128,8 +132,8 @@ class ReplicaPool:
             return
         refs = [self.actors[i].poll.remote(loads[i] if all_of_them else 1, wait) for i in busy]
         replies = collect(refs, [self.parts[i] for i in busy], "rollout poll", wait + POLL_GRACE_S)
-        for reply in replies:
-            self.record(reply)
+        for i, reply in zip(busy, replies, strict=True):
+            self.record(self.parts[i], reply)
         with self._lock:
             for completion in (completion for reply in replies for completion in reply.value):
                 self._deliver(completion)
@@ -161,8 +165,9 @@ def spawn(
     reservation: Reservation,
     share: float,
     environment: Mapping[str, str],
-    fake_seconds: Mapping[str, float] | None,
-    record: Callable[[Reply], None],
+    scratch: Path,
+    fakes: Fakes | None,
+    record: Record,
 ) -> ReplicaPool:
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout
@@ -174,7 +179,7 @@ def spawn(
             max_concurrency=THREADS,
             runtime_env={"env_vars": {**environment, **reservation.devices(places)}},
             **reservation.options(places[0], share),
-        ).remote(ReplicaIdentity(index=index, pool=role.pool, fake_seconds=fake_seconds))
+        ).remote(ReplicaIdentity(index=index, **process_of(role.pool, places, reservation, scratch, fakes)))
         for index, places in enumerate(replica_places(plan))
     ]
     return ReplicaPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)

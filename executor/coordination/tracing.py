@@ -63,7 +63,7 @@ class Reply:
     value: Any
     recorded: Recorded = Recorded()
     memory: Mapping[str, float] | None = None
-    """Bytes after the call: allocated, host."""
+    """Bytes after the call and at most during it, by the keys of `engines.memory`."""
 
 
 class Tracer:
@@ -122,9 +122,12 @@ class Tracer:
         with self._lock:
             self._spans.append(span)
 
-    def counter(self, name: CounterName, pool: str, value: float, group: str = ALL) -> None:
-        """Record a value that holds from now on."""
-        item = Counter(name=name, pool=pool, group=group, time_s=self._clock(), value=value)
+    def counter(
+        self, name: CounterName, pool: str, value: float, group: str = ALL, at: float | None = None
+    ) -> None:
+        """Record a value that holds from now on, or from `at`."""
+        time_s = self._clock() if at is None else at
+        item = Counter(name=name, pool=pool, group=group, time_s=time_s, value=value)
         with self._lock:
             self._counters.append(item)
 

@@ -35,7 +35,7 @@ class WeightRoute:
         self._job = job
         self._trainer = trainer
         self._folder = scratch / "weights"
-        self._limit = job.settings.limits.sync_s
+        self._limit = job.limits.sync
         self._channel: ChannelSpec | None = None
 
     def open(self, rollout: ReplicaPool | None) -> None:
@@ -55,8 +55,8 @@ class WeightRoute:
             self._channel = None
 
     def _spec(self, receivers: int) -> ChannelSpec:
-        settings, placement = self._job.settings, self._job.plan.placement
-        host, port = ray.get(self._trainer.actors[0].address.remote(), timeout=settings.limits.call_s)
+        placement = self._job.plan.placement
+        host, port = ray.get(self._trainer.actors[0].address.remote(), timeout=self._job.limits.longest_call)
         self._folder.mkdir(parents=True, exist_ok=True)
         rules = WEIGHT_PATHS[placement.weight_path]
         return ChannelSpec(
@@ -70,7 +70,7 @@ class WeightRoute:
             adapters_only=rules.adapters_only,
             base_model=self._job.model if rules.adapters_only else "",
             lora_scale=LORA_ALPHA_OVER_RANK,
-            timeout_s=settings.limits.sync_s,
+            timeout_s=self._limit,
             device="cuda" if self._job.gpu else "cpu",
         )
 

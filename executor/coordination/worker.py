@@ -5,22 +5,43 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from executor.coordination.tracing import Reply, Tags, Tracer
+from executor.engines.fake import FakeDevice, Fakes, FakeTraining
+from executor.engines.memory import Meter
 from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
 from executor.samples import LossSpec, Sample, Transfer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessIdentity:
+    """Where a process of the run works."""
+
+    pool: str
+    gpus: tuple[str, ...] = ()
+    """Names of its GPUs, the group of their counters; on slots without GPUs nobody knows what is whose."""
+    fakes: Fakes | None = None
+    """Dry run: engines go by these instead of working."""
+    scratch: str = ""
+    """Dry run: folder of the fake GPUs."""
+
+    def fake_device(self) -> FakeDevice:
+        """Its GPUs in a dry run."""
+        return FakeDevice(tuple(Path(self.scratch, gpu) for gpu in self.gpus))
 
 
 class TracedProcess:
     """A process of the run: it tells its clock, gives signs of life and collects spans."""
 
-    def __init__(self, pool: str, group: str) -> None:
-        self._pool = pool
+    def __init__(self, where: ProcessIdentity, group: str) -> None:
+        self._pool = where.pool
         self._group = group
+        self._gpus = where.gpus or (group,)
         self._tracer = Tracer()
 
     def now(self) -> float:
@@ -33,6 +54,12 @@ class TracedProcess:
 
         return os.getpid(), str(ray.get_runtime_context().get_node_id())
 
+    def _note_memory(self, reading: Mapping[str, float], start_s: float) -> None:
+        """What a call that began at `start_s` took at most, and what it left."""
+        for gpu in self._gpus:
+            self._tracer.counter("memory_bytes", self._pool, reading["device_peak"], gpu, at=start_s)
+            self._tracer.counter("memory_bytes", self._pool, reading["device"], gpu)
+
     def _span(self, role: str, tags: Tags, **attributes: float | str) -> Any:
         return self._tracer.span(
             tags.name, role, tags.kind, self._pool, self._group, tags.step, tags.version, **attributes
@@ -40,22 +67,23 @@ class TracedProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerIdentity:
+class WorkerIdentity(ProcessIdentity):
     """Which rank of its group this is."""
 
-    pool: str
     rank: int
     ranks: int
-    fake_seconds: Mapping[str, float] | None = None
-    """Dry run: seconds of every call by name; engines sleep them instead of working."""
 
 
 class Worker(TracedProcess):
     """Runs as a Ray actor; methods are called on all ranks of the group in the same order."""
 
     def __init__(self, identity: WorkerIdentity) -> None:
-        super().__init__(identity.pool, f"rank {identity.rank}")
+        super().__init__(identity, f"rank {identity.rank}")
         self._identity = identity
+        self._fakes = identity.fakes
+        self._device = identity.fake_device()
+        self._meter: Meter | FakeDevice = Meter() if self._fakes is None else self._device
+        self._began = time.time()
         self._engines: dict[str, Any] = {}
         self._specs: dict[str, EngineSpec] = {}
         self._away: dict[str, Path] = {}
@@ -75,22 +103,21 @@ class Worker(TracedProcess):
 
     def start(self, host: str, port: int, timeout_s: float) -> None:
         """Join the group; a collective."""
-        if self._identity.fake_seconds is None:
+        if self._fakes is None:
             from executor.engines import training
 
             training.start(self._identity.rank, self._identity.ranks, 0, host, port, timeout_s)
 
     def build(self, spec: EngineSpec) -> Reply:
         """Create the engine of a role; a collective."""
+        self._begin()
         self._specs[spec.role] = spec
         self._engines[spec.role] = self._built(spec)
-        return self._reply(None, spec.role)
+        return self._reply(None)
 
     def _built(self, spec: EngineSpec) -> Any:
-        if self._identity.fake_seconds is not None:
-            from executor.engines.fake import FakeTraining
-
-            return FakeTraining(spec, self._identity.fake_seconds)
+        if self._fakes is not None:
+            return FakeTraining(spec, self._fakes, self._device)
         from executor.engines import training
 
         return training.build(spec)
@@ -99,25 +126,25 @@ class Worker(TracedProcess):
 
     def forward(self, samples: Sequence[Sample], role: str, method: str, tags: Tags) -> Reply:
         """logprobs, values or scores of this rank's samples."""
-        with self._span(role, tags, samples=float(len(samples))):
+        with self._call(role, tags, samples=float(len(samples))):
             value = getattr(self._engines[role], method)(samples)
-        return self._reply(value, role)
+        return self._reply(value)
 
     def train(self, batches: Sequence[MiniBatch], role: str, loss: LossSpec, tags: Tags) -> Reply:
         """Optimizer steps, one a mini-batch; their metrics."""
-        with self._span(role, tags, optimizer_steps=float(len(batches))):
+        with self._call(role, tags, optimizer_steps=float(len(batches))):
             value = [dict(self._engines[role].train(batch, loss)) for batch in batches]
-        return self._reply(value, role)
+        return self._reply(value)
 
     def unload(self, role: str, how: str, folder: str | None, tags: Tags) -> Reply:
         """Out of device memory: its `optimizer` states, `offloaded`, or `recreated` (saved and destroyed)."""
         place = Path(folder) if folder else None
-        with self._span(role, tags):
+        with self._call(role, tags):
             if how == "recreated":
                 self._destroy(role, place)
             else:
                 self._engines[role].offload(place, weights=how == "offloaded")
-        return self._reply(None, role)
+        return self._reply(None)
 
     def _destroy(self, role: str, folder: Path | None) -> None:
         engine = self._engines.pop(role)
@@ -128,21 +155,21 @@ class Worker(TracedProcess):
         engine.close()
 
     def load(self, role: str, how: str, tags: Tags) -> Reply:
-        """Undo `unload`."""
-        with self._span(role, tags):
+        """Undo `unload`; `weights`: of them alone, enough for forward passes."""
+        with self._call(role, tags):
             if how != "recreated":
-                self._engines[role].reload()
+                self._engines[role].reload(states=how != "weights")
             else:
                 self._engines[role] = self._built(self._specs[role])
                 if role in self._away:
                     self._engines[role].load(self._away.pop(role))
-        return self._reply(None, role)
+        return self._reply(None)
 
     # --- weights and checkpoints ------------------------------------------------------------------
 
     def open_channel(self, channel: ChannelSpec) -> None:
         """Rank 0: make the sending end and its key-value store."""
-        if self._identity.rank == 0 and self._identity.fake_seconds is None:
+        if self._identity.rank == 0 and self._fakes is None:
             from executor.weight_transfer.channel import Sender
 
             self._senders[channel.name] = Sender(channel)
@@ -155,14 +182,14 @@ class Worker(TracedProcess):
 
     def send(self, role: str, channel: ChannelSpec, version: int, tags: Tags) -> Reply:
         """Gather the weights of `role` and send them; a collective, rank 0 speaks."""
-        with self._span(role, tags) as notes:
+        with self._call(role, tags) as notes:
             transfer = self._send(self._engines[role], channel, version)
             if transfer is not None:
                 notes["bytes"] = float(transfer.bytes)
-        return self._reply(transfer, role)
+        return self._reply(transfer)
 
     def _send(self, engine: Any, channel: ChannelSpec, version: int) -> Transfer | None:
-        if self._identity.fake_seconds is not None:
+        if self._fakes is not None:
             engine.sync()
             return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
         buckets = iter([engine.adapters()]) if channel.adapters_only else engine.buckets(channel.bucket_bytes)
@@ -175,14 +202,16 @@ class Worker(TracedProcess):
 
     def save(self, role: str, folder: str) -> Reply:
         """This rank's share of a checkpoint."""
+        self._begin()
         if role in self._engines:
             self._engines[role].save(Path(folder))
-        return self._reply(None, role)
+        return self._reply(None)
 
     def restore(self, role: str, folder: str) -> Reply:
         """Undo `save`."""
+        self._begin()
         self._engines[role].load(Path(folder))
-        return self._reply(None, role)
+        return self._reply(None)
 
     def close(self) -> None:
         """End every engine and sender."""
@@ -192,14 +221,18 @@ class Worker(TracedProcess):
             engine.close()
         self._engines.clear()
 
-    def _reply(self, value: Any, role: str) -> Reply:
-        engine = self._engines.get(role)
-        if engine is not None:
-            memory = dict(engine.memory())
-        else:
-            import psutil
+    @contextmanager
+    def _call(self, role: str, tags: Tags, **attributes: float | str) -> Iterator[dict[str, float | str]]:
+        """One call: its span, and its memory from here on."""
+        self._begin()
+        with self._span(role, tags, **attributes) as notes:
+            yield notes
 
-            resident = float(psutil.Process().memory_info().rss)
-            memory = {"allocated": resident, "host": resident}
-        self._tracer.counter("memory_bytes", self._pool, memory["allocated"], self._group)
-        return Reply(value=value, recorded=self._tracer.take(), memory=memory)
+    def _begin(self) -> None:
+        self._began = time.time()
+        self._meter.start()
+
+    def _reply(self, value: Any) -> Reply:
+        reading = self._meter.read()
+        self._note_memory(reading, self._began)
+        return Reply(value=value, recorded=self._tracer.take(), memory=reading)

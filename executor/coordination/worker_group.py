@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
 
-from executor.coordination.cluster import Reservation
+from executor.coordination.cluster import GPU, Reservation
 from executor.coordination.failures import collect
 from executor.coordination.tracing import Reply
 from executor.coordination.worker import Worker, WorkerIdentity
-from executor.ranks import GroupSpec
+from executor.engines.fake import Fakes
+from executor.ranks import GroupSpec, Place
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +53,8 @@ def spawn(
     reservation: Reservation,
     share: float,
     environment: Mapping[str, str],
-    fake_seconds: Mapping[str, float] | None,
+    scratch: Path,
+    fakes: Fakes | None,
 ) -> WorkerGroup:
     """Start the processes of a group; `join` makes them a group."""
     actor_class = ray.remote(Worker)
@@ -69,15 +72,30 @@ def spawn(
                 }
             },
             **reservation.options(place, share),
-        ).remote(WorkerIdentity(pool=spec.pool, rank=rank, ranks=len(spec.places), fake_seconds=fake_seconds))
+        ).remote(
+            WorkerIdentity(
+                rank=rank,
+                ranks=len(spec.places),
+                **process_of(spec.pool, (place,), reservation, scratch, fakes),
+            )
+        )
         for rank, place in enumerate(spec.places)
     ]
     return WorkerGroup(spec=spec, actors=actors)
 
 
-def join(group: WorkerGroup, limit_s: float) -> None:
-    """Rendezvous of all ranks at rank 0."""
+def process_of(
+    pool: str, places: Sequence[Place], reservation: Reservation, scratch: Path, fakes: Fakes | None
+) -> dict[str, Any]:
+    """Fields of a `ProcessIdentity` on these places."""
+    counted = fakes is not None or reservation.resource == GPU
+    gpus = tuple(f"gpu {node}.{gpu}" for node, gpu in places) if counted else ()
+    return {"pool": pool, "gpus": gpus, "fakes": fakes, "scratch": str(scratch / "gpus")}
+
+
+def join(group: WorkerGroup, limit_s: float, collective_s: float) -> None:
+    """Rendezvous of all ranks at rank 0 within `limit_s`; each collective later within `collective_s`."""
     [(host, port)] = collect(
         [group.actors[0].address.remote()], group.parts[:1], "start of the process", limit_s
     )
-    group.call("start", host, port, limit_s, limit_s=limit_s)
+    group.call("start", host, port, collective_s, limit_s=limit_s)

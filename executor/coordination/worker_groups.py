@@ -24,6 +24,7 @@ from executor.algorithms.iteration import results_of
 from executor.coordination import rollout, weights
 from executor.coordination.batching import balanced, optimizer_steps
 from executor.coordination.cluster import Reservation
+from executor.coordination.engine_memory import EngineMemory
 from executor.coordination.failures import PartFailed, collect
 from executor.coordination.residency import Residency
 from executor.coordination.rollout import ReplicaPool
@@ -63,14 +64,12 @@ class WorkerGroups:
         self._scratch = scratch
         self._environment = environment(job)
         self._served = served_by(job.plan)
-        self._limits = job.settings.limits
+        self._limits = job.limits
         self._pools = {pool.name: threading.RLock() for pool in job.plan.placement.pools}
         self._offsets: dict[str, ClockOffset] = {}
-        self._nodes: dict[str, str] = {}
         self._groups: dict[str, WorkerGroup] = {}
         self._residency = Residency(job, scratch, self._move)
-        self._asleep = False
-        """The rollout engines gave their memory back."""
+        self._engine = EngineMemory(job, self._move_engine, self._resend)
         self.rollout: ReplicaPool | None = None
         self.route: weights.WeightRoute | None = None
         self.watch = Watch(self._actors, self.stop)
@@ -79,22 +78,22 @@ class WorkerGroups:
     # --- start and end ----------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Processes, engines, weight channel; groups and replicas come up side by side.
+        """Processes, engines, weight channel. Pools come up side by side; in a pool each group moves to where
+        it rests before the next is built, and the rollout engine takes what they leave.
 
         Raises:
             PartFailed: one did not come up.
         """
         groups = [
-            spawn(spec, self._reservation, 1 / TENANTS, self._environment, self.job.fake_seconds)
+            spawn(spec, self._reservation, 1 / TENANTS, self._environment, self._scratch, self.job.fakes)
             for spec in group_specs(self.job.plan, self._served)
         ]
         self._groups = {role: group for group in groups for role in group.spec.roles}
-        tasks: list[Callable[[], None]] = [partial(self._start_group, group) for group in groups]
         if self.job.plan.workload.generates:
-            tasks.append(self._start_rollout)
+            self._spawn_rollout()
         self.watch.start()
-        with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
-            results_of({str(i): pool.submit(task) for i, task in enumerate(tasks)}, self.stop)
+        with ThreadPoolExecutor(max_workers=len(self._pools)) as pools:
+            results_of({pool: pools.submit(self._start_pool, pool) for pool in self._pools}, self.stop)
         if self.rollout is not None:
             self.route = weights.WeightRoute(self.job, self._groups["actor"], self._scratch)
             self.route.open(self.rollout)
@@ -116,7 +115,10 @@ class WorkerGroups:
         """Which process is which part: for people who look for one."""
         actors = self._actors()
         places = collect(
-            [a.whereabouts.remote() for a in actors.values()], list(actors), "start", self._limits.call_s
+            [a.whereabouts.remote() for a in actors.values()],
+            list(actors),
+            "start",
+            self._limits.longest_call,
         )
         pids = {part: pid for part, (pid, _) in zip(actors, places, strict=True)}
         self.watch.homes |= {part: node for part, (_, node) in zip(actors, places, strict=True)}
@@ -135,33 +137,43 @@ class WorkerGroups:
         self.route = route
         self.route.open(self.rollout)
 
+    def _start_pool(self, pool: str) -> None:
+        for group in {id(g): g for g in self._groups.values() if g.spec.pool == pool}.values():
+            self._start_group(group)
+        if self.rollout is not None and self.rollout.pool == pool:
+            self._build_rollout()
+
     def _start_group(self, group: WorkerGroup) -> None:
-        join(group, self._limits.start_s)
+        join(group, self._limits.start, self._limits.collective)
         for spec in engine_specs(self.job).values():
             if spec.role in group.spec.roles:
-                self._call(group, "build", spec, limit_s=self._limits.start_s)
+                self._call(group, "build", spec, limit_s=self._limits.start)
                 self._residency.rest(spec.role, step=0)
         driver = ray.util.get_node_ip_address()
         for part, actor in zip(group.parts, group.actors, strict=True):
-            [(host, _)] = collect([actor.address.remote()], [part], "address", self._limits.call_s)
-            self._nodes[part] = host
+            [(host, _)] = collect([actor.address.remote()], [part], "address", self._limits.longest_call)
             if host != driver:
                 self._offsets[part] = offset(partial(_clock_of, actor))
 
-    def _start_rollout(self, model: str | None = None) -> None:
-        spec = rollout_spec(self.job)
-        spec = replace(spec, model=model or spec.model, version=self.version)
+    def _spawn_rollout(self) -> None:
         self.rollout = rollout.spawn(
             self.job.plan,
             self._reservation,
             1 / TENANTS,
             self._environment,
-            self.job.fake_seconds,
-            self.recorder.add,
+            self._scratch,
+            self.job.fakes,
+            lambda part, reply: self._add(part, reply, SAME_CLOCK),
         )
         if self._stopped:
             self.rollout.kill()
-        self.rollout.call("build", spec, limit_s=self._limits.start_s)
+
+    def _build_rollout(self, model: str | None = None) -> None:
+        assert self.rollout is not None
+        spec = rollout_spec(self.job)
+        spec = replace(spec, model=model or spec.model, version=self.version)
+        self.rollout.call("build", spec, limit_s=self._limits.start)
+        self._engine.built()
 
     def stop(self) -> None:
         """End every process at once, so that whoever waits for one of them hears it: ranks that hang in a
@@ -209,35 +221,46 @@ class WorkerGroups:
         with self._pools[role.pool]:
             self._wake(role, step)
             assert self.rollout is not None
-            done = self.rollout.generate(requests, step, self._limits.call_s)
-            self._sleep(role, step)
+            done = self.rollout.generate(requests, step, self._limits.call("actor.generate"))
+            self._rest(role, step)
         return done
 
     def _wake(self, role: RolloutPlacement, step: int) -> None:
-        tags = self._tags("actor.generate.load", "load", step)
         if self.rollout is None:
             assert self.route is not None
-            with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
-                self._start_rollout(self.route.folder_of(self.version))
-        elif self._asleep:
-            self.rollout.call("wake", tags, limit_s=self._limits.call_s)
-        self._asleep = False
+            with self.recorder.tracer.span("actor.generate.load", "actor", "load", role.pool, step=step):
+                self._spawn_rollout()
+                self._build_rollout(self.route.folder_of(self.version))
+        self._engine.for_generation(step)
 
-    def _sleep(self, role: RolloutPlacement, step: int) -> None:
-        tags = self._tags("actor.generate.unload", "unload", step)
-        assert self.rollout is not None
-        if role.residency == "recreated":
-            with self.recorder.tracer.span(tags.name, "actor", tags.kind, role.pool, step=step):
+    def _rest(self, role: RolloutPlacement, step: int) -> None:
+        if self.rollout is not None and role.residency == "recreated":
+            with self.recorder.tracer.span("actor.generate.unload", "actor", "unload", role.pool, step=step):
                 self.rollout.close()
                 self.rollout = None
-        elif role.sleep:
-            self.rollout.call("sleep", role.sleep, tags, limit_s=self._limits.call_s)
-            self._asleep = True
+        self._engine.rest(step)
+
+    def _move_engine(self, method: str, *arguments: Any, span: str = "", step: int = 0) -> None:
+        """One move of the rollout engine's memory, on every replica."""
+        assert self.rollout is not None
+        tags = (self._tags(span, span.rpartition(".")[2], step),) if span else ()
+        self.rollout.call(method, *arguments, *tags, limit_s=self._limits.call(span))
+
+    def _resend(self, step: int) -> None:
+        """The weights that the rollout engine lost in its sleep, over a channel of their own."""
+        assert self.route is not None
+        self.route.open(self.rollout)
+        with self._residency.present("actor", "actor.sync", step):
+            self.route.send(self.rollout, self.version, step, self._record)
 
     def submit(self, requests: Sequence[GenerationRequest], step: int) -> None:
         """Queue requests of a rollout that goes on by itself."""
+        role = self.job.plan.placement.rollout
+        assert role is not None
+        with self._pools[role.pool]:
+            self._wake(role, step)
         assert self.rollout is not None
-        self.rollout.submit(requests, step, self._limits.call_s)
+        self.rollout.submit(requests, step, self._limits.longest_call)
 
     def poll(self, limit_s: float) -> list[Completion]:
         """Completions of submitted requests; waits up to `limit_s` for the first."""
@@ -277,6 +300,7 @@ class WorkerGroups:
             pairs=recipes.recipe(workload.algorithm).actor == "dpo",
         )
         tags = self._tags(f"{role}.train", "train", step)
+        self._rest_after_streaming(step)
         pool = self._pools[self._groups[role].spec.pool]
         with pool, self._residency.present(role, tags.name, step, states=True):
             metrics: list[dict[str, float]] = self._scattered("train", batches, role, loss, tags=tags)[
@@ -284,16 +308,24 @@ class WorkerGroups:
             ].value
         return metrics
 
+    def _rest_after_streaming(self, step: int) -> None:
+        """A streamed rollout has no call that ends with it."""
+        rollout, schedule = self.job.plan.placement.rollout, self.job.plan.placement.schedule
+        if rollout is not None and schedule.streaming and not schedule.asynchronous:
+            with self._pools[rollout.pool]:
+                self._rest(rollout, step)
+
     def _scattered(self, method: str, parts: Sequence[Any], role: str, *args: Any, tags: Tags) -> list[Reply]:
         """A call in which every data-parallel replica works on its own part; each part is stored once."""
         group, layout = self._groups[role], self._layout(role)
         refs = [ray.put(part) for part in parts]
         mine = [refs[mesh.coordinates(rank, layout).dp] for rank in range(len(group.actors))]
-        return self._call(group, method, role, *args, tags, each=mine, what=tags.name)
+        limit = self._limits.call(tags.name)
+        return self._call(group, method, role, *args, tags, each=mine, what=tags.name, limit_s=limit)
 
     def _call(self, group: WorkerGroup, method: str, *args: Any, **options: Any) -> list[Reply]:
         """A call on all ranks of a group, recorded."""
-        replies = group.call(method, *args, **{"limit_s": self._limits.call_s, **options})
+        replies = group.call(method, *args, **{"limit_s": self._limits.longest_call, **options})
         self._record(group, replies)
         return replies
 
@@ -311,18 +343,11 @@ class WorkerGroups:
         with contextlib.ExitStack() as held:
             for pool in pools if not overlapped else [placement.actor.pool]:
                 held.enter_context(self._pools[pool])
+            if placement.rollout.residency == "recreated":  # it goes, and reads files when it comes again
+                self._rest(placement.rollout, step)
+            self._engine.for_sync(step)
             with self._residency.present("actor", "actor.sync", step):
-                self._prepare_rollout(placement.rollout, step)
                 return self.route.send(self.rollout, self.version, step, self._record)
-
-    def _prepare_rollout(self, role: RolloutPlacement, step: int) -> None:
-        """For a sync: a sleeping engine wakes; one that is created for every rollout goes and reads files."""
-        if self.rollout is not None and role.residency == "recreated":
-            self._sleep(role, step)
-        elif self.rollout is not None and self._asleep:
-            tags = self._tags("actor.sync.load", "load", step)
-            self.rollout.call("wake", tags, limit_s=self._limits.call_s)
-            self._asleep = False
 
     # --- checkpoints and records ------------------------------------------------------------------
 
@@ -337,7 +362,7 @@ class WorkerGroups:
         return placed.layout
 
     def save(self, folder: Path) -> None:
-        """Every trained role's state, a folder each."""
+        """Every trained role's state, a folder each; the rollout engine sleeps meanwhile."""
         self._each_trained("save", folder)
 
     def restore(self, folder: Path) -> None:
@@ -345,6 +370,9 @@ class WorkerGroups:
         self._each_trained("restore", folder)
 
     def _each_trained(self, method: str, folder: Path) -> None:
+        if (rollout := self.job.plan.placement.rollout) is not None:
+            with self._pools[rollout.pool]:
+                self._engine.rest(0)
         for role in TRAINED:
             if role in self._groups:
                 (folder / role).mkdir(parents=True, exist_ok=True)
@@ -353,16 +381,20 @@ class WorkerGroups:
                     self._pools[group.spec.pool],
                     self._residency.present(role, f"{role}.{method}", 0, states=True),
                 ):
-                    self._call(group, method, role, str(folder / role))
+                    self._call(group, method, role, str(folder / role), limit_s=self._limits.checkpoint)
 
     def _move(self, method: str, role: str, how: str, folder: str | None, span: str, step: int) -> None:
         """One role in or out, on every rank."""
         places = (folder,) if method == "unload" else ()
-        self._call(self._groups[role], method, role, how, *places, self._tags(span, method, step))
+        tags, limit = self._tags(span, method, step), self._limits.call(span)
+        self._call(self._groups[role], method, role, how, *places, tags, limit_s=limit)
 
     def _record(self, group: WorkerGroup, replies: Sequence[Reply]) -> None:
         for part, reply in zip(group.parts, replies, strict=True):
-            self.recorder.add(reply, self._offsets.get(part, SAME_CLOCK), part, self._nodes.get(part, ""))
+            self._add(part, reply, self._offsets.get(part, SAME_CLOCK))
+
+    def _add(self, part: str, reply: Reply, clock: ClockOffset) -> None:
+        self.recorder.add(reply, clock, part, self.watch.homes.get(part, ""))
 
 
 def _clock_of(actor: Any) -> float:

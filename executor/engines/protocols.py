@@ -110,11 +110,8 @@ class ScoringEngine(Protocol):
         still work.
         """
 
-    def reload(self) -> None:
-        """Undo `offload`."""
-
-    def memory(self) -> Mapping[str, float]:
-        """Bytes now: `allocated` on the device (CPU: resident set of the process), `host`."""
+    def reload(self, *, states: bool = True) -> None:
+        """Undo `offload`; without `states` only of the weights: enough for forward passes."""
 
     def close(self) -> None:
         """Free everything; the engine cannot be used again."""
@@ -177,11 +174,17 @@ class RolloutEngine(Protocol):
     def sleep(self, level: int) -> None:
         """0: nothing; 1: weights to host, KV freed; 2: both freed. Logs where the platform frees nothing."""
 
-    def wake(self) -> None:
-        """Undo sleep; after level 2 the weights must be received again."""
+    def release_kv_cache(self) -> None:
+        """Free the KV cache; weights stay."""
+
+    def wake(self, *, kv_cache: bool = True) -> None:
+        """Undo sleep, without `kv_cache` of the weights alone; after level 2 they must be received again."""
+
+    def forget_peaks(self) -> None:
+        """Peaks of `memory` are those from here on."""
 
     def memory(self) -> Mapping[str, float]:
-        """Bytes now, as ScoringEngine.memory; `kv` too."""
+        """Bytes of the fullest GPU by the keys of `engines.memory`, and `kv`."""
 
     def close(self) -> None:
         """Shut the engine down with all its processes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,20 +48,6 @@ class ForwardPasses:
         for batch, flat in self._outputs(samples, "last"):
             scores.update(zip(batch.places, flat.tolist(), strict=True))
         return [scores[i] for i in range(len(samples))]
-
-    def memory(self) -> Mapping[str, float]:
-        """Bytes now: on the device (CPU: resident set of the process) and on the host."""
-        import psutil
-
-        resident = float(psutil.Process().memory_info().rss)
-        if self.device.type != "cuda":
-            return {"allocated": resident, "host": resident}
-        return {
-            "allocated": float(torch.cuda.memory_allocated()),
-            "reserved": float(torch.cuda.memory_reserved()),
-            "peak": float(torch.cuda.max_memory_allocated()),
-            "host": resident,
-        }
 
     def _tokenwise(self, samples: Sequence[Sample], head: Head) -> list[Floats]:
         self._expect(head)

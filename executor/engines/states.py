@@ -56,18 +56,21 @@ class Storages:
     their pages back to the system.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], folder: Path | None = None) -> None:
-        """Copy each storage once, to a file in `folder` or to host memory, and free it.
+    def __init__(
+        self, tensors: Iterable[Tensor], folder: Path | None = None, but: Storages | None = None
+    ) -> None:
+        """Copy each storage once, to a file in `folder` or to host memory, and free it; not those of `but`.
 
         On a CPU without a folder there is nowhere to go, and nothing moves.
         """
+        gone = {storage.data_ptr() for storage in but._storages} if but else set()
         unique: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
             moves = storage.device.type == "cuda" or (folder is not None and storage.device.type == "cpu")
-            if moves and storage.nbytes():
+            if moves and storage.nbytes() and storage.data_ptr() not in gone:
                 unique.setdefault(storage.data_ptr(), storage)
-        self._storages = list(unique.values())
+        self._storages: list[torch.UntypedStorage] = list(unique.values())
         self._sizes = [storage.nbytes() for storage in self._storages]
         self._file = folder / f"offload-{os.getpid()}-{uuid4().hex}.bin" if folder else None
         self._copies: list[torch.UntypedStorage] = []
@@ -115,9 +118,10 @@ class Storages:
 
 
 class Movable(ABC):
-    """An engine whose storages leave memory and come back."""
+    """An engine whose storages leave memory and come back: its states, and with them its weights."""
 
-    _away: Storages | None = None
+    _states: Storages | None = None
+    _weights: Storages | None = None
 
     @abstractmethod
     def _movable(self, *, weights: bool) -> Iterable[Tensor]:
@@ -125,20 +129,27 @@ class Movable(ABC):
 
     def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
         """All states, or all but the weights, to host memory, or to files in `folder`."""
-        assert self._away is None, "already offloaded"
-        self._away = Storages(self._movable(weights=weights), folder)
+        assert (self._weights if weights else self._states) is None, "already offloaded"
+        self._states = self._states or Storages(self._movable(weights=False), folder)
+        if weights:
+            self._weights = Storages(self._movable(weights=True), folder, but=self._states)
 
-    def reload(self) -> None:
-        """Undo `offload`."""
-        assert self._away is not None, "not offloaded"
-        self._away.restore()
-        self._away = None
+    def reload(self, *, states: bool = True) -> None:
+        """Undo `offload`; without `states` only of the weights: enough for forward passes."""
+        assert self._states is not None, "not offloaded"
+        if self._weights is not None:
+            self._weights.restore()
+            self._weights = None
+        if states:
+            self._states.restore()
+            self._states = None
 
     def _forget(self) -> None:
         """What is away stays away, files too are gone: the engine ends."""
-        if self._away is not None:
-            self._away.drop()
-            self._away = None
+        for away in (self._weights, self._states):
+            if away is not None:
+                away.drop()
+        self._weights = self._states = None
 
 
 def _memory(storage: torch.UntypedStorage) -> memoryview:

@@ -180,6 +180,6 @@ def engine_bytes(
         framework=profile["framework_bytes"],
         kv_tokens=tokens,
         shortfall=max(0.0, -left),
-        sleep=max(role.sleep, 1) if role.residency == "offloaded" else role.sleep,
+        sleep=role.sleep_level,
         recreated=role.residency == "recreated",
     )

@@ -26,7 +26,7 @@ class Engine(Movable):
 def test_what_left_comes_back_as_it_was(tmp_path: Path) -> None:
     engine = Engine()
     engine.offload(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list(tmp_path.iterdir())) == 2, "the states lie by themselves: weights may come alone"
     engine.reload()
     assert torch.equal(engine.weight, torch.arange(9000.0))
     assert torch.equal(engine.momentum, torch.ones(9000))
@@ -39,6 +39,21 @@ def test_the_weights_may_stay(tmp_path: Path) -> None:
     [file] = tmp_path.iterdir()
     assert file.stat().st_size == engine.momentum.untyped_storage().nbytes()
     assert torch.equal(engine.weight, torch.arange(9000.0))
+
+
+def test_weights_come_alone_for_a_forward_pass_and_go_again(tmp_path: Path) -> None:
+    engine = Engine()
+    engine.offload(tmp_path)
+    for _ in range(2):
+        engine.reload(states=False)
+        [file] = tmp_path.iterdir()
+        assert file.stat().st_size == engine.momentum.untyped_storage().nbytes(), "the states are still there"
+        assert torch.equal(engine.weight, torch.arange(9000.0))
+        engine.offload(tmp_path)
+        assert len(list(tmp_path.iterdir())) == 2
+    engine.reload()
+    assert torch.equal(engine.weight, torch.arange(9000.0))
+    assert torch.equal(engine.momentum, torch.ones(9000))
 
 
 def test_an_engine_that_ends_while_it_is_away_leaves_no_file(tmp_path: Path) -> None:

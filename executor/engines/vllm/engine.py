@@ -131,7 +131,7 @@ class VllmEngine:
 
     def sleep(self, level: int) -> None:
         """0: nothing; 1: weights to host, KV freed; 2: both freed. On CPU vLLM frees nothing."""
-        if level == 0 or self._asleep:
+        if level == 0 or "weights" in self._asleep:
             return
         assert not self._requests, "requests are running: their KV cache would be lost"
         if self._device == "cpu":
@@ -140,15 +140,31 @@ class VllmEngine:
             self._llm.sleep(level=level)
         self._asleep = {"weights", "kv_cache"}
 
-    def wake(self) -> None:
-        """Undo sleep; after level 2 weights must be received again (`receive` wakes their memory itself)."""
-        self._wake("weights", "kv_cache")
+    def release_kv_cache(self) -> None:
+        """Free the KV cache; weights stay. The scheduler pauses until it is back (`wake`)."""
+        if self._asleep:
+            return
+        assert not self._requests, "requests are running: their KV cache would be lost"
+        if self._device == "cuda":
+            self._llm.sleep(level=0)
+            self._llm.release_kv_cache_memory()
+        self._asleep = {"kv_cache"}
+
+    def wake(self, *, kv_cache: bool = True) -> None:
+        """Undo sleep, without `kv_cache` of the weights alone; after level 2 they must be received again."""
+        self._wake("weights", *(("kv_cache",) if kv_cache else ()))
+
+    def forget_peaks(self) -> None:
+        """Peaks of memory begin again."""
+        self._rpc("rlhf_forget_peaks")
 
     def memory(self) -> Mapping[str, float]:
-        """Bytes over all workers: `allocated` (on GPUs by all users of the device), `host`, `kv`."""
-        workers = self._rpc("rlhf_memory")
-        total = {key: sum(worker[key] for worker in workers) for key in workers[0]}
-        return total | ({"kv": 0.0} if "kv_cache" in self._asleep and self._device == "cuda" else {})
+        """Bytes of the worker whose GPU is fullest; `host` of all workers."""
+        workers: list[dict[str, float]] = self._rpc("rlhf_memory")
+        fullest = max(workers, key=lambda worker: worker["device_peak"])
+        hosts = {key: sum(worker[key] for worker in workers) for key in ("host", "host_peak")}
+        asleep = "kv_cache" in self._asleep and self._device == "cuda"
+        return fullest | hosts | ({"kv": 0.0} if asleep else {})
 
     def close(self) -> None:
         """Shut the engine down with all its processes."""

@@ -10,10 +10,13 @@ from typing import Any, Literal
 
 from executor.engines.protocols import RolloutSpec
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.units import GIB
 
 log = logging.getLogger(__name__)
 
 Device = Literal["cpu", "cuda"]
+OWN_BYTES = 1.5 * GIB
+"""A worker's own context and NCCL buffers, which are there before it looks at what is free."""
 WORKER = "executor.engines.vllm.worker.WeightReceiver"
 
 
@@ -88,20 +91,45 @@ def start(spec: RolloutSpec, device: Device) -> Any:
     """The `vllm.LLM` of one replica."""
     from vllm import LLM
 
-    return LLM(**arguments(spec, device))
+    return LLM(**arguments(spec, device, free_share() if device == "cuda" else None))
 
 
-def arguments(spec: RolloutSpec, device: Device) -> dict[str, Any]:
-    """What `vllm.LLM` gets; `kv_bytes` are those of each of its workers."""
+def free_share() -> float:
+    """Share of the memory of the fullest of this process's GPUs that a worker finds free when it starts.
+
+    By NVML: it makes no context on them.
+    """
+    from vllm.platforms import current_platform
+    from vllm.utils import import_utils
+
+    nvml: Any = import_utils.import_pynvml()  # type: ignore[no-untyped-call]
+    nvml.nvmlInit()
+    try:
+        shares: list[float] = []
+        for gpu in range(current_platform.device_count()):
+            physical = current_platform.device_id_to_physical_device_id(gpu)
+            memory = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByIndex(physical))
+            shares.append((memory.free - OWN_BYTES) / memory.total)
+        return min(shares)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def arguments(spec: RolloutSpec, device: Device, free: float | None = None) -> dict[str, Any]:
+    """What `vllm.LLM` gets; `kv_bytes` are those of each of its workers, whatever its share of the memory.
+
+    `free`: most that the share may be, as vLLM refuses to start where less is free (`request_memory` in
+    vllm/v1/worker/utils.py); with given KV bytes the share is used for nothing else.
+    """
     layout = spec.layout
+    share = layout.memory_utilization if free is None else min(layout.memory_utilization, free)
     ranks = layout.tp * layout.pp
     # vLLM 0.32 rewinds the random generator of a seeded request after each chunk of its prefill but the last,
     # which CPU generators cannot do: whole prompts there, so a batch must hold the longest
     chunked = device == "cuda"
     batched = max(layout.max_batched_tokens, spec.max_num_seqs, 0 if chunked else spec.max_model_len)
-    # vLLM refuses to start where less is free; CPUs share the memory of their host with everything else
-    share = {"gpu_memory_utilization": layout.memory_utilization} if device == "cuda" else {}
-    return share | {
+    # CPUs share the memory of their host with everything else
+    return ({"gpu_memory_utilization": share} if device == "cuda" else {}) | {
         "model": spec.model,
         "skip_tokenizer_init": True,
         "dtype": "float32" if spec.precision == "fp32" else "bfloat16",

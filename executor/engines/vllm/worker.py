@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-import psutil
 import torch
 
+from executor.engines.memory import Meter
 from executor.engines.protocols import ChannelSpec
 from executor.engines.vllm import api as vllm_api
 from executor.samples import Transfer
@@ -40,12 +40,14 @@ class WeightReceiver:
 
     rlhf_receivers: dict[str, Receiver]
     rlhf_staging: Staging | None
+    rlhf_meter: Meter
     rlhf_whole: bool
     """False between the first and the last tensor of a load."""
 
     def rlhf_prepare(self) -> None:
         """Called once after start, when all workers have mapped what they share."""
         self.rlhf_receivers, self.rlhf_staging, self.rlhf_whole = {}, None, True
+        self.rlhf_meter = Meter()
         vllm_api.use_full_logprobs(self)
         vllm_api.unlink_shared_memory()
 
@@ -102,13 +104,13 @@ class WeightReceiver:
         return replace(transfer, seconds=transfer.seconds + time.monotonic() - start)
 
     def rlhf_memory(self) -> dict[str, float]:
-        """Bytes of this worker now."""
+        """Bytes of this worker."""
         kv = float(sum(tensor.numel() * tensor.element_size() for tensor in vllm_api.kv_tensors(self)))
-        host = float(psutil.Process().memory_info().rss)
-        if torch.cuda.is_available():
-            free, total = torch.cuda.mem_get_info()
-            return {"allocated": float(total - free), "host": host, "kv": kv}
-        return {"allocated": host, "host": host, "kv": kv}
+        return self.rlhf_meter.read() | {"kv": kv}
+
+    def rlhf_forget_peaks(self) -> None:
+        """A call begins."""
+        self.rlhf_meter.start()
 
     def rlhf_close(self) -> None:
         """Let go of all channels."""

@@ -62,6 +62,11 @@ class RolloutPlacement:
     """vLLM sleep level between rollouts: 0 all stays, 1 weights to host and KV freed, 2 both freed."""
     residency: Residency = "resident"
 
+    @property
+    def sleep_level(self) -> int:
+        """The level that is meant: an engine that is offloaded sleeps."""
+        return max(self.sleep, 1) if self.residency == "offloaded" else self.sleep
+
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
