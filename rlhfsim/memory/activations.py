@@ -3,13 +3,15 @@
 Everything is per token of the micro-batch on one GPU (after context parallelism) unless a name
 says otherwise. Two ways of writing a block are told apart: fused (Megatron with Transformer
 Engine: fused norm, rotary and SwiGLU) and eager (Hugging Face modules under DeepSpeed or FSDP:
-norms in FP32, one kernel per operation, each keeping its own inputs).
+norms in FP32, one kernel per operation, each keeping its own inputs). The eager ones are held to
+transformers' own modules on fake tensors, operation by operation (tests/memory/test_oracle.py).
 
 Legend: h hidden, a query heads, g KV heads, d_k and d_v head widths, f FFN width, k experts per
-token, t tensor parallelism, s the factor 1/t of sequence parallelism (1 without it).
+token, t tensor parallelism, s the factor 1/t of sequence parallelism (1 without it), V vocabulary,
+N tokens.
 
-Not known here: offloaded activations, and what `torch.compile` saves by recomputing element-wise
-operations.
+Not known here: offloaded activations, what `torch.compile` saves by recomputing element-wise
+operations, dropout masks, and the logits' second copy where an entropy enters the loss.
 """
 
 from __future__ import annotations
@@ -23,13 +25,22 @@ from rlhfsim.kernels.layers import heads
 from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
 from rlhfsim.specs.placement.layout import Layout
 
 BF16, FP32 = 2.0, 4.0
-LOGIT_BYTES_TRAIN = BF16 + 2 * FP32
-"""Per logit while the loss runs: BF16 logits, their FP32 copy, and one FP32 of softmax or gradient."""
-LOGIT_BYTES_FORWARD = BF16 + 2 * FP32
-"""Per logit in a log-prob forward: BF16 logits, FP32 copy, exponentials of the log-sum-exp."""
+WHOLE_LOGITS = BF16 + 2 * FP32
+"""Bytes per logit where a framework holds all of them at the loss or for log-probs: BF16 logits, their FP32
+copy, and one FP32 of softmax, gradient or exponentials."""
+
+
+class Phase(NamedTuple):
+    """A moment of a layer's backward pass, beside the tensors that its forward pass saved."""
+
+    token: float
+    """Bytes per token; saved tensors that are free by then count negative."""
+    fixed: float = 0.0
+    """Bytes whatever the tokens: the gradient of a weight, before its bucket takes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +51,8 @@ class LayerTensors:
     """Tensors that the backward pass needs, by name."""
     input: float
     """The layer's input alone: what full recomputation keeps."""
-    transient: float
-    """Largest set of gradients and temporaries that stand beside the saved ones in backward."""
+    backward: tuple[Phase, ...]
+    """The moments one of which is the peak of the backward pass."""
     forward: float
     """Largest set of tensors alive at once in a forward pass without gradients."""
 
@@ -67,37 +78,58 @@ def layer_tensors(
     """The tensors of one layer; flash attention leaves no s^2 term.
 
     `fp8`: matrix products keep their inputs in one byte. `score_length`: keys that a query sees
-    where attention is not flash: scores, softmax and dropout mask then take 5 a s bytes per token
-    (Korthikanti et al., arXiv 2205.05198, section 4.1).
+    where attention is not flash. Fused, scores, softmax and dropout mask then take 5 a s bytes per token
+    (Korthikanti et al., arXiv 2205.05198, section 4.1); eager, scores, their softmax in FP32 and its
+    copy 8 a s (transformers 4.2x, `OPTAttention.forward`).
     """
     s = 1.0 / tp if sequence_parallel else 1.0
     h = model.hidden
-    saved = {"attention_norm": _norm(h, fused) * s, "attention_input": BF16 * h * s}
+    norm = _norm(model, h, fused) * s
+    saved = {"attention_norm": norm, "attention_input": BF16 * h * s}
     saved |= _attention(model, tp, fused)
-    saved |= {"mlp_norm": _norm(h, fused) * s, "mlp_input": BF16 * h * s}
+    if model.norms_per_layer > 1:
+        saved |= {
+            "mlp_norm": norm,
+            "mlp_input": BF16 * h * s,
+            "output_norms": norm * (model.norms_per_layer - 2),
+        }
     if score_length:
-        saved["attention_scores"] = 5 * heads(model.attention, tp).query * score_length
-    widest = _attention_width(model, tp)
+        saved["attention_scores"] = (5 if fused else 8) * heads(model.attention, tp).query * score_length
     if experts and model.moe:
-        extra, wide = _moe(model, tp, etp, s, fused, imbalance)
-        saved |= extra
-        widest = max(widest, wide)
+        copies, width = model.moe.top_k * s * etp * imbalance, model.moe.expert_ffn / etp
+        saved |= _moe(model, tp, s, fused, copies, width)
+        backward, forward = _moe_phases(model, copies, width) if not fused else ((), 0.0)
+        widest = copies * (2 * h + 3 * width)
     else:
         saved |= _mlp(model, model.ffn / tp, fused)
-        widest = max(widest, (3 if model.gated else 2) * model.ffn / tp)
-    stream = BF16 * 2 * h * s
+        widest = (3 if model.gated else 2) * model.ffn / tp
+        backward, forward = _mlp_phases(model, model.ffn / tp), BF16 * widest
+    stream = BF16 * h * s
+    attention = BF16 * _attention_width(model, tp)
+    if fused:
+        backward = (Phase(stream + max(attention, BF16 * widest)),)
+        forward = BF16 * widest
     if fp8:  # norm outputs and products are kept quantised; the attention output in both forms
         half = ("attention_input", "mlp_input", "mlp_activation", "dispatched")
         saved |= {k: v / 2 for k, v in saved.items() if k.endswith(half)}
         saved["attention_output"] *= 1.5
     return LayerTensors(
-        saved=saved, input=BF16 * h * s, transient=stream + BF16 * widest, forward=2 * stream + BF16 * widest
+        saved=saved,
+        input=stream,
+        backward=tuple(Phase(stream + phase.token, phase.fixed) for phase in backward),
+        forward=4 * stream + max(attention, forward),
     )
 
 
-def _norm(width: float, fused: bool) -> float:
-    """Saved by one RMSNorm: its input; eager ones keep it in FP32 and the normalised values in BF16."""
-    return (BF16 if fused else FP32 + BF16) * width
+def _norm(model: ModelSpec, width: float, fused: bool) -> float:
+    """Saved by one norm: its input.
+
+    Eager RMSNorms keep it in FP32, and the normalised values that the weight multiplies, in BF16 or (Gemma)
+    FP32; PyTorch's LayerNorm is one kernel.
+    """
+    if fused or model.norm.startswith("layernorm"):
+        return BF16 * width
+    return (FP32 + (FP32 if model.norm == "offset_rmsnorm" else BF16)) * width
 
 
 def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
@@ -114,7 +146,7 @@ def _attention(model: ModelSpec, tp: int, fused: bool) -> dict[str, float]:
         up = local.query * ((at.qk_nope_head_dim or 0) + local.v_dim)
         saved["latents"] = BF16 * (latent + at.kv_lora_rank) + (0.0 if fused else BF16 * (q + up))
     if at.qk_norm != "none":
-        saved["query_key_norm"] = _norm(q + k, fused)
+        saved["query_key_norm"] = _norm(model, q + k, fused)
     return saved
 
 
@@ -133,25 +165,46 @@ def _mlp(model: ModelSpec, width: float, fused: bool) -> dict[str, float]:
     return {"mlp_activation_input": BF16 * gates * width, "mlp_activation": BF16 * width + eager}
 
 
-def _moe(
-    model: ModelSpec, tp: int, etp: int, s: float, fused: bool, imbalance: float
-) -> tuple[dict[str, float], float]:
-    """Router, dispatched copies, experts; and the widest set of temporaries.
+def _mlp_phases(model: ModelSpec, width: float) -> tuple[Phase, ...]:
+    """Eager: the gradient of the product and of the last matrix; then, gated, of both factors."""
+    first = Phase(BF16 * width, BF16 * model.hidden * width)
+    return (first, Phase(2 * BF16 * width)) if model.gated else (first,)
+
+
+def _moe(model: ModelSpec, tp: int, s: float, fused: bool, copies: float, width: float) -> dict[str, float]:
+    """Router, dispatched copies and experts of local width.
 
     A GPU's tokens go out k times and, balanced, as many come back: k s copies per token (times
     `etp`, whose group works on the union of its tokens), times the imbalance of the fullest rank.
     """
     moe = model.moe
     assert moe is not None
-    copies = moe.top_k * s * etp * imbalance
-    width = moe.expert_ffn / etp
     saved = {"router": FP32 * 2 * moe.num_experts * s, "dispatched": BF16 * copies * model.hidden}
     saved |= {f"expert_{k}": copies * v for k, v in _mlp(model, width, fused).items()}
     saved["combined"] = BF16 * copies * model.hidden
     if moe.num_shared_experts:
         shared = moe.num_shared_experts * moe.shared_ffn / tp
         saved |= {f"shared_{k}": v for k, v in _mlp(model, shared, fused).items()}
-    return saved, copies * (2 * model.hidden + 3 * width)
+    return saved
+
+
+def _moe_phases(model: ModelSpec, copies: float, width: float) -> tuple[tuple[Phase, ...], float]:
+    """Eager: moments of the backward pass, and the widest of the forward pass, as grouped GEMM runs them.
+
+    Where router weights are FP32, the copies that come back are multiplied in FP32; three such tensors stand
+    in the backward pass. Then the gradient of all experts' last matrices is one tensor, and of the others.
+    Source: transformers 5.19, integrations/moe.py, grouped_mm_experts_forward.
+    """
+    assert model.moe is not None
+    h, activation = model.hidden * copies, BF16 * copies * width
+    matrix = BF16 * model.moe.num_experts * model.hidden * width
+    gates, weighted = 2 if model.gated else 1, FP32 if model.moe.fp32_combine else BF16
+    backward = (
+        Phase(3 * weighted * h),
+        Phase(activation - BF16 * h, matrix),
+        Phase(-2 * activation, gates * matrix),
+    )
+    return backward, max(BF16 * h + 4 * activation, 2 * weighted * h + (FP32 + BF16 - weighted) * h)
 
 
 class Activations(NamedTuple):
@@ -162,7 +215,7 @@ class Activations(NamedTuple):
     working: float
     """The layer that runs: temporaries, gradients, and its tensors while it is recomputed."""
     logits: float
-    """Logits and loss on the last stage."""
+    """Final norm, logits and loss on the last stage."""
 
     @property
     def peak(self) -> float:
@@ -199,23 +252,34 @@ def training_activations(
     imbalance: float = 1.0,
     fp8: bool = False,
     score_length: float = 0.0,
-    logit_bytes: float = LOGIT_BYTES_TRAIN,
+    logit_bytes: float | None = None,
+    frozen: bool = False,
 ) -> Activations:
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
     full recomputation: layer inputs, and the tensors of one layer while it is recomputed
     selective: scores of attention are dropped; with flash attention there are none to drop
     none: every tensor
+
+    `logit_bytes`: per logit where a framework holds all of them; without it the executor's chunks, and all
+    of them under Megatron. `frozen`: the weights get no gradients (adapters).
     """
     local = tokens / layout.cp
-    saved, working = _kept_and_working(model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length)
+    saved, phases = _kept_and_running(model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length)
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
-    logits = logits_bytes(model, layout, local, logit_bytes) if stage != "first" else 0.0
-    return Activations(saved=local * saved * held, working=local * working, logits=logits)
+    # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
+    gradients = backend == "deepspeed" and not frozen
+    working = max(local * token + (fixed if gradients else 0.0) for token, fixed in phases)
+    if gradients and model.tied_embeddings and stage == "only" and not model.value_head:
+        working += head_gradient(model, layout)  # complete only after the embedding's own
+    logits = 0.0
+    if stage != "first":
+        logits = _head(model, layout, backend, local, logit_bytes, gradients=gradients)
+    return Activations(saved=local * saved * held, working=working, logits=logits)
 
 
 @lru_cache(maxsize=65536)
-def _kept_and_working(
+def _kept_and_running(
     model: ModelSpec,
     backend: Backend,
     shape: tuple[Any, ...],
@@ -223,18 +287,22 @@ def _kept_and_working(
     imbalance: float,
     fp8: bool,
     score_length: float,
-) -> tuple[float, float]:
-    """Bytes per token of one micro-batch: kept by all layers of a stage, and of the layer that runs."""
+) -> tuple[float, tuple[Phase, ...]]:
+    """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
     tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
     layers, moe_layers = stage_layers(model, pp, stage)
     plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length)
     dense_layers = layers - moe_layers
     running = [t for t, number in ((plain, dense_layers), (sparse, moe_layers)) if number]
-    transient = max(t.transient for t in running)
-    if recompute == "full":
-        return plain.input * layers, transient + max(t.total for t in running)
-    return dense_layers * plain.total + moe_layers * sparse.total, transient
+    full = recompute == "full"
+    phases = tuple(
+        Phase(phase.token + (tensors.total if full else 0.0), phase.fixed)
+        for tensors in running
+        for phase in tensors.backward
+    )
+    saved = plain.input * layers if full else dense_layers * plain.total + moe_layers * sparse.total
+    return saved, phases
 
 
 def forward_activations(
@@ -245,12 +313,12 @@ def forward_activations(
     tokens: float,
     imbalance: float = 1.0,
     score_length: float = 0.0,
-    logit_bytes: float = LOGIT_BYTES_FORWARD,
+    logit_bytes: float | None = None,
 ) -> Activations:
-    """Activations of a scoring call: one layer at a time, then the logits."""
+    """Activations of a scoring call: one layer at a time, then the logits (as in `training_activations`)."""
     local = tokens / layout.cp
     working = _alive(model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length)
-    logits = logits_bytes(model, layout, local, logit_bytes)
+    logits = _head(model, layout, backend, local, logit_bytes, gradients=False, forward=True)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
 
@@ -271,6 +339,60 @@ def _alive(
     if score_length:  # scores and softmax of one layer
         working += 4 * heads(model.attention, tp).query * score_length
     return working
+
+
+# --- the head -------------------------------------------------------------------------------------
+
+
+def _head(
+    model: ModelSpec,
+    layout: Layout,
+    backend: Backend,
+    tokens: float,
+    logit_bytes: float | None,
+    *,
+    gradients: bool,
+    forward: bool = False,
+) -> float:
+    """Bytes between the last layer and the gradient of its output."""
+    if logit_bytes is not None or backend == "megatron":
+        return logits_bytes(model, layout, tokens, logit_bytes or WHOLE_LOGITS)
+    if forward:
+        states, logits = 2 * BF16, 2 * _chunk(model, tokens)
+    else:
+        states = _norm(model, 1.0, fused=False) + 2 * BF16
+        logits = _chunk_backward(model, layout, tokens, gradients)
+    return tokens * model.hidden * states + logits
+
+
+def _chunk(model: ModelSpec, tokens: float) -> float:
+    """FP32 logits of the executor's largest chunk of tokens; tensor parallelism leaves the head whole.
+
+    In a scoring call twice: their exponentials.
+    """
+    if model.value_head:
+        return FP32 * tokens
+    return FP32 * model.vocab * min(tokens, max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES / (FP32 * model.vocab)))
+
+
+def _chunk_backward(model: ModelSpec, layout: Layout, tokens: float, gradients: bool) -> float:
+    """The head's backward pass, chunk after chunk.
+
+        one chunk: max(5 C, C + G)      more: max(5 C + G, C + 2 G)
+
+    C are the FP32 logits of a chunk: they, the gradient of the target's, and three of the log-sum-exp's
+    gradient stand together. G is the gradient of the output matrix, which all chunks add up before it leaves.
+    Source: executor/engines/transformers/heads.py; torch's derivatives of logsumexp and gather.
+    """
+    chunk = _chunk(model, tokens)
+    gradient = head_gradient(model, layout) if gradients and not model.value_head else 0.0
+    others = gradient if FP32 * model.vocab * tokens > chunk else 0.0
+    return max(5 * chunk + others, chunk + gradient + others)
+
+
+def head_gradient(model: ModelSpec, layout: Layout) -> float:
+    """BF16 gradient of the output matrix."""
+    return BF16 * model.vocab * model.embedding_width / layout.tp
 
 
 def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float) -> float:

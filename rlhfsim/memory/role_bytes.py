@@ -42,7 +42,7 @@ class Stack(Hashed):
     gradient_bytes: float | None = None
     """Bytes per stored gradient element; default the backend's."""
     logit_bytes: float | None = None
-    """Bytes per logit around the loss and in scoring; default 2 + 4 + 4."""
+    """Bytes per logit where a framework holds all logits at once; default the executor's chunks."""
     flash: bool = True
     """Attention without a stored score matrix."""
 
@@ -217,7 +217,7 @@ def _calls(
         tokens=stack.score_tokens or tokens,
         imbalance=imbalance,
         score_length=score_length,
-        logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_FORWARD,
+        logit_bytes=stack.logit_bytes,
     )
     score = _extra(standing.gathered, 0.0, forward, waste)
     if not kind.trained:
@@ -231,7 +231,8 @@ def _calls(
         stage=stage,
         imbalance=imbalance,
         score_length=score_length,
-        logit_bytes=stack.logit_bytes or activations.LOGIT_BYTES_TRAIN,
+        logit_bytes=stack.logit_bytes,
+        frozen=kind.lora is not None,
     )
     if standing.step > standing.gathered + standing.buffers + backward.peak:
         return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak

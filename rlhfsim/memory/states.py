@@ -290,21 +290,23 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     return 0.0
 
 
-def gradient_buffer_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
+def gradient_buffer_bytes(part: Shard, layout: Layout, backend: Backend, *, overlap: bool = True) -> float:
     """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
 
-    DeepSpeed fills buckets of `DEEPSPEED.reduce_bucket`, two of them where the reduction overlaps (ZeRO-3);
-    FSDP2 holds BF16 gradients of two layers and of the root, and one FP32 reduce-scatter input.
-    Megatron reduces in place in its FP32 buffer.
+    DeepSpeed allocates whole buckets at any number of ranks, of `DEEPSPEED.reduce_bucket` elements or, where
+    fewer are trained, of those: one (ZeRO-1), two where the reduction overlaps (ZeRO-2), one and the copy
+    that a reduce-scatter interleaves (ZeRO-3). FSDP2 holds BF16 gradients of two layers and of the root, and
+    one FP32 reduce-scatter input. Megatron reduces in place in its FP32 buffer.
+    `overlap`: as the executor asks for; DeepSpeed's own default overlaps under ZeRO-3 alone.
+    Source: DeepSpeed 0.19.8, setup_buckets of runtime/zero/stage_1_and_2.py, reduce_scatter_coalesced of
+    runtime/comm/coalesced_collectives.py (tests/executor/test_deepspeed_buckets.py runs both).
     """
+    if backend == "deepspeed":
+        buckets = (0, 1, 2 if overlap else 1, 2)[layout.zero]
+        return BF16 * buckets * min(part.elements, DEEPSPEED.reduce_bucket)
     if backend == "megatron" or layout.dp * layout.cp == 1:
         return 0.0
-    if backend == "fsdp2":
-        return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
-    if layout.zero == 0:
-        return 0.0
-    buckets = 2 if layout.zero == 3 else 1
-    return BF16 * buckets * min(part.elements, DEEPSPEED.reduce_bucket)
+    return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
 
 
 def step_bytes(part: Shard, layout: Layout, backend: Backend) -> float:

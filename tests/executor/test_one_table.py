@@ -30,6 +30,8 @@ READERS = {
     "rlhfsim/simulation/asynchronous/engine.py": {"VLLM"},
     "rlhfsim/specs/placement/layout.py": {"VLLM"},
     "executor/engines/deepspeed/config.py": {"DEEPSPEED"},
+    "executor/engines/transformers/heads.py": {"LOGIT_CHUNK_BYTES", "LOGIT_CHUNK_ROWS"},
+    "rlhfsim/memory/activations.py": {"LOGIT_CHUNK_BYTES", "LOGIT_CHUNK_ROWS"},
     "executor/resolve.py": {"SYNC_BUCKET_BYTES", "CPU_SYNC_BUCKET_BYTES"},
 }
 """Module -> what it takes from the table."""
@@ -65,11 +67,25 @@ def test_what_is_priced_is_deepspeeds_own_default() -> None:
     assert asdict(DEEPSPEED) == defaults | {"persistent": DEEPSPEED.persistent}
 
 
-def test_the_gradient_buffer_is_priced_as_one_bucket() -> None:
-    layout = Layout(dp=4, zero=2)
+@pytest.mark.parametrize(("zero", "buckets"), [(0, 0), (1, 1), (2, 2), (3, 2)])
+def test_gradient_buffers_are_priced_as_whole_buckets(zero: int, buckets: int) -> None:
+    layout = Layout(dp=4, zero=zero)
     part = states.shard(preset(preset_name("70b") or ""), layout, "deepspeed")
-    assert states.gradient_buffer_bytes(part, layout, "deepspeed") == 2 * DEEPSPEED.reduce_bucket
-    gathered = states.gathered_bytes(part, replace(layout, zero=3), "deepspeed")
+    assert states.gradient_buffer_bytes(part, layout, "deepspeed") == 2 * buckets * DEEPSPEED.reduce_bucket
+
+
+def test_a_model_that_trains_fewer_elements_than_a_bucket_is_handed_and_priced_its_own() -> None:
+    layout = Layout(dp=4, zero=1)
+    part = replace(states.shard(preset(preset_name("70b") or ""), layout, "deepspeed"), dense=1e6, expert=0)
+    section = ds_config(layout, Optimizer(), "bf16", cuda=True, trained=10**6)["zero_optimization"]
+    assert section["reduce_bucket_size"] == 10**6
+    assert states.gradient_buffer_bytes(part, layout, "deepspeed") == 2 * 10**6
+
+
+def test_live_and_prefetched_weights_are_priced() -> None:
+    layout = Layout(dp=4, zero=3)
+    part = states.shard(preset(preset_name("70b") or ""), layout, "deepspeed")
+    gathered = states.gathered_bytes(part, layout, "deepspeed")
     assert gathered == 2 * (DEEPSPEED.live + DEEPSPEED.prefetch)
 
 

@@ -113,7 +113,7 @@ def test_logprobs_are_those_of_each_sequence_alone(family: str, tmp_path: Path) 
 def test_logits_in_chunks_give_the_same_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama", tmp_path)
     whole = learn(model, False)
-    monkeypatch.setattr(heads, "CHUNK_BYTES", 1)  # 16 places a chunk
+    monkeypatch.setattr(heads, "LOGIT_CHUNK_BYTES", 1)  # 16 places a chunk
     chunked = learn(model, False)
     for name, gradient in whole[2].items():
         torch.testing.assert_close(gradient, chunked[2][name], atol=1e-6, rtol=1e-5)

@@ -165,7 +165,7 @@ def test_seventy_b_on_32_gpus_fits_when_one_optimizer_at_a_time_is_in_memory():
     assert not _held(LARGE, _four_nodes(offload_between=False), 32).fits
     found = _held(LARGE, _four_nodes(offload_between=True), 32)
     assert found.fits
-    assert _peak(found, "train") / GB == pytest.approx(79, abs=2)
+    assert _peak(found, "train") / GB == pytest.approx(81, abs=2)
     assert _peak(found, "rollout") / GB == pytest.approx(80.5, abs=2)
 
 

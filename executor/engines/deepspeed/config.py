@@ -12,9 +12,16 @@ from rlhfsim.specs.placement.layout import Layout
 
 
 def ds_config(
-    layout: Layout, optimizer: Optimizer | None, precision: Precision, *, cuda: bool = False
+    layout: Layout,
+    optimizer: Optimizer | None,
+    precision: Precision,
+    *,
+    cuda: bool = False,
+    trained: int | None = None,
 ) -> dict[str, Any]:
     """The configuration that `deepspeed.initialize` gets; without `optimizer` for ZeRO-3 inference.
+
+    `trained`: elements that get gradients on this rank, where that is known.
 
     Gradient accumulation is 1 in it: the engine sets the accumulation boundary itself, because ranks and
     steps have different numbers of micro-batches.
@@ -29,7 +36,7 @@ def ds_config(
         "gradient_accumulation_steps": 1,
         "gradient_clipping": optimizer.max_grad_norm if optimizer and ds_clips else 0.0,
         "bf16": {"enabled": precision == "bf16"},
-        "zero_optimization": _zero(layout, optimizer, cuda),
+        "zero_optimization": _zero(layout, optimizer, cuda, trained),
         "zero_allow_untested_optimizer": True,
         # torch's AdamW is a documented choice here where no compiler can build DeepSpeed's
         "zero_force_ds_cpu_optimizer": False,
@@ -73,7 +80,7 @@ def _check(layout: Layout) -> None:
         )
 
 
-def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool) -> dict[str, Any]:
+def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool, trained: int | None) -> dict[str, Any]:
     """The section on ZeRO; communication overlaps with compute only where there are streams."""
     # without optimizer there is nothing that stages 1 and 2 could shard, and DeepSpeed refuses them
     stage = layout.zero if optimizer is not None or layout.zero == 3 else 0
@@ -81,7 +88,7 @@ def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool) -> dict[str, 
         "stage": stage,
         "overlap_comm": cuda and stage >= 2,
         "contiguous_gradients": True,
-        "reduce_bucket_size": DEEPSPEED.reduce_bucket,
+        "reduce_bucket_size": min(DEEPSPEED.reduce_bucket, trained or DEEPSPEED.reduce_bucket),
         "allgather_bucket_size": DEEPSPEED.allgather_bucket,
     }
     if layout.zero == 3:

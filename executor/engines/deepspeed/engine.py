@@ -72,8 +72,9 @@ class DeepSpeedEngine(DeepSpeedLearner):
 
 def _initialize(spec: EngineSpec, model: heads.HeadedModel) -> Any:
     """DeepSpeed's engine over the model; a collective."""
-    config = ds_config(spec.layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
+    cuda = torch.cuda.is_available()
     if spec.optimizer is None:
+        config = ds_config(spec.layout, None, spec.precision, cuda=cuda)
         engine = deepspeed.initialize(model=model, config=config, dist_init_required=False)[0]
         model.requires_grad_(False)  # not before: AutoTP hooks gradients
         return engine
@@ -89,6 +90,8 @@ def _initialize(spec: EngineSpec, model: heads.HeadedModel) -> Any:
     if spec.layout.recompute == "full":
         cast(Any, model.backbone).gradient_checkpointing_enable({"use_reentrant": False})
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+    config = ds_config(spec.layout, spec.optimizer, spec.precision, cuda=cuda, trained=elements)
     return deepspeed.initialize(
         model=model,
         optimizer=adam(spec, trained),

@@ -23,13 +23,12 @@ from executor.engines.transformers import attention
 from executor.settings import Precision
 from executor.weight_transfer.merge import read, weight_files
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
 
 logger = logging.getLogger(__name__)
 
 HEAD_NAMES = ("score.weight", "value_head.weight", "v_head.weight")
 """Names under which a scalar head is looked for, (1, H); it is written under the first."""
-CHUNK_BYTES = 256 * 2**20
-"""Most bytes of fp32 logits at one time."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -50,7 +49,7 @@ class TokenHead(nn.Module):
 
     def forward(self, hidden: Tensor, targets: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log-probs (N,), entropies (N,) or an empty tensor), fp32."""
-        rows = max(16, CHUNK_BYTES // (4 * self.weight.shape[0]))
+        rows = max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES // (4 * self.weight.shape[0]))
         parts = [
             cast(
                 tuple[Tensor, Tensor],

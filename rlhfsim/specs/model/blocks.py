@@ -190,6 +190,8 @@ class Moe:
     """A learned sigmoid gate on the shared expert (Qwen2-MoE)."""
     router_bias: bool = False
     """One bias or correction per expert in the router (DeepSeek-V3, gpt-oss)."""
+    fp32_combine: bool = True
+    """Hugging Face modules keep router weights in FP32, and so what they multiply (not Qwen's, OLMoE's)."""
     period: int = 1
     """Every `period`-th layer has experts (2 in Llama-4 Maverick); 1 when the dense ones come first."""
 

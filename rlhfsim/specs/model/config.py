@@ -354,6 +354,7 @@ def _moe(config: _Config, layers: int) -> Moe | None:
         shared_ffn=(shared_width or width) if shared else 0,
         shared_gate=family.shared_gate and bool(shared),
         router_bias=config.flag(family.router_bias),
+        fp32_combine=family.fp32_combine,
         period=period,
     )
 

@@ -48,6 +48,7 @@ class Family:
     experts_from_ffn: bool = False
     """`intermediate_size` is the width of an expert (Mixtral style)."""
     router_bias: Flag = False
+    fp32_combine: bool = True
     shared_gate: bool = False
     shared_experts: int = 0
     """Shared experts where no key gives their number."""
@@ -70,10 +71,10 @@ def _biases(key: str, default: bool) -> dict[str, Any]:
 _PLAIN = Family()
 _LLAMA = Family(**_ATTENTION, mlp_bias=("mlp_bias", False))
 _QWEN2 = Family(qkv_bias=("qkv_bias", True), **_WINDOWS)
-_QWEN3 = Family(**_ATTENTION, qk_norm="head", **_WINDOWS)
+_QWEN3 = Family(**_ATTENTION, qk_norm="head", fp32_combine=False, **_WINDOWS)
 _DEEPSEEK = Family(**_ATTENTION)
 _DEEPSEEK_V3 = Family(**_ATTENTION, router_bias=True)
-_GEMMA: dict[str, Any] = {**_ATTENTION, "tied": True}
+_GEMMA: dict[str, Any] = {**_ATTENTION, "tied": True, "norm": "offset_rmsnorm"}
 _GEMMA3 = Family(
     **_GEMMA,
     norms_per_layer=4,
@@ -105,7 +106,7 @@ FAMILIES: Mapping[str, Family] = {
     "mixtral": Family(window="all", experts_from_ffn=True),
     "qwen": Family(qkv_bias=True),
     **dict.fromkeys(("qwen2", "qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text", "mimo"), _QWEN2),
-    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), shared_gate=True, shared_experts=1),
+    "qwen2_moe": Family(qkv_bias=("qkv_bias", True), shared_gate=True, shared_experts=1, fp32_combine=False),
     **dict.fromkeys(("qwen3", "qwen3_moe", "qwen3_vl_text", "qwen3_vl_moe_text"), _QWEN3),
     **dict.fromkeys(("deepseek", "deepseek_v2"), _DEEPSEEK),
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite"), _DEEPSEEK_V3),
@@ -163,7 +164,7 @@ FAMILIES: Mapping[str, Family] = {
     "olmo": Family(**_ATTENTION, norm="without_weights"),
     "olmo2": Family(**_ATTENTION, qk_norm="full"),
     "olmo3": Family(**_ATTENTION, qk_norm="full", window=4),
-    "olmoe": Family(**_ATTENTION, qk_norm="full", experts_from_ffn=True),
+    "olmoe": Family(fp32_combine=False, **_ATTENTION, qk_norm="full", experts_from_ffn=True),
     "nemotron": Family(gated=False, **_ATTENTION, mlp_bias=("mlp_bias", False), norm="layernorm"),
     "cohere": Family(**_COHERE, qk_norm="full", qk_norm_if=("use_qk_norm", False)),
     "cohere2": Family(**_COHERE, window=4),

@@ -31,10 +31,12 @@ from rlhfsim.specs.model.blocks import (
 
 __all__ = ["Attention", "ModelSpec", "Moe", "Norm"]
 
-Norm = Literal["rmsnorm", "layernorm", "layernorm_without_bias", "without_weights"]
-"""Kind of normalisation; the last two are LayerNorm without bias (MPT) and without both (OLMo 1)."""
+Norm = Literal["rmsnorm", "offset_rmsnorm", "layernorm", "layernorm_without_bias", "without_weights"]
+"""Kind of normalisation; `offset_rmsnorm` multiplies by 1 + weight in FP32 (Gemma), the last two are
+LayerNorm without bias (MPT) and without both (OLMo 1)."""
 _NORM_VECTORS: Mapping[Norm, int] = {
     "rmsnorm": 1,
+    "offset_rmsnorm": 1,
     "layernorm": 2,
     "layernorm_without_bias": 1,
     "without_weights": 0,

@@ -17,8 +17,8 @@ class DeepSpeedNumbers:
     they are."""
 
     reduce_bucket: int = int(500 * MILLION)
-    """Gradients that are reduced together; DeepSpeed allocates all of it, the planner counts what is
-    filled."""
+    """Gradients that are reduced together; a model that trains fewer is handed its own number, because
+    DeepSpeed allocates all of a bucket."""
     allgather_bucket: int = int(500 * MILLION)
     """Weights that ZeRO 1 and 2 gather together after a step."""
     live: int = int(BILLION)
@@ -44,6 +44,11 @@ class VllmNumbers:
     graph_limit: int = 512
     """Largest captured batch (vLLM 0.11-0.32, `max_cudagraph_capture_size`); not handed over."""
 
+
+LOGIT_CHUNK_BYTES = int(256 * MIB)
+"""FP32 logits that the executor's head computes at one time (executor/engines/transformers/heads.py)."""
+LOGIT_CHUNK_ROWS = 16
+"""Places that a chunk has at least."""
 
 DEEPSPEED = DeepSpeedNumbers()
 VLLM = VllmNumbers()

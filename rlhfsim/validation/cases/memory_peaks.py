@@ -202,10 +202,12 @@ def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Predict
         tokens=layout.micro_batch * length,
         micro_batches=1,
         score_length=length if (row.text("gpu_type") or "").startswith("V100") else 0.0,
+        logit_bytes=activations.WHOLE_LOGITS,
+        frozen=trainable is not part,
     )
     extra = [
         ("gathered", memory.gathered_bytes(part, layout, backend), "buffer_spread"),
-        ("buffers", memory.gradient_buffer_bytes(trainable, layout, backend), "buffer_spread"),
+        ("buffers", memory.gradient_buffer_bytes(trainable, layout, backend, overlap=False), "buffer_spread"),
         ("activations", held.saved + held.working, "activation_spread"),
         ("logits", max(0.0, held.logits - held.working), "logits_spread"),
     ]

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.memory.activations import WHOLE_LOGITS
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -382,7 +383,7 @@ def _stack(row: Row, placement: Placement) -> Stack:
     )
 
 
-def _logit_bytes(framework: str, padded: bool) -> float | None:
+def _logit_bytes(framework: str, padded: bool) -> float:
     if framework.startswith("prime-rl"):
         return PRIME_LOGITS
-    return VERL_PADDED_LOGITS if padded else None
+    return VERL_PADDED_LOGITS if padded else WHOLE_LOGITS
