@@ -17,7 +17,7 @@ from executor.coordination.tracing import coordination_overhead
 from executor.coordination.worker_groups import Rules
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.fake import Fakes
-from executor.resolve import Job, engine_specs, rollout_spec
+from executor.resolve import Job, engine_specs, model_config, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
 from executor.run import Ended, Listener, Run, TraceWatch
@@ -135,7 +135,7 @@ def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) 
     )
     job = replace(job, max_prompt=prompter.longest_prompt(settings.iterations))
     if not absent:
-        refusals.check_length(job)
+        refusals.check_length(job, model_config(job.model))
     return job, prompter
 
 

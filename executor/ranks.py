@@ -54,20 +54,26 @@ def check_room(plan: Plan, have: Sequence[int], kind: str = "GPUs") -> None:
     Raises:
         RlhfsimError: with the plan's need and the cluster's offer.
     """
-    need = sorted(map(len, bundles(plan).values()), reverse=True)
-    have = sorted(have, reverse=True)
-    if len(have) >= len(need) and all(h >= n for h, n in zip(have, need, strict=False)):
+    need = [len(slots) for slots in bundles(plan).values()]
+    if has_room(need, have):
         return
     raise RlhfsimError(
         "cluster-too-small",
-        f"the plan needs {sum(need)} {kind} ({_listed(need)}), the cluster has {sum(have)} ({_listed(have)})",
+        f"the plan needs {sum(need)} {kind} ({listed(need)}), the cluster has {sum(have)} ({listed(have)})",
         help="design for this cluster (rlhfsim design --gpus ...), add nodes, "
         "or run a scaled plan: rlhfsim launch --scale",
     )
 
 
-def _listed(slots: Sequence[int]) -> str:
-    counts = Counter(slots)
+def has_room(need: Sequence[int], have: Sequence[int]) -> bool:
+    """Whether every node that is needed has one of its own that is as large."""
+    largest, needed = sorted(have, reverse=True), sorted(need, reverse=True)
+    return len(largest) >= len(needed) and all(h >= n for h, n in zip(largest, needed, strict=False))
+
+
+def listed(slots: Sequence[int]) -> str:
+    """`2 nodes of 8, 1 node of 4`."""
+    counts = Counter(sorted(slots, reverse=True))
     return (
         ", ".join(f"{count} node{'s' * (count > 1)} of {size}" for size, count in counts.items()) or "no node"
     )

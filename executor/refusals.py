@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from executor.algorithms import recipes
 from executor.resolve import Job, has_weights, model_config
@@ -47,13 +48,13 @@ def check_model(folder: str) -> None:
         )
 
 
-def check_length(job: Job) -> None:
-    """Prompt and response fit into the model's positions.
+def check_length(job: Job, config: Mapping[str, Any]) -> None:
+    """Prompt and response fit into the positions of a model's `config`.
 
     Raises:
         RlhfsimError: they do not.
     """
-    limit = model_config(job.model).get("max_position_embeddings")
+    limit = config.get("max_position_embeddings")
     if limit is not None and job.max_prompt + job.max_tokens > limit:
         raise RlhfsimError(
             "too-long-for-model",

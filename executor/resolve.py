@@ -111,7 +111,7 @@ def rollout_spec(job: Job) -> RolloutSpec:
     role = job.plan.placement.rollout
     assert role is not None, "the plan has no rollout role"
     schedule = job.plan.placement.schedule
-    length = job.max_prompt + job.max_tokens + 1
+    length = job.max_prompt + job.max_tokens
     running = min(role.layout.max_num_seqs, math.ceil(job.plan.workload.num_sequences / role.layout.dp))
     return RolloutSpec(
         model=job.model,

@@ -48,6 +48,7 @@ EXECUTOR_LAYERS = [
     {"executor.microbench"},
     {"executor.resolve", "executor.ranks"},
     {"executor.refusals"},
+    {"executor.dry_run"},
     {"executor.coordination"},
     {"executor.selfcheck"},
     {"executor.run"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Literal
 
 from executor.engines.protocols import EngineSpec, ScoringEngine, TrainingEngine
 
@@ -48,21 +49,28 @@ def stop() -> None:
         torch.distributed.destroy_process_group()
 
 
-def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
-    """The engine of `spec`; a collective of all its ranks.
-
-    Pipeline engine for pp > 1; DeepSpeed with an optimizer, or where weights are sharded (ZeRO-3, tp > 1);
-    else transformers alone.
-    """
+def library(spec: EngineSpec) -> Literal["pipeline", "DeepSpeed", "transformers"]:
+    """What runs an engine: DeepSpeed's pipeline for pp > 1; DeepSpeed with an optimizer, or where weights are
+    sharded (ZeRO-3, tp > 1); else transformers alone."""
     layout = spec.layout
     if layout.pp > 1:
-        from executor.engines.pipeline.engine import PipelineEngine
+        return "pipeline"
+    sharded = layout.zero == 3 or layout.tp > 1
+    return "DeepSpeed" if spec.optimizer is not None or sharded else "transformers"
 
-        return PipelineEngine(spec)
-    if spec.optimizer is not None or layout.zero == 3 or layout.tp > 1:
-        from executor.engines.deepspeed.engine import DeepSpeedEngine
 
-        return DeepSpeedEngine(spec)
-    from executor.engines.transformers.engine import TransformersEngine
+def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
+    """The engine of `spec`; a collective of all its ranks."""
+    match library(spec):
+        case "pipeline":
+            from executor.engines.pipeline.engine import PipelineEngine
 
-    return TransformersEngine(spec)
+            return PipelineEngine(spec)
+        case "DeepSpeed":
+            from executor.engines.deepspeed.engine import DeepSpeedEngine
+
+            return DeepSpeedEngine(spec)
+        case "transformers":
+            from executor.engines.transformers.engine import TransformersEngine
+
+            return TransformersEngine(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlhfsim.cli.params import (
     Whole,
     Words,
     bad_option,
+    emit,
     flag,
     json_option,
     on_command_line,
@@ -33,6 +35,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, load, parse_yaml
 from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
 from rlhfsim.trace import read_trace
+from rlhfsim.what_if.memory_peaks import memory_peaks
 from rlhfsim.what_if.remedies import remedy
 
 if TYPE_CHECKING:
@@ -44,9 +47,11 @@ SCHEMA = "rlhfsim.launch/1"
 DRY = ("ray", "tokenizers")
 STACK = (*DRY, "torch", "transformers", "deepspeed", "vllm")
 """Libraries that a real run imports; the planner needs none of them."""
+_GROUP = re.compile(r"^\s*(\d{1,6})\s*x\s*(\d{1,6})\s*x\s*(\S.*?)\s*$")
 EPILOG = """\b
 Examples:
   rlhfsim launch plan.json --model ./qwen2.5-7b --settings run.yaml
+  rlhfsim launch plan.json --dry-run --assume-cluster 8x8xh100
   rlhfsim launch plan.json --dry-run --address auto
   rlhfsim launch openrlhf --scale 4
   rlhfsim launch plan.json --out runs/a --resume
@@ -82,6 +87,13 @@ Examples:
     metavar="SLOTS",
 )
 @flag("--dry-run", "Check plan against cluster, show placement and memory, start fake engines, stop.")
+@option(
+    "--assume-cluster",
+    Words("CLUSTER"),
+    "With --dry-run: check the plan against this cluster instead, without starting anything; "
+    "nodes x GPUs x kind, as in 8x8xh100 or 4x8xh100+2x8xh20.",
+    metavar="NODESxGPUSxKIND",
+)
 @flag("--resume", "Go on from the newest whole checkpoint in --out.")
 @option(
     "--recalibrate-every",
@@ -94,6 +106,9 @@ Examples:
 @json_option
 def launch(file: str, out: Path, scale: int | None, dry_run: bool, as_json: bool, **given: Any) -> int | None:
     """Run FILE (a plan.json, a scenario, or a shipped system) as a real RLHF job."""
+    if given["assume_cluster"] is not None:
+        check_described(file, dry_run=dry_run, scale=scale, as_json=as_json, **given)
+        return None
     need_stack(DRY if dry_run and not scale else STACK)
     from executor.launch import LaunchOptions
 
@@ -168,6 +183,50 @@ def run(
 
         write_chrome(chrome_path(outcome.files.trace), read_trace(outcome.files.trace))
     return None
+
+
+def check_described(
+    file: str, *, assume_cluster: str, dry_run: bool, scale: int | None, as_json: bool, **given: Any
+) -> None:
+    """A dry run on a described cluster: nothing is started.
+
+    Raises:
+        RlhfsimError: what a launch there would fail at.
+    """
+    from executor.dry_run import check
+
+    if not dry_run or scale:
+        raise bad_option(
+            "--assume-cluster describes the cluster of a dry run at full size",
+            "add --dry-run and leave out --scale",
+        )
+    with on_command_line():
+        plan, cluster = read(file), described_cluster(assume_cluster)
+        settings = settings_of(
+            given["settings_file"], given["pairs"], model=given["model"], iterations=given["iterations"]
+        )
+    checked = check(plan, settings, cluster)
+    peaks = memory_peaks(plan.placement, plan.workload, cluster_of(plan))
+    report = launch_view.described(checked.cluster, checked.lines, peaks)
+    emit(as_json, lambda: {"schema": SCHEMA, **report}, lambda: launch_view.described_lines(report))
+
+
+def described_cluster(text: str) -> Cluster:
+    """`8x8xh100+2x8xa100`: nodes, GPUs of each, their kind.
+
+    Raises:
+        RlhfsimError: another form, or an unknown kind.
+    """
+    groups = []
+    for part in text.split("+"):
+        match = _GROUP.match(part)
+        if match is None:
+            raise bad_option(
+                f"--assume-cluster: {part[:60]!r} is not NODESxGPUSxKIND", "as in 8x8xh100: rlhfsim gpus"
+            )
+        nodes, gpus, kind = match.groups()
+        groups.append(node_group(kind, nodes=int(nodes), gpus_per_node=int(gpus)))
+    return Cluster(node_groups=tuple(groups))
 
 
 def need_stack(libraries: tuple[str, ...] = STACK) -> None:

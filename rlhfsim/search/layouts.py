@@ -110,12 +110,9 @@ def _shapes(
             continue
         eps = _values(fixed, "ep", _experts(model, rules, tp * cp * dp))
         vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
-        for ep, vp, zero, recompute, offload in product(
-            eps,
-            vps,
-            _zeros(rules, fixed, dp * cp, trained),
-            _recomputes(request, fixed, trained),
-            _offloads(request, trained),
+        states = _states(rules, request, fixed, dp * cp, trained)
+        for ep, vp, (zero, offload), recompute in product(
+            eps, vps, states, _recomputes(request, fixed, trained)
         ):
             yield Layout(
                 tp=tp,
@@ -129,6 +126,16 @@ def _shapes(
                 offload_optimizer=offload,
                 sequence_parallel=rules.sequence_parallel,
             )
+
+
+def _states(
+    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int, trained: bool
+) -> list[tuple[int, Offload]]:
+    """ZeRO stages with where optimizer states live; one rank offloads under the lowest that can."""
+    pairs = product(_zeros(rules, fixed, shards, trained), _offloads(request, trained))
+    if shards > 1 or "zero" in fixed:
+        return list(pairs)
+    return [(zero if offload == "none" else min(rules.offload_stages), offload) for zero, offload in pairs]
 
 
 def _zeros(

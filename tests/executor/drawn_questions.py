@@ -8,6 +8,7 @@ from typing import Any
 
 from rlhfsim.search.request import SWITCHES, Request, second_pool_for_rollout
 from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 
@@ -55,7 +56,9 @@ def question(seed: int) -> Request:
 
 
 def _workload(draw: random.Random, algorithm: Any, model: str) -> Workload:
-    longest = draw.choice((512, 1024, 4096, 8192, 16384))
+    prompt = draw.choice((256, 1024, 2048))
+    positions = resolve_model(model).max_position or 2**31
+    longest = min(draw.choice((512, 1024, 4096, 8192, 16384, 32768)), positions - prompt)
     lengths = draw.choice((Fixed(value=longest), LogNormal(mean=longest / 3, sigma=0.8, max=longest)))
     rewards = (Reward(model="same"), Reward(rules=Rules()), Reward(model="same", rules=Rules()))
     return Workload(
@@ -63,7 +66,7 @@ def _workload(draw: random.Random, algorithm: Any, model: str) -> Workload:
         model=model,
         prompts=draw.choice((64, 128, 256, 512)),
         samples=draw.choice((4, 8, 16)) if algorithm in GROUPED else 1,
-        prompt_len=Fixed(value=draw.choice((256, 1024, 2048))),
+        prompt_len=Fixed(value=prompt),
         response_len=lengths,
         mini_batches=draw.choice((1, 1, 2, 4)),
         epochs=draw.choice((1, 1, 2)),

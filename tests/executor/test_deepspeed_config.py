@@ -78,7 +78,7 @@ def test_tensor_parallelism_is_autotp() -> None:
         (Layout(recompute="selective"), "deepspeed-layout"),
         (Layout(offload_optimizer="nvme"), "deepspeed-nvme"),
         (Layout(zero=2, offload_params="cpu"), "deepspeed-offload-params"),
-        (Layout(zero=0, offload_optimizer="cpu"), "deepspeed-offload-optimizer"),
+        (Layout(zero=0, offload_optimizer="cpu"), "deepspeed-layout"),
     ],
 )
 def test_layouts_that_do_not_run_are_refused_by_name(layout: Layout, code: str) -> None:

@@ -72,12 +72,6 @@ def _check(layout: Layout) -> None:
             f"parameters are offloaded by ZeRO-3 only, the layout has ZeRO-{layout.zero}",
             help="set zero: 3 or offload_params: none",
         )
-    if layout.offload_optimizer != "none" and layout.zero == 0:
-        raise RlhfsimError(
-            "deepspeed-offload-optimizer",
-            "optimizer states are offloaded by ZeRO 1-3 only",
-            help="set zero: 1 or offload_optimizer: none",
-        )
 
 
 def _zero(layout: Layout, optimizer: Optimizer | None, cuda: bool, trained: int | None) -> dict[str, Any]:

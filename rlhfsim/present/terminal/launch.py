@@ -15,6 +15,7 @@ from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import drawn, labelled
 from rlhfsim.present.words import decimals, fixed, size
 from rlhfsim.units import GB
+from rlhfsim.what_if.memory_peaks import MemoryPeaks
 
 COLUMNS = (
     ("reward", "reward/mean", 3),
@@ -110,6 +111,26 @@ def memory_table(plan: Plan) -> RenderableType:
     rows = [(*key, size(amount), size(capacity), f"{amount / capacity:.0%}") for key, amount in sums.items()]
     rows.append(("host, per node", "", size(plan.prediction.host_peak_bytes), "", ""))
     return drawn(grid(("phase", "pool", ">bytes", ">of", ">share"), rows), None)
+
+
+def described(cluster: str, lines: Mapping[str, str], peaks: MemoryPeaks) -> dict[str, Any]:
+    """A dry run on a described cluster, as plain data."""
+    gpus = [fields(peak, "pool", "name", "bytes", "capacity") for peak in peaks.gpus]
+    host = fields(peaks, "host_bytes", "host_capacity")
+    return {"dry_run": True, "cluster": cluster, "checked": dict(lines), "peaks": gpus, **host}
+
+
+def described_lines(report: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The same for people."""
+    rows = dict(report["checked"])
+    for peak in report["peaks"]:
+        held, offered = size(peak["bytes"]), size(peak["capacity"])
+        rows[f"pool {peak['pool']}"] = f"{held} of {offered} per GPU at most, in {peak['name']}"
+    rows["host"] = f"{size(report['host_bytes'])} of {size(report['host_capacity'])} per node at most"
+    yield labelled(rows)
+    yield ""
+    yield Text(f"this plan launches on {report['cluster']}", style="bold")
+    yield Text("not checked: weights, tokenizer, kernels, drivers, network", style="dim")
 
 
 def result(plan: Plan, outcome: Any, *, dry_run: bool) -> dict[str, Any]:

@@ -69,6 +69,12 @@ def preset(name: str) -> ModelSpec:
     return read_config(source, name, origin=entry["source"])
 
 
+def published_config(name: str) -> Mapping[str, Any] | None:
+    """The Hugging Face config of a preset, alias or id, as published; None when there is none."""
+    key = preset_name(name)
+    return None if key is None else cast(Mapping[str, Any], _data()["presets"][key]["config"])
+
+
 def preset_names() -> tuple[str, ...]:
     """All presets, families together."""
     return tuple(_data()["presets"])

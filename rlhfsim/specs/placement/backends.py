@@ -26,6 +26,8 @@ class BackendRules:
     """ZeRO stages together with tp > 1 (or ep > 1)."""
     zero_stages_pp: tuple[int, ...]
     """ZeRO stages together with pp > 1."""
+    offload_stages: tuple[int, ...]
+    """ZeRO stages under which optimizer states can live on the host."""
     tp_with_pp: Literal["yes", "unverified", "no"]
     sequence_parallel: bool
     """Activations between TP regions are split over tp."""
@@ -51,6 +53,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages=(0, 1, 2, 3),
         zero_stages_tp=(0, 1, 2),
         zero_stages_pp=(0, 1),
+        offload_stages=(1, 2, 3),
         tp_with_pp="yes",
         sequence_parallel=False,
         virtual_stages=False,
@@ -75,6 +78,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages=(0, 2, 3),
         zero_stages_tp=(3,),
         zero_stages_pp=(),
+        offload_stages=(0, 2, 3),
         tp_with_pp="no",
         sequence_parallel=True,
         virtual_stages=False,
@@ -93,6 +97,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages=(0, 1),
         zero_stages_tp=(0, 1),
         zero_stages_pp=(0, 1),
+        offload_stages=(0, 1),
         tp_with_pp="yes",
         sequence_parallel=True,
         virtual_stages=True,
@@ -126,6 +131,10 @@ def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
         (
             layout.zero not in _stages(rules, layout),
             f"runs ZeRO {_listed(_stages(rules, layout))} with this tp and pp, not ZeRO-{layout.zero}",
+        ),
+        (
+            layout.offload_optimizer != "none" and layout.zero not in rules.offload_stages,
+            f"offloads optimizer states with ZeRO {_listed(rules.offload_stages)} only",
         ),
     )
     return next((f"{rules.title} {reason}" for broken, reason in wanted if broken), None)

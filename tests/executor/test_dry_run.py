@@ -1,0 +1,180 @@
+"""`rlhfsim launch --dry-run --assume-cluster`: what it checks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from executor import dry_run
+from executor.resolve import Job, engine_specs
+from executor.settings import Settings
+from rlhfsim.api import cluster_of, design
+from rlhfsim.cli.launch import described_cluster
+from rlhfsim.cli.main import cli
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan, write_plan
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if.memory_peaks import memory_peaks
+
+README = {"gpus": 64, "model": "70b"}
+"""`rlhfsim design --gpus 64 --model 70b`."""
+
+
+@cache
+def plan(gpus: int = 8, model: str = "8b") -> Plan:
+    """PPO on H100s."""
+    request = Request(cluster=parse_cluster(gpus=gpus), workload=Workload(model=model))
+    chosen = design(request, explain=False, rivals=False).chosen
+    assert chosen is not None
+    return chosen
+
+
+def launch(given: Plan, folder: Path, *options: str) -> Result:
+    """The command on a written plan."""
+    file = folder / "plan.json"
+    write_plan(file, given)
+    return CliRunner().invoke(cli, ["launch", str(file), "--dry-run", *options])
+
+
+def job(given: Plan) -> Job:
+    """As the dry run resolves it."""
+    prompt = int(given.workload.prompt_len.maximum)
+    return Job(plan=given, settings=Settings(), model="8b", gpu=True, max_prompt=prompt)
+
+
+def test_the_readmes_plan_launches_on_the_cluster_it_was_made_for(tmp_path: Path) -> None:
+    result = launch(plan(**README), tmp_path, "--assume-cluster", "8x8xh100", "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    checked = report["checked"]
+    assert report["cluster"] == checked["cluster"] == "8 nodes of 8 h100_sxm"
+    assert checked["placement"].startswith("8 of 8 bundles")
+    assert "64 ranks" in checked["actor"]
+    assert "64 transfer groups" in checked["weights"]
+    assert "read and groups formed by DeepSpeed" in checked["DeepSpeed"]
+    assert "accepted by vLLM" in checked["vLLM"]
+    assert all(0 < peak["bytes"] <= peak["capacity"] for peak in report["peaks"])
+    assert 0 < report["host_bytes"] <= report["host_capacity"]
+
+
+def test_without_the_libraries_it_says_what_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dry_run, "find_spec", lambda name: None)
+    result = launch(plan(), tmp_path, "--assume-cluster", "1x8xh100")
+    assert result.exit_code == 0, result.output
+    assert result.output.count("not checked: not installed") == 2
+    assert "this plan launches on 1 node of 8 h100_sxm" in result.output
+
+
+@pytest.mark.parametrize(
+    ("cluster", "code"),
+    [
+        ("1x4xh100", "cluster-too-small"),
+        ("1x8xa100", "another-kind-of-gpu"),
+        ("8h100", "bad-option"),
+        ("0x8xh100", "bad-value"),
+        ("1x8xh1000", "unknown-hardware-profile"),
+    ],
+)
+def test_another_cluster_is_one_clear_error(cluster: str, code: str, tmp_path: Path) -> None:
+    result = launch(plan(), tmp_path, "--assume-cluster", cluster)
+    assert isinstance(result.exception, RlhfsimError | SystemExit)
+    shown = str(result.exception) if isinstance(result.exception, RlhfsimError) else result.output
+    assert f"error[{code}]" in shown
+
+
+def test_two_kinds_are_compared_each_with_its_own() -> None:
+    assert dry_run.described(described_cluster("4x8xh100+2x8xh20")) == (
+        "4 nodes of 8 h100_sxm and 2 nodes of 8 h20_sxm"
+    )
+    dry_run.check_cluster(plan(), described_cluster("1x8xh20+1x8xh100"))
+    with pytest.raises(RlhfsimError, match="another-kind-of-gpu"):
+        dry_run.check_cluster(plan(), described_cluster("1x8xh20+2x4xh100"))
+
+
+def test_a_described_cluster_needs_a_dry_run() -> None:
+    result = CliRunner().invoke(cli, ["launch", "plan.json", "--assume-cluster", "8x8xh100"])
+    assert "add --dry-run" in str(result.exception) + result.output
+
+
+def test_ranks_that_share_a_gpu_are_refused() -> None:
+    given = plan()
+    roles = tuple(replace(s, gpus=(0, *s.gpus[:-1])) if s.role == "reward" else s for s in given.gpu_map)
+    with pytest.raises(RlhfsimError, match="ranks-without-gpus"):
+        dry_run.check(replace(given, gpu_map=roles), Settings(), cluster_of(given), lambda *_: None)
+
+
+def test_a_tensor_group_on_two_nodes_is_refused() -> None:
+    given = plan(16, "14b")
+    wide = replace(given.placement.actor, layout=Layout(tp=16, zero=0))
+    edited = replace(given, placement=replace(given.placement, actor=wide))
+    with pytest.raises(RlhfsimError, match="tensor-group-across-nodes"):
+        dry_run.check(edited, Settings(), cluster_of(given), lambda *_: None)
+
+
+def test_a_plan_that_does_not_fit_names_the_instant() -> None:
+    given = plan()
+    rollout = given.placement.rollout
+    assert rollout is not None
+    full = replace(rollout, layout=replace(rollout.layout, memory_utilization=1.0), sleep=0)
+    with pytest.raises(RlhfsimError, match=r"per GPU at 0\.000 s, when start begins"):
+        memory_peaks(replace(given.placement, rollout=full), given.workload, cluster_of(given))
+
+
+# --- the libraries' own judgement ---------------------------------------------------------------------
+
+
+def test_deepspeed_reads_what_it_is_given_and_refuses_what_it_does_not_know() -> None:
+    specs = engine_specs(job(plan()))
+    [good, *_] = dry_run.deepspeed_requests(specs).values()
+    bad_stage = {**good, "config": {**good["config"], "zero_optimization": {"stage": 7}}}
+    bad_name = {**good, "config": {**good["config"], "zero_optimization": {"stage": 1, "no_such_key": 1}}}
+    answers = dry_run.ask("deepspeed", [good, bad_stage, bad_name])
+    assert answers is not None
+    assert "stage" in answers[1]["refusal"]
+    assert "no_such_key" in answers[2]["refusal"]
+    assert answers[0]["train_batch"] == good["config"]["train_micro_batch_size_per_gpu"] * good["dp"]
+    assert sorted(answers[0]["groups"]) == ["data", "pipeline", "tensor"]
+
+
+def test_deepspeed_that_understands_something_else_is_an_error() -> None:
+    def other(name: Any, requests: Any) -> Any:
+        groups = {"tensor": [[0]], "data": [[0]], "pipeline": [[0]]}
+        return [{"zero": 0, "train_batch": 1, "groups": groups} for _ in requests]
+
+    with pytest.raises(RlhfsimError, match="deepspeed-refuses"):
+        dry_run.check(plan(), Settings(), cluster_of(plan()), other)
+
+
+def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
+    longest = Workload(model="qwen2.5-7b", prompt_len=Fixed(value=1024), response_len=Fixed(value=31744))
+    request = Request(cluster=parse_cluster(gpus=8), workload=longest)
+    given = design(request, explain=False, rivals=False).chosen
+    assert given is not None
+    shapes = dry_run.model_shapes(given, Settings())
+    [profile] = {group.profile for group in cluster_of(given).node_groups}
+    good = dry_run.vllm_request(job(given), shapes, profile)
+    wrong = [
+        {**good, "arguments": {**good["arguments"], "tensor_parallel_size": 3}},
+        {**good, "arguments": {**good["arguments"], "max_model_len": 32769}},
+        {**good, "arguments": {**good["arguments"], "max_num_batched_tokens": 16, "max_num_seqs": 32}},
+        {**good, "arguments": {**good["arguments"], "quantization": "fp8"}, "capability": (7, 0)},
+    ]
+    answers = dry_run.ask("vllm", [good, *wrong])
+    assert answers is not None
+    assert answers[0] is None, "prompt and response may fill every position of the model"
+    assert "divisible by tensor parallel size (3)" in answers[1]
+    assert "max_model_len (32769)" in answers[2]
+    assert "max_num_batched_tokens (16)" in answers[3]
+    assert "capability" in answers[4]
