@@ -163,7 +163,7 @@ def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
     given = design(request, explain=False, rivals=False).chosen
     assert given is not None
     shapes = dry_run.model_shapes(given, Settings())
-    [profile] = {group.profile for group in cluster_of(given).node_groups}
+    profile = cluster_of(given).node_groups[0].profile
     good = dry_run.vllm_request(job(given), shapes, profile)
     wrong = [
         {**good, "arguments": {**good["arguments"], "tensor_parallel_size": 3}},
