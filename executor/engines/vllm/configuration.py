@@ -17,6 +17,7 @@ import sys
 import tempfile
 import types
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def _assumed_device(architectures: list[str]) -> Any:
     Model classes are looked into first, on the platform that their kernels can be imported on.
     """
     import vllm.platforms as platforms
-    from vllm.model_executor.models import registry
 
+    registry: Any = import_module("vllm.model_executor.models.registry")
+    ops: Any = import_module("vllm._custom_ops")
     current = platforms.current_platform
     for name in architectures:
         if (model := registry.ModelRegistry.models.get(name)) is not None:
@@ -76,14 +78,12 @@ def _assumed_device(architectures: list[str]) -> Any:
     registry._LazyRegisteredModel.inspect_model_cls = lambda self: registry._ModelInfo.from_model_cls(
         self.load_model_cls()
     )
-    import vllm._custom_ops as ops
-
     ops.cutlass_scaled_mm_supports_fp8 = lambda capability: capability >= FP8_CAPABILITY
     sys.modules.setdefault(CUDA_OPS, types.ModuleType(CUDA_OPS))
-    from vllm.platforms.cuda import NonNvmlCudaPlatform
+    cuda: Any = import_module("vllm.platforms.cuda")
     from vllm.platforms.interface import DeviceCapability
 
-    class AssumedDevice(NonNvmlCudaPlatform):  # type: ignore[misc]
+    class AssumedDevice(cuda.NonNvmlCudaPlatform):  # type: ignore[misc]
         capability, memory_bytes = (9, 0), 0
 
         @classmethod
@@ -114,7 +114,7 @@ def _assumed_device(architectures: list[str]) -> Any:
 
 
 FP8_CAPABILITY = 89
-"""From which the compiled kernel has FP8 matrix products (vllm csrc/.../scaled_mm_entry.cu)."""
+"""From which the compiled kernel has FP8 matrix products (vLLM's scaled_mm_entry.cu)."""
 MAX_DEVICES = 72
 """In one node; the plan's own numbers are compared with the cluster, not here."""
 
