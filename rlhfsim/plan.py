@@ -198,7 +198,7 @@ class BreakEven:
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """The best plan that was met of another kind."""
+    """Another plan in short: the best, or the best that was met of another kind."""
 
     label: str
     """Architecture and role placement in words."""
@@ -230,6 +230,9 @@ class Choice:
     ]
     certificate: Searched
     runners_up: tuple[RunnerUp, ...]
+    best: RunnerUp | None = None
+    """The proven best plan, where this one is the simplest close to it; None: this one is the best. With it
+    are compared the runners-up, `confidence` and `break_evens`."""
 
 
 @checked

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,10 +36,12 @@ from rlhfsim.present.terminal.console import console
 from rlhfsim.present.terminal.design import Extras, design_dict, show
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
-from rlhfsim.search.requirements import Requirement, narrowed, verdicts
+from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.what_if.design import Design, variants
 from rlhfsim.what_if.recalibrated import recalibrated
+from rlhfsim.what_if.simplest import CLOSE
+from rlhfsim.what_if.sizing import tokens_of
 from rlhfsim.what_if.why_not import Alternative
 
 EPILOG = """\b
@@ -74,6 +77,11 @@ OBJECTIVES = get_args(Objective)
     "'hybrid;actor=tp8,pp2;rollout=tp4', plan.json; repeatable.",
     multiple=True,
 )
+@flag(
+    "--fastest",
+    "Write the best plan of the objective, however complex; else the simplest within "
+    f"{CLOSE:.0%} of it (fewest pools, pipelines, layouts, moves to the host).",
+)
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")
 @flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
 @option("--out", PATH, "Where the plan is written.", default=Path("plan.json"))
@@ -84,8 +92,8 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     request = _request(given)
     targets = requirements(given, request)
     instead = alternatives(given["why_not"], request, models_of(request.workload))
-    answer = _answer(request, targets, instead, left_out=given["gains"])
     steps = given["steps"]
+    answer = _answer(request, targets, instead, given)
     extras = Extras(
         steps=steps,
         verdicts=verdicts(targets, answer.chosen, steps) if answer.chosen else (),
@@ -103,14 +111,20 @@ def design(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _answer(
-    request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative], *, left_out: bool
+    request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative], given: Mapping[str, Any]
 ) -> Design:
-    """The best plan that keeps the targets on memory, risk and staleness; without them if none does."""
-    within = narrowed(request, targets)
-    answer = search_design(within, instead=instead, left_out=left_out)
-    if answer.chosen is None and within != request:
-        return search_design(request, instead=instead, left_out=left_out)
-    return answer
+    """The plan that keeps the targets on memory, risk and staleness; without them if none does."""
+    within, simple = narrowed(request, targets), not given["fastest"]
+    limit = most_seconds(request, targets, tokens_of(request.workload), given["steps"])
+    if request.objective == "memory":  # a simpler one may take longer, and no bytes say how long
+        simple, limit = simple and limit == inf, inf
+
+    def answered(asked: Request) -> Design:
+        left_out = given["gains"]
+        return search_design(asked, instead=instead, left_out=left_out, simple=simple, at_most=limit)
+
+    answer = answered(within)
+    return answered(request) if answer.chosen is None and within != request else answer
 
 
 def _request(given: dict[str, Any]) -> Request:

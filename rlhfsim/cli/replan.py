@@ -16,6 +16,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.trace import Trace
 from rlhfsim.units import format
 from rlhfsim.what_if.replan import Replanned, replanned
+from rlhfsim.what_if.simplest import CLOSE
 
 NAME = "calibrated"
 
@@ -49,7 +50,7 @@ class Replan:
         planned, now = self._plan.prediction.step_s, answer.current.prediction.step_s
         step = f"a step takes {_s(answer.measured_s)}, planned {_s(planned)}, now predicted {_s(now)}"
         if answer.best is None:
-            return f"{step}; this plan is still the best"
+            return f"{step}; no other plan is {100 * CLOSE:.0f} % faster"
         p = answer.best.prediction
         interval = f"P10-P90 {_s(p.low_s)} to {_s(p.high_s)}"
         sure = f"faster with a probability of {percent(answer.probability)}"

@@ -102,9 +102,10 @@ def break_evens(nearest: str | None, factor: float, winner: str) -> str:
     )
 
 
-def chosen_then(step_s: float | None, written: Callable[[float], str]) -> str:
-    """What becomes of the chosen plan at a break-even."""
-    return f"the chosen plan {written(step_s)}" if step_s else "the chosen plan no longer fits"
+def chosen_then(step_s: float | None, written: Callable[[float], str], *, simpler: bool) -> str:
+    """What becomes of the best plan at a break-even; `simpler`: another one is chosen."""
+    plan = "the plan that is fastest now" if simpler else "the chosen plan"
+    return f"{plan} {written(step_s)}" if step_s else f"{plan} no longer fits"
 
 
 def sensitivity(names: Sequence[str], shares: Sequence[float], half_s: float, step_s: float) -> str:

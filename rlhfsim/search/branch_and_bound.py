@@ -40,6 +40,8 @@ EQUAL = 1e-9
 """Relative difference below which two step times are the same."""
 ABOVE = ((1.003, 1.006, 1.01, 1.015, 1.02, 1.025, 1.03, 1.04, 1.06, 1.1), (1.15, 1.2), (inf,))
 """Times its bound: how far a skeleton is looked at before more of it is; by rounds through all skeletons."""
+AT_ONCE = ((inf,),)
+"""The same where any plan will do."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -126,7 +128,7 @@ class Search:
         branches = self._branches()
         self._warm_start(branches)
         if self.best is None:
-            self._prove(branches)
+            self._prove(branches, AT_ONCE)
         return self.best
 
     def _branches(self) -> list[Branch]:
@@ -207,7 +209,7 @@ class Search:
 
     # --- proof ------------------------------------------------------------------------------------
 
-    def _prove(self, branches: list[Branch]) -> tuple[int, float]:
+    def _prove(self, branches: list[Branch], rounds: Sequence[Sequence[float]] = ABOVE) -> tuple[int, float]:
         """Open every skeleton whose bound is better than the best plan; (plans left, gap) at a time limit."""
         if not branches:
             return 0, 0.0
@@ -215,7 +217,7 @@ class Search:
         owner = np.repeat(np.arange(len(branches)), [len(b.bound) for b in branches])
         row = np.concatenate([np.arange(len(b.bound)) for b in branches])
         order = np.argsort(bound, kind="stable").tolist()
-        for factors in ABOVE:
+        for factors in rounds:
             later: list[int] = []
             for place, index in enumerate(order):
                 branch, at = branches[owner[index]], int(row[index])

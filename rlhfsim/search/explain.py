@@ -10,6 +10,7 @@ from statistics import NormalDist
 
 from rlhfsim.kernels.cost import Z90, Cost
 from rlhfsim.plan import Plan
+from rlhfsim.search.complexity import asks_more
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import format
 
@@ -38,8 +39,9 @@ def kind(plan: Plan) -> str:
     )
 
 
-def reasons(chosen: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
-    """One sentence on what fills the step, then one for each rival of another kind."""
+def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan], *, memory: bool = False) -> Iterator[str]:
+    """What fills the step of the chosen plan, what the best one has more, then the best against each rival of
+    another kind; `memory`: the best needs the least of it."""
     step = chosen.prediction
     by: dict[str, float] = {}
     for phase in step.phases:
@@ -50,21 +52,45 @@ def reasons(chosen: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
     whole = sum(by.values()) or 1.0
     shown = (f"{by[r] / whole:.0%}".replace("%", " %") + f" {WORDS.get(r, r)}" for r in top)
     yield "its time goes into " + ", ".join(shown)
-    seen = {kind(chosen)}
+    if chosen is not best:
+        yield _saved(chosen, best, memory=memory)
+    seen = {kind(best)}
     for rival in rivals:
         if kind(rival) not in seen:
             seen.add(kind(rival))
-            yield _against(chosen, rival)
+            yield _against(best, rival, "" if chosen is best else best_name(memory=memory))
 
 
-def _against(chosen: Plan, rival: Plan) -> str:
+def best_name(*, memory: bool) -> str:
+    """What the best plan is called beside the simplest."""
+    return "the leanest plan" if memory else "the fastest plan"
+
+
+def _saved(chosen: Plan, best: Plan, *, memory: bool) -> str:
+    """What the best plan saves against the simplest, and what it asks and risks for that."""
+    mine, its = chosen.prediction, best.prediction
+    less = 1 - (its.peak_memory_bytes / mine.peak_memory_bytes if memory else its.step_s / mine.step_s)
+    needs = f"needs {format(its.peak_memory_bytes, 'byte')}" if memory else f"takes {format(its.step_s, 's')}"
+    asks = ", ".join(asks_more(best.placement, chosen.placement)) or "other layouts"
+    ours, risk = mine.probability_out_of_memory, its.probability_out_of_memory
+    return (
+        f"{best_name(memory=memory)} {needs}, {100 * less:.1f} % less, with {asks}; "
+        f"risk of running out of memory {100 * risk:.1f} % in place of {100 * ours:.1f} %"
+    )
+
+
+def _against(chosen: Plan, rival: Plan, name: str) -> str:
+    """What a rival takes more; `name` of the plan that it is compared with, where that is not clear."""
     gap = rival.prediction.step_s - chosen.prediction.step_s
     large = [t for t in terms(chosen, rival) if abs(t.more) > CLEAR * chosen.prediction.step_s]
     listed = ", ".join(f"{t.name} {t.more:+.1f} s" for t in large[:MOST_TERMS])
     if gap < CLEAR * chosen.prediction.step_s:
-        return f"{kind(rival)} takes as long within {CLEAR:.0%}" + (f": {listed}" if listed else "")
+        return f"{kind(rival)} takes as long{name and f' as {name}'} within {CLEAR:.0%}" + (
+            f": {listed}" if listed else ""
+        )
     share = f"{gap / chosen.prediction.step_s:.0%}".replace("%", " %")
-    return f"{kind(rival)} takes {format(gap, 's')} ({share}) more: {listed or 'many small terms'}"
+    than = name and f" than {name}"
+    return f"{kind(rival)} takes {format(gap, 's')} ({share}) more{than}: {listed or 'many small terms'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,8 @@ class OptionTable:
     """(n, pieces) seconds until equal shares of the samples are generated, waking included; a rollout's."""
     continuous: Floats
     """(n,) seconds per batch that continuous batching does not go below; 0 where it does not compete."""
+    no_start: Floats
+    """(n,) probability that an engine does not start; 0 for other roles."""
     sync_class: Ints
     """Options of one class have the same layout for the weight sync."""
 
@@ -109,6 +111,7 @@ class OptionTable:
             host=self.host[rows],
             pieces=self.pieces[rows],
             continuous=self.continuous[rows],
+            no_start=self.no_start[rows],
             sync_class=self.sync_class[rows],
         )
 

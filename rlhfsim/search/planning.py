@@ -143,7 +143,7 @@ def asked_again(plan: Plan, cluster: Cluster) -> Request:
 
 
 def runner_up(plan: Plan) -> RunnerUp:
-    """A rival in short."""
+    """Another plan in short."""
     rollout = plan.placement.rollout
     same = ("step_s", "low_s", "high_s", "usd_per_step", "peak_memory_bytes", "capacity_bytes")
     given: dict[str, Any] = {n: getattr(plan.prediction, n) for n in (*same, "probability_out_of_memory")}

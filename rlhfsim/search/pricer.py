@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
@@ -60,6 +60,8 @@ class Pricer:
         self.models = models
         self.calls = dataflow(request.workload)
         self._tables: dict[Key, OptionTable] = {}
+        self._whole: tuple[Pricer, Callable[[str, AnyRolePlacement], bool]] | None = None
+        """Where the tables are taken from, and which of their options."""
         self.cache = cache or process_cache()
         self._shared = self.cache.of(request, models)
         self._forward: dict[tuple[object, ...], float] = {}
@@ -69,6 +71,11 @@ class Pricer:
 
     def table(self, key: Key) -> OptionTable:
         """The options of a role that fit alone, fastest first."""
+        if key not in self._tables and self._whole:
+            whole, competes = self._whole
+            table = whole.table(key)
+            rows = [i for i, option in enumerate(table.options) if competes(key.role, option)]
+            self._tables[key] = table.only(np.array(rows, np.int64))
         if key not in self._tables:
             shared = self._shared.tables(key)
             if key not in shared:
@@ -77,9 +84,21 @@ class Pricer:
         return self._tables[key]
 
     def again(self, request: Request, models: Models, changed: frozenset[str] = frozenset()) -> Pricer:
-        """The prices that stay valid for another request: those of every role but the changed ones."""
+        """The prices that stay valid for another request: those of every role but the changed ones.
+
+        It may allow less risk of running out of memory: pools are asked for theirs again.
+        """
         other = Pricer(request, models, self.cache)
-        other._tables = {k: t for k, t in self._tables.items() if k.role not in changed}
+        tables = {k: t for k, t in self._tables.items() if k.role not in changed}
+        if request.max_oom < self.request.max_oom:
+            tables = {k: t.only(np.flatnonzero(t.no_start <= request.max_oom)) for k, t in tables.items()}
+        other._tables = tables
+        return other
+
+    def only(self, competes: Callable[[str, AnyRolePlacement], bool]) -> Pricer:
+        """The same prices for some of the options of each role; `legal` and `refused` stay."""
+        other = Pricer(self.request, self.models, self.cache)
+        other._whole = self, competes
         return other
 
     def tables(self, role: str) -> list[OptionTable]:
@@ -101,6 +120,9 @@ class Pricer:
 
     def prepare(self, keys: Iterable[Key]) -> None:
         """Price many roles, the roles of one pool size on one core."""
+        if self._whole:
+            self._whole[0].prepare(keys)
+            return
         wanted = {k for k in keys if k not in self._tables}
         self._tables |= {k: t for k in wanted if (t := self._shared.tables(k).get(k)) is not None}
         missing = sorted(wanted - self._tables.keys())
@@ -169,6 +191,7 @@ class Pricer:
             host=host[fits],
             pieces=np.zeros((len(left), STREAM_CHUNKS)),
             continuous=np.zeros(len(left)),
+            no_start=np.zeros(len(left)),
             sync_class=sync_classes(left),
         )
 
@@ -265,10 +288,12 @@ class Pricer:
         rows = np.array(engines, dtype=ENGINE)
         states = engine_sums(profile, rows, NO_SYNC, with_actor=False)
         fits = fitting(states["running"], profile.usable_memory.value, most_risk)
+        fails = np.zeros(len(roles))
         for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):
             if fits[i]:
                 starts = engine.shortfall <= 0 and engine.kv_tokens >= batch.max_tokens
-                fits[i] = starts and no_start(self.models, role, profile, engine, batch) <= most_risk
+                fails[i] = no_start(self.models, role, profile, engine, batch) if starts else 1.0
+        fits &= fails <= most_risk
         left = [(roles[i], engines[i]) for i in np.flatnonzero(fits)]
         times = OptionTimes(np.zeros((len(left), 6)))
         pieces = np.zeros((len(left), STREAM_CHUNKS))
@@ -287,6 +312,7 @@ class Pricer:
                 bytes=rows[fits],
                 times=times,
                 pieces=pieces,
+                no_start=fails[fits],
                 continuous=np.array([self._continuous(key, role, engine) for role, engine in left]),
                 host=np.array([engine.host + profile["host_process_bytes"] for _, engine in left]),
                 sync_class=sync_classes([role for role, _ in left]),

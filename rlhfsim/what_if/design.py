@@ -1,4 +1,4 @@
-"""The answer to a design question: the chosen plan, the proof, its rivals, and the reasons."""
+"""The answer to a design question: the plan to run, the proven best one, its rivals, and the reasons."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import nearest_change, shortage
+from rlhfsim.what_if.simplest import CLOSE, SAFE, simplest
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
 
 RUNNERS_UP = 6
@@ -33,15 +34,17 @@ class Design:
 
     request: Request
     chosen: Plan | None
-    """None when nothing fits."""
+    """The one to run: the simplest close to the best, often the best itself; None when nothing fits."""
+    best: Plan | None
+    """The proven best one, with which everything else is compared."""
     runners_up: tuple[Plan, ...] = ()
     """The best plan that was met of every other kind; simulated, but not proven to be its best."""
     certificate: Certificate
     """Where every plan of the space went."""
     confidence: float | None = None
-    """Probability that the chosen plan is faster than the first runner-up; None without one."""
+    """Probability that the best plan is faster than the first runner-up; None without one."""
     reasons: tuple[str, ...] = ()
-    """Why the chosen plan won."""
+    """What fills the step of the chosen plan, what the best one would save, and why that one won."""
     break_evens: tuple[BreakEven, ...] = ()
     """Single changes that would make another plan the best."""
     gains: tuple[Gain, ...] = ()
@@ -58,6 +61,11 @@ class Design:
     """The best plan under each alternative that was asked about."""
 
     @property
+    def simpler(self) -> bool:
+        """Whether another plan than the best one is chosen."""
+        return self.chosen is not self.best
+
+    @property
     def told(self) -> Plan | None:
         """The chosen plan with what was asked and why it won, as `rlhfsim design` writes it."""
         if self.chosen is None:
@@ -69,6 +77,7 @@ class Design:
             break_evens=self.break_evens,
             certificate=searched(self.certificate),
             runners_up=tuple(map(runner_up, self.runners_up)),
+            best=runner_up(self.best) if self.best and self.simpler else None,
         )
         return replace(self.chosen, choice=choice)
 
@@ -80,11 +89,15 @@ def design(
     left_out: bool = False,
     rivals: bool = True,
     instead: Sequence[Alternative] = (),
+    simple: bool = True,
+    at_most: float = inf,
 ) -> Design:
     """The best plan of a request, with the proof and why it won; `instead` is compared with it.
 
     `left_out`: also what each choice would bring that does not compete; it takes as long again. Without
-    `rivals` only those runners-up are named that were met on the way, and the search is shorter.
+    `rivals` only those runners-up are named that were met on the way, and the search is shorter. `simple`:
+    the simplest plan close to the best is chosen, of at most `at_most` seconds unless the best takes longer.
+    A search that a time limit ended chooses the best that it met.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
@@ -97,6 +110,7 @@ def design(
         return Design(
             request=request,
             chosen=None,
+            best=None,
             certificate=certificate,
             refused=refused,
             shortage=shortage(searches[0][1]),
@@ -113,19 +127,41 @@ def design(
     )
     left = tuple(gains(prices, best)) if left_out else ()
     same_work = [c for w, c in ranked if w == workload]
+    chosen = plans[0]
+    simple &= certificate.proven
+    if simple:
+        chosen = _simpler(best, prices, at_most) or chosen
     return Design(
         request=request,
-        chosen=plans[0],
+        chosen=chosen,
+        best=plans[0],
         runners_up=tuple(plans[1:]),
         certificate=certificate,
         refused=refused,
         confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
-        reasons=tuple(reasons(plans[0], plans[1:])) if explain else (),
+        reasons=tuple(_reasons(request, chosen, plans, close=simple)) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
         elsewhere=elsewhere(prices, best) if explain and not left_out else None,
         whynots=tuple(why_not(a, plans[0], best, prices) for a in instead),
     )
+
+
+def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
+    """`close`: the plans close to the best were looked at."""
+    yield from reasons(chosen, ranked[0], ranked[1:], memory=request.objective == "memory")
+    risk = chosen.prediction.probability_out_of_memory
+    if close and risk > SAFE:
+        least = f"no plan within {CLOSE:.0%} of the best risks less than {SAFE:.0%}".replace("%", " %")
+        yield f"{least} of running out of memory; this one risks {100 * risk:.1f} %"
+
+
+def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:
+    """The simplest plan close to the best one; None where that is the simplest."""
+    request, simple = prices.request, simplest(best, prices, at_most=at_most)
+    if simple.placement == best.placement:
+        return None
+    return plan_of(simple, request.workload, models_of(request.workload), request.cluster, request.price)
 
 
 def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, SearchResult]]:

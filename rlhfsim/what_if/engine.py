@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from rlhfsim.search.branch_and_bound import Search, SearchResult
 from rlhfsim.search.candidates import Candidate, judged
+from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import FIXABLE_ROLES, Limit, Request, switched
@@ -44,6 +45,8 @@ class Question:
     """Ways to share the GPUs that may compete, where the request cannot say so."""
     sizes: tuple[int, ...] | None = None
     """GPUs of each pool."""
+    option: Callable[[str, AnyRolePlacement], bool] | None = None
+    """Options of a role that may compete, where the request cannot say so; asked with prices only."""
     below: float = math.inf
     """What an answer must beat."""
     rivals: bool = True
@@ -84,7 +87,7 @@ class Prices:
     def kept(self, other: Request) -> Pricer | None:
         """Prices of the roles that another request leaves alone; None where it leaves none."""
         base = self.request
-        if (base.backend, base.runs) != (other.backend, other.runs) or base.max_oom != other.max_oom:
+        if (base.backend, base.runs) != (other.backend, other.runs) or base.max_oom < other.max_oom:
             return None
         if (base.left_out ^ other.left_out) & {"offload", "recompute"}:
             return None
@@ -124,10 +127,11 @@ def good(question: Question, prices: Prices | None = None) -> Candidate | None:
 
 def _search(question: Question, prices: Prices | None) -> Search:
     request = question.request
+    pricer = prices.kept(request) if prices else None
     return Search(
         request,
         question.models,
-        prices.kept(request) if prices else None,
+        pricer.only(question.option) if pricer and question.option else pricer,
         below=question.below,
         only=question.only,
         sizes=question.sizes,

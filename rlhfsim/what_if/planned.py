@@ -113,7 +113,7 @@ def best_of(request: Request) -> Planned:
 
 
 def _chosen(question: Question) -> Plan | None:
-    return design(question.request, explain=False).chosen
+    return design(question.request, explain=False, simple=False).best
 
 
 def _released(request: Request) -> str | None:

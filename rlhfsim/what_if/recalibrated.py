@@ -72,14 +72,14 @@ def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
     """
     now = [pool.profile for pool in request.cluster.node_groups]
     profiles = {p.name: p for p in now if p.calibration}
-    if not profiles or answer.chosen is None:
+    if not profiles or answer.chosen is None or answer.best is None:
         return None
     bases = {name: base_of(profile) for name, profile in profiles.items()}
     cluster = put(
         request.cluster, keys("node_groups.*.profile"), lambda profile: bases.get(profile.name, profile)
     )
-    before = design(replace(request, cluster=cluster), explain=False)
-    old, new = before.chosen, answer.chosen
+    before = design(replace(request, cluster=cluster), explain=False, simple=False)
+    old, new = before.best, answer.best
     same = old is not None and (old.placement, old.workload) == (new.placement, new.workload)
     return Recalibrated(
         profiles={name: p.calibration for name, p in profiles.items() if p.calibration},
@@ -87,7 +87,7 @@ def recalibrated(request: Request, answer: Design) -> Recalibrated | None:
         ranks=tuple(_ranks(before, answer)),
         chosen_before=old,
         its_step_now=None if same or old is None else estimate(old.placement, old.workload, request.cluster),
-        warnings=warnings(new, now),
+        warnings=warnings(answer.chosen, now),
     )
 
 
@@ -127,7 +127,7 @@ def _ranks(before: Design, now: Design) -> Iterator[Rank]:
 
 def _listed(answer: Design) -> dict[str, tuple[int, Plan]]:
     """Place and best plan by kind."""
-    plans = (answer.chosen, *answer.runners_up) if answer.chosen else ()
+    plans = (answer.best, *answer.runners_up) if answer.best else ()
     places: dict[str, tuple[int, Plan]] = {}
     for i, plan in enumerate(plans, start=1):
         places.setdefault(kind(plan), (i, plan))

@@ -19,6 +19,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.what_if.design import design
 from rlhfsim.what_if.estimate import estimate, priced_placement
+from rlhfsim.what_if.simplest import CLOSE
 
 SEARCH_S = 10.0
 """Most seconds that the search for another plan may take while the run waits."""
@@ -35,7 +36,7 @@ class Replanned:
     current: Plan
     """The plan that runs, priced again."""
     best: Plan | None = None
-    """The best other plan; None where the one that runs is the best."""
+    """The best other plan; None where it saves less than what `design` gives up for a simpler one."""
     probability: float = 0.0
     """That the other one is faster."""
 
@@ -60,9 +61,9 @@ def replanned(plan: Plan, run: Observation, calibration: Calibration) -> Replann
         allow=frozenset({"async"} if staleness else ()),
         max_staleness=staleness or 1,
     )
-    best = design(request, explain=False).chosen
+    best = design(request, explain=False, simple=False).best
     answer = Replanned(measured_s=median(run.step_s), current=current)
-    if best is None or best.placement == plan.placement:
+    if best is None or current.prediction.step_s <= best.prediction.step_s * (1 + CLOSE):
         return answer
     best_step, current_step = (
         priced_placement(p.placement, p.workload, cluster).iteration for p in (best, current)

@@ -121,6 +121,11 @@ def floor_seconds(request: Request, models: Models) -> float:
     return sum(_call_flop(call, request.workload, models) for call in dataflow(request.workload)) / rate
 
 
+def tokens_of(workload: Workload) -> float:
+    """Tokens of a step, padding left out."""
+    return sequences_of(replace(workload, packing=True)).tokens
+
+
 def _call_flop(call: Call, workload: Workload, models: Models) -> float:
     """Least matrix FLOP of one call: 2 N_a per token forward, 6 N_a trained (4 with adapters)."""
     if call.kind == "sync" or call.role == "rules":
@@ -179,7 +184,7 @@ def _trials_of(
     steps: int | None,
 ) -> Iterator[Trial]:
     """The sizes of one kind of GPU, smallest first: the least rent per hour and the same floor of cost."""
-    tokens = sequences_of(replace(request.workload, packing=True)).tokens
+    tokens = tokens_of(request.workload)
 
     def tried(gpus: int, cheapest: float = math.inf) -> Trial:
         sized = resized(request, profile, gpus)

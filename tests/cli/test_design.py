@@ -49,7 +49,7 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
     out = tmp_path / "plan.json"
     result = run(*SMALL, "--json", out=out)
     answer = json.loads(result.output)
-    assert answer["schema"] == "rlhfsim.design/3"
+    assert answer["schema"] == "rlhfsim.design/4"
     assert {"chosen", "runners_up", "certificate", "requirements", "why_not", "break_evens"} <= set(answer)
     wanted = {
         "architecture",
@@ -199,7 +199,7 @@ def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_pat
         assert words in result.output
     answer = json.loads(tiny(*choices, "--json", out=tmp_path).output)
     slow, same, none = answer["why_not"]
-    gap = slow["plan"]["step_s"] - answer["chosen"]["step_s"]
+    gap = slow["plan"]["step_s"] - (answer["best"] or answer["chosen"])["step_s"]
     assert slow["slower_s"] == pytest.approx(gap)
     assert sum(t["other_s"] - t["chosen_s"] for t in slow["terms"]) == pytest.approx(gap, abs=1e-6)
     assert same["plan"]["placement"]["actor"]["layout"]["zero"] == 3
@@ -208,9 +208,9 @@ def test_why_not_shows_what_it_costs_and_which_calls_make_the_difference(tmp_pat
 
 
 def test_why_not_takes_a_plan_in_part_or_whole(tmp_path: Path) -> None:
-    tiny(out=tmp_path)
+    tiny("--fastest", out=tmp_path)
     part, whole = "hybrid;actor=TP1 ZeRO-3,mb1;rollout=tp1", str(tmp_path / "plan.json")
-    choices = ("--why-not", part, "--why-not", whole)
+    choices = ("--fastest", "--why-not", part, "--why-not", whole)
     result = tiny(*choices, out=tmp_path)
     assert result.exit_code == 0, result.output
     for words in (f"why not {part}", "its best plan: hybrid", "exactly this plan", "that is the chosen plan"):
@@ -220,6 +220,32 @@ def test_why_not_takes_a_plan_in_part_or_whole(tmp_path: Path) -> None:
     assert (layout["tp"], layout["zero"], layout["micro_batch"]) == (1, 3, 1)
     assert named["excluded"]["kind"] in ("dominated", "bounded", "slower")
     assert (same["is_chosen"], same["excluded"]["kind"]) == (True, "chosen")
+
+
+def test_the_simplest_plan_is_written_and_the_fastest_is_shown_beside_it(tmp_path: Path) -> None:
+    result = tiny(out=tmp_path)
+    assert "* is recommended: the simplest plan within 3 % of plan 1" in result.output
+    assert "the fastest plan takes" in result.output
+    written = read_plan(tmp_path / "plan.json")
+    assert written.choice is not None
+    assert written.choice.best is not None
+    assert written.prediction.step_s <= 1.03 * written.choice.best.step_s
+    whole = str(tmp_path / "plan.json")
+    answer = json.loads(tiny("--why-not", whole, "--json", out=tmp_path).output)
+    assert answer["best"]["step_s"] == pytest.approx(written.choice.best.step_s)
+    [same] = answer["why_not"]
+    assert (same["is_chosen"], same["excluded"]["kind"] != "chosen") == (True, True)
+
+
+def test_the_fastest_plan_is_written_where_it_is_asked_for_or_a_target_needs_it(tmp_path: Path) -> None:
+    free = json.loads(tiny("--json", out=tmp_path).output)
+    fastest = json.loads(tiny("--json", "--fastest", out=tmp_path).output)
+    assert fastest["best"] is None
+    assert fastest["chosen"]["step_s"] == pytest.approx(free["best"]["step_s"])
+    seconds = (free["best"]["step_s"] + free["chosen"]["step_s"]) / 2
+    within = tiny("--json", "--require", f"step_time<{seconds}s", out=tmp_path)
+    assert within.exit_code == 0
+    assert json.loads(within.output)["chosen"]["step_s"] <= seconds
 
 
 def test_why_not_says_which_rule_a_named_plan_breaks(tmp_path: Path) -> None:

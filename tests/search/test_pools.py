@@ -71,6 +71,7 @@ def role_table(rng: np.random.Generator, role: str, options: int) -> OptionTable
         host=rng.uniform(0, 0.06, options) * HOST,
         pieces=ends,
         continuous=rng.uniform(1, 5, options),
+        no_start=np.zeros(options),
         sync_class=rng.integers(0, 2, options),
     )
 

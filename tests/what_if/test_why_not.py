@@ -38,16 +38,16 @@ def only(request: Request, instead: Alternative) -> WhyNot:
     return design(request, explain=False, instead=[instead]).whynots[0]
 
 
-def chosen(answer: Design) -> Plan:
-    assert answer.chosen is not None
-    return answer.chosen
+def best(answer: Design) -> Plan:
+    assert answer.best is not None
+    return answer.best
 
 
 @pytest.mark.parametrize("name", ["naive", "disaggregated", "async", "disk", "fsdp2", "lora"])
 def test_its_best_plan_is_what_a_search_with_the_choice_finds(name: str) -> None:
     question = alternative(PAIR, name, name)
     found = only(PAIR, question)
-    alone = chosen(design(question.question.request, explain=False))
+    alone = best(design(question.question.request, explain=False))
     assert found.plan is not None
     assert found.plan.prediction.step_s == pytest.approx(alone.prediction.step_s, rel=1e-6)
     assert found.certificate.proven
@@ -62,22 +62,22 @@ def test_a_choice_that_the_request_forbids_is_compared_all_the_same() -> None:
 
 def test_the_chosen_plan_is_recognised_and_no_alternative_is_faster() -> None:
     answer = asked("hybrid", "naive", "disaggregated", "disk", "no-offload")
-    best = chosen(answer).prediction.step_s
+    fastest = best(answer).prediction.step_s
     same = [w for w in answer.whynots if w.same]
     assert len(same) >= 1
     for other in answer.whynots:
         assert other.plan is not None
-        assert other.plan.prediction.step_s >= best * (1 - 1e-9)
+        assert other.plan.prediction.step_s >= fastest * (1 - 1e-9)
 
 
 def test_the_terms_add_up_to_the_difference_and_shares_to_the_step() -> None:
     answer = asked("naive", "disaggregated", "async", "streaming")
     for other in answer.whynots:
         assert other.plan is not None
-        gap = other.plan.prediction.step_s - chosen(answer).prediction.step_s
+        gap = other.plan.prediction.step_s - best(answer).prediction.step_s
         assert sum(t.more for t in other.terms) == pytest.approx(gap, abs=1e-6)
         assert sum(shares(other.plan).values()) == pytest.approx(other.plan.prediction.step_s)
-    assert terms(chosen(answer), chosen(answer))[0].more == 0
+    assert terms(best(answer), best(answer))[0].more == 0
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,10 @@ def test_of_several_roles_the_one_that_has_no_layout_is_named() -> None:
 
 
 def test_a_complete_plan_is_judged_as_it_is() -> None:
-    best = chosen(design(SMALL, explain=False)).placement
-    slow = replace(best, actor=replace(best.actor, layout=replace(best.actor.layout, recompute="full")))
-    same, other = design(SMALL, explain=False, instead=[given(best), given(slow)]).whynots
+    fastest = best(design(SMALL, explain=False)).placement
+    actor = replace(fastest.actor, layout=replace(fastest.actor.layout, recompute="full"))
+    slow = replace(fastest, actor=actor)
+    same, other = design(SMALL, explain=False, instead=[given(fastest), given(slow)]).whynots
     assert same.same
     assert same.exclusion is not None
     assert same.exclusion.kind == "chosen"
@@ -164,7 +165,7 @@ def test_a_complete_plan_is_judged_as_it_is() -> None:
 
 def test_a_complete_plan_that_does_not_fit_names_the_byte() -> None:
     roomy = replace(FULL, cluster=rlhfsim.parse_cluster(2, "b200"), forbid=frozenset({"offload"}))
-    found = only(FULL, given(chosen(design(roomy, explain=False)).placement, FULL))
+    found = only(FULL, given(best(design(roomy, explain=False)).placement, FULL))
     assert found.plan is None
     assert found.exclusion is not None
     assert found.exclusion.kind == "does_not_fit"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rlhfsim.plan import BreakEven, Choice, Plan, Prediction, RunnerUp
@@ -14,6 +15,8 @@ from rlhfsim.present.tables import TableData, compact, number, rounded, table
 from rlhfsim.search.explain import kind, shares
 from rlhfsim.units import HOUR, format
 
+BEST = "best"
+"""What the best plan is called where a simpler one is chosen."""
 TERMS = 8
 """Calls that the comparison with the runner-up shows."""
 
@@ -25,7 +28,7 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
     """Every candidate as a point: seconds and money of a step."""
     unit = "cost" if plan.prediction.usd_per_step is not None else "GPU-hours"
     axis = "USD per step" if unit == "cost" else "GPU-hours per step"
-    rivals = plan.choice.runners_up if plan.choice else ()
+    rivals = _others(plan.choice)
     points = [(words.gpus(p), p.prediction.step_s, cost_of(p)) for p in sizes.found]
     own = (words.gpus(plan), plan.prediction.step_s, cost_of(plan))
     times = [own[1], *(t for _, t, _ in points), *(r.step_s for r in rivals)]
@@ -49,6 +52,15 @@ def pareto(plan: Plan, sizes: Sizes) -> Figure:
     )
 
 
+def _others(choice: Choice | None) -> tuple[RunnerUp, ...]:
+    """The best plan where another one is chosen, then the runners-up."""
+    if choice is None:
+        return ()
+    best = choice.best
+    first = () if best is None else (replace(best, label=f"{BEST}: {best.label}"),)
+    return (*first, *choice.runners_up)
+
+
 def _ticks(times: list[float]) -> dict[str, Any]:
     """Round numbers on a logarithmic axis, so that no label stands alone."""
     low, high = math.floor(math.log10(min(times) / 2)), math.ceil(math.log10(max(times) * 2))
@@ -59,7 +71,9 @@ def _ticks(times: list[float]) -> dict[str, Any]:
 def _alone(plan: Plan, rivals: tuple[RunnerUp, ...]) -> str:
     if not rivals:
         return "There is no other candidate to hold it against"
-    longer = words.percent(rivals[0].step_s / plan.prediction.step_s - 1)
+    longer = words.percent(abs(rivals[0].step_s / plan.prediction.step_s - 1))
+    if rivals[0].step_s < plan.prediction.step_s:
+        return f"The fastest plan takes {longer} less and costs as much less, and asks more of an operator"
     return (
         f"The best other kind of plan takes {longer} longer and costs as much more: "
         "on one cluster money follows time"
@@ -147,8 +161,16 @@ def _candidates(plan: Plan, sizes: Sizes, axis: str) -> TableData:
         return CandidateRow(what, words.gpus(p), kind(p), *words.layout_labels(p), p.prediction, cost_of(p))
 
     rivals = [
-        CandidateRow("other kind", words.gpus(plan), r.label, r.actor, r.rollout or "-", r, _cost(plan, r))
-        for r in (plan.choice.runners_up if plan.choice else ())
+        CandidateRow(
+            BEST if r.label.startswith(BEST) else "other kind",
+            words.gpus(plan),
+            r.label,
+            r.actor,
+            r.rollout or "-",
+            r,
+            _cost(plan, r),
+        )
+        for r in _others(plan.choice)
     ]
     return table(
         "Candidates",
@@ -231,10 +253,10 @@ def break_evens(choice: Choice) -> Figure | None:
     return Figure(
         key="break_evens",
         title=findings.break_evens(nearest.change, nearest.factor, nearest.winner),
-        alt="; ".join(sentence(b) for b in ranked),
+        alt="; ".join(sentence(b, choice) for b in ranked),
         how="A diamond is the value from which on another kind of plan is the best; the further from today's"
         " line, the safer the choice. One change at a time, layouts kept.",
-        plot=plots.spec([_diamonds(ranked)], layout),
+        plot=plots.spec([_diamonds(ranked, choice)], layout),
         table=table(
             "Break-evens, one change at a time, layouts kept",
             ranked,
@@ -244,7 +266,10 @@ def break_evens(choice: Choice) -> Figure | None:
             ("break-even", lambda b: _value(b, b.factor)),
             ("then best", lambda b: b.winner),
             ("its step (s)", lambda b: number(b.step_s, ",.4g")),
-            ("chosen (s)", lambda b: number(b.chosen_step_s, ",.4g", "does not fit")),
+            (
+                "chosen (s)" if choice.best is None else "fastest now (s)",
+                lambda b: number(b.chosen_step_s, ",.4g", "does not fit"),
+            ),
         ),
     )
 
@@ -253,7 +278,7 @@ def _direction(b: BreakEven) -> str:
     return f"{b.change} {'up' if b.factor > 1 else 'down'}"
 
 
-def _diamonds(ranked: list[BreakEven]) -> plots.Trace:
+def _diamonds(ranked: list[BreakEven], choice: Choice) -> plots.Trace:
     """Factors, each joined with today's line."""
     return {
         "type": "scatter",
@@ -261,7 +286,7 @@ def _diamonds(ranked: list[BreakEven]) -> plots.Trace:
         "y": [plots.text(_direction(b)) for b in ranked],
         "x": compact([b.factor for b in ranked]),
         "marker": {"size": 14, "symbol": "diamond", "color": theme.colour("blue")},
-        "hovertext": [plots.text(sentence(b)) for b in ranked],
+        "hovertext": [plots.text(sentence(b, choice)) for b in ranked],
         "hoverinfo": "text",
         "error_x": plots.whiskers(
             [max(0.0, 1 - b.factor) for b in ranked],
@@ -272,12 +297,13 @@ def _diamonds(ranked: list[BreakEven]) -> plots.Trace:
     }
 
 
-def sentence(b: BreakEven) -> str:
+def sentence(b: BreakEven, choice: Choice) -> str:
     """One break-even in words."""
+    now = findings.chosen_then(b.chosen_step_s, words.seconds, simpler=choice.best is not None)
     return (
         f"{b.change} of {_value(b, b.factor)} {'or more' if b.factor > 1 else 'or less'} (now "
         f"{_value(b, 1.0)}): "
-        f"{b.winner} takes {words.seconds(b.step_s)}, {findings.chosen_then(b.chosen_step_s, words.seconds)}"
+        f"{b.winner} takes {words.seconds(b.step_s)}, {now}"
     )
 
 

@@ -16,8 +16,10 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.html.content import Block, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
+from rlhfsim.search.explain import best_name
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.units import significant
+from rlhfsim.what_if.simplest import CLOSE
 
 RUN = 1000
 """Steps whose time and money stand in the verdict."""
@@ -111,7 +113,12 @@ def _sure(plan: Plan) -> Iterator[str]:
 
 def _chosen(choice: Choice) -> Iterator[str]:
     c = choice.certificate
-    aim = "needs less memory" if choice.asked.objective == "memory" else "is predicted to be faster"
+    memory = choice.asked.objective == "memory"
+    aim = "needs less memory" if memory else "is predicted to be faster"
+    name = "This plan"
+    if choice.best is not None:
+        name = words.capital(best_name(memory=memory))
+        aim += f" than {best_name(memory=memory)}, of which this one is within {words.percent(CLOSE)}"
     if c.unexplored:
         yield (
             f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "
@@ -124,7 +131,8 @@ def _chosen(choice: Choice) -> Iterator[str]:
         yield f"Proven: none of {words.count(c.space)} possible plans {aim}{limit}."
     if choice.confidence is not None and choice.runners_up and choice.asked.objective != "memory":
         yield (
-            f"{words.percent(choice.confidence)} likely to be really faster than the next kind of plan "
+            f"{name} is {words.percent(choice.confidence)} likely to be really faster than the next kind "
+            "of plan "
             f"({choice.runners_up[0].label}), given the doubts that the two do not share."
         )
 

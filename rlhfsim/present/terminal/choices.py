@@ -33,8 +33,8 @@ EXCLUDED = {
 # --- why not ----------------------------------------------------------------------------------------
 
 
-def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
-    """How much worse the best plan with another choice is, and why; or what does not fit."""
+def whynot_text(other: WhyNot, chosen: Plan, name: str = "the chosen plan") -> Iterator[RenderableType]:
+    """How much worse the best plan with another choice is than the answer, and why; or what does not fit."""
     if other.plan is None:
         yield Text(f"nothing fits: {_missing(other.missing) if other.missing else other.reason}")
         yield from _exclusion(other)
@@ -45,12 +45,12 @@ def whynot_text(other: WhyNot, chosen: Plan) -> Iterator[RenderableType]:
     subject = "this plan" if other.given else "its best plan"
     yield Text(f"{subject}: {kind(plan)}; actor {plan.placement.actor.layout.label}{engine}")
     if other.same:
-        yield Text("that is the chosen plan")
+        yield Text(f"that is {name}")
         return
     proof = "" if other.given else f"; {_proof(other)}"
     yield Text(f"{_verdict(p.step_s, chosen.prediction.step_s)}{proof}")
-    yield _terms(other.terms, chosen.prediction.step_s)
-    yield Text(f"memory: {_peak(plan, ' risk')}; the chosen plan {_peak(chosen)}")
+    yield _terms(other.terms, chosen.prediction.step_s, name)
+    yield Text(f"memory: {_peak(plan, ' risk')}; {name} {_peak(chosen)}")
     yield from _exclusion(other)
 
 
@@ -95,20 +95,20 @@ def _missing(m: MissingBytes) -> str:
     )
 
 
-def _terms(terms: Sequence[Term], step: float) -> RenderableType:
+def _terms(terms: Sequence[Term], step: float, name: str) -> RenderableType:
     """The calls that make the difference; what is left stands in the last row."""
     large = [t for t in terms if abs(t.more) > CLEAR * step / 2][:ROWS]
     rows = [(t.name, t.chosen_s, t.other_s, t.more) for t in large]
     if rest := [t for t in terms if t not in large]:
         sums = (sum(t.chosen_s for t in rest), sum(t.other_s for t in rest), sum(t.more for t in rest))
         rows.append(("all else", *sums))
-    titles = ("seconds of the step in", ">chosen plan", ">this one", ">difference")
+    titles = ("seconds of the step in", f">{name.removeprefix('the ')}", ">this one", ">difference")
     cells = ((name, f"{chosen:,.1f}", f"{other:,.1f}", f"{more:+,.1f}") for name, chosen, other, more in rows)
     return drawn(grid(titles, cells, fit=dict.fromkeys(titles, WORDS)), None)
 
 
-def whynot_dict(other: WhyNot, chosen: Plan) -> dict[str, Any]:
-    """The same for machines."""
+def whynot_dict(other: WhyNot, best: Plan, chosen: Plan) -> dict[str, Any]:
+    """The same for machines, against the best plan."""
     plan, missing = other.plan, other.missing
     lacking = None
     if missing is not None:
@@ -116,8 +116,8 @@ def whynot_dict(other: WhyNot, chosen: Plan) -> dict[str, Any]:
         lacking = {**fields(missing, *names), "capacity_bytes": missing.capacity}
     return {
         "choice": other.choice,
-        "is_chosen": other.same,
-        "slower_s": None if plan is None else plan.prediction.step_s - chosen.prediction.step_s,
+        "is_chosen": plan is not None and plan.input_hash == chosen.input_hash,
+        "slower_s": None if plan is None else plan.prediction.step_s - best.prediction.step_s,
         "plan": None if plan is None else plan_dict(plan),
         "terms": each(other.terms, "name", "chosen_s", "other_s"),
         "certificate": asdict(other.certificate),

@@ -26,14 +26,17 @@ from rlhfsim.present.terminal.choices import (
 )
 from rlhfsim.present.terminal.console import filled, indented, plain_grid
 from rlhfsim.present.terminal.memory import memory_chart
+from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.units import TERA, format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.gains import Gain
 from rlhfsim.what_if.recalibrated import Recalibrated
+from rlhfsim.what_if.simplest import CLOSE
+from rlhfsim.what_if.why_not import WhyNot
 
-SCHEMA = "rlhfsim.design/3"
+SCHEMA = "rlhfsim.design/4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,19 +68,29 @@ def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
     if extras.verdicts:
         _part(console, "your targets", _targets(extras.verdicts))
     for other in answer.whynots:
-        _part(console, f"why not {other.choice}", *map(indented, whynot_text(other, answer.chosen)))
+        _part(console, f"why not {other.choice}", *map(indented, _whynot(other, answer)))
     if extras.front is not None:
         _part(console, "plans between which you may choose", front_table(extras.front))
     if extras.recalibrated is not None:
         parts = recalibrated.parts(extras.recalibrated, answer.chosen, console.width)
         _part(console, "what calibration changed", *parts)
-    break_evens = [_break_even_text(b) for b in answer.break_evens] or [_unflipped(answer)]
+    break_evens = [_break_even_text(b, answer) for b in answer.break_evens] or [_unflipped(answer)]
     _part(console, "what would change the choice", *(indented(Text(text)) for text in break_evens))
     console.print("  one change at a time, layouts kept", style="dim")
     if answer.gains:
         _part(console, "what the choices left out would bring", _gains(answer))
     _part(console, "how sure", view.sureness(answer.chosen, console.width))
     _show_next(console, answer, out)
+
+
+def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
+    """Compared with the best plan, proven as well."""
+    assert answer.best is not None
+    assert answer.chosen is not None
+    name = best_name(memory=answer.request.objective == "memory") if answer.simpler else "the chosen plan"
+    if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
+        yield Text("that is the chosen plan")
+    yield from whynot_text(other, answer.best, name)
 
 
 def _part(console: Console, title: str, *parts: RenderableType) -> None:
@@ -101,12 +114,15 @@ def show_choice(console: Console, answer: Design) -> None:
 
 
 def _ranking(answer: Design) -> RenderableType:
-    """One line a plan; the role placement stands beside the architecture where it is not colocated."""
+    """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
     assert answer.chosen is not None
-    plans = (answer.chosen, *answer.runners_up)
+    assert answer.best is not None
+    plans = [answer.best, *answer.runners_up]
     titles = (">#", "plan", "actor", "rollout", ">step", ">P10-P90", ">tok/s/GPU", ">memory", ">USD")
     rows = [(str(i), *_row(plan)) for i, plan in enumerate(plans, start=1)]
-    styles = ["bold green", *[""] * len(answer.runners_up)]
+    if answer.simpler:
+        rows.insert(0, ("*", *_row(answer.chosen)))
+    styles = ["bold green", *[""] * (len(rows) - 1)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
     return filled(table, grid(titles, rows, fit={"plan": WORDS}, styles=styles))  # no figure is cut
 
@@ -134,7 +150,10 @@ def _considered(answer: Design) -> Text:
             f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} "
             "better"
         )
+    if answer.simpler:
+        proof += " than plan 1"
     lines = [
+        *([_recommended(answer)] if answer.simpler else []),
         f"certificate: {space} complete plans" + (f"; {proof}" if answer.chosen else ""),
         f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in "
         "everything by another,",
@@ -152,6 +171,18 @@ def _considered(answer: Design) -> Text:
     if answer.runners_up:
         lines.append("plans 2, 3, ... are the best that were met of every other kind")
     return Text("\n".join(lines), style="dim")
+
+
+def _recommended(answer: Design) -> str:
+    """What the plan with the star is."""
+    assert answer.chosen is not None
+    assert answer.best is not None
+    mine, its = (100 * p.prediction.probability_out_of_memory for p in (answer.chosen, answer.best))
+    near = f"the simplest plan within {words.percent(CLOSE)} of plan 1"
+    return (
+        f"* is recommended: {near}, which --fastest writes\n"
+        f"  risk of running out of memory {mine:.1f} %, of plan 1 {its:.1f} %"
+    )
 
 
 def _rounded(count: int) -> str:
@@ -194,7 +225,7 @@ def _unflipped(answer: Design) -> str:
     return f"nothing that was tried makes another plan the best: {', '.join(tried)}"
 
 
-def _break_even_text(break_even: BreakEven) -> str:
+def _break_even_text(break_even: BreakEven, answer: Design) -> str:
     """`network bandwidth per GPU: 19.5 GB/s or less (now 50 GB/s) -> hybrid takes 195 s there, ...`."""
     more = "or more" if break_even.factor > 1 else "or less"
     if break_even.value is None or break_even.now is None:
@@ -202,7 +233,7 @@ def _break_even_text(break_even: BreakEven) -> str:
     else:
         value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
         point = f"{break_even.change}: {value} {more} (now {now})"
-    chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"))
+    chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"), simpler=answer.simpler)
     return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {chosen}"
 
 
@@ -244,11 +275,12 @@ def _show_nothing(console: Console, answer: Design) -> None:
 
 def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
     """The same content; schema in docs/plan.md."""
-    chosen = answer.chosen
+    chosen, best = answer.chosen, answer.best
     return {
         "schema": SCHEMA,
         "objective": answer.request.objective,
         "chosen": plan_dict(chosen) if chosen else None,
+        "best": plan_dict(best) if best and answer.simpler else None,
         "runners_up": [plan_dict(plan) for plan in answer.runners_up],
         "certificate": asdict(answer.certificate),
         "layouts_refused": dict(answer.refused),
@@ -256,7 +288,7 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "reasons": list(answer.reasons),
         "requirements": [verdict_dict(v) for v in extras.verdicts],
         "run": _run_dict(chosen, extras.steps),
-        "why_not": [whynot_dict(w, chosen) for w in answer.whynots] if chosen else [],
+        "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
         "calibration": recalibrated.as_data(extras.recalibrated, chosen)
         if extras.recalibrated and chosen

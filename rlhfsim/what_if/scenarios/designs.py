@@ -122,7 +122,7 @@ def search(request: Request) -> DesignResult:
     """The best plan of a request, or what is missing."""
     begin = time.perf_counter()
     # plans that wait for the same learner tie: the warm start decides, so it is that of `rlhfsim design`
-    answer = design(request, explain=False, rivals="async" in request.switches)
+    answer = design(request, explain=False, rivals="async" in request.switches, simple=False)
     return DesignResult(
         plan=answer.chosen,
         shortage=None if answer.chosen else answer.shortage or "no plan fits with these choices",

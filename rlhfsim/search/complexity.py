@@ -1,0 +1,91 @@
+"""How much a plan asks of those who run it: the order in which plans are called simple."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhfsim.search.options import AnyRolePlacement
+from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
+from rlhfsim.specs.workload.dataflow import TRAINED
+
+
+def complexity(placement: Placement) -> tuple[int, ...]:
+    """What an operator has to build, watch and repair; fewer is simpler, what comes first counts most.
+
+    Pools, and schedules in which they overlap: weights and samples cross the network, GPUs wait for others.
+    Pipelines: an engine of their own, bubbles, and as many micro-batches as stages can hide.
+    Layouts: each cut has process groups and checkpoints of its own, and is tuned by itself.
+    Moves: host memory, pinned, and seconds at the start of every call.
+    Uneven degrees: the powers of two are what engines are tested with.
+    """
+    roles = placement.roles
+    return (
+        len(placement.pools) + overlaps(placement.schedule),
+        sum(map(piped, roles.values())),
+        len(_cuts(placement)) + len(zero_stages(placement)),
+        sum(map(moves, roles.values())),
+        sum(map(uneven, roles.values())),
+    )
+
+
+def asks_more(best: Placement, simple: Placement) -> Iterator[str]:
+    """What one plan asks that a simpler one does not, in the order of `complexity`."""
+
+    def fewer(more: int, less: int, what: str) -> Iterator[str]:
+        if more > less:
+            yield f"{more} {what} in place of {less}"
+
+    yield from fewer(len(best.pools), len(simple.pools), "pools")
+    if overlaps(best.schedule) > overlaps(simple.schedule):
+        yield "calls that overlap"
+    for name, role in best.roles.items():
+        other = simple.roles.get(name)
+        if piped(role) and not (other and piped(other)):
+            yield f"PP{role.layout.pp} for the {name}"
+    yield from fewer(len(_cuts(best)), len(_cuts(simple)), "layouts")
+    yield from fewer(len(zero_stages(best)), len(zero_stages(simple)), "ZeRO stages")
+    away, stays = (sum(map(moves, plan.roles.values())) for plan in (best, simple))
+    yield from fewer(away, stays, "roles partly on the host")
+    odd, even = (sum(map(uneven, plan.roles.values())) for plan in (best, simple))
+    yield from fewer(odd, even, "roles whose degrees are no powers of two")
+
+
+def _cuts(placement: Placement) -> frozenset[tuple[int, ...]]:
+    return frozenset(cut(role) for name, role in placement.roles.items() if name != "rollout")
+
+
+def overlaps(schedule: Schedule) -> int:
+    """Ways in which calls of a schedule run beside each other."""
+    overlaps = schedule.asynchronous, schedule.partial_rollout, schedule.overlapped_sync
+    return sum((*overlaps, schedule.streaming, schedule.double_buffered))
+
+
+def cut(role: AnyRolePlacement) -> tuple[int, ...]:
+    """How a model is divided over GPUs; more replicas of it are no other layout."""
+    x = role.layout
+    return x.tp, x.pp, x.ep, getattr(x, "cp", 1), getattr(x, "vp", 1)
+
+
+def zero_stages(placement: Placement) -> frozenset[int]:
+    """Of the trained roles; where nothing is trained no states are sharded."""
+    roles = (getattr(placement, name) for name in TRAINED)
+    return frozenset(role.layout.zero for role in roles if role is not None)
+
+
+def piped(role: AnyRolePlacement) -> bool:
+    """Whether a role is cut into pipeline stages."""
+    return role.layout.pp > 1
+
+
+def moves(role: AnyRolePlacement) -> bool:
+    """Whether a role that trains or scores keeps something on the host, or is made again."""
+    if not isinstance(role, RolePlacement):
+        return False
+    away = role.residency != "resident" or role.offload_between
+    return away or role.layout.offload_optimizer != "none" or role.layout.offload_params != "none"
+
+
+def uneven(role: AnyRolePlacement) -> bool:
+    """Whether a degree of a layout is no power of two."""
+    x = role.layout
+    return any(degree & (degree - 1) for degree in (x.tp, x.pp, x.dp, getattr(x, "cp", 1), x.ep))

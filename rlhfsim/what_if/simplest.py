@@ -1,0 +1,152 @@
+"""The simplest plan close to the best one: what an operator would run.
+
+Of all plans within `CLOSE` of the best value whose risk of running out of memory is at most `SAFE`, one of
+least `complexity`, and of those the best. The question is asked again under one rule after the other, in
+the order of `complexity`: a rule that some close plan obeys stays, one that none obeys goes. Of layouts
+and ZeRO stages only those that plans on the way have are tried for all roles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+from rlhfsim.search.candidates import Candidate, value
+from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven
+from rlhfsim.search.excluded import skeleton_of
+from rlhfsim.search.options import AnyRolePlacement
+from rlhfsim.search.pareto import SAFE
+from rlhfsim.search.space import ROLES, Partition
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.what_if.engine import Prices, Question, answer, good
+
+CLOSE = 0.03
+"""Share of the best value that a simpler plan may cost: less than the error of the best predictions."""
+DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
+"""Roles in the order in which one is let be less simple: those that hold most first."""
+RISKS = (SAFE, 0.02, 0.05)
+"""Risks that are asked for, one after the other, until some close plan keeps it."""
+
+
+# --- rules ------------------------------------------------------------------------------------------
+
+Option = Callable[[str, AnyRolePlacement], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One more wish for simplicity."""
+
+    partition: Callable[[Partition], bool] = lambda partition: True
+    option: Option = lambda name, role: True
+
+    def obeyed(self, placement: Placement) -> bool:
+        """Whether a plan has it already."""
+        partition = skeleton_of(placement).partition
+        return self.partition(partition) and all(self.option(n, r) for n, r in placement.roles.items())
+
+    def ask(self, question: Question) -> Question:
+        """The question with it."""
+        only, option = question.only, question.option
+        return replace(
+            question,
+            only=lambda partition: self.partition(partition) and (only is None or only(partition)),
+            option=lambda name, role: self.option(name, role) and (option is None or option(name, role)),
+        )
+
+
+def _of(roles: Collection[str], simple: Option) -> Rule:
+    """Some roles are simple."""
+    return Rule(option=lambda name, role: name not in roles or simple(name, role))
+
+
+def _fewest(placement: Placement, complicated: Callable[[AnyRolePlacement], bool]) -> Iterator[list[Rule]]:
+    """As few complicated roles as can be: none, one, ..., those of the plan."""
+    names = [name for name in DEMANDING if name in placement.roles]
+    own = [name for name in names if complicated(placement.roles[name])]
+    fewer = chain.from_iterable(combinations(names, count) for count in range(len(own)))
+    yield [
+        _of(set(names) - set(allowed), lambda name, role: not complicated(role)) for allowed in (*fewer, own)
+    ]
+
+
+def _pools(placement: Placement) -> Iterator[list[Rule]]:
+    def at_most(count: int) -> Rule:
+        return Rule(partition=lambda p: len(p.groups) + overlaps(p.schedule) <= count)
+
+    yield [*(at_most(count) for count in range(1, complexity(placement)[0] + 1)), Rule()]
+
+
+def _meshes(placement: Placement) -> Iterator[list[Rule]]:
+    """All roles are cut like one of them; where that is too much, as many as can be like the actor."""
+    names = [name for name in ROLES if name in placement.roles and name != "rollout"]
+
+    def like(mesh: object, roles: Collection[str]) -> Rule:
+        return _of(roles, lambda name, role: cut(role) == mesh)
+
+    cuts = [cut(placement.roles[name]) for name in names]
+    yield [like(one, names) for one in sorted(set(cuts), key=lambda one: -cuts.count(one))]
+    yield from ([like(cuts[0], [name])] for name in names)
+
+
+def _stages(placement: Placement) -> Iterator[list[Rule]]:
+    """Trained roles share a ZeRO stage, that of one of them."""
+    used = {placement.roles[name].layout.zero for name in TRAINED if name in placement.roles}
+    yield [_of(TRAINED, lambda name, role, zero=zero: role.layout.zero == zero) for zero in sorted(used)]
+
+
+# --- the search -------------------------------------------------------------------------------------
+
+LADDER: tuple[Callable[[Placement], Iterator[list[Rule]]], ...] = (
+    _pools,
+    lambda placement: _fewest(placement, piped),
+    _meshes,
+    _stages,
+    lambda placement: _fewest(placement, moves),
+    lambda placement: _fewest(placement, uneven),
+)
+"""Rules in the order of `complexity`: of each list the first that a close plan obeys."""
+
+
+def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> Candidate:
+    """The plan that is recommended, where `best` is the best of the question of `prices`; it may be that one.
+
+    `at_most`: the value that targets leave to it.
+    """
+    request = prices.request
+    limit = max(value(request, best), min(value(request, best) * (1 + CLOSE), at_most))
+    for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
+        question = Question(
+            request=replace(request, max_oom=risk), below=math.nextafter(limit, math.inf), rivals=False
+        )
+        if plan := _simplified(best, question, prices):
+            return plan
+    return best
+
+
+def _simplified(best: Candidate, question: Question, prices: Prices) -> Candidate | None:
+    """The simplest plan of a question; None where it has none."""
+    safe = best.ledger.probability_out_of_memory <= question.request.max_oom
+    plan = best if safe else None
+    for ladder in LADDER:
+        for rules in ladder((plan or best).placement):
+            plan, question = _obeying(rules, plan, question, prices)
+        if plan is None:
+            return None
+    return answer(question, prices).best or plan
+
+
+def _obeying(
+    rules: Sequence[Rule], plan: Candidate | None, question: Question, prices: Prices
+) -> tuple[Candidate | None, Question]:
+    """A plan that obeys the first of the rules that one can obey, and the question with that rule."""
+    for rule in rules:
+        narrower = rule.ask(question)
+        if plan is not None and rule.obeyed(plan.placement):
+            return plan, narrower
+        if (other := good(narrower, prices)) is not None:
+            return other, narrower
+    return plan, question
