@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
 from pathlib import Path
 from typing import Any, get_args
 
@@ -114,13 +113,11 @@ def _answer(
     request: Request, targets: Sequence[Requirement], instead: Sequence[Alternative], given: Mapping[str, Any]
 ) -> Design:
     """The plan that keeps the targets on memory, risk and staleness; without them if none does."""
-    within, simple = narrowed(request, targets), not given["fastest"]
+    within = narrowed(request, targets)
     limit = most_seconds(request, targets, tokens_of(request.workload), given["steps"])
-    if request.objective == "memory":  # a simpler one may take longer, and no bytes say how long
-        simple, limit = simple and limit == inf, inf
 
     def answered(asked: Request) -> Design:
-        left_out = given["gains"]
+        simple, left_out = not given["fastest"], given["gains"]
         return search_design(asked, instead=instead, left_out=left_out, simple=simple, at_most=limit)
 
     answer = answered(within)

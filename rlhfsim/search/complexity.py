@@ -31,23 +31,23 @@ def complexity(placement: Placement) -> tuple[int, ...]:
 def asks_more(best: Placement, simple: Placement) -> Iterator[str]:
     """What one plan asks that a simpler one does not, in the order of `complexity`."""
 
-    def fewer(more: int, less: int, what: str) -> Iterator[str]:
+    def fewer(more: int, less: int, noun: str, which: str = "") -> Iterator[str]:
         if more > less:
-            yield f"{more} {what} in place of {less}"
+            yield f"{more} {noun}{'s' * (more > 1)}{which} in place of {less or 'none'}"
 
-    yield from fewer(len(best.pools), len(simple.pools), "pools")
+    yield from fewer(len(best.pools), len(simple.pools), "pool")
     if overlaps(best.schedule) > overlaps(simple.schedule):
         yield "calls that overlap"
     for name, role in best.roles.items():
         other = simple.roles.get(name)
         if piped(role) and not (other and piped(other)):
             yield f"PP{role.layout.pp} for the {name}"
-    yield from fewer(len(_cuts(best)), len(_cuts(simple)), "layouts")
-    yield from fewer(len(zero_stages(best)), len(zero_stages(simple)), "ZeRO stages")
+    yield from fewer(len(_cuts(best)), len(_cuts(simple)), "layout")
+    yield from fewer(len(zero_stages(best)), len(zero_stages(simple)), "ZeRO stage")
     away, stays = (sum(map(moves, plan.roles.values())) for plan in (best, simple))
-    yield from fewer(away, stays, "roles partly on the host")
+    yield from fewer(away, stays, "role", " partly on the host")
     odd, even = (sum(map(uneven, plan.roles.values())) for plan in (best, simple))
-    yield from fewer(odd, even, "roles whose degrees are no powers of two")
+    yield from fewer(odd, even, "role", " with a degree that is no power of two")
 
 
 def _cuts(placement: Placement) -> frozenset[tuple[int, ...]]:

@@ -39,9 +39,9 @@ def kind(plan: Plan) -> str:
     )
 
 
-def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan], *, memory: bool = False) -> Iterator[str]:
+def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
     """What fills the step of the chosen plan, what the best one has more, then the best against each rival of
-    another kind; `memory`: the best needs the least of it."""
+    another kind."""
     step = chosen.prediction
     by: dict[str, float] = {}
     for phase in step.phases:
@@ -53,29 +53,23 @@ def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan], *, memory: bool = 
     shown = (f"{by[r] / whole:.0%}".replace("%", " %") + f" {WORDS.get(r, r)}" for r in top)
     yield "its time goes into " + ", ".join(shown)
     if chosen is not best:
-        yield _saved(chosen, best, memory=memory)
+        yield _saved(chosen, best)
     seen = {kind(best)}
     for rival in rivals:
         if kind(rival) not in seen:
             seen.add(kind(rival))
-            yield _against(best, rival, "" if chosen is best else best_name(memory=memory))
+            yield _against(best, rival, "" if chosen is best else "the fastest plan")
 
 
-def best_name(*, memory: bool) -> str:
-    """What the best plan is called beside the simplest."""
-    return "the leanest plan" if memory else "the fastest plan"
-
-
-def _saved(chosen: Plan, best: Plan, *, memory: bool) -> str:
-    """What the best plan saves against the simplest, and what it asks and risks for that."""
+def _saved(chosen: Plan, best: Plan) -> str:
+    """What the fastest plan saves against the simplest, and what it asks and risks for that."""
     mine, its = chosen.prediction, best.prediction
-    less = 1 - (its.peak_memory_bytes / mine.peak_memory_bytes if memory else its.step_s / mine.step_s)
-    needs = f"needs {format(its.peak_memory_bytes, 'byte')}" if memory else f"takes {format(its.step_s, 's')}"
     asks = ", ".join(asks_more(best.placement, chosen.placement)) or "other layouts"
-    ours, risk = mine.probability_out_of_memory, its.probability_out_of_memory
+    ours, risk = (100 * p.probability_out_of_memory for p in (mine, its))
+    less = 100 * (1 - its.step_s / mine.step_s)
     return (
-        f"{best_name(memory=memory)} {needs}, {100 * less:.1f} % less, with {asks}; "
-        f"risk of running out of memory {100 * risk:.1f} % in place of {100 * ours:.1f} %"
+        f"the fastest plan takes {format(its.step_s, 's')}, {less:.1f} % less, "
+        f"with {asks}; risk of running out of memory {risk:.1f} % in place of {ours:.1f} %"
     )
 
 

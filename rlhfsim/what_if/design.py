@@ -96,8 +96,8 @@ def design(
 
     `left_out`: also what each choice would bring that does not compete; it takes as long again. Without
     `rivals` only those runners-up are named that were met on the way, and the search is shorter. `simple`:
-    the simplest plan close to the best is chosen, of at most `at_most` seconds unless the best takes longer.
-    A search that a time limit ended chooses the best that it met.
+    the simplest plan close to the fastest is chosen, of at most `at_most` seconds unless that takes longer;
+    where memory is the objective, or a time limit ended the search, the best that was met is.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
@@ -128,7 +128,7 @@ def design(
     left = tuple(gains(prices, best)) if left_out else ()
     same_work = [c for w, c in ranked if w == workload]
     chosen = plans[0]
-    simple &= certificate.proven
+    simple &= certificate.proven and request.objective != "memory"
     if simple:
         chosen = _simpler(best, prices, at_most) or chosen
     return Design(
@@ -139,7 +139,7 @@ def design(
         certificate=certificate,
         refused=refused,
         confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
-        reasons=tuple(_reasons(request, chosen, plans, close=simple)) if explain else (),
+        reasons=tuple(_reasons(chosen, plans, close=simple)) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
         elsewhere=elsewhere(prices, best) if explain and not left_out else None,
@@ -147,9 +147,9 @@ def design(
     )
 
 
-def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
+def _reasons(chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
     """`close`: the plans close to the best were looked at."""
-    yield from reasons(chosen, ranked[0], ranked[1:], memory=request.objective == "memory")
+    yield from reasons(chosen, ranked[0], ranked[1:])
     risk = chosen.prediction.probability_out_of_memory
     if close and risk > SAFE:
         least = f"no plan within {CLOSE:.0%} of the best risks less than {SAFE:.0%}".replace("%", " %")

@@ -1,6 +1,6 @@
-"""The simplest plan close to the best one: what an operator would run.
+"""The simplest plan close to the fastest one: what an operator would run.
 
-Of all plans within `CLOSE` of the best value whose risk of running out of memory is at most `SAFE`, one of
+Of all plans within `CLOSE` of the shortest step whose risk of running out of memory is at most `SAFE`, one of
 least `complexity`, and of those the best. The question is asked again under one rule after the other, in
 the order of `complexity`: a rule that some close plan obeys stays, one that none obeys goes. Of layouts
 and ZeRO stages only those that plans on the way have are tried for all roles.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from rlhfsim.search.candidates import Candidate, value
+from rlhfsim.search.candidates import Candidate
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven
 from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import AnyRolePlacement
@@ -24,7 +24,7 @@ from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.what_if.engine import Prices, Question, answer, good
 
 CLOSE = 0.03
-"""Share of the best value that a simpler plan may cost: less than the error of the best predictions."""
+"""Share of the shortest step that a simpler plan may cost: less than the error of the best predictions."""
 DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
 """Roles in the order in which one is let be less simple: those that hold most first."""
 RISKS = (SAFE, 0.02, 0.05)
@@ -112,12 +112,12 @@ LADDER: tuple[Callable[[Placement], Iterator[list[Rule]]], ...] = (
 
 
 def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> Candidate:
-    """The plan that is recommended, where `best` is the best of the question of `prices`; it may be that one.
+    """The plan that is recommended, where `best` is the fastest of the question of `prices`; often that one.
 
-    `at_most`: the value that targets leave to it.
+    `at_most`: the seconds that targets leave to it.
     """
     request = prices.request
-    limit = max(value(request, best), min(value(request, best) * (1 + CLOSE), at_most))
+    limit = max(best.seconds, min(best.seconds * (1 + CLOSE), at_most))
     for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
         question = Question(
             request=replace(request, max_oom=risk), below=math.nextafter(limit, math.inf), rivals=False

@@ -16,7 +16,6 @@ from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.html.content import Block, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
-from rlhfsim.search.explain import best_name
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.units import significant
 from rlhfsim.what_if.simplest import CLOSE
@@ -113,12 +112,11 @@ def _sure(plan: Plan) -> Iterator[str]:
 
 def _chosen(choice: Choice) -> Iterator[str]:
     c = choice.certificate
-    memory = choice.asked.objective == "memory"
-    aim = "needs less memory" if memory else "is predicted to be faster"
+    aim = "needs less memory" if choice.asked.objective == "memory" else "is predicted to be faster"
     name = "This plan"
     if choice.best is not None:
-        name = words.capital(best_name(memory=memory))
-        aim += f" than {best_name(memory=memory)}, of which this one is within {words.percent(CLOSE)}"
+        name = "The fastest plan"
+        aim += f" than the fastest plan; this one is the simplest within {words.percent(CLOSE)} of it"
     if c.unexplored:
         yield (
             f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "

@@ -26,7 +26,6 @@ from rlhfsim.present.terminal.choices import (
 )
 from rlhfsim.present.terminal.console import filled, indented, plain_grid
 from rlhfsim.present.terminal.memory import memory_chart
-from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.units import TERA, format, significant
@@ -87,7 +86,7 @@ def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
     """Compared with the best plan, proven as well."""
     assert answer.best is not None
     assert answer.chosen is not None
-    name = best_name(memory=answer.request.objective == "memory") if answer.simpler else "the chosen plan"
+    name = "the fastest plan" if answer.simpler else "the chosen plan"
     if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
         yield Text("that is the chosen plan")
     yield from whynot_text(other, answer.best, name)

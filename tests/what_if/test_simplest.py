@@ -1,0 +1,160 @@
+"""The simplest plan close to the best: within 3 % and safe where there is such a plan, simple where it costs little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import pytest
+
+import rlhfsim
+from rlhfsim.search.candidates import Candidate, judged
+from rlhfsim.search.complexity import complexity
+from rlhfsim.search.pareto import SAFE
+from rlhfsim.search.request import Request
+from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.what_if import simplest as module
+from rlhfsim.what_if.design import Design, design
+from rlhfsim.what_if.engine import Prices, Question, answer
+from rlhfsim.what_if.simplest import CLOSE, simplest
+
+WORK = Workload(model="7b", prompts=256)
+REQUEST = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=WORK)
+
+
+def asked(request: Request) -> tuple[Candidate, Prices]:
+    result = answer(Question(request=request))
+    assert result.best is not None
+    return result.best, Prices(request=request, pricer=result.pricer)
+
+
+@cache
+def usual() -> tuple[Candidate, Prices]:
+    return asked(REQUEST)
+
+
+def answered(request: Request) -> tuple[Candidate, Prices]:
+    return usual() if request is REQUEST else asked(request)
+
+
+def recommended(request: Request, at_most: float = float("inf")) -> Candidate:
+    best, prices = answered(request)
+    return simplest(best, prices, at_most=at_most)
+
+
+@cache
+def designed() -> Design:
+    return design(REQUEST)
+
+
+def risk(candidate: Candidate) -> float:
+    return candidate.ledger.probability_out_of_memory
+
+
+def test_it_is_close_safe_and_simpler() -> None:
+    best, _ = answered(REQUEST)
+    plan = recommended(REQUEST)
+    assert any(role.layout.pp > 1 for role in best.placement.roles.values())
+    assert not any(role.layout.pp > 1 for role in plan.placement.roles.values())
+    assert complexity(plan.placement) < complexity(best.placement)
+    assert best.seconds < plan.seconds <= best.seconds * (1 + CLOSE)
+    assert risk(plan) <= SAFE
+    again = judged(REQUEST, models_of(WORK), plan.placement)
+    assert again is not None
+    assert again.seconds == pytest.approx(plan.seconds)
+
+
+def test_no_plan_as_simple_is_faster() -> None:
+    """The roles of the recommended plan with every other micro-batch and recomputation."""
+    plan = recommended(REQUEST)
+    for actor, critic, recompute in product((1, 2, 4), (1, 2, 4), ("none", "full")):
+        roles = {
+            name: replace(role, layout=replace(role.layout, micro_batch=micro, recompute=recompute))
+            for name, micro in (("actor", actor), ("critic", critic))
+            for role in [getattr(plan.placement, name)]
+        }
+        other = judged(REQUEST, models_of(WORK), replace(plan.placement, **roles))
+        assert other is None or risk(other) > SAFE or other.seconds >= plan.seconds * (1 - 1e-9)
+
+
+def test_what_the_question_fixes_stays_however_complex_it_is() -> None:
+    piped = replace(REQUEST, fix={"critic": {"pp": 4}})
+    plan = recommended(piped)
+    assert plan.placement.critic is not None
+    assert plan.placement.critic.layout.pp == 4
+
+
+def test_targets_leave_less_room() -> None:
+    best, _ = answered(REQUEST)
+    free = recommended(REQUEST)
+    limit = (best.seconds + free.seconds) / 2
+    assert recommended(REQUEST, limit).seconds <= limit
+    assert recommended(REQUEST, best.seconds / 2).seconds <= best.seconds * (1 + 1e-9)
+
+
+def test_where_no_close_plan_is_safe_one_of_less_risk_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, _ = answered(REQUEST)
+    monkeypatch.setattr(module, "RISKS", (1e-300, 0.02, 0.05))
+    monkeypatch.setattr(module, "CLOSE", 0.0)
+    assert risk(recommended(REQUEST)) == risk(best) <= REQUEST.max_oom
+    tight = replace(REQUEST, max_oom=0.005)
+    assert risk(recommended(tight)) <= 0.005
+
+
+def test_less_risk_is_asked_of_the_same_prices_with_the_same_answer() -> None:
+    _, prices = answered(REQUEST)
+    safe = replace(REQUEST, max_oom=SAFE)
+    kept, fresh = answer(Question(request=safe), prices).best, answer(Question(request=safe)).best
+    assert kept is not None
+    assert fresh is not None
+    assert kept.seconds == pytest.approx(fresh.seconds, rel=1e-9)
+
+
+def test_options_that_may_not_compete_are_not_in_the_answer() -> None:
+    best, prices = answered(REQUEST)
+    assert best.placement.actor.layout.zero == 3
+    stage_1 = Question(request=REQUEST, option=lambda name, role: name != "actor" or role.layout.zero == 1)
+    found = answer(stage_1, prices)
+    assert found.best is not None
+    assert found.best.placement.actor.layout.zero == 1
+    assert found.certificate.space == answer(Question(request=REQUEST), prices).certificate.space
+
+
+# --- in the answer of design -------------------------------------------------------------------------
+
+
+def test_the_certificate_and_comparisons_are_those_of_the_best_plan() -> None:
+    plain = design(REQUEST, simple=False)
+    answer_ = designed()
+    assert answer_.simpler
+    assert not plain.simpler
+    assert answer_.best == plain.best == plain.chosen
+    for field in ("runners_up", "certificate", "confidence", "break_evens"):
+        assert getattr(answer_, field) == getattr(plain, field)
+
+
+def test_the_plan_that_is_written_says_what_the_best_one_saves() -> None:
+    answer_ = designed()
+    assert answer_.told is not None
+    assert answer_.best is not None
+    choice = answer_.told.choice
+    assert choice is not None
+    assert choice.best is not None
+    assert choice.best.step_s == answer_.best.prediction.step_s < answer_.told.prediction.step_s
+    [sentence] = [reason for reason in choice.reasons if reason.startswith("the fastest plan takes")]
+    assert "for the critic" in sentence
+    assert "risk of running out of memory" in sentence
+
+
+def test_where_memory_is_the_objective_the_leanest_plan_is_recommended() -> None:
+    small = Workload(model="qwen2.5-0.5b", algorithm="dpo", prompts=32)
+    request = Request(cluster=rlhfsim.parse_cluster(2, "h100"), workload=small, objective="memory")
+    assert not design(request, explain=False).simpler
+
+
+def test_a_search_that_a_time_limit_ended_recommends_its_best() -> None:
+    stopped = design(replace(REQUEST, time_limit=1e-9), explain=False)
+    assert not stopped.certificate.proven
+    assert not stopped.simpler
