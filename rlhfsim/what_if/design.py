@@ -14,6 +14,7 @@ from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
 from rlhfsim.search.explain import probability_better, reasons
+from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request, switched
 from rlhfsim.specs.model.roles import models_of
@@ -22,7 +23,7 @@ from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import nearest_change, shortage
-from rlhfsim.what_if.simplest import CLOSE, SAFE, simplest
+from rlhfsim.what_if.simplest import CLOSE, simplest
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
 
 RUNNERS_UP = 6

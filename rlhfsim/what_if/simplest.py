@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
 from rlhfsim.search.candidates import Candidate
-from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven
+from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.pareto import SAFE
@@ -94,8 +94,11 @@ def _meshes(placement: Placement) -> Iterator[list[Rule]]:
 
 def _stages(placement: Placement) -> Iterator[list[Rule]]:
     """Trained roles share a ZeRO stage, that of one of them."""
-    used = {placement.roles[name].layout.zero for name in TRAINED if name in placement.roles}
-    yield [_of(TRAINED, lambda name, role, zero=zero: role.layout.zero == zero) for zero in sorted(used)]
+
+    def at(stage: int) -> Rule:
+        return _of(TRAINED, lambda name, role: getattr(role.layout, "zero", None) == stage)
+
+    yield [at(stage) for stage in sorted(zero_stages(placement))]
 
 
 # --- the search -------------------------------------------------------------------------------------
