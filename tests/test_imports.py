@@ -84,6 +84,7 @@ THIRD_PARTY = {  # library -> the only places that may import it
     "deepspeed": {"executor.engines"},
     "vllm": {"executor.engines"},
     "peft": {"executor.engines"},
+    "accelerate": {"executor.engines"},
     "bitsandbytes": {"executor.engines"},
     "safetensors": {"executor.engines", "executor.weight_transfer"},
     "blake3": {"executor.weight_transfer"},

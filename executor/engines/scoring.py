@@ -30,8 +30,7 @@ class ForwardPasses:
     def __init__(self, spec: EngineSpec, model: HeadedModel, module: Callable[..., Any]) -> None:
         """`module` is what is called: the model itself or DeepSpeed's engine around it."""
         self.spec, self.model, self.module = spec, model, module
-        cuda = torch.cuda.is_available()  # a process sees one GPU
-        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self.device = own_device()
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Log-prob of every response token under the temperature, (R,) a sample."""
@@ -88,6 +87,12 @@ class ForwardPasses:
 
     def _expect(self, head: Head) -> None:
         assert self.spec.head == head, f"{self.spec.role} has the head {self.spec.head}, not {head}"
+
+
+def own_device() -> torch.device:
+    """Of this process: the GPU that it sees, else the CPU."""
+    cuda = torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
 @contextmanager

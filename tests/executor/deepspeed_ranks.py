@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -242,7 +243,9 @@ def check_scoring() -> dict[str, Any]:
     whole = training.build(spec(model("qwen2"), zero=0, optimizer=None))
     wanted = whole.logprobs(some)
     sharded = training.build(spec(model("qwen2"), zero=3, optimizer=None, packing=True))
+    stored = heads.named_parameters(heads.load(model("qwen2"), "causal", "fp32"))
     found = {"logprobs": close_to(wanted, sharded.logprobs(some))}
+    found["loaded"] = distance(weights(sharded), {name: p.detach() for name, p in stored.items()})
     sharded.offload(FOLDER / "offload")
     sharded.reload()
     found["reloaded"] = close_to(wanted, sharded.logprobs(some))
@@ -261,6 +264,19 @@ def _tensor_parallel_scores() -> dict[str, Any]:
     whole.close()
     split.close()
     return {"scores": float(np.abs(np.subtract(wanted, found)).max()), "spread": float(np.std(wanted))}
+
+
+def check_recompute(zero: int, loss: LossSpec) -> int:
+    """Runs of the first layer in the first step, of two micro-batches, of a new engine."""
+    pairs = tuple(replace(sample, group=sample.id // 2) for sample in samples(4, 0))
+    tokens = sum(sample.num_tokens for sample in pairs)
+    engine = training.build(spec(model("llama"), zero=zero, recompute="full"))
+    runs: list[None] = []
+    attention = engine.model.backbone.layers[0].self_attn
+    attention.register_forward_hook(lambda *_: runs.append(None))
+    engine.train(MiniBatch(samples=pairs, global_tokens=tokens, global_sequences=4), loss)
+    engine.close()
+    return len(runs)
 
 
 def check_refused() -> str:
@@ -301,6 +317,8 @@ def first() -> dict[str, Callable[[], Any]]:
     adapters = {f"lora zero{zero}": partial(check_lora, zero) for zero in (2, 3)}
     others = {
         "value": check_value_head,
+        "recompute dpo": partial(check_recompute, 3, LossSpec(name="dpo", settings={})),
+        "recompute policy": partial(check_recompute, 2, LOSS),
         "refused": check_refused,
         "scoring": check_scoring,
         "memory": check_memory,

@@ -67,7 +67,7 @@ def ranks(part: str, folder: Path) -> dict[str, Any]:
         for rank in range(2)
     ]
     try:
-        said = [process.communicate(timeout=200)[0] for process in started]
+        said = [process.communicate(timeout=400)[0] for process in started]
     finally:
         for process in started:
             process.kill()
@@ -158,7 +158,13 @@ def test_a_critic_learns_like_one_process(first: dict[str, Any]) -> None:
     assert first["value"]["weights"] < 2e-6
 
 
+@pytest.mark.parametrize("loss", ["dpo", "policy"])
+def test_layers_run_twice_where_they_are_computed_again(first: dict[str, Any], loss: str) -> None:
+    assert first[f"recompute {loss}"] == 4  # two micro-batches
+
+
 def test_sharded_scoring_agrees_with_one_process(first: dict[str, Any]) -> None:
+    assert first["scoring"]["loaded"] == 0.0
     assert first["scoring"]["logprobs"] < 1e-5
     assert first["scoring"]["reloaded"] < 1e-5
 

@@ -77,8 +77,3 @@ def test_another_shape_than_configured_is_refused(files: ModelFiles) -> None:
     files.expect("vector", (1, 37))
     with pytest.raises(RlhfsimError, match="has the shape"):
         files.expect("matrix", (14, 7))
-
-
-def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RlhfsimError, match="has no model"):
-        ModelFiles(tmp_path)

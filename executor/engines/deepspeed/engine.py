@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, cast
 
 import deepspeed
@@ -16,14 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from executor.engines import lora, weights
-from executor.engines.deepspeed import process_groups
+from executor.engines.deepspeed import process_groups, shards
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.deepspeed.learner import DeepSpeedLearner
 from executor.engines.deepspeed.split import split_parameters
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
 from executor.engines.protocols import EngineSpec
+from executor.engines.scoring import own_device
 from executor.engines.transformers import heads
+from executor.engines.transformers.shards import Unread
 from executor.samples import Sample
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
@@ -35,11 +38,10 @@ class DeepSpeedEngine(DeepSpeedLearner):
     def __init__(self, spec: EngineSpec) -> None:
         """Load the model, shard it and its optimizer states; a collective."""
         process_groups.join()
-        model = heads.load(
-            spec.model, spec.head, spec.precision, temperature=spec.temperature, seed=spec.seed
-        )
+        model, unread = _loaded(spec)
         with process_groups.of_degree(spec.layout.tp):
-            self.engine = _initialize(spec, model)
+            self.engine = _initialize(spec, model, unread)
+        self.engine.train(spec.optimizer is not None)  # layers are computed again in training mode only
         super().__init__(spec, model, self.engine)
         self._split = split_parameters(model) if spec.layout.tp > 1 else {}
 
@@ -70,12 +72,28 @@ class DeepSpeedEngine(DeepSpeedLearner):
         return split.gather(tensor) if split else tensor
 
 
-def _initialize(spec: EngineSpec, model: heads.HeadedModel) -> Any:
-    """DeepSpeed's engine over the model; a collective."""
-    cuda = torch.cuda.is_available()
+def _loaded(spec: EngineSpec) -> tuple[heads.HeadedModel, Unread | None]:
+    """The model on this rank's device, or, where it will be sharded, what is still to be read into it."""
+    what = (spec.model, spec.head, spec.precision)
+    how: dict[str, Any] = {"temperature": spec.temperature, "seed": spec.seed}
+    if spec.layout.zero == 3 or spec.layout.tp > 1:
+        return heads.outline(*what, **how)
+    return heads.load(*what, device=own_device(), **how), None
+
+
+def _initialize(spec: EngineSpec, model: heads.HeadedModel, unread: Unread | None) -> Any:
+    """DeepSpeed's engine over the model, all of its weights read; a collective."""
+    settings = partial(ds_config, spec.layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
+    start = partial(deepspeed.initialize, model=model, dist_init_required=False)
+    if unread is not None and spec.layout.zero == 3:
+        shards.partition(model, unread, settings())
+        unread = None
+    elif unread is not None:
+        shards.give_all_storage(model, unread)
     if spec.optimizer is None:
-        config = ds_config(spec.layout, None, spec.precision, cuda=cuda)
-        engine = deepspeed.initialize(model=model, config=config, dist_init_required=False)[0]
+        engine = start(config=settings())[0]
+        if unread is not None:
+            shards.read(model, unread)
         model.requires_grad_(False)  # not before: AutoTP hooks gradients
         return engine
     if spec.lora_rank is not None:
@@ -91,11 +109,12 @@ def _initialize(spec: EngineSpec, model: heads.HeadedModel) -> Any:
         cast(Any, model.backbone).gradient_checkpointing_enable({"use_reentrant": False})
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     elements = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
-    config = ds_config(spec.layout, spec.optimizer, spec.precision, cuda=cuda, trained=elements)
-    return deepspeed.initialize(
-        model=model,
-        optimizer=adam(spec, trained),
-        model_parameters=trained,
-        config=config,
-        dist_init_required=False,
-    )[0]
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """Called when AutoTP has cut the model and before ZeRO copies it."""
+        if unread is not None:
+            shards.read(model, unread)
+        return adam(spec, parameters)
+
+    config = settings(trained=elements)
+    return start(optimizer=optimizer, model_parameters=trained, config=config)[0]

@@ -16,6 +16,11 @@ class SplitParameter(NamedTuple):
     dim: int
     """0 in a column-parallel layer, 1 in a row-parallel one."""
 
+    @property
+    def start(self) -> int:
+        """Of this rank's shard along `dim`."""
+        return int(sum(self.layer._partition_sizes[: self.layer.tp_index]))
+
     def gather(self, shard: Tensor) -> Tensor:
         """The full parameter; a collective over the tensor-parallel group."""
         # DeepSpeed's public GatherReplacedLayerParams replaces param.data, which ZeRO needs as a view of its

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from executor.engines.pipeline.shards import Cut, cuts, shard
 from executor.engines.protocols import Head
 from executor.engines.transformers import attention
+from executor.engines.transformers.heads import configuration
 from rlhfsim.errors import RlhfsimError, unknown_name
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -62,9 +63,9 @@ def decoder(folder: str, dtype: torch.dtype) -> Decoder:
     Raises:
         RlhfsimError: a family or an attention that the pipeline does not cut.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(folder)
+    config = configuration(folder)
     if config.model_type not in FAMILIES:
         raise unknown_name("pipeline model type", config.model_type, FAMILIES)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):

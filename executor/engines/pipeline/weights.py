@@ -33,7 +33,7 @@ def read(folder: str, weights: Sequence[Weight], optional: str | None = None) ->
     if lost is not None:
         raise RlhfsimError(
             "checkpoint-lacks-tensor",
-            f"the checkpoint {folder} has no tensor {lost!r}",
+            f"no safetensors file in {folder} has the tensor {lost!r}",
             help="give a folder with the weights of a causal model in safetensors files",
         )
     for weight in weights:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from executor.engines.protocols import EngineSpec
-from executor.engines.scoring import ForwardPasses, trim
+from executor.engines.scoring import ForwardPasses, own_device, trim
 from executor.engines.states import Movable, module_tensors
 from executor.engines.transformers import heads
 
@@ -17,11 +17,15 @@ class TransformersEngine(Movable, ForwardPasses):
 
     def __init__(self, spec: EngineSpec) -> None:
         model = heads.load(
-            spec.model, spec.head, spec.precision, temperature=spec.temperature, seed=spec.seed
+            spec.model,
+            spec.head,
+            spec.precision,
+            temperature=spec.temperature,
+            seed=spec.seed,
+            device=own_device(),
         )
         model.requires_grad_(False).eval()
         super().__init__(spec, model, model)
-        model.to(self.device)
 
     def _movable(self, *, weights: bool) -> Iterable[Tensor]:
         """Weights are all there is."""

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from executor.engines.protocols import Head
 from executor.engines.transformers import attention
+from executor.engines.transformers.shards import ModelFiles, Unread, give_storage
 from executor.settings import Precision
-from executor.weight_transfer.merge import read, weight_files
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
 
@@ -114,26 +114,48 @@ class HeadedModel(nn.Module):
 
 
 def load(
-    folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0
+    folder: str,
+    head: Head,
+    precision: Precision,
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> HeadedModel:
-    """The model of `folder` on the CPU, with all of its weights.
+    """The model of `folder` on `device` with all of its weights; the host holds a block of them at a time.
 
     Raises:
-        RlhfsimError: a folder without a model, or a causal model without output matrix.
+        RlhfsimError: see `outline`.
     """
-    if not (Path(folder) / "config.json").is_file():
-        raise RlhfsimError(
-            "no-model",
-            f"{folder} is not a model folder: it has no config.json",
-            help="give a folder as transformers' save_pretrained writes it",
-        )
-    from transformers.utils import logging as progress
+    model, unread = outline(folder, head, precision, temperature=temperature, seed=seed)
+    if unread is not None:
+        for name, parameter in unread.parameters(model):
+            give_storage(parameter, device)
+            unread.files.read_flat(name, parameter.data)
+    return model.to(device)
 
-    progress.disable_progress_bar()
-    dtype = DTYPES[precision]
-    if head == "causal":
-        return _causal(folder, dtype, temperature)
-    return _scalar(folder, dtype, seed)
+
+def outline(
+    folder: str, head: Head, precision: Precision, *, temperature: float = 1.0, seed: int = 0
+) -> tuple[HeadedModel, Unread | None]:
+    """The model with parameters on the meta device, and where to read them; the rest is on the CPU.
+
+    Where its files cannot be read by parts it is whole, and there is nothing left to read.
+
+    Raises:
+        RlhfsimError: a folder without a model, a causal model without output matrix, or a tensor of another
+            shape than configured.
+    """
+
+    def headed(*, whole: bool) -> HeadedModel:
+        dtype = DTYPES[precision]
+        if head == "causal":
+            return _causal(folder, dtype, temperature, whole=whole)
+        return _scalar(folder, dtype, seed, whole=whole)
+
+    model = headed(whole=False)
+    unread = _unread(model, folder)
+    return (headed(whole=True), None) if unread is None else (model, unread)
 
 
 def checkpoint_name(model: HeadedModel, name: str) -> str:
@@ -147,10 +169,78 @@ def named_parameters(model: HeadedModel) -> dict[str, nn.Parameter]:
     return {checkpoint_name(model, name): value for name, value in model.named_parameters()}
 
 
-def _causal(folder: str, dtype: torch.dtype, temperature: float) -> HeadedModel:
+def configuration(folder: str) -> Any:
+    """Of the model in `folder`, dropout off: log-probs of equal weights must agree between passes.
+
+    Raises:
+        RlhfsimError: a folder without a model.
+    """
+    from transformers import AutoConfig
+
+    if not (Path(folder) / "config.json").is_file():
+        raise RlhfsimError(
+            "no-model",
+            f"{folder} is not a model folder: it has no config.json",
+            help="give a folder as transformers' save_pretrained writes it",
+        )
+    config: Any = AutoConfig.from_pretrained(folder)
+    for name, value in list(vars(config).items()):
+        if "drop" in name and isinstance(value, float) and value > 0:
+            logger.warning(
+                "%s: %s %g is off: with it ratios would compare unlike passes", folder, name, value
+            )
+            setattr(config, name, 0.0)
+    return config
+
+
+def _built(auto: Any, folder: str, dtype: torch.dtype, *, whole: bool) -> Any:
+    """A model of transformers with its weights, or with values in its buffers only."""
+    from transformers.utils import logging as progress
+
+    progress.disable_progress_bar()
+    config = configuration(folder)
+    how = {"dtype": dtype, "attn_implementation": attention.implementation(config, dtype)}
+    if whole:
+        return auto.from_pretrained(folder, config=config, **how)
+    from accelerate import init_empty_weights
+
+    with init_empty_weights(include_buffers=False):
+        model = auto.from_config(config, **how)
+    model.tie_weights()  # the context made two parameters of one
+    return model
+
+
+def _unread(model: HeadedModel, folder: str) -> Unread | None:
+    """Where the files have each parameter on the meta device; buffers that they have are read at once.
+
+    None where transformers changes tensors while it reads them: PyTorch's own files, experts that it merges,
+    quantised weights, modules that stay in fp32.
+    """
+    files, names = ModelFiles(folder), dict[str, str]()
+    parameters = {name: p for name, p in model.named_parameters() if p.is_meta}
+    for name, tensor in (*parameters.items(), *model.named_buffers()):
+        full = checkpoint_name(model, name)  # backbones are stored with or without their prefix
+        stored = files.stored(full, full.removeprefix(model.prefix))
+        if stored is not None:
+            files.expect(stored, tuple(tensor.shape))
+            if name in parameters:
+                names[name] = stored
+            else:
+                files.read_flat(stored, tensor)
+    changed = "quantization_config" in vars(model.config) or (
+        getattr(model.backbone, "_keep_in_fp32_modules_strict", None)
+        and next(iter(parameters.values())).dtype != torch.float32
+    )
+    if changed or len(names) < len(parameters):
+        logger.warning("%s cannot be read by parts: each rank reads all of it", folder)
+        return None
+    return Unread(files=files, names=names)
+
+
+def _causal(folder: str, dtype: torch.dtype, temperature: float, *, whole: bool) -> HeadedModel:
     from transformers import AutoModelForCausalLM
 
-    causal = cast(Any, AutoModelForCausalLM).from_pretrained(folder, dtype=dtype, **_attention(folder, dtype))
+    causal = _built(AutoModelForCausalLM, folder, dtype, whole=whole)
     linear = causal.get_output_embeddings()
     if not isinstance(linear, nn.Linear):
         raise RlhfsimError(
@@ -164,20 +254,20 @@ def _causal(folder: str, dtype: torch.dtype, temperature: float) -> HeadedModel:
     return HeadedModel(causal.base_model, head, causal.config, name)
 
 
-def _scalar(folder: str, dtype: torch.dtype, seed: int) -> HeadedModel:
+def _scalar(folder: str, dtype: torch.dtype, seed: int, *, whole: bool) -> HeadedModel:
     from transformers import AutoModel
 
-    backbone = cast(Any, AutoModel).from_pretrained(folder, dtype=dtype, **_attention(folder, dtype))
+    backbone = _built(AutoModel, folder, dtype, whole=whole)
     head = ScalarHead(backbone.config.hidden_size, dtype)
-    files = weight_files(Path(folder))
-    name = next((name for name in HEAD_NAMES if name in files), None)
+    files = ModelFiles(folder)
+    name = files.stored(*HEAD_NAMES)
     if name is None:
         draw_head(head.weight, backbone.config, seed)
         logger.info("%s has no scalar head: drawn from seed %d", folder, seed)
     else:
-        with torch.no_grad():
-            head.weight.copy_(read(files[name], name).reshape(head.weight.shape))
-        logger.info("%s: scalar head %s read from %s", folder, name, files[name].name)
+        files.expect(name, tuple(head.weight.shape))
+        files.read_flat(name, head.weight.data)
+        logger.info("%s: scalar head %s read", folder, name)
     return HeadedModel(backbone, head, backbone.config, "score")
 
 
@@ -186,11 +276,3 @@ def draw_head(weight: nn.Parameter, config: Any, seed: int) -> None:
     spread = getattr(config, "initializer_range", None) or 1 / math.sqrt(weight.shape[1])
     with torch.no_grad():
         weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(seed)) * spread)
-
-
-def _attention(folder: str, dtype: torch.dtype) -> dict[str, Any]:
-    """How transformers is told which attention to use."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
-    return {"attn_implementation": attention.implementation(config, dtype)}

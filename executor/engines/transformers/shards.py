@@ -6,11 +6,13 @@ Legend: R rows (the first dimension of a stored tensor), W elements of a row.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor.weight_transfer.merge import weight_files
 from rlhfsim.errors import RlhfsimError
@@ -23,19 +25,9 @@ class ModelFiles:
     """Safetensors files of a model folder; each read maps a file, copies a part and lets go of it."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Read the index, or the names in the files.
-
-        Raises:
-            RlhfsimError: a folder without safetensors files.
-        """
+        """Read the index, or the names in the files; a folder without such files has no tensors."""
         self.folder = Path(folder)
         self._files = weight_files(self.folder)
-        if not self._files:
-            raise RlhfsimError(
-                "checkpoint-without-safetensors",
-                f"{folder} has no model.safetensors",
-                help="save the model with save_pretrained",
-            )
 
     def stored(self, *names: str) -> str | None:
         """The first of `names` that a file has."""
@@ -96,6 +88,27 @@ class ModelFiles:
         from safetensors import safe_open
 
         return safe_open(self._files[name], framework="pt")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unread:
+    """Parameters of a model that have no values yet, and where these lie."""
+
+    files: ModelFiles
+    names: Mapping[str, str]
+    """Name in the files, by name in the module."""
+
+    def parameters(self, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """Each with its name in the files."""
+        for name, parameter in model.named_parameters():
+            if name in self.names:
+                yield self.names[name], parameter
+
+
+def give_storage(parameter: nn.Parameter, device: torch.device | str) -> None:
+    """Storage on `device`, not yet written, for a parameter on the meta device: the same object still."""
+    fresh = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, fresh)
 
 
 def _rows(width: int, target: Tensor) -> int:
