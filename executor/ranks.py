@@ -126,16 +126,23 @@ class TransferGroup:
     """Replica and engine worker in it."""
 
 
-def transfer_groups(plan: Plan) -> tuple[TransferGroup, ...]:
-    """Who sends new weights to whom: on shared GPUs each rank hands over to the workers on its own GPU, where
-    weights stay in GPU memory; else rank 0 sends to all."""
-    workers = {
-        (replica, worker): place
-        for replica, gpus in enumerate(replica_places(plan))
-        for worker, place in enumerate(gpus)
-    }
-    [actor] = [s for s in plan.gpu_map if s.role == "actor"]
-    ranks = {place: rank for rank, place in enumerate(zip(actor.nodes, actor.gpus, strict=True))}
-    if WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology) != "ipc":
-        return (TransferGroup(sender=0, receivers=tuple(workers)),)
-    return tuple(TransferGroup(sender=ranks[place], receivers=(worker,)) for worker, place in workers.items())
+def transfer_groups(plan: Plan, *, gpu: bool = True) -> tuple[TransferGroup, ...]:
+    """Who sends new weights to whom: what is handed over in memory goes from a rank to the workers that share
+    that memory (its own GPU; its node through host memory, or where there are no GPUs); else rank 0 sends to
+    all."""
+    transport = WEIGHT_PATHS[plan.placement.weight_path].transports.get(plan.topology)
+
+    def memory(place: Place) -> Place | int | None:
+        """What a sender and its receivers share."""
+        if transport == "ipc" and gpu:
+            return place
+        return place[0] if transport in ("ipc", "host") else None
+
+    senders: dict[Place | int | None, int] = {}
+    for rank, place in enumerate(plan.gpus_of("actor")):
+        senders.setdefault(memory(place), rank)
+    receivers: dict[int, list[tuple[int, int]]] = {}
+    for replica, gpus in enumerate(replica_places(plan)):
+        for worker, place in enumerate(gpus):
+            receivers.setdefault(senders[memory(place)], []).append((replica, worker))
+    return tuple(TransferGroup(sender=rank, receivers=tuple(receivers[rank])) for rank in sorted(receivers))

@@ -18,7 +18,7 @@ from executor.coordination.tracing import Reply, Tags
 from executor.coordination.worker import ProcessIdentity, TracedProcess
 from executor.engines.fake import FakeRollout
 from executor.engines.memory import Reading
-from executor.engines.protocols import ChannelSpec, RolloutEngine, RolloutSpec
+from executor.engines.protocols import Link, RolloutEngine, RolloutSpec
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.trace import MEASURED, Span
 
@@ -97,19 +97,19 @@ class Replica(TracedProcess):
             done, self._finished = self._finished, []
         return Reply(value=done, recorded=self._tracer.take(), memory=self._reading)
 
-    def connect(self, channel: ChannelSpec, first_receiver: int) -> Reply:
-        """Join a weight channel."""
-        return self._command(lambda: self._engine_now().connect(channel, first_receiver))
+    def connect(self, links: Sequence[Link]) -> Reply:
+        """Join weight channels: the link of each of the engine's workers."""
+        return self._command(lambda: self._engine_now().connect(links))
 
-    def receive(self, channel: str, version: int, keep: bool, tags: Tags) -> Reply:
+    def receive(self, version: int, keep: bool, tags: Tags) -> Reply:
         """Load new weights between two scheduler steps."""
-        return self._spanned(lambda: self._engine_now().receive(channel, version), tags, keep=keep)
+        return self._spanned(lambda: self._engine_now().receive(version), tags, keep=keep)
 
-    def stage(self, channel: str, version: int, tags: Tags) -> Reply:
+    def stage(self, version: int, tags: Tags) -> Reply:
         """Overlapped: receive beside the running generation, then load between two steps."""
         engine = self._engine_now()
         with self._span("actor", tags):
-            engine.stage(channel, version)
+            engine.stage(version)
             while not engine.staged():
                 self._raise()
                 time.sleep(IDLE_S)

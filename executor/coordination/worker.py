@@ -88,7 +88,8 @@ class Worker(TracedProcess):
         self._specs: dict[str, EngineSpec] = {}
         self._away: dict[str, Path] = {}
         """Destroyed role -> where its state lies."""
-        self._senders: dict[str, Any] = {}
+        self._channels: Mapping[int, ChannelSpec] = {}
+        self._sender: Any = None
 
     # --- start ------------------------------------------------------------------------------------
 
@@ -167,38 +168,49 @@ class Worker(TracedProcess):
 
     # --- weights and checkpoints ------------------------------------------------------------------
 
-    def open_channel(self, channel: ChannelSpec) -> None:
-        """Rank 0: make the sending end and its key-value store."""
-        if self._identity.rank == 0 and self._fakes is None:
-            from executor.weight_transfer.channel import Sender
+    def open_channels(self, channels: Mapping[int, ChannelSpec]) -> None:
+        """Ranks with a channel make its sending end and its key-value store."""
+        self.close_channels()
+        self._channels = channels
+        if self._fakes is None:
+            from executor.engines import training
 
-            self._senders[channel.name] = Sender(channel)
+            self._sender = training.sender(channels, self._identity.rank)
 
-    def close_channel(self, name: str) -> None:
+    def close_channels(self) -> None:
         """Drop the sending end."""
-        sender = self._senders.pop(name, None)
-        if sender is not None:
-            sender.close()
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = None
 
-    def send(self, role: str, channel: ChannelSpec, version: int, tags: Tags) -> Reply:
-        """Gather the weights of `role` and send them; a collective, rank 0 speaks."""
+    def send(self, role: str, version: int, tags: Tags) -> Reply:
+        """Gather the weights of `role` and send them; a collective."""
         with self._call(role, tags) as notes:
-            transfer = self._send(self._engines[role], channel, version)
+            transfer = self._send(self._engines[role], version)
             if transfer is not None:
                 notes["bytes"] = float(transfer.bytes)
         return self._reply(transfer)
 
-    def _send(self, engine: Any, channel: ChannelSpec, version: int) -> Transfer | None:
+    def _send(self, engine: Any, version: int) -> Transfer | None:
         if self._fakes is not None:
             engine.sync()
             return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
-        buckets = iter([engine.adapters()]) if channel.adapters_only else engine.buckets(channel.bucket_bytes)
-        if self._identity.rank == 0:
-            sent: Transfer = self._senders[channel.name].send(buckets, version)
-            return sent
-        for _ in buckets:  # the gather is a collective
-            pass
-        return None
+        from executor.weight_transfer.packing import GatheredWeights
+
+        senders, spec = tuple(self._channels), next(iter(self._channels.values()))
+
+        def gather() -> Iterator[Any]:
+            if spec.adapters_only:
+                return iter([engine.adapters(senders)])
+            buckets: Iterator[Any] = engine.buckets(spec.bucket_bytes, senders)
+            return buckets
+
+        weights = GatheredWeights(gather, on_host=spec.transport in ("host", "disk"))
+        if self._sender is None:
+            weights.exhaust()
+            return None
+        sent: Transfer | None = self._sender.send(weights, version)
+        return sent
 
     def save(self, role: str, folder: str) -> Reply:
         """This rank's share of a checkpoint."""
@@ -215,8 +227,7 @@ class Worker(TracedProcess):
 
     def close(self) -> None:
         """End every engine and sender."""
-        for name in list(self._senders):
-            self.close_channel(name)
+        self.close_channels()
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()

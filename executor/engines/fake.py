@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,11 +145,13 @@ class FakeTraining:
         """The weight sync's seconds."""
         self._work(f"{self._role}.sync")
 
-    def buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def buckets(
+        self, bucket_bytes: int, senders: Collection[int] = (0,)
+    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Nothing to send."""
         return iter(())
 
-    def adapters(self) -> list[tuple[str, torch.Tensor]]:
+    def adapters(self, senders: Collection[int] = (0,)) -> list[tuple[str, torch.Tensor]]:
         """Nothing to send."""
         return []
 
@@ -221,7 +223,7 @@ class FakeRollout:
         self._waiting = []
         return dropped
 
-    def receive(self, channel: str, version: int) -> Transfer:
+    def receive(self, version: int) -> Transfer:
         """Take the version over."""
         assert "weights" not in self._away, "weights arrive where there is no memory for them"
         self._hold(buffers="actor.sync")
@@ -229,7 +231,7 @@ class FakeRollout:
         self._version = version
         return Transfer(version=version, bytes=0, buckets=0, seconds=0.0, checksum="")
 
-    def stage(self, channel: str, version: int) -> None:
+    def stage(self, version: int) -> None:
         """Take the version at commit."""
         self._staged = version
 
@@ -239,7 +241,7 @@ class FakeRollout:
 
     def commit(self) -> Transfer:
         """Take the version over."""
-        return self.receive("", self._staged)
+        return self.receive(self._staged)
 
     def sleep(self, level: int) -> None:
         """Weights and KV cache leave."""

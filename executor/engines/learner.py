@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -39,8 +39,8 @@ class Learner(states.Movable, ForwardPasses):
     """Of the last step's gradient, before clipping; inf where it is not finite and the step was skipped."""
 
     @abstractmethod
-    def buckets(self, bucket_bytes: int) -> Iterator[list[Named]]:
-        """Full weights by Hugging Face name on rank 0, empty lists elsewhere; a collective."""
+    def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
+        """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective."""
 
     @abstractmethod
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -143,10 +143,10 @@ class Learner(states.Movable, ForwardPasses):
             total = metrics.merge(total, sums)
         return total
 
-    def adapters(self) -> list[Named]:
-        """LoRA matrices as `<weight>.lora_A` and `.lora_B` on rank 0, nothing elsewhere; a collective."""
+    def adapters(self, senders: Collection[int] = (0,)) -> list[Named]:
+        """LoRA matrices as `<weight>.lora_A` and `.lora_B` on `senders`, nothing elsewhere; a collective."""
         assert self.spec.lora_rank is not None, "the engine has no adapters"
-        return lora.matrices(self.model, first=dist.get_rank() == 0)
+        return lora.matrices(self.model, here=dist.get_rank() in senders)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """Log-probs of the frozen base, its adapters off."""

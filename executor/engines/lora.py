@@ -84,7 +84,7 @@ def split(model: HeadedModel) -> tuple[dict[str, nn.Parameter], dict[str, Adapte
     return base, {name: Adapter(**pair) for name, pair in sides.items()}
 
 
-def merged(model: HeadedModel, bucket_bytes: int, *, first: bool) -> Iterator[list[Named]]:
+def merged(model: HeadedModel, bucket_bytes: int, *, here: bool) -> Iterator[list[Named]]:
     """Buckets of full weights with their adapters merged; a collective."""
     base, adapters = split(model)
     for names in names_in_groups(base, bucket_bytes):
@@ -95,10 +95,10 @@ def merged(model: HeadedModel, bucket_bytes: int, *, first: bool) -> Iterator[li
             sides = tensors[len(names) :]
             pairs = dict(zip(adapted, zip(sides[::2], sides[1::2], strict=True), strict=True))
             weights = zip(names, tensors, strict=False)
-            yield [(name, _merged(weight, pairs.get(name))) for name, weight in weights] if first else []
+            yield [(name, _merged(weight, pairs.get(name))) for name, weight in weights] if here else []
 
 
-def matrices(model: HeadedModel, *, first: bool) -> list[Named]:
+def matrices(model: HeadedModel, *, here: bool) -> list[Named]:
     """`<weight>.lora_A` and `<weight>.lora_B` of every adapter; a collective."""
     _, adapters = split(model)
     named = {
@@ -107,7 +107,7 @@ def matrices(model: HeadedModel, *, first: bool) -> list[Named]:
         for side, parameter in (("A", pair.a), ("B", pair.b))
     }
     with gathered(list(named.values())) as tensors:
-        return [(name, tensor.clone()) for name, tensor in zip(named, tensors, strict=True)] if first else []
+        return [(name, tensor.clone()) for name, tensor in zip(named, tensors, strict=True)] if here else []
 
 
 def _merged(weight: Tensor, sides: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -7,10 +7,10 @@ groups different ones; results of data-parallel rank i are those of its own samp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from executor.samples import Completion, Floats, GenerationRequest, LossSpec, Sample, Transfer
 from executor.settings import Optimizer, Precision
@@ -68,7 +68,7 @@ class MiniBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSpec:
-    """One route for weights from a trainer group (sender: its rank 0) to receivers 0..n-1."""
+    """One route for weights from a rank of a trainer group to receivers 0..n-1."""
 
     name: str
     """Unique among live channels of the run."""
@@ -77,7 +77,7 @@ class ChannelSpec:
     """Address of the sender's key-value store (control plane)."""
     port: int
     receivers: int
-    """Engine worker processes: replicas x TP x PP."""
+    """Engine worker processes that this sender serves."""
     folder: str
     """Scratch folder of the run: disk files; shared-memory files are named after it."""
     bucket_bytes: int
@@ -89,6 +89,20 @@ class ChannelSpec:
     """LoRA: alpha / rank."""
     timeout_s: float = 120.0
     device: Literal["cpu", "cuda"] = "cpu"
+
+    @property
+    def native(self) -> Literal["ipc", "nccl"] | None:
+        """vLLM's own engine that carries it (between GPUs); None: the executor's transports do."""
+        native: dict[Transport, Literal["ipc", "nccl"]] = {"ipc": "ipc", "broadcast": "nccl"}
+        return native.get(self.transport) if self.device == "cuda" else None
+
+
+class Link(NamedTuple):
+    """The end of a channel at one engine worker."""
+
+    channel: ChannelSpec
+    receiver: int
+    """Its number in the channel."""
 
 
 class ScoringEngine(Protocol):
@@ -123,15 +137,17 @@ class TrainingEngine(ScoringEngine, Protocol):
     def train(self, batch: MiniBatch, loss: LossSpec) -> Mapping[str, float]:
         """One optimizer step, micro-batch by micro-batch; metrics equal on all ranks."""
 
-    def buckets(self, bucket_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def buckets(
+        self, bucket_bytes: int, senders: Collection[int] = (0,)
+    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
         """Full weights by Hugging Face name, gathered layer by layer: a collective over all ranks.
 
-        Rank 0 sees tensors, the others empty lists, the same number of buckets everywhere. With LoRA the
-        adapters are merged.
+        Ranks in `senders` see tensors, the others empty lists, the same number of buckets everywhere. With
+        LoRA the adapters are merged.
         """
 
-    def adapters(self) -> list[tuple[str, torch.Tensor]]:
-        """LoRA matrices by name, full, on rank 0 (others: empty); a collective."""
+    def adapters(self, senders: Collection[int] = (0,)) -> list[tuple[str, torch.Tensor]]:
+        """LoRA matrices by name, full, on the ranks in `senders` (others: empty); a collective."""
 
     def save(self, folder: Path) -> None:
         """Weights, optimizer, RNG of every rank in a file each, and rank 0's safetensors copy for users."""
@@ -156,13 +172,13 @@ class RolloutEngine(Protocol):
     def abort(self) -> list[int]:
         """Drop every unfinished request; their ids."""
 
-    def connect(self, channel: ChannelSpec, first_receiver: int) -> None:
-        """Prepare to receive; this engine's workers are receivers first_receiver, first_receiver + 1, ..."""
+    def connect(self, links: Sequence[Link]) -> None:
+        """Prepare to receive: the link of each of this engine's workers, in order; the last ones count."""
 
-    def receive(self, channel: str, version: int) -> Transfer:
+    def receive(self, version: int) -> Transfer:
         """Load weights as they arrive; running requests keep their KV cache and go on with the new ones."""
 
-    def stage(self, channel: str, version: int) -> None:
+    def stage(self, version: int) -> None:
         """Overlapped: receive into host memory from a thread while `step` goes on; returns at once."""
 
     def staged(self) -> bool:

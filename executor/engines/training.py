@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from executor.engines.protocols import EngineSpec, ScoringEngine, TrainingEngine
+from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
 
 
 def start(rank: int, world: int, local_rank: int, host: str, port: int, timeout_s: float) -> None:
@@ -74,3 +75,15 @@ def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
             from executor.engines.transformers.engine import TransformersEngine
 
             return TransformersEngine(spec)
+
+
+def sender(channels: Mapping[int, ChannelSpec], rank: int) -> Any:
+    """This rank's end of the channels of its group, by sending rank; None where it only gathers."""
+    from executor.weight_transfer.channel import Sender
+
+    spec = next(iter(channels.values()))
+    if spec.native:
+        from executor.engines.vllm.transfer import Follower, NativeSender
+
+        return Sender(channels[rank], NativeSender) if rank in channels else Follower(spec, rank)
+    return Sender(channels[rank]) if rank in channels else None

@@ -61,11 +61,11 @@ def buckets(
     named: Mapping[str, nn.Parameter],
     bucket_bytes: int,
     *,
-    first: bool,
+    here: bool,
     dtype: torch.dtype | None = None,
     whole: Callable[[nn.Parameter, Tensor], Tensor] = lambda _, tensor: tensor,
 ) -> Iterator[list[Named]]:
-    """Buckets of full tensors on the rank that is `first`, empty ones elsewhere; valid until the next.
+    """Buckets of full tensors where they are wanted `here`, else empty ones; valid until the next.
 
     `whole` completes what was gathered over data-parallel ranks only; a collective where it is one.
     """
@@ -73,7 +73,7 @@ def buckets(
         parameters = [named[name] for name in names]
         with gathered(parameters, dtype) as tensors:
             full = [whole(*pair).contiguous() for pair in zip(parameters, tensors, strict=True)]
-            yield list(zip(names, full, strict=True)) if first else []
+            yield list(zip(names, full, strict=True)) if here else []
 
 
 def _full(parameter: DTensor, dtype: torch.dtype | None) -> Tensor:

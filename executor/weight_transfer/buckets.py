@@ -1,11 +1,12 @@
-"""Transports that move flat buckets: broadcast through a process group, and shared memory on one machine."""
+"""Transports that move flat buckets between CPUs: broadcast through a process group, and shared memory."""
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from executor.engines.protocols import ChannelSpec
 from executor.weight_transfer import shared_memory
 from executor.weight_transfer.control import Control
-from executor.weight_transfer.packing import Bucket, Digest, Named, pack, parts_of, unpack
+from executor.weight_transfer.packing import Bucket, GatheredWeights, Load, pack, parts_of, unpack
 from rlhfsim.errors import RlhfsimError
 
 BUFFERS = 2
@@ -30,13 +31,12 @@ class SentBuckets(ABC):
         self.buffers: list[Tensor] = []
         self.prefix, self.count = "", 0
 
-    def send(self, prefix: str, version: int, buckets: Iterable[list[Named]], digest: Digest) -> int:
+    def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Move everything; the number of buckets."""
         self.prefix, self.count = prefix, 0
         self._begin()
-        tensors = (named for bucket in buckets for named in bucket)
+        tensors = (named for bucket in weights for named in bucket)
         for bucket in pack(tensors, self.spec.bucket_bytes, self._free_buffer):
-            digest.add(bucket)
             self._deliver(self.count, bucket)
             self.count += 1
         self.control.put(f"{prefix}bucket/{self.count}", {"end": True})
@@ -71,10 +71,6 @@ class SentBuckets(ABC):
     def _publish(self, number: int, bucket: Bucket) -> None:
         self.control.put(f"{self.prefix}bucket/{number}", bucket.header())
 
-    def _new_buffers(self) -> list[Tensor]:
-        size, device = self.spec.bucket_bytes, self.spec.device
-        return [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(BUFFERS)]
-
 
 class ReceivedBuckets(ABC):
     """Receiver of buckets."""
@@ -83,13 +79,15 @@ class ReceivedBuckets(ABC):
         self.spec, self.control, self.index = spec, control, index
         self.buckets = 0
 
-    def tensors(self, prefix: str, version: int, digest: Digest) -> Iterator[Named]:
-        """Everything in the order sent; the tensors stay valid."""
+    def receive(self, prefix: str, load: Load) -> int:
+        """Load everything in the order sent; the number of buckets."""
         self.buckets = 0
         self._begin(prefix)
-        return unpack(self._received(prefix, digest))
+        for tensors in unpack(self._received(prefix)):
+            load(tensors)
+        return self.buckets
 
-    def _received(self, prefix: str, digest: Digest) -> Iterator[Bucket]:
+    def _received(self, prefix: str) -> Iterator[Bucket]:
         while True:
             header = self.control.take(
                 f"{prefix}bucket/{self.buckets}", f"the sender's bucket {self.buckets}"
@@ -97,7 +95,6 @@ class ReceivedBuckets(ABC):
             if "end" in header:
                 return
             bucket = Bucket(self._fetch(prefix, self.buckets, header["bytes"]), parts_of(header))
-            digest.add(bucket)
             self.buckets += 1
             yield bucket
 
@@ -115,21 +112,16 @@ class ReceivedBuckets(ABC):
 
 
 class _Group:
-    """A process group beside the default one: the sender is rank 0, receiver i rank i + 1."""
+    """A gloo group beside the default one: the sender is rank 0, receiver i rank i + 1."""
 
     def __init__(self, spec: ChannelSpec, control: Control, rank: int) -> None:
         self.spec, self.control = spec, control
         start = time.monotonic()
         store = dist.PrefixStore(f"group/{spec.name}", control.store)  # type: ignore[attr-defined]
-        timeout = timedelta(seconds=spec.timeout_s)
-        self.group: Any
         try:
-            if spec.device == "cuda":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = timeout
-                self.group = dist.ProcessGroupNCCL(store, rank, spec.receivers + 1, options)
-            else:
-                self.group = dist.ProcessGroupGloo(store, rank, spec.receivers + 1, timeout)
+            self.group: Any = dist.ProcessGroupGloo(
+                store, rank, spec.receivers + 1, timedelta(seconds=spec.timeout_s)
+            )
         except RuntimeError as error:
             raise self._error("the group of sender and receivers to form", start, error) from error
 
@@ -140,14 +132,9 @@ class _Group:
         return self.group.broadcast([flat], options)
 
     def wait(self, work: Any, what: str) -> None:
-        """Wait for a broadcast; NCCL's own wait has no limit (trl#6797), so it is polled."""
+        """Wait for a broadcast."""
         start = time.monotonic()
         try:
-            while self.spec.device == "cuda" and not work.is_completed():
-                if time.monotonic() - start > self.spec.timeout_s:
-                    self.group.abort()
-                    raise RuntimeError("time is up")
-                time.sleep(0.0005)
             work.wait(timedelta(seconds=self.spec.timeout_s))
         except RuntimeError as error:
             raise self._error(what, start, error) from error
@@ -173,7 +160,8 @@ class BroadcastSender(SentBuckets):
 
     def _begin(self) -> None:
         self.group = self.group or _Group(self.spec, self.control, 0)
-        self.buffers = self._new_buffers()
+        size = self.spec.bucket_bytes
+        self.buffers = [torch.zeros(size, dtype=torch.uint8) for _ in range(BUFFERS)]
         self.works: dict[int, Any] = {}
 
     def _free_buffer(self, number: int) -> Tensor:
@@ -209,7 +197,7 @@ class BroadcastReceiver(ReceivedBuckets):
 
     def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
         assert self.group is not None
-        flat = torch.empty(size, dtype=torch.uint8, device=self.spec.device)
+        flat = torch.empty(size, dtype=torch.uint8)
         self.group.wait(self.group.broadcast(flat), f"the bytes of bucket {number}")
         return flat
 
@@ -224,28 +212,21 @@ class SharedSender(SentBuckets):
     def _begin(self) -> None:
         self.paths = [shared_memory.path_of(self.spec, str(i)) for i in range(BUFFERS)]
         self.unread: list[int] = []
-        if self.spec.device == "cuda":
-            self.buffers = self._new_buffers()
-            handles = [shared_memory.cuda_handle(flat) for flat in self.buffers]
-        else:
-            self.buffers = [shared_memory.create(path, self.spec.bucket_bytes) for path in self.paths]
-            handles = [str(path) for path in self.paths]
-        self.control.put(self.prefix + "handles", handles)
+        self.buffers = [shared_memory.create(path, self.spec.bucket_bytes) for path in self.paths]
+        self.control.put(self.prefix + "files", [str(path) for path in self.paths])
 
     def _free_buffer(self, number: int) -> Tensor:
         self._await(number - BUFFERS)
         return self.buffers[number % BUFFERS]
 
     def _deliver(self, number: int, bucket: Bucket) -> None:
-        if self.spec.device == "cuda":
-            torch.cuda.current_stream().synchronize()  # the reader's stream knows nothing of ours
         self._publish(number, bucket)
         self.unread.append(number)
 
     def _settle(self) -> None:
         for number in list(self.unread):
             self._await(number)
-        self.control.forget([self.prefix + "handles"])
+        self.control.forget([self.prefix + "files"])
         self.close()
 
     def _await(self, number: int) -> None:
@@ -269,11 +250,9 @@ class SharedReceiver(ReceivedBuckets):
 
     def _fetch(self, prefix: str, number: int, size: int) -> Tensor:
         if not self.mapped:
-            handles = self.control.take(prefix + "handles", "the sender's shared buffers")
-            self.mapped = [shared_memory.attach_handle(self.spec, handle) for handle in handles]
+            files = self.control.take(prefix + "files", "the sender's shared buffers")
+            self.mapped = [shared_memory.attach(Path(file), self.spec.bucket_bytes) for file in files]
         flat = self.mapped[number % BUFFERS][:size].clone()
-        if self.spec.device == "cuda":
-            torch.cuda.current_stream().synchronize()
         self.control.put(f"{prefix}ack/{number}/{self.index}", True)
         return flat
 

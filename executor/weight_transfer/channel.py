@@ -1,25 +1,22 @@
 """Weights from a trainer to the rollout engine's workers: both ends of a channel.
 
-    broadcast  flat buckets through a process group of their own (gloo, NCCL)
-    ipc        two buckets in shared memory (/dev/shm; on GPU: CUDA IPC handles), each reused only once
-               every receiver has copied it out
+    broadcast  flat buckets through a gloo group of their own
+    ipc        two buckets in /dev/shm, each reused only once every receiver has copied it out
     host       one flat file of the whole model in host shared memory, gone after the transfer
     disk       safetensors files on a shared file system, written atomically
 
-A transfer is begun and ended through the store of `Control`; every receiver takes part in every transfer, and
-a side that was restarted needs a new channel. Both ends compute a checksum; the sender compares them. CUDA
-IPC hands over memory of one GPU: sender and receiver must sit on it, so a co-located trainer with several
-GPUs opens one channel a GPU.
+Between GPUs vLLM's own engines carry broadcast and ipc (`executor.engines.vllm.transfer`): a route that a
+sender or receiver is given. A transfer is begun and ended through the store of `Control`; every receiver
+takes part in every transfer, and a side that was restarted needs a new channel. Both ends compute a checksum;
+the sender compares them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
@@ -27,17 +24,15 @@ from executor.weight_transfer.buckets import BroadcastReceiver, BroadcastSender,
 from executor.weight_transfer.control import Control
 from executor.weight_transfer.files import ReceivedFolder, ReceivedHostFile, SentFolder, SentHostFile
 from executor.weight_transfer.merge import merged
-from executor.weight_transfer.packing import Digest, Named
+from executor.weight_transfer.packing import Digest, GatheredWeights, Load, Named
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.weight_paths import Transport
-
-Buckets = Iterator[list[Named]]
 
 
 class Outgoing(Protocol):
     """What one transport does at the sender."""
 
-    def send(self, prefix: str, version: int, buckets: Buckets, digest: Digest) -> int:
+    def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Move everything; the number of buckets. Keys start with `prefix`."""
 
     def finish(self, version: int) -> None:
@@ -50,22 +45,22 @@ class Outgoing(Protocol):
 class Incoming(Protocol):
     """What one transport does at a receiver."""
 
-    buckets: int
-
-    def tensors(self, prefix: str, version: int, digest: Digest) -> Iterator[Named]:
-        """Everything in the order sent; a tensor is valid until the iterator ends, or longer."""
+    def receive(self, prefix: str, load: Load) -> int:
+        """Give everything to `load` in the order sent; the number of buckets."""
 
     def close(self) -> None:
         """Let go of groups and mappings."""
 
 
-_OUTGOING: Mapping[Transport, Callable[[ChannelSpec, Control], Outgoing]] = {
+OutgoingRoute = Callable[[ChannelSpec, Control], Outgoing]
+IncomingRoute = Callable[[ChannelSpec, Control, int], Incoming]
+_OUTGOING: Mapping[Transport, OutgoingRoute] = {
     "broadcast": BroadcastSender,
     "ipc": SharedSender,
     "host": SentHostFile,
     "disk": SentFolder,
 }
-_INCOMING: Mapping[Transport, Callable[[ChannelSpec, Control, int], Incoming]] = {
+_INCOMING: Mapping[Transport, IncomingRoute] = {
     "broadcast": BroadcastReceiver,
     "ipc": SharedReceiver,
     "host": ReceivedHostFile,
@@ -73,35 +68,38 @@ _INCOMING: Mapping[Transport, Callable[[ChannelSpec, Control, int], Incoming]] =
 }
 
 
-class Sender:
-    """The trainer's end; made and used by rank 0 of the trainer group. Hosts the store."""
+MERGED_AT_ONCE = 32
+"""Tensors: float32 copies of a whole model would not fit into host memory."""
 
-    def __init__(self, spec: ChannelSpec) -> None:
+
+class Sender:
+    """The trainer's end; made and used by one rank of the trainer group. Hosts the store."""
+
+    def __init__(self, spec: ChannelSpec, route: OutgoingRoute | None = None) -> None:
         self.spec = spec
         self.control = Control(spec, master=True)
-        self.route = _OUTGOING[spec.transport](spec, self.control)
+        self.route = (route or _OUTGOING[spec.transport])(spec, self.control)
         self.transfers = 0
 
-    def send(self, buckets: Buckets, version: int) -> Transfer:
+    def send(self, weights: GatheredWeights, version: int) -> Transfer:
         """Send weights to all receivers; returns when every one of them has them.
 
-        `buckets` is read to its end even on failure: behind it stands a collective in which other ranks wait.
+        They are gathered to the end even on failure: other ranks wait in that collective.
         """
         prefix, self.transfers = f"{self.transfers}/", self.transfers + 1
-        start, digest = time.monotonic(), Digest(self.spec.device)
+        start = time.monotonic()
         try:
             self.control.put(prefix + "begin", version)
             self._gather(prefix)
-            count = self.route.send(prefix, version, buckets, digest)
-            self._confirm(prefix, digest.hex())
+            count = self.route.send(prefix, version, weights)
+            self._confirm(prefix, weights.digest.hex())
             self.route.finish(version)
         except BaseException as error:
             self.control.fail(_reason(error))
             self.route.close()
-            for _ in buckets:
-                pass
+            weights.exhaust()
             raise
-        return _transfer(version, count, start, digest)
+        return _transfer(version, count, start, weights.digest)
 
     def close(self) -> None:
         """Remove files and groups; the channel cannot be used again."""
@@ -134,34 +132,41 @@ class Sender:
 class Receiver:
     """One engine worker's end. Connects at the first transfer, so that either side may be made first."""
 
-    def __init__(self, spec: ChannelSpec, index: int) -> None:
+    def __init__(self, spec: ChannelSpec, index: int, route: IncomingRoute | None = None) -> None:
         assert 0 <= index < spec.receivers, f"receiver {index} of {spec.receivers}"
         self.spec = spec
         self.index = index
         self.transfers = 0
-        self.transfer: Transfer | None = None
-        """Of the last complete `receive`."""
+        self._make_route = route or _INCOMING[spec.transport]
         self._control: Control | None = None
         self._route: Incoming | None = None
 
-    def receive(self, version: int) -> Iterator[Named]:
-        """Full weights by Hugging Face name; the transfer is confirmed when the iterator is exhausted."""
-        self.transfer = None
-        start, digest = time.monotonic(), Digest(self.spec.device)
+    def receive(self, version: int, load: Load) -> Transfer:
+        """Give full weights by Hugging Face name to `load`, and confirm them to the sender."""
+        start, digest = time.monotonic(), Digest()
         control, route = self._connected()
         prefix, self.transfers = f"{self.transfers}/", self.transfers + 1
+        adapters: list[Named] = []
+        take = adapters.extend if self.spec.adapters_only else load
+
+        def counted(tensors: Sequence[Named]) -> None:
+            for name, tensor in tensors:
+                digest.add(name, tensor)
+            take(tensors)
+
         try:
             self._join(control, prefix, version)
-            tensors = route.tensors(prefix, version, digest)
-            if self.spec.adapters_only:
-                tensors = merged(tensors, self.spec.base_model, self.spec.lora_scale)
-            yield from tensors
+            count = route.receive(prefix, counted)
+            if adapters:
+                full = merged(adapters, self.spec.base_model, self.spec.lora_scale)
+                while some := list(islice(full, MERGED_AT_ONCE)):
+                    load(some)
             control.put(f"{prefix}done/{self.index}", digest.hex())
-        except BaseException as error:  # GeneratorExit too: the loader gave up in the middle
+        except BaseException as error:
             control.fail(f"receiver {self.index}: {_reason(error)}")
             route.close()  # a broken connection ends the sender's broadcast at once
             raise
-        self.transfer = _transfer(version, route.buckets, start, digest)
+        return _transfer(version, count, start, digest)
 
     def close(self) -> None:
         """Let go of groups, mappings and the store."""
@@ -173,7 +178,7 @@ class Receiver:
     def _connected(self) -> tuple[Control, Incoming]:
         if self._control is None or self._route is None:
             self._control = Control(self.spec, master=False)
-            self._route = _INCOMING[self.spec.transport](self.spec, self._control, self.index)
+            self._route = self._make_route(self.spec, self._control, self.index)
         return self._control, self._route
 
     def _join(self, control: Control, prefix: str, version: int) -> None:
@@ -198,8 +203,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, RlhfsimError):
         return error.message
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def to_host(tensors: Iterator[Named]) -> list[tuple[str, Tensor]]:
-    """Private host copies of everything received, for a load at a later time."""
-    return [(name, torch.empty_like(tensor, device="cpu").copy_(tensor)) for name, tensor in tensors]

@@ -3,47 +3,73 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from executor.engines.protocols import ChannelSpec
 from executor.weight_transfer import shared_memory
 from executor.weight_transfer.control import Control
 from executor.weight_transfer.packing import (
     Bucket,
-    Digest,
+    GatheredWeights,
+    Load,
     Named,
     TensorPart,
     aligned,
     as_bytes,
     describe,
-    parts_of,
     unpack,
 )
 
 
+class FlatFile:
+    """Tensors end to end in a file of host memory, and the table of what lies where."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self.path = path
+        self._file = path.open("wb")
+        self._at = 0
+        self._buckets: list[list[TensorPart]] = []
+
+    def add(self, bucket: Sequence[Named]) -> None:
+        """Write some tensors."""
+        parts = []
+        for name, tensor in bucket:
+            parts.append(describe(name, tensor, self._at))
+            self._file.seek(self._at)
+            self._file.write(as_bytes(tensor.cpu()).numpy().data)
+            self._at = aligned(self._at + parts[-1].size)
+        self._buckets.append(parts)
+
+    def finish(self) -> dict[str, Any]:
+        """The table, JSON."""
+        self._file.truncate(self._at)
+        self._file.close()
+        return {"path": str(self.path), "bytes": self._at, "buckets": self._buckets}
+
+
+def read_flat(table: Mapping[str, Any]) -> Iterator[list[Named]]:
+    """Views of the mapped file, a bucket at a time; no copy."""
+    flat = shared_memory.attach(Path(table["path"]), table["bytes"])
+    return unpack(Bucket(flat, [TensorPart(*fields) for fields in parts]) for parts in table["buckets"])
+
+
 class SentHostFile:
-    """Sender of `host`: tensors end to end in one file, then the table of what lies where."""
+    """Sender of `host`."""
 
     def __init__(self, spec: ChannelSpec, control: Control) -> None:
         self.control = control
         self.path = shared_memory.path_of(spec, "model")
 
-    def send(self, prefix: str, version: int, buckets: Iterator[list[Named]], digest: Digest) -> int:
+    def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Write and announce the file; one bucket."""
         self.prefix = prefix
-        parts, at = list[TensorPart](), 0
-        self.close()
-        with self.path.open("wb") as file:
-            for name, tensor in (named for bucket in buckets for named in bucket):
-                host = tensor.cpu()
-                digest.add_tensor(name, host)
-                file.seek(at)
-                file.write(as_bytes(host).numpy().data)
-                parts.append(describe(name, tensor, at))
-                at = aligned(at + parts[-1].size)
-            file.truncate(at)
-        self.control.put(prefix + "table", {"path": str(self.path), "bytes": at, "parts": parts})
+        file = FlatFile(self.path)
+        for bucket in weights:
+            file.add(bucket)
+        self.control.put(prefix + "table", file.finish())
         return 1
 
     def finish(self, version: int) -> None:
@@ -57,21 +83,16 @@ class SentHostFile:
 
 
 class ReceivedHostFile:
-    """Receiver of `host`: views of the mapped file, no copy."""
-
-    buckets = 1
+    """Receiver of `host`."""
 
     def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
         self.control = control
 
-    def tensors(self, prefix: str, version: int, digest: Digest) -> Iterator[Named]:
-        """Everything in the order sent, valid until the iterator ends."""
-        table = self.control.take(prefix + "table", "the sender to write the model to shared memory")
-        flat = shared_memory.attach(Path(table["path"]), table["bytes"])
-        for part in parts_of(table):
-            bucket = Bucket(flat, [part])
-            digest.add(bucket)
-            yield from unpack([bucket])
+    def receive(self, prefix: str, load: Load) -> int:
+        """Load everything in the order sent."""
+        for tensors in read_flat(self.control.take(prefix + "table", "the sender to write the model")):
+            load(tensors)
+        return 1
 
     def close(self) -> None:
         """Nothing is kept between transfers."""
@@ -84,7 +105,7 @@ class SentFolder:
         self.control = control
         self.folder = Path(spec.folder) / spec.name
 
-    def send(self, prefix: str, version: int, buckets: Iterator[list[Named]], digest: Digest) -> int:
+    def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
         """Write `weights-<version>`, one safetensors file a bucket, and announce it; the number of files.
 
         The folder appears under its name only when it is whole.
@@ -98,11 +119,9 @@ class SentFolder:
         partial.mkdir(parents=True)
         order: list[tuple[str, list[str]]] = []
         try:
-            for number, bucket in enumerate(bucket for bucket in buckets if bucket):
-                tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bucket}
+            for number, bucket in enumerate(bucket for bucket in weights if bucket):
+                tensors = {name: tensor.detach().contiguous() for name, tensor in bucket}
                 save_file(tensors, partial / f"{number:05d}.safetensors")
-                for name, tensor in tensors.items():
-                    digest.add_tensor(name, tensor)
                 order.append((f"{number:05d}.safetensors", list(tensors)))
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
@@ -128,20 +147,16 @@ class ReceivedFolder:
 
     def __init__(self, spec: ChannelSpec, control: Control, index: int) -> None:
         self.control = control
-        self.buckets = 0
 
-    def tensors(self, prefix: str, version: int, digest: Digest) -> Iterator[Named]:
-        """Everything in the order sent."""
+    def receive(self, prefix: str, load: Load) -> int:
+        """Load everything in the order sent; the number of files."""
         from safetensors import safe_open
 
         table = self.control.take(prefix + "files", "the sender to write the files")
-        self.buckets = len(table["order"])
         for file, names in table["order"]:
             with safe_open(Path(table["folder"]) / file, framework="pt") as opened:
-                for name in names:
-                    tensor = opened.get_tensor(name)
-                    digest.add_tensor(name, tensor)
-                    yield name, tensor
+                load([(name, opened.get_tensor(name)) for name in names])
+        return len(table["order"])
 
     def close(self) -> None:
         """Nothing is kept between transfers."""

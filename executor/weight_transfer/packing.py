@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from blake3 import blake3
@@ -19,7 +20,12 @@ from rlhfsim.errors import RlhfsimError
 ALIGNMENT = 64
 """Tensors start at multiples of this, so that a view as any dtype is allowed."""
 
+ROW_BYTES = 32768
+"""Of the matrix whose rows and columns are summed."""
+
 Named = tuple[str, Tensor]
+Load = Callable[[Sequence[Named]], None]
+"""What a receiver gives weights to, by Hugging Face name, some at a time in the order sent."""
 
 
 class TensorPart(NamedTuple):
@@ -99,20 +105,21 @@ def pack(tensors: Iterable[Named], capacity: int, buffer: Callable[[int], Tensor
         yield Bucket(flat[:used], parts)
 
 
-def unpack(buckets: Iterable[Bucket]) -> Iterator[Named]:
-    """Tensors of the buckets in order: views of a bucket, or copies where one was cut."""
+def unpack(buckets: Iterable[Bucket]) -> Iterator[list[Named]]:
+    """Tensors of each bucket in order: views of it, or copies where one was cut."""
     unfinished: dict[str, Tensor] = {}
     for bucket in buckets:
+        tensors = list[Named]()
         for part in bucket.parts:
             data = bucket.flat[part.at : part.at + part.size]
             if not part.whole:
-                empty = torch.empty(part.total, dtype=torch.uint8, device=data.device)
-                whole = unfinished.setdefault(part.name, empty)
+                whole = unfinished.setdefault(part.name, torch.empty(part.total, dtype=torch.uint8))
                 whole[part.start : part.start + part.size].copy_(data)
                 if part.start + part.size < part.total:
                     continue
                 data = unfinished.pop(part.name)
-            yield part.name, data.view(getattr(torch, part.dtype)).view(part.shape)
+            tensors.append((part.name, data.view(getattr(torch, part.dtype)).view(part.shape)))
+        yield tensors
     if unfinished:
         raise RlhfsimError("weight-sync-failed", f"the transfer ended inside of {sorted(unfinished)}")
 
@@ -120,34 +127,62 @@ def unpack(buckets: Iterable[Bucket]) -> Iterator[Named]:
 class Digest:
     """Checksum of names, dtypes, shapes and bytes in the order sent.
 
-    On CPU: BLAKE3 of the bytes. On CUDA the bytes stay on the device; two 64-bit sums of each part, one
-    weighted by position, stand for them (they find lost, swapped and changed words, not an adversary).
+    In host memory: BLAKE3 of the bytes (6.8 GB/s on one core with AVX-512). On a GPU the bytes stay there and
+    64-bit sums stand for them: of rows and of columns, so lost, swapped and changed words are found, not an
+    adversary. Both ends must see the bytes in the same kind of memory.
     """
 
-    def __init__(self, device: Literal["cpu", "cuda"]) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.hash = blake3()
         self.bytes = 0
 
-    def add(self, bucket: Bucket) -> None:
-        """Count a bucket in."""
-        for part in bucket.parts:
-            if part.start == 0:
-                self.hash.update(json.dumps([part.name, part.dtype, part.shape]).encode())
-            self.bytes += part.size
-            data = bucket.flat[part.at : part.at + part.size]
-            self.hash.update(data.numpy().data if self.device == "cpu" else _sums(data))
-
-    def add_tensor(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Tensor) -> None:
         """Count a whole tensor in."""
-        self.add(Bucket(as_bytes(tensor), [describe(name, tensor)]))
+        part, data = describe(name, tensor), as_bytes(tensor)
+        self.hash.update(json.dumps([part.name, part.dtype, part.shape]).encode())
+        self.hash.update(data.numpy().data if data.device.type == "cpu" else sums(data))
+        self.bytes += part.total
 
     def hex(self) -> str:
         """The checksum."""
         return self.hash.hexdigest()
 
 
-def _sums(data: Tensor) -> bytes:
-    words = (data.view(torch.int32) if data.numel() % 4 == 0 else data).to(torch.int64)
-    weights = torch.arange(1, words.numel() + 1, device=words.device)
-    return bytes(torch.stack([words.sum(), (words * weights).sum()]).cpu().view(torch.uint8).numpy())
+def sums(data: Tensor) -> bytes:
+    """Sums of the columns and rows of (bytes,) uint8 as a matrix of 64-bit words, then its last bytes."""
+    data = data.clone() if data.storage_offset() % 8 else data
+    size = data.numel() // ROW_BYTES * ROW_BYTES
+    words = data[:size].view(torch.int64).view(-1, ROW_BYTES // 8)
+    parts = [words.sum(0), words.sum(1), data[size:].to(torch.int64)]
+    return bytes(torch.cat(parts).cpu().view(torch.uint8).numpy())
+
+
+class GatheredWeights:
+    """The trainer's weights, gathered anew for every pass (a collective of its ranks), and their checksum.
+
+    Iterating gives buckets, lists of (name, tensor).
+    """
+
+    def __init__(self, gather: Callable[[], Iterator[list[Named]]], *, on_host: bool = False) -> None:
+        self._gather = gather
+        self._on_host = on_host
+        """Whether they travel through host memory, in which they are then counted."""
+        self._buckets: Iterator[list[Named]] | None = None
+        self.digest = Digest()
+        """Of the latest pass."""
+
+    def __iter__(self) -> Iterator[list[Named]]:
+        self.digest, self._buckets = Digest(), self._gather()
+        for bucket in self._buckets:
+            sent = [(name, tensor.cpu()) for name, tensor in bucket] if self._on_host else bucket
+            for name, tensor in sent:
+                self.digest.add(name, tensor)
+            yield sent
+
+    def exhaust(self) -> None:
+        """Gather to the end and send nothing: other ranks wait in the collective."""
+        if self._buckets is None:
+            self._buckets = self._gather()
+        with suppress(ValueError):  # a transfer that hangs in a thread of its own is inside of it
+            for _ in self._buckets:
+                pass

@@ -1,4 +1,4 @@
-"""A run's files in the shared memory of a host, and CUDA buffers that two processes of one GPU map.
+"""A run's files in the shared memory of a host.
 
 Names carry the run's folder, so that a launcher can sweep what a killed run left. torch is imported where it
 is needed: the launcher has none.
@@ -6,9 +6,7 @@ is needed: the launcher has none.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import pickle
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -72,35 +70,3 @@ def _mapped(path: Path, size: int) -> Tensor:
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
-
-
-def cuda_handle(flat: Tensor) -> str:
-    """A CUDA buffer as text that a process on the same GPU can open."""
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    return base64.b64encode(pickle.dumps((_gpu(), *reduce_tensor(flat)))).decode()
-
-
-def attach_handle(spec: ChannelSpec, handle: str) -> Tensor:
-    """Map the sender's buffer."""
-    import torch
-
-    if spec.device == "cpu":
-        return attach(Path(handle), spec.bucket_bytes)
-    gpu, rebuild, args = pickle.loads(base64.b64decode(handle))
-    if gpu != _gpu():
-        raise RlhfsimError(
-            "weight-sync-not-shared",
-            f"channel {spec.name!r} (ipc): the sender is on GPU {gpu}, the receiver on {_gpu()}",
-            help="open one ipc channel a GPU between co-located processes, or use broadcast",
-        )
-    # device ordinals differ between processes: the seventh argument of rebuild_cuda_tensor is ours
-    args = (*args[:6], torch.cuda.current_device(), *args[7:])
-    mapped: Tensor = rebuild(*args)
-    return mapped
-
-
-def _gpu() -> str:
-    import torch
-
-    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)

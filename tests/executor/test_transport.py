@@ -6,8 +6,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from executor.engines.protocols import ChannelSpec
 from executor.samples import Transfer
-from executor.weight_transfer.channel import Receiver, Sender, to_host
+from executor.weight_transfer.channel import Receiver, Sender
+from executor.weight_transfer.packing import GatheredWeights, Named
 from executor.weight_transfer.shared_memory import SHARED, sweep
 from rlhfsim.errors import RlhfsimError
 
@@ -43,19 +44,30 @@ def channel(transport: str, folder: Path, **changes: object) -> ChannelSpec:
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 
-def gathered(weights: Weights) -> Iterator[Weights]:
+def gathered(weights: Weights) -> GatheredWeights:
     """As the training engine gives them: two tensors at a time, with an empty bucket among them."""
-    yield []
-    for start in range(0, len(weights), 2):
-        yield weights[start : start + 2]
+
+    def gather() -> Iterator[Weights]:
+        yield []
+        for start in range(0, len(weights), 2):
+            yield weights[start : start + 2]
+
+    return GatheredWeights(gather)
 
 
 def shared_files() -> list[str]:
     return [path.name for path in SHARED.glob("rlhfsim-*")]
 
 
-def received(receiver: Receiver, version: int) -> tuple[Weights, Transfer | None]:
-    return to_host(receiver.receive(version)), receiver.transfer
+def received(receiver: Receiver, version: int, pause_s: float = 0.0) -> tuple[Weights, Transfer]:
+    """Copies of what came, and the transfer; a load takes `pause_s`."""
+    got: Weights = []
+
+    def load(tensors: Sequence[Named]) -> None:
+        time.sleep(pause_s)
+        got.extend((name, tensor.clone()) for name, tensor in tensors)
+
+    return got, receiver.receive(version, load)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -74,7 +86,6 @@ def test_every_receiver_gets_the_same_weights_in_order_twice(transport: str, tmp
                 for (_, ours), (_, theirs) in zip(weights, got, strict=True):
                     assert ours.dtype == theirs.dtype
                     assert torch.equal(ours, theirs)
-                assert transfer is not None
                 assert (transfer.checksum, transfer.bytes) == (sent.checksum, sent.bytes)
                 assert transfer.buckets == sent.buckets
     sender.close()
@@ -107,17 +118,10 @@ def test_shared_buffer_is_not_written_again_before_its_readers_are_done(tmp_path
     sender, receiver = Sender(spec), Receiver(spec, 0)
     weights = [(f"w{i}", torch.full((1024,), float(i))) for i in range(12)]
 
-    def slowly() -> Weights:
-        got = []
-        for name, tensor in receiver.receive(1):
-            time.sleep(0.01)
-            got.append((name, tensor))
-        return got
-
     with ThreadPoolExecutor(1) as pool:
-        end = pool.submit(slowly)
+        end = pool.submit(received, receiver, 1, 0.01)
         sender.send(gathered(weights), 1)
-        got = end.result(20)
+        got = end.result(20)[0]
     assert all(torch.equal(tensor, weights[i][1]) for i, (_, tensor) in enumerate(got))
     sender.close()
 
@@ -141,20 +145,25 @@ def test_absent_receiver_is_named_in_time_and_the_other_ranks_are_not_left_waiti
     transport: str, tmp_path: Path
 ) -> None:
     sender = Sender(channel(transport, tmp_path, receivers=1, timeout_s=0.3))
-    buckets = gathered(some_weights())
+    rounds = []
+
+    def gather() -> Iterator[Weights]:
+        yield some_weights()
+        rounds.append("ended")
+
     start = time.monotonic()
     with pytest.raises(RlhfsimError, match="receiver 0 of 1 to take part") as caught:
-        sender.send(buckets, 1)
+        sender.send(GatheredWeights(gather), 1)
     assert caught.value.code == "weight-sync-timeout"
     assert time.monotonic() - start < 3
-    assert next(buckets, None) is None, "the collective behind the buckets was not finished"
+    assert rounds == ["ended"], "the collective behind the buckets was not finished"
     assert shared_files() == []
 
 
 def test_receiver_says_when_no_sender_hosts_the_store(tmp_path: Path) -> None:
     receiver = Receiver(channel("broadcast", tmp_path, timeout_s=0.5), 0)
     with pytest.raises(RlhfsimError, match="cannot reach the store"):
-        next(receiver.receive(1))
+        received(receiver, 1)
 
 
 def test_sender_that_closes_ends_the_receivers_wait(tmp_path: Path) -> None:
@@ -174,19 +183,17 @@ def test_receiver_that_stops_in_the_middle_stops_the_sender_at_once(transport: s
     sender, receiver = Sender(spec), Receiver(spec, 0)
     weights = [(f"w{i}", torch.zeros(1024)) for i in range(12)]
 
-    def break_off() -> None:
-        tensors = receiver.receive(1)
-        next(tensors)
-        tensors.close()
+    def break_off(_: object) -> None:
+        raise KeyError("no such layer")
 
     start = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        end: Future[None] = pool.submit(break_off)
+        end = pool.submit(receiver.receive, 1, break_off)
         with pytest.raises(RlhfsimError) as caught:
             sender.send(gathered(weights), 1)
-        end.result(20)
+        assert isinstance(end.exception(20), KeyError)
     assert caught.value.code == "weight-sync-failed"
-    assert "receiver 0" in caught.value.message
+    assert "receiver 0: KeyError: 'no such layer'" in caught.value.message
     assert time.monotonic() - start < 5
     assert shared_files() == []
     sender.close()
@@ -203,7 +210,7 @@ def test_failure_of_the_gather_reaches_the_receivers(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(received, receiver, 1)
         with pytest.raises(MemoryError):
-            sender.send(breaks(), 1)
+            sender.send(GatheredWeights(breaks), 1)
         with pytest.raises(RlhfsimError, match="gather ran out of memory"):
             end.result(20)
 
@@ -234,7 +241,7 @@ def test_corrupted_bytes_are_found_by_the_checksums(tmp_path: Path, monkeypatch:
             return flat
 
         monkeypatch.setattr(route, "_fetch", flipped)
-        to_host(receiver.receive(1))
+        received(receiver, 1)
 
     with ThreadPoolExecutor(1) as pool:
         pool.submit(corrupted)
@@ -249,13 +256,14 @@ def test_killed_sender_leaves_an_error_at_the_receiver_and_a_file_that_sweep_rem
         "import sys, time, torch\n"
         "from executor.engines.protocols import ChannelSpec\n"
         "from executor.weight_transfer.channel import Sender\n"
+        "from executor.weight_transfer.packing import GatheredWeights\n"
         f"sender = Sender({spec!r})\n"
         "def buckets():\n"
         "    for i in range(100):\n"
         "        print(i, flush=True)\n"
         "        yield [(f'w{i}', torch.zeros(900))]\n"
         "        time.sleep(0.05)\n"
-        "sender.send(buckets(), 1)\n"
+        "sender.send(GatheredWeights(buckets), 1)\n"
     )
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     with ThreadPoolExecutor(1) as pool:
@@ -284,7 +292,8 @@ def test_channel_can_be_opened_again_on_the_same_port(tmp_path: Path) -> None:
         sender.close()
 
 
-def test_adapters_are_merged_into_the_base_and_siblings_come_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["broadcast", "ipc"])
+def test_adapters_are_merged_into_the_base_and_siblings_come_along(transport: str, tmp_path: Path) -> None:
     base = {
         f"layers.{i}.{name}.weight": torch.randn(6, 4)
         for i in range(2)
@@ -294,12 +303,13 @@ def test_adapters_are_merged_into_the_base_and_siblings_come_along(tmp_path: Pat
     a, b = torch.randn(2, 4), torch.randn(6, 2)
     name = "layers.1.self_attn.q_proj.weight"
     spec = channel(
-        "broadcast", tmp_path, receivers=1, adapters_only=True, base_model=str(tmp_path), lora_scale=0.5
+        transport, tmp_path, receivers=1, adapters_only=True, base_model=str(tmp_path), lora_scale=0.5
     )
     sender, receiver = Sender(spec), Receiver(spec, 0)
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(received, receiver, 1)
-        sent = sender.send(iter([[(f"{name}.lora_A", a), (f"{name}.lora_B", b)]]), 1)
+        adapters = [(f"{name}.lora_A", a), (f"{name}.lora_B", b)]
+        sent = sender.send(gathered(adapters), 1)
         got = dict(end.result(20)[0])
     sender.close()
     assert sent.bytes == 4 * (a.numel() + b.numel())

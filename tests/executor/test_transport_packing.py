@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from executor.weight_transfer.merge import merged
-from executor.weight_transfer.packing import Bucket, Digest, pack, unpack
+from executor.weight_transfer.packing import Bucket, pack, sums, unpack
 from rlhfsim.errors import RlhfsimError
 
 
@@ -24,19 +25,28 @@ def test_a_bucket_holds_whole_tensors_unless_one_is_larger() -> None:
     cut = {part.name for bucket in buckets for part in bucket.parts if not part.whole}
     assert cut == {"embed", "head"}, "8400 bytes each, all others fit"
     assert all(bucket.flat.numel() <= 4096 for bucket in buckets)
-    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(weights, unpack(buckets), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for (_, a), (_, b) in zip(weights, chain.from_iterable(unpack(buckets)), strict=True)
+    )
 
 
-def test_checksum_for_gpus_sees_changed_and_swapped_words() -> None:
-    def checksum(values: list[float]) -> str:
-        digest = Digest("cuda")
-        flat = torch.empty(64, dtype=torch.uint8)
-        for bucket in pack([("w", torch.tensor(values))], 64, lambda _: flat):
-            digest.add(bucket)
-        return digest.hex()
-
-    assert checksum([1.0, 2.0, 3.0]) == checksum([1.0, 2.0, 3.0])
-    assert len({checksum([1.0, 2.0, 3.0]), checksum([1.0, 3.0, 2.0]), checksum([1.0, 2.0, 4.0])}) == 3
+def test_checksum_for_gpus_sees_changed_lost_and_swapped_words() -> None:
+    data = torch.randint(0, 255, (100_003,), dtype=torch.uint8)
+    seen = {sums(data)}
+    for change in ("one bit", "two words", "two rows", "the end"):
+        other = data.clone()
+        if change == "one bit":
+            other[50_001] ^= 4
+        elif change == "two words":
+            other[0:8], other[8:16] = data[8:16], data[0:8]
+        elif change == "two rows":
+            other[:32768], other[32768:65536] = data[32768:65536], data[:32768]
+        else:
+            other[-1] ^= 1
+        seen.add(sums(other))
+    assert len(seen) == 5
+    assert sums(torch.cat([data[:3], data])[3:]) == sums(data), "wherever it lies"
 
 
 def base_model(folder: Path) -> dict[str, Tensor]:

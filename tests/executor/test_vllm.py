@@ -116,6 +116,15 @@ def test_weights_are_staged_while_generation_goes_on(facts: Any) -> None:
 
 
 @pytest.mark.slow
+def test_workers_of_a_replica_stage_one_copy_together(facts: Any) -> None:
+    seen = facts["tp2_overlapped"]
+    assert seen["checksums_equal"]
+    assert seen["synced"] < EXACT
+    assert 0.9 < sum(seen["staged_bytes"]) / seen["model_bytes"] < 1.1
+    assert min(seen["staged_bytes"]) > 0.2 * seen["model_bytes"]
+
+
+@pytest.mark.slow
 def test_failures_are_named_and_only_a_half_loaded_engine_is_lost(facts: Any) -> None:
     seen = facts["failures"]
     assert seen["absent"] == "weight-sync-timeout"

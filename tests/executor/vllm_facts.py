@@ -24,7 +24,9 @@ from vllm_rig import MAX_LEN, channel, disagreement, engine_at, model_at, pertur
 from executor.engines.vllm.engine import VllmEngine
 from executor.samples import Completion, GenerationRequest
 from executor.tasks import tiny
+from executor.weight_transfer import shared_memory
 from executor.weight_transfer.channel import Sender
+from executor.weight_transfer.packing import GatheredWeights
 from rlhfsim.errors import RlhfsimError
 
 TRANSPORTS = ("broadcast", "ipc", "host", "disk")
@@ -168,13 +170,17 @@ def overlapped(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     asked = requests(8, max_tokens=200, temperature=1.5, top_p=1.0)
     engine.add(asked)
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(sender.send, weights_of(model, pause_s=0.004), before + 1)
-        engine.stage(sender.spec.name, before + 1)
+        slow = GatheredWeights(lambda: weights_of(model, pause_s=0.004))
+        sent = pool.submit(sender.send, slow, before + 1)
+        engine.stage(before + 1)
         done, steps = [], 0
         while not engine.staged() and engine.unfinished:
             done += engine.step()
             steps += 1
         running = engine.unfinished
+        while not engine.staged():
+            time.sleep(0.01)
+        staged = [path.stat().st_size for path in shared_memory.SHARED.glob("rlhfsim-*staged*.weights")]
         transfer = engine.commit()
         equal = sent.result(30).checksum == transfer.checksum
     while engine.unfinished:
@@ -183,6 +189,8 @@ def overlapped(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     got = engine.generate(requests())
     return {
         "steps_while_staging": steps,
+        "staged_bytes": staged,
+        "model_bytes": 4 * sum(p.numel() for p in model.parameters()),
         "running_at_commit": running,
         "checksums_equal": equal,
         "both_versions": any(len(set(c.versions.tolist())) == 2 for c in done),
@@ -216,8 +224,8 @@ def adapters(engine: VllmEngine, model: Any, base: Path, folder: Path) -> dict[s
 def failures(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     """Errors by code; the engine survives those that come before the first byte."""
     facts: dict[str, Any] = {}
-    absent = channel(engine, "broadcast", folder, timeout_s=0.5)
-    facts["absent"] = code_of(lambda: engine.receive(absent.name, 9))
+    channel(engine, "broadcast", folder, timeout_s=0.5)
+    facts["absent"] = code_of(lambda: engine.receive(9))
     facts["survives"] = disagreement(model, requests(3), engine.generate(requests(3)))
     facts["too_long"] = code_of(lambda: engine.add(requests(1, max_tokens=MAX_LEN)))
     facts["aborted"] = (engine.add(requests(3)), engine.step(), engine.abort())[2]
@@ -225,8 +233,8 @@ def failures(engine: VllmEngine, model: Any, folder: Path) -> dict[str, Any]:
     sender = Sender(channel(engine, "host", folder))
     short = [[named for bucket in weights_of(model) for named in bucket if "k_proj" not in named[0]]]
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(sender.send, iter(short), 99)
-        facts["incomplete"] = code_of(lambda: engine.receive(sender.spec.name, 99))
+        sent = pool.submit(sender.send, GatheredWeights(lambda: iter(short)), 99)
+        facts["incomplete"] = code_of(lambda: engine.receive(99))
         sent.exception(30)
     sender.close()
     facts["broken"] = code_of(lambda: engine.generate(requests(1)))
@@ -307,6 +315,7 @@ def main(folder: Path) -> dict[str, Any]:
     model = model_at(folder / "qwen2")
     facts["tp2_start"] = footprint()
     facts["tp2"] = after_sync(engine, model, "ipc", folder, times=1)
+    facts["tp2_overlapped"] = overlapped(engine, model, folder)
     engine.close()
     lap("tp2")
     facts["tp2_closed"] = footprint()

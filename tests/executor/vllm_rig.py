@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from executor.engines.protocols import ChannelSpec, RolloutSpec
+from executor.engines.protocols import ChannelSpec, Link, RolloutSpec
 from executor.engines.vllm.engine import VllmEngine
 from executor.samples import Completion, GenerationRequest, Transfer
 from executor.weight_transfer.channel import Sender
+from executor.weight_transfer.packing import GatheredWeights
 from rlhfsim.specs.placement.layout import RolloutLayout
 
 MAX_LEN = 256
@@ -87,7 +88,7 @@ def channel(engine: VllmEngine, transport: str, folder: Path, **changes: Any) ->
         "timeout_s": 30.0,
     }
     spec = ChannelSpec(**(fields | changes))
-    engine.connect(spec, 0)
+    engine.connect([Link(spec, worker) for worker in range(spec.receivers)])
     return spec
 
 
@@ -99,7 +100,7 @@ def weights_of(model: Any, pause_s: float = 0.0) -> Iterator[list[tuple[str, tor
 
 def sync(engine: VllmEngine, sender: Sender, buckets: Any, version: int) -> Transfer:
     with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(sender.send, buckets, version)
-        received = engine.receive(sender.spec.name, version)
+        sent = pool.submit(sender.send, GatheredWeights(lambda: buckets), version)
+        received = engine.receive(version)
         assert sent.result(30).checksum == received.checksum
     return received

@@ -6,7 +6,7 @@ same samples (see mesh.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, cast
@@ -59,13 +59,13 @@ class DeepSpeedEngine(DeepSpeedLearner):
     def _counts(self) -> bool:
         return dist.get_rank() % self.spec.layout.tp == 0
 
-    def buckets(self, bucket_bytes: int) -> Iterator[list[Named]]:
-        """Full weights by Hugging Face name on rank 0, empty lists elsewhere; a collective."""
-        first = dist.get_rank() == 0
+    def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
+        """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective."""
+        here = dist.get_rank() in senders
         if self.spec.lora_rank is not None:
-            return lora.merged(self.model, bucket_bytes, first=first)
+            return lora.merged(self.model, bucket_bytes, here=here)
         named = heads.named_parameters(self.model)
-        return weights.buckets(named, bucket_bytes, first=first, whole=self._whole)
+        return weights.buckets(named, bucket_bytes, here=here, whole=self._whole)
 
     def _whole(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
         split = self._split.get(id(parameter))

@@ -6,7 +6,7 @@ which: mesh.py. Legend: B rows of a micro-batch, L tokens of a row, H hidden siz
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -23,7 +23,7 @@ from executor.engines.mesh import coordinates, rank_at
 from executor.engines.packing import MicroBatch, Select, filler
 from executor.engines.pipeline import build
 from executor.engines.pipeline.layers import decoder
-from executor.engines.pipeline.weights import catalogue, to_rank_0
+from executor.engines.pipeline.weights import catalogue, to_senders
 from executor.engines.protocols import EngineSpec, MiniBatch
 from executor.engines.scoring import evaluated, trim
 from executor.engines.transformers.heads import DTYPES
@@ -154,15 +154,16 @@ class PipelineEngine(DeepSpeedLearner):
         step.sums = metrics.merge(step.sums, sums)
         return value * (len(step.micro) * self.spec.layout.dp)
 
-    def buckets(self, bucket_bytes: int) -> Iterator[list[Named]]:
-        """Full weights by Hugging Face name on rank 0, empty lists elsewhere; a collective over all ranks.
+    def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
+        """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective.
 
-        Stage after stage; shards of a stage are gathered, and its first rank sends to rank 0.
+        Stage after stage; shards of a stage are gathered, and its first rank hands them out.
         """
-        return to_rank_0(
+        return to_senders(
             self._catalogue,
             self.weights if self.place.dp == 0 else [],
             bucket_bytes,
+            senders=senders,
             rank=self.rank,
             owner=self._owner,
             group=self.grid.get_slice_parallel_group(),
@@ -170,7 +171,7 @@ class PipelineEngine(DeepSpeedLearner):
             device=self.device,
         )
 
-    def adapters(self) -> list[Named]:
+    def adapters(self, senders: Collection[int] = (0,)) -> list[Named]:
         """Refused: LoRA does not run with pipeline parallelism."""
         raise RlhfsimError("pipeline-lora", "LoRA does not run with pipeline parallelism", help="use pp: 1")
 

@@ -1,8 +1,8 @@
-"""Weights of a pipeline: read stage by stage from a checkpoint, sent whole to rank 0 bucket by bucket."""
+"""Weights of a pipeline: read stage by stage from a checkpoint, sent whole to those who send them on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class CatalogueEntry:
     name: str
     shape: tuple[int, ...]
     owner: int
-    """Rank that sends it to rank 0: first replica and shard of its stage."""
+    """Rank that hands it out: first replica and shard of its stage."""
 
 
 def catalogue(mine: Sequence[Weight], owner: int) -> list[CatalogueEntry]:
@@ -81,18 +81,19 @@ def _whole(weight: Weight) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def to_rank_0(
+def to_senders(
     entries: Sequence[CatalogueEntry],
     weights: Sequence[Weight],
     bucket_bytes: int,
     *,
+    senders: Collection[int],
     rank: int,
     owner: int,
     group: Any,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Iterator[list[Named]]:
-    """Buckets of at most `bucket_bytes` (a larger tensor has its own) on rank 0, empty ones elsewhere.
+    """Buckets of at most `bucket_bytes` (a larger tensor has its own) on `senders`, empty ones elsewhere.
 
     A collective over all ranks.
 
@@ -107,23 +108,22 @@ def to_rank_0(
             whole = None
             if entry.owner == owner and entry.name in held:
                 whole = gathered(held[entry.name].parameter, held[entry.name].cut, group)
-            whole = _passed(whole, entry, rank, dtype, device)
+            if rank != entry.owner and (rank in senders or len(senders) > 1):
+                whole = torch.empty(entry.shape, dtype=dtype, device=device)
             if whole is not None:
+                _pass(whole, entry.owner, rank, senders)
+            if whole is not None and rank in senders:
                 received.append((entry.name, whole))
         yield received
 
 
-def _passed(
-    whole: Tensor | None, entry: CatalogueEntry, rank: int, dtype: torch.dtype, device: torch.device
-) -> Tensor | None:
-    """The tensor on rank 0, sent by its owner; None elsewhere."""
-    if entry.owner == rank == 0:
-        return whole
-    if rank == entry.owner:
-        assert whole is not None
-        dist.send(whole, dst=0)
-    if rank == 0:
-        whole = torch.empty(entry.shape, dtype=dtype, device=device)
-        dist.recv(whole, src=entry.owner)
-        return whole
-    return None
+def _pass(whole: Tensor, owner: int, rank: int, senders: Collection[int]) -> None:
+    """Fill `whole` on every sender from its owner; to several of them as a broadcast over all ranks."""
+    if len(senders) > 1:
+        dist.broadcast(whole, src=owner)
+    elif owner not in senders:
+        [sender] = senders
+        if rank == owner:
+            dist.send(whole, dst=sender)
+        else:
+            dist.recv(whole, src=owner)

@@ -1,18 +1,14 @@
 """All that is vLLM-internal, in one place: known versions, the reload of weights, the sampler's log-probs.
 
-Only worker processes and `executor.engines.vllm.engine` import this. vLLM has a native route for weights on
-GPUs (`LLM(weight_transfer_config=...)`, `start_weight_update`, `update_weights`, `finish_weight_update`). It
-uses the same layerwise reload; it is not used here because it has no CPU backend, no staging and no time
-limits.
+Only worker processes and `executor.engines.vllm.engine` import this.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib import metadata
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -52,30 +48,50 @@ def _installed() -> str:
     )
 
 
-@torch.no_grad()
-def load_weights(worker: Any, weights: Iterable[tuple[str, Tensor]], *, whole: bool) -> None:
-    """Put weights in Hugging Face form into a running model.
+class Reload:
+    """One load of weights in Hugging Face form into a running model, some at a time.
 
     A bare `model.load_weights` fails on CPU, where linear weights are re-packed and their parameters emptied,
-    and does not quantise again on GPU; the layerwise reload rebuilds each layer. `whole`: every layer must
-    come.
+    and does not quantise again on GPU; the layerwise reload rebuilds each layer. vLLM's own transfer engines
+    do the same around an update. Nothing is touched before the first tensor is here.
     """
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    model = worker.model_runner.get_model()
-    arriving = iter(weights)
-    first = next(arriving, None)  # nothing is touched before the first tensor is here
-    if first is None:
-        raise RlhfsimError("weight-sync-incomplete", "the transfer held no weights")
-    worker.rlhf_whole = False
-    with set_current_vllm_config(worker.vllm_config):
-        initialize_layerwise_reload(model)
-        model.load_weights(chain([first], arriving))
-        _check_loaded(model, whole)
-        finalize_layerwise_reload(model, worker.model_config)  # type: ignore[no-untyped-call]
-    _repack_head(model)
-    worker.rlhf_whole = True
+    def __init__(self, worker: Any, *, whole: bool) -> None:
+        self._worker = worker
+        self._whole = whole
+        """Every layer must come."""
+        self._model = worker.model_runner.get_model()
+        self._begun = False
+
+    @torch.no_grad()
+    def load(self, weights: Sequence[tuple[str, Tensor]]) -> None:
+        """Some weights."""
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        with set_current_vllm_config(self._worker.vllm_config):
+            if weights and not self._begun:
+                self._worker.rlhf_whole, self._begun = False, True
+                initialize_layerwise_reload(self._model)
+            self._model.load_weights(iter(weights))
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The model is whole again.
+
+        Raises:
+            RlhfsimError: weights are missing.
+        """
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        if not self._begun:
+            raise RlhfsimError("weight-sync-incomplete", "the transfer held no weights")
+        with set_current_vllm_config(self._worker.vllm_config):
+            _check_loaded(self._model, self._whole)
+            finalize_layerwise_reload(self._model, self._worker.model_config)  # type: ignore[no-untyped-call]
+        _repack_head(self._model)
+        self._worker.rlhf_whole = True
 
 
 def _check_loaded(model: torch.nn.Module, whole: bool) -> None:

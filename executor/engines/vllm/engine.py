@@ -15,12 +15,13 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from executor.engines.protocols import ChannelSpec, RolloutSpec
+from executor.engines.protocols import Link, RolloutSpec
 from executor.engines.vllm import start as vllm_start
 from executor.samples import Completion, Finish, GenerationRequest, Transfer
 from rlhfsim.errors import RlhfsimError
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 RPC_SLACK_S = 30.0
 """A worker's own time limit ends first, so that its words reach the person."""
+POLL_S = 0.01
+"""Between two looks at a stage."""
 
 
 class VllmEngine:
@@ -40,8 +43,10 @@ class VllmEngine:
         """Of the loaded weights; 0: those of the model folder."""
         self._changes: dict[int, list[tuple[int, int]]] = {}
         self._requests: dict[int, GenerationRequest] = {}
-        self._channels: dict[str, ChannelSpec] = {}
-        self._staging: tuple[str, int] | None = None
+        self._limit_s = RPC_SLACK_S
+        """Of a receive."""
+        self._staging: int | None = None
+        """Version that is staged."""
         self._asleep: set[str] = set()
         self._broken: RlhfsimError | None = None
         self._lock = threading.RLock()
@@ -96,25 +101,25 @@ class VllmEngine:
             done |= {completion.id: completion for completion in self.step()}
         return [done[request.id] for request in requests]
 
-    def connect(self, channel: ChannelSpec, first_receiver: int) -> None:
-        """Prepare to receive; this engine's workers are receivers first_receiver, first_receiver + 1, ..."""
-        self._channels[channel.name] = channel
-        self._rpc("rlhf_connect", channel, first_receiver)
+    def connect(self, links: Sequence[Link]) -> None:
+        """Prepare to receive: the link of each worker, in their order; the last ones count."""
+        self._limit_s = links[0].channel.timeout_s + RPC_SLACK_S
+        self._rpc("rlhf_connect", list(links))
 
-    def receive(self, channel: str, version: int) -> Transfer:
+    def receive(self, version: int) -> Transfer:
         """Load weights as they arrive; running requests keep their KV cache and go on with the new ones."""
         self._check()
         self._wake("weights")
-        transfer = self._loaded("rlhf_receive", channel, channel, version)
+        transfer = self._loaded("rlhf_receive", version)
         self._changed(version)
         return transfer
 
-    def stage(self, channel: str, version: int) -> None:
+    def stage(self, version: int) -> None:
         """Receive into host memory from a thread of each worker; returns at once."""
         self._check()
         assert self._staging is None, "a stage is under way"
-        self._staging = (channel, version)
-        self._rpc("rlhf_stage", channel, version)
+        self._staging = version
+        self._rpc("rlhf_stage", version)
 
     def staged(self) -> bool:
         """Whether the stage ended; if it failed, `commit` says why."""
@@ -123,9 +128,14 @@ class VllmEngine:
     def commit(self) -> Transfer:
         """Load what was staged, waiting for it if need be."""
         assert self._staging is not None, "commit without stage"
-        (channel, version), self._staging = self._staging, None
+        version, self._staging = self._staging, None
         self._wake("weights")
-        transfer = self._loaded("rlhf_commit", channel)
+        while not all(self._rpc("rlhf_staged")):  # each worker reads what the others kept
+            time.sleep(POLL_S)
+        try:
+            transfer = self._loaded("rlhf_commit")
+        finally:
+            self._rpc("rlhf_unstage")
         self._changed(version)
         return transfer
 
@@ -179,14 +189,13 @@ class VllmEngine:
         del llm
         gc.collect()
 
-    def _loaded(self, method: str, channel: str, *args: Any) -> Transfer:
+    def _loaded(self, method: str, *args: Any) -> Transfer:
         """What all workers received; after a load that failed half-way the engine cannot go on."""
-        limit = self._channels[channel].timeout_s + RPC_SLACK_S
         try:
-            results: list[Transfer | RlhfsimError] = self._rpc(method, *args, timeout=limit)
+            results: list[Transfer | RlhfsimError] = self._rpc(method, *args, timeout=self._limit_s)
         except TimeoutError as error:
             self._broken = RlhfsimError(
-                "weight-sync-timeout", f"channel {channel!r}: a worker did not answer in {limit:g} s"
+                "weight-sync-timeout", f"a rollout worker did not answer in {self._limit_s:g} s"
             )
             raise self._broken from error
         failed = next((result for result in results if isinstance(result, RlhfsimError)), None)

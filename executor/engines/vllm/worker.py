@@ -7,38 +7,87 @@ raised: the multiprocess executor would turn it into text.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from executor.engines.memory import Meter
-from executor.engines.protocols import ChannelSpec
+from executor.engines.protocols import Link
 from executor.engines.vllm import api as vllm_api
 from executor.samples import Transfer
-from executor.weight_transfer.channel import Receiver, to_host
+from executor.weight_transfer import shared_memory
+from executor.weight_transfer.channel import Receiver
+from executor.weight_transfer.files import FlatFile, read_flat
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 Result = TypeVar("Result")
 
 
-@dataclass(slots=True)
 class Staging:
-    """A receive into host memory that goes on in a thread."""
+    """A receive into host memory that goes on in a thread: one copy of the weights a replica.
 
-    receiver: Receiver
-    thread: threading.Thread | None = None
-    weights: list[Named] | RlhfsimError = field(default_factory=list)
+    All its workers are sent everything; each keeps every n-th tensor in a file that the others map.
+    """
+
+    def __init__(self, receiver: Receiver, version: int, rank: int, ranks: int, device: str) -> None:
+        self._receiver, self._rank, self._ranks = receiver, rank, ranks
+        self._result: Transfer | RlhfsimError
+        self._seen = 0
+        first = receiver.index - rank
+        folder = shared_memory.prefix(receiver.spec.folder)
+        self._tables = [
+            shared_memory.SHARED / f"{folder}staged-{first}-{version}-{i}.json" for i in range(ranks)
+        ]
+        self.thread = threading.Thread(
+            target=self._run, args=(version, device), name="stage-weights", daemon=True
+        )
+        self.thread.start()
+
+    def _run(self, version: int, device: str) -> None:
+        self._result = _or_error(partial(self._receive, version, device))
+
+    def _receive(self, version: int, device: str) -> Transfer:
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)  # of this thread
+        mine = self._tables[self._rank]
+        file = FlatFile(mine.with_suffix(".weights"))
+        transfer = self._receiver.receive(version, partial(self._keep, file))
+        mine.write_text(json.dumps(file.finish()), encoding="utf-8")
+        return transfer
+
+    def _keep(self, file: FlatFile, tensors: Sequence[Named]) -> None:
+        file.add([named for i, named in enumerate(tensors, self._seen) if i % self._ranks == self._rank])
+        self._seen += len(tensors)
+
+    def load(self, reload: vllm_api.Reload) -> Transfer:
+        """Load what all workers of the replica kept."""
+        self.thread.join()
+        if isinstance(self._result, RlhfsimError):
+            raise self._result
+        start = time.monotonic()
+        for table in self._tables:
+            for tensors in read_flat(json.loads(table.read_text(encoding="utf-8"))):
+                reload.load(tensors)
+        reload.finish()
+        return replace(self._result, seconds=self._result.seconds + time.monotonic() - start)
+
+    def forget(self) -> None:
+        """Remove this worker's share, once all have loaded."""
+        mine = self._tables[self._rank]
+        shared_memory.remove([mine, mine.with_suffix(".weights")])
 
 
 class WeightReceiver:
     """Mixed into vLLM's worker."""
 
-    rlhf_receivers: dict[str, Receiver]
+    rlhf_receiver: Receiver | None
     rlhf_staging: Staging | None
     rlhf_meter: Meter
     rlhf_whole: bool
@@ -46,62 +95,64 @@ class WeightReceiver:
 
     def rlhf_prepare(self) -> None:
         """Called once after start, when all workers have mapped what they share."""
-        self.rlhf_receivers, self.rlhf_staging, self.rlhf_whole = {}, None, True
+        self.rlhf_receiver, self.rlhf_staging, self.rlhf_whole = None, None, True
         self.rlhf_meter = Meter()
         vllm_api.use_full_logprobs(self)
         vllm_api.unlink_shared_memory()
 
-    def rlhf_connect(self, channel: ChannelSpec, first_receiver: int) -> None:
-        """This worker becomes receiver first_receiver + its rank."""
+    def rlhf_connect(self, links: Sequence[Link]) -> None:
+        """This worker receives over the link of its rank from now on."""
         rank: int = self.rank  # type: ignore[attr-defined]  # of vLLM's worker
-        previous = self.rlhf_receivers.pop(channel.name, None)
-        if previous is not None:
-            previous.close()
-        self.rlhf_receivers[channel.name] = Receiver(channel, first_receiver + rank)
+        self.rlhf_close()
+        channel, receiver = links[rank]
+        route: Any = None
+        if channel.native:
+            from executor.engines.vllm.transfer import NativeReceiver
 
-    def rlhf_receive(self, channel: str, version: int) -> Transfer | RlhfsimError:
+            route = partial(NativeReceiver, self)
+        self.rlhf_receiver = Receiver(channel, receiver, route)
+
+    def rlhf_receive(self, version: int) -> Transfer | RlhfsimError:
         """Load weights as they arrive."""
-        receiver = self.rlhf_receivers[channel]
-        return _load(self, receiver, receiver.receive(version))
+        return _or_error(partial(self._rlhf_receive, version))
+
+    def _rlhf_receive(self, version: int) -> Transfer:
+        reload = self._rlhf_reload()
+        transfer = self._rlhf_connected().receive(version, reload.load)
+        reload.finish()
+        return transfer
+
+    def _rlhf_connected(self) -> Receiver:
+        assert self.rlhf_receiver is not None, "connect first"
+        return self.rlhf_receiver
+
+    def _rlhf_reload(self) -> vllm_api.Reload:
+        return vllm_api.Reload(self, whole=not self._rlhf_connected().spec.adapters_only)
 
     def rlhf_intact(self) -> bool:
         """Whether the model holds one whole set of weights."""
         return self.rlhf_whole
 
-    def rlhf_stage(self, channel: str, version: int) -> None:
+    def rlhf_stage(self, version: int) -> None:
         """Start to receive into host memory."""
-        staging = self.rlhf_staging = Staging(self.rlhf_receivers[channel])
-        device = str(self.device)  # type: ignore[attr-defined]
-
-        def receive() -> list[Named]:
-            if device.startswith("cuda"):
-                torch.cuda.set_device(device)  # of this thread
-            return to_host(staging.receiver.receive(version))
-
-        def run() -> None:
-            staging.weights = _or_error(receive)
-
-        staging.thread = threading.Thread(target=run, name="stage-weights", daemon=True)
-        staging.thread.start()
+        worker: Any = self
+        ranks = worker.parallel_config.world_size
+        self.rlhf_staging = Staging(self._rlhf_connected(), version, worker.rank, ranks, str(worker.device))
 
     def rlhf_staged(self) -> bool:
         """Whether the stage ended, well or not."""
-        staging = self.rlhf_staging
-        return staging is not None and staging.thread is not None and not staging.thread.is_alive()
+        return self.rlhf_staging is not None and not self.rlhf_staging.thread.is_alive()
 
     def rlhf_commit(self) -> Transfer | RlhfsimError:
-        """Load what was staged; its time is added to the transfer's."""
-        staging, self.rlhf_staging = self.rlhf_staging, None
-        assert staging is not None, "commit without stage"
-        assert staging.thread is not None
-        staging.thread.join()
-        if isinstance(staging.weights, RlhfsimError):
-            return staging.weights
-        start = time.monotonic()
-        transfer = _load(self, staging.receiver, iter(staging.weights))
-        if isinstance(transfer, RlhfsimError):
-            return transfer
-        return replace(transfer, seconds=transfer.seconds + time.monotonic() - start)
+        """Load what was staged, by all workers of the replica; its time is added to the transfer's."""
+        assert self.rlhf_staging is not None, "commit without stage"
+        return _or_error(partial(self.rlhf_staging.load, self._rlhf_reload()))
+
+    def rlhf_unstage(self) -> None:
+        """Give the host memory of the stage back."""
+        if self.rlhf_staging is not None:
+            self.rlhf_staging.forget()
+        self.rlhf_staging = None
 
     def rlhf_memory(self) -> dict[str, float]:
         """Bytes of this worker."""
@@ -113,19 +164,10 @@ class WeightReceiver:
         self.rlhf_meter.start()
 
     def rlhf_close(self) -> None:
-        """Let go of all channels."""
-        for receiver in self.rlhf_receivers.values():
-            receiver.close()
-        self.rlhf_receivers = {}
-
-
-def _load(worker: WeightReceiver, receiver: Receiver, weights: Iterator[Named]) -> Transfer | RlhfsimError:
-    def load() -> Transfer:
-        vllm_api.load_weights(worker, weights, whole=not receiver.spec.adapters_only)
-        assert receiver.transfer is not None
-        return receiver.transfer
-
-    return _or_error(load)
+        """Let go of the channel."""
+        if self.rlhf_receiver is not None:
+            self.rlhf_receiver.close()
+        self.rlhf_receiver = None
 
 
 def _or_error(call: Callable[[], Result]) -> Result | RlhfsimError:
