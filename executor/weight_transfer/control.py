@@ -17,8 +17,9 @@ import torch.distributed as dist
 from executor.engines.protocols import ChannelSpec
 from rlhfsim.errors import RlhfsimError
 
-SHORTEST_S, LONGEST_S = 0.0002, 0.01
-"""Between two looks at a key; the pause doubles. (The store's own wait logs each time it gives up.)"""
+SHORTEST_S, LONGEST_S, PAUSE = 0.0002, 0.01, 0.02
+"""Between two looks at a key, a share of what was waited so far: so little can a look come too late. (The
+store's own wait logs each time it gives up.)"""
 
 
 class Control:
@@ -51,15 +52,15 @@ class Control:
 
     def wait(self, keys: Sequence[str], what: str) -> None:
         """Return once all keys exist; `what` is told to the person when they do not in time."""
-        deadline, pause = time.monotonic() + self.spec.timeout_s, SHORTEST_S
+        start = time.monotonic()
         while not self._exist(keys, what):
             failure = self.failure()
             if failure is not None:
                 raise failure
-            if time.monotonic() >= deadline:
+            waited = time.monotonic() - start
+            if waited >= self.spec.timeout_s:
                 raise self._timeout(f"waited {self.spec.timeout_s:g} s for {what}")
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_S)
+            time.sleep(min(max(PAUSE * waited, SHORTEST_S), LONGEST_S))
 
     def fail(self, reason: str) -> None:
         """Tell the other side; says nothing when it is gone."""

@@ -107,7 +107,7 @@ class NativeSender:
         self.spec, self.control = spec, control
         self.rank = rank
         self.source = BucketSource()
-        self.client = StoreClient(spec, control) if control is not None else None
+        self.client: Any = StoreClient(spec, control) if control is not None else None
         self.engine: Any = None
 
     def send(self, prefix: str, version: int, weights: GatheredWeights) -> int:
