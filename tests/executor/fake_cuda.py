@@ -48,6 +48,12 @@ def _imported(path: str, size: int, *rest: Any) -> Tensor:
     return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
 
 
+def forget() -> None:
+    """Remove the buffers of this process."""
+    for path in _files.values():
+        path.unlink(missing_ok=True)
+
+
 def _nothing(*args: object) -> None:
     """There is no device to wait for."""
 

@@ -78,6 +78,7 @@ def train(rank: int, base: Path, port: int, routes: dict[str, dict[int, ChannelS
                 (base.parent / f"sent-{transport}-{version}-{rank}.json").write_text(json.dumps(asdict(sent)))
         end.close()
     dist.destroy_process_group()
+    fake_cuda.forget()
 
 
 def main(folder: Path) -> dict[str, Any]:
