@@ -11,7 +11,6 @@ import argparse
 import multiprocessing
 import socket
 import statistics
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch

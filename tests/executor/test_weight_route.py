@@ -95,7 +95,10 @@ def opened(
         assert role is not None
         replicas = [_Replica() for _ in range(role.layout.dp)]
         pool = ReplicaPool(
-            pool="all", actors=replicas, receivers_each=role.layout.replica_gpus, record=lambda reply: None
+            pool="all",
+            actors=replicas,
+            receivers_each=role.layout.replica_gpus,
+            record=lambda part, reply: None,
         )
         route = weights.WeightRoute(job, WorkerGroup(spec=spec, actors=ranks), tmp_path)
         route.open(pool)

@@ -182,7 +182,7 @@ def _keep_logprobs(cut: Any) -> None:
 def unlink_shared_memory() -> None:
     """Unlink the buffers of vLLM's CPU all-reduce, which outlive even an orderly shutdown."""
     ident = os.environ.get("VLLM_DIST_IDENT", "")
-    for path in Path("/dev/shm").glob(f"vllm_dist_{ident}-*") if ident else ():
+    for path in Path("/dev/shm").glob(f"*{ident}-*") if ident else ():  # with or without `vllm_dist_`
         path.unlink(missing_ok=True)
 
 
