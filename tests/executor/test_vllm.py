@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,16 @@ def test_both_workers_of_tensor_parallelism_receive_the_weights(facts: Any) -> N
     assert sum("Worker" in name for name in facts["tp2_start"]["children"]) == 2
     assert min(facts["tp2"]["stale"]) > SEEN
     assert max(facts["tp2"]["synced"]) < EXACT
+
+
+def test_a_stage_that_the_host_has_no_room_for_is_refused() -> None:
+    from executor.engines.vllm import worker
+
+    worker.check_room(2**20)
+    free = shutil.disk_usage("/dev/shm").free
+    with pytest.raises(RlhfsimError, match="GiB left") as caught:
+        worker.check_room(free + 2**20)
+    assert caught.value.code == "no-room-to-stage"
 
 
 def rollout(**changes: Any) -> RolloutSpec:

@@ -118,7 +118,7 @@ class NativeSender:
             return 0
         self.client.prefix, self.client.calls = prefix, 0
         self._within_limit()
-        return self.client.calls
+        return int(self.client.calls)
 
     def _within_limit(self) -> None:
         """Run in a thread that can be given up: NCCL's calls have no time limit (trl#6797)."""

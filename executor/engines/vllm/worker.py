@@ -8,6 +8,7 @@ raised: the multiprocess executor would turn it into text.
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+import psutil
 import torch
 
 from executor.engines.memory import Meter
@@ -26,6 +28,7 @@ from executor.weight_transfer.channel import Receiver
 from executor.weight_transfer.files import FlatFile, read_flat
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.units import GIB
 
 Result = TypeVar("Result")
 
@@ -36,8 +39,12 @@ class Staging:
     All its workers are sent everything; each keeps every n-th tensor in a file that the others map.
     """
 
-    def __init__(self, receiver: Receiver, version: int, rank: int, ranks: int, device: str) -> None:
+    def __init__(
+        self, receiver: Receiver, version: int, rank: int, ranks: int, device: str, size: int
+    ) -> None:
         self._receiver, self._rank, self._ranks = receiver, rank, ranks
+        self._size = size
+        """Bytes of the replica's weights."""
         self._result: Transfer | RlhfsimError
         self._seen = 0
         first = receiver.index - rank
@@ -56,6 +63,7 @@ class Staging:
     def _receive(self, version: int, device: str) -> Transfer:
         if device.startswith("cuda"):
             torch.cuda.set_device(device)  # of this thread
+        check_room(self._size)
         mine = self._tables[self._rank]
         file = FlatFile(mine.with_suffix(".weights"))
         transfer = self._receiver.receive(version, partial(self._keep, file))
@@ -82,6 +90,22 @@ class Staging:
         """Remove this worker's share, once all have loaded."""
         mine = self._tables[self._rank]
         shared_memory.remove([mine, mine.with_suffix(".weights")])
+
+
+def check_room(size: int) -> None:
+    """Refuse to stage more than the host has room for, measured now.
+
+    Raises:
+        RlhfsimError: with need and room.
+    """
+    room = min(psutil.virtual_memory().available, shutil.disk_usage(shared_memory.SHARED).free)
+    if size > room:
+        raise RlhfsimError(
+            "no-room-to-stage",
+            f"a replica's copy of the weights takes {size / GIB:.1f} GiB of host memory, "
+            f"{shared_memory.SHARED} and the host have {room / GIB:.1f} GiB left",
+            help="set overlapped_sync: false, or give /dev/shm more memory",
+        )
 
 
 class WeightReceiver:
@@ -137,7 +161,10 @@ class WeightReceiver:
         """Start to receive into host memory."""
         worker: Any = self
         ranks = worker.parallel_config.world_size
-        self.rlhf_staging = Staging(self._rlhf_connected(), version, worker.rank, ranks, str(worker.device))
+        size = ranks * sum(p.nbytes for p in worker.model_runner.get_model().parameters())
+        self.rlhf_staging = Staging(
+            self._rlhf_connected(), version, worker.rank, ranks, str(worker.device), size
+        )
 
     def rlhf_staged(self) -> bool:
         """Whether the stage ended, well or not."""
