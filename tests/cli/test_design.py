@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 import rlhfsim
 from rlhfsim.cli import main as entry
 from rlhfsim.cli.design import design
+from rlhfsim.cli.launch import launch
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import read_plan
 from rlhfsim.present.terminal.choices import front_dict
@@ -41,8 +42,30 @@ def test_the_answer_is_ranked_explained_and_no_wider_than_100_columns(tmp_path: 
         "--gains",
         "how sure",
         "next",
+        "for our own executor: all that it asks for has run on CPUs",
+        "--assume-cluster",
     ):
         assert word in result.output
+
+
+def test_a_plan_that_ours_does_not_run_says_for_whom_it_is(tmp_path: Path) -> None:
+    result = run(*SMALL, "--backend", "megatron", out=tmp_path / "plan.json")
+    assert "for verl: its users run all of it on GPUs" in result.output
+    assert "rlhfsim launch" not in result.output
+    dry = CliRunner().invoke(
+        launch, [str(tmp_path / "plan.json"), "--dry-run", "--assume-cluster", "1x8xh100"]
+    )
+    assert isinstance(dry.exception, RlhfsimError)
+    assert dry.exception.code == "backend-not-run"
+
+
+def test_a_backend_left_out_is_one_line_where_it_is_faster(tmp_path: Path) -> None:
+    asked = ("--gpus", "16", "--model", "8b", "--algorithm", "dpo", "--backend", "fsdp2")
+    shown = run(*asked, out=tmp_path / "plan.json").output
+    found = json.loads(run(*asked, "--json", out=tmp_path / "plan.json").output)["elsewhere"]
+    assert found is not None
+    assert found["saved"] > 0.01
+    assert found["option"] in shown
 
 
 def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path) -> None:
@@ -67,6 +90,9 @@ def test_json_has_the_promised_keys_and_matches_the_written_plan(tmp_path: Path)
     parts = ("infeasible", "dominated", "bounded", "simulated", "unexplored")
     assert proof["space"] == sum(proof[name] for name in parts)
     assert proof["gap"] == 0
+    assert answer["framework"] == "rlhfsim"
+    assert answer["known"]["DeepSpeed"] == "run on CPUs"
+    assert answer["elsewhere"] is None or answer["elsewhere"]["saved"] > 0
     written = read_plan(out)
     assert written.prediction.step_s == pytest.approx(answer["chosen"]["step_s"])
     assert written.architecture == answer["chosen"]["architecture"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import BreakEven, Plan
 from rlhfsim.present import findings, words
 from rlhfsim.present.tables import WORDS, each, fields, grid
@@ -107,9 +108,32 @@ def show_choice(console: Console, answer: Design) -> None:
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = f"{-100 * (other.saved or 0.0):+.0f} %"
         console.print(f"{other.meaning}: {format(other.seconds, 's')}, {saved}: [bold]{other.option}[/bold]")
+    console.print(_runner(answer), style="dim", highlight=False)
     placement = view.placement_table(answer.chosen, console.width)
     _part(console, "the chosen plan", placement, view.phase_table(answer.chosen, console.width))
     _part(console, "why", *(indented(Text(reason)) for reason in answer.reasons))
+
+
+def _runner(answer: Design) -> str:
+    """Who runs the chosen plan, and how that is known."""
+    runs, known = answer.request.runs, _known(answer)
+    if runs is None:
+        return "any framework: the plan is priced, whether or not one runs it"
+    unseen = [what for what, how in known.items() if how == "written only"]
+    if unseen:
+        how = f"written and never run: {', '.join(unseen)}"
+    elif "run on CPUs" in known.values():
+        how = "all that it asks for has run on CPUs, nothing of it on GPUs yet"
+    else:
+        how = "its users run all of it on GPUs"
+    return f"for {runs.title}: {how} (rlhfsim frameworks)"
+
+
+def _known(answer: Design) -> Mapping[str, Known]:
+    plan, runs = answer.chosen, answer.request.runs
+    if plan is None or runs is None:
+        return {}
+    return runs.known(plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node)
 
 
 def _ranking(answer: Design) -> RenderableType:
@@ -251,6 +275,12 @@ def _show_next(console: Console, answer: Design, out: str) -> None:
     console.print(f"  the plan is in {out}; look closer with", highlight=False)
     console.print(f"  rlhfsim memory {out}", style="bold", highlight=False)
     console.print(f"  rlhfsim simulate {out}", style="bold", highlight=False)
+    assert answer.chosen is not None
+    if answer.request.runs is framework(OWN):
+        kinds = answer.chosen.hardware
+        nodes = (f"{-(-h.gpus // h.gpus_per_node)}x{h.gpus_per_node}x{h.profile}" for h in kinds)
+        command = f"rlhfsim launch {out} --dry-run --assume-cluster {'+'.join(nodes)}"
+        console.print(f"  {command}", style="bold", highlight=False)
     if not answer.gains:
         console.print("  add --gains to see what async, LoRA, FP8 and other backends would bring")
 
@@ -278,6 +308,8 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "objective": answer.request.objective,
+        "framework": answer.request.runs.name if answer.request.runs else ANY,
+        "known": dict(_known(answer)),
         "chosen": plan_dict(chosen) if chosen else None,
         "best": plan_dict(best) if best and answer.simpler else None,
         "runners_up": [plan_dict(plan) for plan in answer.runners_up],
