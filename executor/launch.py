@@ -135,7 +135,9 @@ def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) 
     )
     job = replace(job, max_prompt=prompter.longest_prompt(settings.iterations))
     if not absent:
-        refusals.check_length(job, model_config(job.model))
+        config = model_config(job.model)
+        refusals.check_length(job, config)
+        refusals.check_pipelines(job, config)
     return job, prompter
 
 

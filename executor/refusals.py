@@ -11,6 +11,9 @@ from executor.resolve import Job, has_weights, model_config
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
+from rlhfsim.specs.loading import Source
+from rlhfsim.specs.model.config import read_config
+from rlhfsim.specs.placement.placement import RolePlacement
 
 TOKENIZER = "tokenizer.json"
 
@@ -62,6 +65,21 @@ def check_length(job: Job, config: Mapping[str, Any]) -> None:
             f"the model's {limit} positions",
             help="lower sampling.max_tokens or leave out long prompts",
         )
+
+
+def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:
+    """Pipelines cut this kind of model; `config` is the policy's, the other roles are of its kind.
+
+    Raises:
+        RlhfsimError: another kind, or heads that tp does not divide.
+    """
+    model = read_config(Source(job.model, "", config), job.model)
+    for role, placed in job.plan.placement.roles.items():
+        if isinstance(placed, RolePlacement):
+            lacks = framework(OWN).lacks_model(placed.layout, model, config.get("model_type"))
+            if lacks is not None:
+                message = f"{role}: the plan asks for {lacks.what}, which the executor does not run"
+                raise RlhfsimError(lacks.code, message, help=lacks.remedy)
 
 
 def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module, resources
 from typing import Literal, TypeVar
 
+from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules, broken_rule
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
@@ -74,6 +75,8 @@ class Runs:
     weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
     features: Mapping[str, Known]
     """Of `FEATURES`; what is missing is not run."""
+    pipeline_types: Collection[str] | None = None
+    """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str
 
     def lacks_layout(self, backend: Backend, layout: Layout, workload: Workload, role: str) -> Lacks | None:
@@ -89,6 +92,19 @@ class Runs:
             remedy = "design again: rlhfsim design keeps to what the framework runs"
             return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
         return self._first(_layout_features(layout, adapters=trained and workload.lora is not None))
+
+    def lacks_model(self, layout: Layout, model: ModelSpec, model_type: str | None) -> Lacks | None:
+        """What of a model's layout is not run; a type that is not known (None) is judged by its shape."""
+        if layout.pp == 1 or self.pipeline_types is None:
+            return None
+        known = model.moe is None if model_type is None else model_type in self.pipeline_types
+        if not known or model.attention.num_windowed_layers:
+            what = f"pipeline parallelism of {model.name} (it cuts {', '.join(self.pipeline_types)})"
+            return Lacks(code="pipeline-model-not-run", what=what, remedy="use pp: 1")
+        if model.attention.num_kv_heads % layout.tp or model.ffn % layout.tp:
+            what = f"tp {layout.tp} inside pipeline stages, which splits a key-value head of {model.name}"
+            return Lacks(code="pipeline-heads-not-run", what=what, remedy="use a tp that divides both")
+        return None
 
     def lacks_rollout(self, layout: RolloutLayout, *, one_node: bool) -> Lacks | None:
         """What of a rollout layout is not run; `one_node`: every replica lies inside a node."""

@@ -20,6 +20,7 @@ from rlhfsim.kernels.devices import domain_of
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import published_type
 from rlhfsim.specs.placement.backends import BackendRules, broken_rule
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Workload
@@ -216,7 +217,10 @@ def layout_refusal(
         return None
     if broken := broken_rule(request.trainer, layout):
         return f"the backend cannot run it ({broken})"
-    lacks = request.runs and request.runs.lacks_layout(request.backend, layout, request.workload, role)
+    lacks = request.runs and (
+        request.runs.lacks_layout(request.backend, layout, request.workload, role)
+        or request.runs.lacks_model(layout, model, published_type(model.name))
+    )
     return f"{request.runs.title} does not run {lacks.what}" if request.runs and lacks else None
 
 

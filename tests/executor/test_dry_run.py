@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from executor import dry_run
+from executor import dry_run, refusals
 from executor.resolve import Job, engine_specs
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
@@ -21,6 +21,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.presets import published_config
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Workload
@@ -178,3 +179,14 @@ def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
     assert "max_model_len (32769)" in answers[2]
     assert "max_num_batched_tokens (16)" in answers[3]
     assert "capability" in answers[4]
+
+
+def test_a_pipeline_of_a_model_that_it_does_not_cut_is_refused_before_a_process_starts() -> None:
+    staged = plan()
+    assert staged.placement.critic is not None
+    assert staged.placement.critic.layout.pp > 1
+    for name in ("mixtral-8x7b", "mistral-7b-v0.1"):
+        config = published_config(name)
+        assert config is not None
+        with pytest.raises(RlhfsimError, match="pipeline-model-not-run"):
+            refusals.check_pipelines(job(staged), config)

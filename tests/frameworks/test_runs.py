@@ -12,7 +12,10 @@ import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
 from rlhfsim.present.terminal.frameworks import SHORT, as_data, lines
+from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.model.presets import published_type, resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
@@ -108,3 +111,27 @@ def test_people_and_machines_see_the_same() -> None:
 if __name__ == "__main__":
     text = PAGE.read_text()
     PAGE.write_text(text[: text.index(BEGIN) + len(BEGIN)] + table() + text[text.index(END) :])
+
+
+def test_our_pipeline_cuts_dense_models_of_its_types_and_whole_heads() -> None:
+    ours = framework(OWN)
+    staged, plain = Layout(pp=2, tp=2, zero=0), Layout(tp=2, zero=0)
+    for name, code in (("mixtral-8x7b", "pipeline-model-not-run"), ("gemma-2-9b", "pipeline-model-not-run")):
+        model = resolve_model(name)
+        lacks = ours.lacks_model(staged, model, published_type(model.name))
+        assert lacks is not None
+        assert lacks.code == code
+        assert ours.lacks_model(plain, model, published_type(model.name)) is None
+    qwen = resolve_model("qwen2.5-7b")
+    assert ours.lacks_model(staged, qwen, "qwen2") is None
+    wide = ours.lacks_model(Layout(pp=2, tp=8, zero=0), qwen, "qwen2")
+    assert wide is not None
+    assert wide.code == "pipeline-heads-not-run"
+
+
+def test_design_offers_our_pipelines_only_for_models_that_they_cut() -> None:
+    mixtral = resolve_model("mixtral-8x7b")
+    request = Request(cluster=parse_cluster(gpus=16), workload=Workload(model="mixtral-8x7b"))
+    for asked, stages in ((request, {1}), (replace(request, framework="any"), {1, 2, 4, 8, 16})):
+        space = role_layouts(asked, "actor", mixtral, 16, 8, trained=True)
+        assert {layout.pp for shape in space.shapes for layout in shape} == stages

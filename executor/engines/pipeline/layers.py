@@ -23,8 +23,9 @@ from executor.engines.protocols import Head
 from executor.engines.transformers import attention
 from executor.engines.transformers.heads import configuration
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.frameworks.runs import OWN, framework
 
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = tuple(framework(OWN).pipeline_types or ())
 """Model types whose decoder layers take (hidden, mask, positions, rotary embedding) and return hidden."""
 EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"

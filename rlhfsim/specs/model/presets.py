@@ -75,6 +75,13 @@ def published_config(name: str) -> Mapping[str, Any] | None:
     return None if key is None else cast(Mapping[str, Any], _data()["presets"][key]["config"])
 
 
+@cache
+def published_type(name: str) -> str | None:
+    """`model_type` of a preset's published config; None where there is no preset."""
+    config = published_config(name)
+    return None if config is None else str(config.get("model_type"))
+
+
 def preset_names() -> tuple[str, ...]:
     """All presets, families together."""
     return tuple(_data()["presets"])
