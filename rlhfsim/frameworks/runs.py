@@ -132,7 +132,7 @@ class Runs:
     def lacks(
         self, placement: Placement, workload: Workload, topology: Topology, *, one_node: bool
     ) -> Iterator[Lacks]:
-        """Everything in a plan that is not run."""
+        """Everything in a plan that is not run, once."""
         found = [self.lacks_workload(workload), self.lacks_schedule(placement.schedule)]
         found.append(self._first(_pool_features(placement)))
         for role, placed in placement.roles.items():
@@ -146,7 +146,7 @@ class Runs:
             found.append(_ANEW if anew else None)
         elif workload.generates:
             found.append(self._first(["rollout by the training modules"]))
-        yield from (missing for missing in found if missing is not None)
+        yield from dict.fromkeys(missing for missing in found if missing is not None)
 
     def known(
         self, placement: Placement, workload: Workload, topology: Topology, *, one_node: bool
