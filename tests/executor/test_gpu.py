@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,8 @@ from executor.algorithms import losses
 from executor.engines.protocols import ChannelSpec
 from executor.engines.states import Storages
 from executor.samples import LossSpec, Sample
-from executor.weight_transfer.channel import Receiver, Sender, to_host
+from executor.weight_transfer.channel import Receiver, Sender
+from executor.weight_transfer.packing import GatheredWeights
 
 pytestmark = pytest.mark.gpu
 
@@ -62,6 +65,8 @@ def test_device_memory_falls_while_storages_are_away_and_comes_back_unchanged() 
 
 
 def test_buckets_cross_processes_through_cuda_ipc(tmp_path: Path) -> None:
+    from executor.engines.vllm.transfer import NativeSender
+
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -78,10 +83,10 @@ def test_buckets_cross_processes_through_cuda_ipc(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answer: Any = context.Queue()
     child = context.Process(target=_receive, args=(spec, answer))
-    sender = Sender(spec)
+    sender = Sender(spec, NativeSender)
     child.start()
-    weights = [(f"w{i}", torch.full((2**18,), float(i), device="cuda")) for i in range(8)]
-    sent = sender.send(iter([weights[:4], weights[4:]]), 1)
+    named = [(f"w{i}", torch.full((2**18,), float(i), device="cuda")) for i in range(8)]
+    sent = sender.send(GatheredWeights(lambda: iter([named[:4], named[4:]])), 1)
     sums, checksum = answer.get(timeout=60)
     child.join(30)
     sender.close()
@@ -90,10 +95,16 @@ def test_buckets_cross_processes_through_cuda_ipc(tmp_path: Path) -> None:
 
 
 def _receive(spec: ChannelSpec, answer: Any) -> None:
-    receiver = Receiver(spec, 0)
-    sums = [float(tensor.sum()) for _, tensor in to_host(receiver.receive(1))]
-    assert receiver.transfer is not None
-    answer.put((sums, receiver.transfer.checksum))
+    """A worker without a model: what arrives is summed."""
+    from executor.engines.vllm.transfer import NativeReceiver
+
+    config = SimpleNamespace(parallel_config=SimpleNamespace(rank=0), model_config=None)
+    runner = SimpleNamespace(get_model=torch.nn.Module)
+    worker = SimpleNamespace(vllm_config=config, device=torch.device("cuda", 0), model_runner=runner)
+    sums: list[float] = []
+    receiver = Receiver(spec, 0, partial(NativeReceiver, worker))
+    transfer = receiver.receive(1, lambda tensors: sums.extend(float(t.sum()) for _, t in tensors))
+    answer.put((sums, transfer.checksum))
 
 
 def test_a_hybrid_run_on_one_gpu(tmp_path: Path) -> None:
