@@ -61,7 +61,10 @@ class BucketSource(WeightSource):
             # other group would run into the watchdog (trl#7103)
             if dist.is_initialized():
                 dist.barrier()
-            yield from bucket
+            for name, tensor in bucket:
+                if tensor.is_cuda:  # vLLM packs on streams of its own; the checksum waited for the gather's
+                    tensor.record_stream(torch.cuda.current_stream())
+                yield name, tensor
 
     def largest(self) -> int:
         """Bytes of the largest tensor."""
