@@ -19,7 +19,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, Topology, WeightPath
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 
@@ -34,9 +34,9 @@ RANK = 4
 """Of the adapters that the trainer has, so that the path that moves only them can be run."""
 
 
-def _title(path: WeightPath) -> str:
+def _title(path: WeightPath, where: Topology) -> str:
     rules = WEIGHT_PATHS[path]
-    transport = next(iter(rules.transports.values()))
+    transport = rules.transports[where]
     return "adapters only, " * rules.adapters_only + TRANSPORTS[transport]
 
 
@@ -55,12 +55,9 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
     with TemporaryDirectory(prefix="rlhfsim-sync-") as scratch:
         folder = model or str(tiny.build(Path(scratch) / "model"))
         settings = Settings(model=folder, rewards=(RewardRule(kind="digits"),))
+        made = plan(folder)
         paths = time_paths(
-            plan(folder),
-            settings,
-            Path(scratch) / "run",
-            repeats,
-            lambda text: screen.print(Text(text, style="dim")),
+            made, settings, Path(scratch) / "run", repeats, lambda text: screen.print(Text(text, style="dim"))
         )
     if as_json:
         timed = {"repeats": repeats, "paths": [asdict(p) for p in paths]}
@@ -72,7 +69,7 @@ def run(model: str | None, repeats: int, *, as_json: bool) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for p in paths:
         table.add_row(
-            _title(p.path),
+            _title(p.path, made.topology),
             units.format(p.bytes, "byte"),
             f"{p.first_s:.3f}",
             f"{p.median_s:.3f}",
