@@ -5,6 +5,7 @@ It fits only the same ranks, layout, precision and model.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,15 +14,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import HeadedModel
+from executor.engines.weights import grouped
 from executor.weight_transfer.packing import Named
 from rlhfsim.errors import RlhfsimError
 
 GATHER_BYTES = 256 * 2**20
 """Of one bucket of the copy for users."""
+FILE_BYTES = 4 * 2**30
+"""Of one of its files; a larger tensor has its own."""
 FORMAT = 1
 
 
@@ -37,7 +40,7 @@ class Saved(Protocol):
 
 
 def write(saved: Saved, folder: Path, state: Mapping[str, Any]) -> None:
-    """This rank's file with `state`; rank 0 also model.safetensors and config.json; a collective.
+    """This rank's file with `state`; rank 0 also a copy for users; a collective.
 
     Files appear under their names only when they are complete.
     """
@@ -46,7 +49,7 @@ def write(saved: Saved, folder: Path, state: Mapping[str, Any]) -> None:
     path = _path(folder)
     torch.save({**common, **state}, path.with_suffix(".part"))
     path.with_suffix(".part").replace(path)
-    _export(saved, folder)
+    export(saved, folder)
     dist.barrier()
 
 
@@ -61,7 +64,7 @@ def read(saved: Saved, folder: Path) -> dict[str, Any]:
         raise RlhfsimError(
             "no-checkpoint",
             f"{folder} has no {path.name}: it was not saved by {dist.get_world_size()} ranks",
-            help="resume with the layout that saved it, or start from its model.safetensors",
+            help="resume with the layout that saved it, or start from its safetensors files",
         )
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
     before = state["identity"]
@@ -70,7 +73,7 @@ def read(saved: Saved, folder: Path) -> dict[str, Any]:
             raise RlhfsimError(
                 "checkpoint-layout",
                 f"{path} was saved with {key}={before.get(key)}, this run has {key}={value}",
-                help="resume with the layout that saved it, or start from its model.safetensors",
+                help="resume with the layout that saved it, or start from its safetensors files",
             )
     saved.steps = state["steps"]
     _put_random(state["random"])
@@ -114,13 +117,33 @@ def _put_random(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _export(saved: Saved, folder: Path) -> None:
-    """A model folder as transformers and vLLM load it, without tokenizer."""
+def export(saved: Saved, folder: Path) -> None:
+    """A model folder as transformers and vLLM load it, without tokenizer; a collective.
+
+    Rank 0 holds the tensors of one file at a time. A model larger than that is in several, with an index.
+    """
     from safetensors.torch import save_file
 
-    full: dict[str, Tensor] = {}
-    for bucket in saved.buckets(GATHER_BYTES):
-        full |= {name: tensor.cpu().clone() for name, tensor in bucket}
+    weight_map, total = dict[str, str](), 0
+    first = folder / "model-00001.safetensors"
+    for number, group in enumerate(grouped(_on_host(saved), FILE_BYTES), 1):
+        path = folder / f"model-{number:05d}.safetensors"
+        save_file(dict(group), path.with_suffix(".part"), metadata={"format": "pt"})
+        path.with_suffix(".part").replace(path)
+        weight_map |= dict.fromkeys((name for name, _ in group), path.name)
+        total += sum(tensor.nbytes for _, tensor in group)
+        group.clear()  # before the next file's tensors are gathered
+    if len(set(weight_map.values())) == 1:
+        first.replace(folder / "model.safetensors")
+    elif weight_map:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
     if dist.get_rank() == 0:
-        save_file(full, folder / "model.safetensors", metadata={"format": "pt"})
         saved.model.config.save_pretrained(folder)
+
+
+def _on_host(saved: Saved) -> Iterator[tuple[Named, int]]:
+    """Full weights with their bytes on rank 0, nothing elsewhere; a collective."""
+    for bucket in saved.buckets(GATHER_BYTES):
+        for name, tensor in bucket:
+            yield (name, tensor.to("cpu", copy=True)), tensor.nbytes

@@ -1,0 +1,96 @@
+"""The copy of a model for users: files of a bounded size, written one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+
+from executor.engines import checkpoints, weights
+from executor.engines.transformers import heads
+from executor.tasks import tiny
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints.dist, "get_rank", lambda: 0)
+
+
+def test_a_large_model_is_cut_into_files_that_its_readers_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny.build(tmp_path / "source", layers=2)
+    model = heads.load(str(source), "causal", "fp32")
+    named = heads.named_parameters(model)
+    monkeypatch.setattr(checkpoints, "FILE_BYTES", 400_000)
+    saved: Any = SimpleNamespace(model=model, buckets=lambda size: weights.buckets(named, size, here=True))
+    monkeypatch.setattr(checkpoints, "GATHER_BYTES", 100_000)
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    checkpoints.export(saved, folder)
+    files = sorted(folder.glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(file.stat().st_size < 410_000 for file in files)
+    assert not list(folder.glob("*.part"))
+    again = heads.load(str(folder), "causal", "fp32")
+    theirs = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for name, wanted in named.items():
+        assert torch.equal(heads.named_parameters(again)[name], wanted)
+        assert torch.equal(dict(theirs.named_parameters())[name], wanted)
+
+
+def test_a_small_model_is_one_file_without_index(tmp_path: Path) -> None:
+    model = heads.load(str(tiny.build(tmp_path / "source", layers=1)), "causal", "fp32")
+    named = heads.named_parameters(model)
+    saved: Any = SimpleNamespace(model=model, buckets=lambda size: weights.buckets(named, size, here=True))
+    (tmp_path / "copy").mkdir()
+    checkpoints.export(saved, tmp_path / "copy")
+    assert [file.name for file in (tmp_path / "copy").glob("model*")] == ["model.safetensors"]
+
+
+def test_rank_0_holds_the_tensors_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 MiB in files of 16 MiB."""
+
+    def buckets(_: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for number in range(64):
+            yield [(f"layers.{number}.weight", torch.full((MIB,), float(number)))]
+
+    monkeypatch.setattr(checkpoints, "FILE_BYTES", 16 * MIB)
+    config = SimpleNamespace(save_pretrained=lambda folder: None)
+    saved: Any = SimpleNamespace(model=SimpleNamespace(config=config), buckets=buckets)
+    checkpoints.export(saved, tmp_path)  # what the libraries allocate once
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    checkpoints.export(saved, tmp_path)
+    assert _status("VmHWM") - before < 64 * MIB
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 256 * MIB
+    assert len(set(index["weight_map"].values())) == 16
+
+
+def test_other_ranks_take_part_and_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = []
+
+    def buckets(_: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for number in range(3):
+            gathered.append(number)
+            yield []
+
+    monkeypatch.setattr(checkpoints.dist, "get_rank", lambda: 1)
+    saved: Any = SimpleNamespace(buckets=buckets)
+    checkpoints.export(saved, tmp_path)
+    assert gathered == [0, 1, 2]
+    assert not list(tmp_path.iterdir())
+
+
+def _status(field: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.split(f"{field}:")[1].split()[0])
