@@ -230,6 +230,8 @@ class Choice:
     ]
     certificate: Searched
     runners_up: tuple[RunnerUp, ...]
+    fastest: bool = False
+    """Whether the best was asked for, however complex."""
     best: RunnerUp | None = None
     """The proven best plan, where this one is the simplest close to it; None: this one is the best. With it
     are compared the runners-up, `confidence` and `break_evens`."""

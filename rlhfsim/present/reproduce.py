@@ -30,6 +30,7 @@ def design_arguments(plan: Plan) -> list[str]:
         "no-kl": None if plan.workload.kl else "",
         "no-packing": None if plan.workload.packing else "",
         **_asked(plan.choice.asked),
+        "fastest": "" if plan.choice.fastest else None,
     }
     given = [[f"--{name}", str(value)] for name, value in options.items() if value is not None]
     fixed = [["--fix", text] for text in _fixed(plan.choice.asked)]

@@ -113,6 +113,8 @@ ROLES = {
     "reference": "scores",
     "reward": "scores",
 }
+STREAMING = "finished samples are scored while others still generate"
+"""What a streaming schedule does."""
 ARCHITECTURES = {
     "naive": (
         "rollout and training share the GPUs, everything stays in memory",

@@ -38,6 +38,8 @@ class Design:
     """The one to run: the simplest close to the best, often the best itself; None when nothing fits."""
     best: Plan | None
     """The proven best one, with which everything else is compared."""
+    simple: bool = True
+    """Whether a simpler plan than the best may be chosen."""
     runners_up: tuple[Plan, ...] = ()
     """The best plan that was met of every other kind; simulated, but not proven to be its best."""
     certificate: Certificate
@@ -78,6 +80,7 @@ class Design:
             break_evens=self.break_evens,
             certificate=searched(self.certificate),
             runners_up=tuple(map(runner_up, self.runners_up)),
+            fastest=not self.simple,
             best=runner_up(self.best) if self.best and self.simpler else None,
         )
         return replace(self.chosen, choice=choice)
@@ -129,18 +132,19 @@ def design(
     left = tuple(gains(prices, best)) if left_out else ()
     same_work = [c for w, c in ranked if w == workload]
     chosen = plans[0]
-    simple &= certificate.proven and request.objective != "memory"
-    if simple:
+    close = simple and certificate.proven and request.objective != "memory"
+    if close:
         chosen = _simpler(best, prices, at_most) or chosen
     return Design(
         request=request,
         chosen=chosen,
         best=plans[0],
+        simple=simple,
         runners_up=tuple(plans[1:]),
         certificate=certificate,
         refused=refused,
         confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
-        reasons=tuple(_reasons(chosen, plans, close=simple)) if explain else (),
+        reasons=tuple(_reasons(chosen, plans, close=close)) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
         elsewhere=elsewhere(prices, best) if explain and not left_out else None,

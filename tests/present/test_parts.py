@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
 import planted_plans
 import pytest
+from rich.console import Console
 
 from rlhfsim.api import estimate
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
@@ -27,6 +29,7 @@ from rlhfsim.present.memory import states
 from rlhfsim.present.pages.plan import GIVEN, plan_page
 from rlhfsim.present.reproduce import design_arguments
 from rlhfsim.present.sizes import Sizes
+from rlhfsim.present.terminal.plan import header
 from rlhfsim.search.planning import asked_again
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -312,3 +315,26 @@ def test_planted_plans_have_a_page_for_every_architecture() -> None:
         page = plan_page(made)
         assert page.verdict
         assert len(page.figures) >= 5
+
+
+def test_a_streaming_plan_says_so_on_the_terminal_and_on_its_page(apart: Plan) -> None:
+    streaming = replace(
+        apart, placement=replace(apart.placement, schedule=replace(apart.placement.schedule, streaming=True))
+    )
+    for one, said in ((apart, False), (streaming, True)):
+        console = Console(record=True, width=200, file=io.StringIO())
+        console.print(header(one))
+        assert ("finished samples are scored while others" in console.export_text()) is said
+        assert ("finished samples are scored while others" in plan_page(one).subtitle) is said
+
+
+def test_the_page_of_the_simplest_plan_shows_the_fastest_beside_it(plan: Plan) -> None:
+    assert plan.choice is not None
+    fastest = replace(plan.choice.runners_up[0], step_s=0.98 * plan.prediction.step_s, label="hybrid")
+    simple = replace(plan, choice=replace(plan.choice, best=fastest))
+    page = plan_page(simple)
+    assert any("this one is the simplest within 3 % of it" in text for text in page.sure)
+    assert any("The fastest plan is" in text for text in page.sure)
+    assert "best: hybrid" in str(page.sections)
+    assert "--fastest" not in design_arguments(simple)
+    assert "--fastest" in design_arguments(replace(plan, choice=replace(plan.choice, fastest=True)))

@@ -55,10 +55,12 @@ def subtitle(plan: Plan) -> str:
     """The batch and the architecture in a line."""
     w = plan.workload
     samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
+    streams = f"; {words.STREAMING}" if plan.placement.schedule.streaming else ""
     return (
         f"A plan predicted by rlhfsim: {w.prompts:,} prompts{samples} per step, prompts of "
         f"{words.lengths(w.prompt_len)}, responses of {words.lengths(w.response_len)}; {plan.architecture} "
-        f"architecture, roles {plan.role_placement}, {BACKENDS[plan.placement.backend].title}{cores(plan)}"
+        f"architecture, roles {plan.role_placement}{streams}, {BACKENDS[plan.placement.backend].title}"
+        f"{cores(plan)}"
     )
 
 

@@ -72,7 +72,7 @@ def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
     if extras.front is not None:
         _part(console, "plans between which you may choose", front_table(extras.front))
     if extras.recalibrated is not None:
-        parts = recalibrated.parts(extras.recalibrated, answer.chosen, console.width)
+        parts = recalibrated.parts(extras.recalibrated, answer.best or answer.chosen, console.width)
         _part(console, "what calibration changed", *parts)
     break_evens = [_break_even_text(b, answer) for b in answer.break_evens] or [_unflipped(answer)]
     _part(console, "what would change the choice", *(indented(Text(text)) for text in break_evens))
@@ -321,8 +321,8 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
         "run": _run_dict(chosen, extras.steps),
         "why_not": [whynot_dict(w, best, chosen) for w in answer.whynots] if best and chosen else [],
         "pareto": None if extras.front is None else front_dict(extras.front),
-        "calibration": recalibrated.as_data(extras.recalibrated, chosen)
-        if extras.recalibrated and chosen
+        "calibration": recalibrated.as_data(extras.recalibrated, best)
+        if extras.recalibrated and best
         else None,
         "break_evens": each(answer.break_evens, *BREAK_EVEN),
         "gains": [gain_dict(g) for g in answer.gains],

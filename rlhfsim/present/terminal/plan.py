@@ -81,7 +81,8 @@ def _way(plan: Plan) -> str:
     lag = plan.placement.schedule.staleness
     old = f", samples up to {lag:g} version{'s' if lag > 1 else ''} old" if lag else ""
     meaning = words.ARCHITECTURES[plan.architecture][0] if plan.placement.rollout else "no rollout"
-    return f"{plan.architecture} ({meaning}{old})"
+    streams = f"; {words.STREAMING}" if plan.placement.schedule.streaming else ""
+    return f"{plan.architecture} ({meaning}{old}){streams}"
 
 
 def _roles(plan: Plan) -> str:
