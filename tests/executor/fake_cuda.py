@@ -23,12 +23,15 @@ from executor.engines.vllm.worker import WeightReceiver
 FILES = "rlhfsim-fake-gpu-"
 _empty = torch.empty
 _files: dict[int, Path] = {}
+"""By address; a later buffer may have that of an earlier one."""
+_paths: list[Path] = []
 
 
 def _on_gpu(size: int) -> Tensor:
     path = Path("/dev/shm") / f"{FILES}{uuid4().hex}"
     buffer = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
     _files[buffer.data_ptr()] = path
+    _paths.append(path)
     return buffer
 
 
@@ -50,7 +53,7 @@ def _imported(path: str, size: int, *rest: Any) -> Tensor:
 
 def forget() -> None:
     """Remove the buffers of this process."""
-    for path in _files.values():
+    for path in _paths:
         path.unlink(missing_ok=True)
 
 
