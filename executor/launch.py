@@ -78,7 +78,8 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
     """
     if options.dry_run:
         settings = replace(settings, iterations=DRY_ITERATIONS)
-    job, prompter = prepare(plan, settings, dry_step_s=options.dry_step_s if options.dry_run else None)
+    dry_step_s = options.dry_step_s if options.dry_run else None
+    job, prompter = prepare(plan, settings, dry_step_s=dry_step_s, address=options.address)
     with run_folder.occupy(options.out.absolute(), resume=options.resume) as files, _logged(files):
         checkpoint = _checkpoint(files, job, listener) if options.resume else None
         _write_inputs(files, job)
@@ -102,7 +103,9 @@ def launch(plan: Plan, settings: Settings, options: LaunchOptions, listener: Lis
             return FinishedRun(ended=ended, files=files, restarts=tuple(loop.failures))
 
 
-def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) -> tuple[Job, TaskPrompter]:
+def prepare(
+    plan: Plan, settings: Settings, *, dry_step_s: float | None = None, address: str | None = None
+) -> tuple[Job, TaskPrompter]:
     """Check everything that can be checked without starting anything.
 
     `dry_step_s`: a dry run, whose fake step takes so long; its model need not be here.
@@ -121,7 +124,12 @@ def prepare(plan: Plan, settings: Settings, *, dry_step_s: float | None = None) 
         seconds = {phase.name: phase.seconds * scale for phase in plan.prediction.phases}
         fakes = Fakes(seconds=seconds, ledger=plan.prediction.ledger)
     job = Job(
-        plan=plan, settings=settings, model=model, gpu=cluster.local_gpus() > 0, max_prompt=1, fakes=fakes
+        plan=plan,
+        settings=settings,
+        model=model,
+        gpu=cluster.has_gpus(address, settings.environment),
+        max_prompt=1,
+        fakes=fakes,
     )
     refusals.check(job)
     source = open_source(settings.data, plan.workload.algorithm, settings.seed)

@@ -62,8 +62,12 @@ class TimeLimits:
     @property
     def checkpoint(self) -> float:
         """Of saving or loading a role's state."""
-        trained = sum(m.params for m in self.plan.models if m.role in TRAINED)
-        return max(self.settings.call_s or 0.0, self._stored(STATE_BYTES * trained))
+        return max(self.settings.call_s or 0.0, self._stored(self.state_bytes))
+
+    @property
+    def state_bytes(self) -> float:
+        """Of all trained roles in a checkpoint."""
+        return STATE_BYTES * sum(m.params for m in self.plan.models if m.role in TRAINED)
 
     def _stored(self, size: float) -> float:
         return min(LONGEST_S, ENGINES_S + size / BYTES_PER_S)

@@ -26,6 +26,7 @@ from executor.selfcheck import check_restored, self_check
 from executor.tasks.prompter import TaskPrompter
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.trace import Trace, write_trace
+from rlhfsim.units import GB
 
 Row = Mapping[str, float]
 EVALUATION = 10**9
@@ -155,9 +156,11 @@ class Run:
         evaluations = {steps.start: self._evaluated(workers, steps.start)} if evaluation.problems else {}
         start = last = time.time()
         recorder.fresh()
+        recorder.readings()
         for learned in self._learned(loop, workers, steps):
-            row = metrics.iteration_metrics(
-                learned, time.time() - last, recorder.fresh(), recorder.memory.values()
+            row = (
+                metrics.iteration_metrics(learned, time.time() - last, recorder.fresh(), recorder.readings())
+                | self._planned_memory()
             )
             rows.append(row)
             self._data.add({s.group for s in learned.samples})
@@ -175,6 +178,11 @@ class Run:
         trace = self._trace(recorder, start, steps)
         write_trace(self.files.trace, trace)
         return Ended(trace=trace, rows=tuple(rows), first_step=steps.start, evaluations=evaluations)
+
+    def _planned_memory(self) -> dict[str, float]:
+        if not (self.job.gpu or self.job.fakes):
+            return {}
+        return {"memory/planned_gb": self.job.plan.prediction.peak_memory_bytes / GB}
 
     def _trace(self, recorder: RunRecorder, start: float, steps: range) -> Trace:
         return recorder.trace(

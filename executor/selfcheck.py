@@ -1,6 +1,9 @@
 """The first minute: one of everything before the long work, then the state as it was.
 
 generate -> log-prob agreement -> save -> one step -> sync -> agreement -> load -> sync -> agreement.
+
+Where all states are larger than `CHECK_BYTES`, that much of them goes to files and back and is compared, and
+weights are synced as they are: a step that is not taken needs no 240 GB to be undone.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ from executor.coordination.worker_groups import WorkerGroups
 from executor.samples import Sample
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.units import GB
 
 PROMPTS = 2
 """Prompts of the check; their samples must fill every data-parallel rank."""
 CHECK = -1
 """Step number of the check's spans; ids of its requests are negative."""
+CHECK_BYTES = int(GB)
+"""Most that the check writes and reads."""
 Say = Callable[[str], None]
 
 
@@ -56,6 +62,19 @@ def self_check(workers: WorkerGroups, loop: Loop, scratch: Path, say: Say) -> No
     )
     _refuse(first, limit, "initial weights")
     folder = scratch / "self-check"
+    if workers.job.limits.state_bytes > CHECK_BYTES:
+        moved = workers.save_and_compare(folder, CHECK_BYTES)
+        say(f"{moved:,} bytes of the states saved and loaded: equal")
+        say(f"weights synced: {workers.sync(CHECK).bytes:,} bytes, checksums equal")
+        _refuse(agreement(workers, _samples(workers, loop)), limit, "weights after a sync")
+    else:
+        _step_and_back(workers, loop, before, folder, say)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _step_and_back(workers: WorkerGroups, loop: Loop, before: list[Sample], folder: Path, say: Say) -> None:
+    """One training step and its sync, then the state as it was."""
+    limit = workers.job.settings.logprob_tolerance
     workers.save(folder)
     say("state saved")
     learned = loop.learn(CHECK, _rewarded(before))
@@ -69,7 +88,6 @@ def self_check(workers: WorkerGroups, loop: Loop, scratch: Path, say: Say) -> No
     third = agreement(workers, _samples(workers, loop))
     _refuse(third, limit, "restored weights")
     say("state restored and synced; the run starts")
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def check_restored(workers: WorkerGroups, loop: Loop, say: Say) -> None:

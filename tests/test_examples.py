@@ -63,3 +63,13 @@ def test_the_scripts_parse() -> None:
     for script in (EXAMPLES["slurm.sbatch"].read_text(), sky["setup"], sky["run"]):
         done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
+
+
+def test_the_examples_hand_on_cpus_and_keep_runs_where_folders_can_be_renamed() -> None:
+    step = next(
+        line for line in EXAMPLES["slurm.sbatch"].read_text().splitlines() if "srun --overlap" in line
+    )
+    assert '--cpus-per-task="$SLURM_CPUS_PER_TASK"' in step, "srun does not read the job's since Slurm 22.05"
+    sky = yaml.safe_load(EXAMPLES["skypilot.yaml"].read_text())
+    assert any(sky["envs"]["RUN"].startswith(mount) for mount in sky["volumes"])
+    assert "file_mounts" not in sky, "a mounted bucket cannot rename"

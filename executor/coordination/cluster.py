@@ -56,34 +56,59 @@ def connect(plan: Plan, address: str | None, environment: Mapping[str, str]) -> 
     Raises:
         RlhfsimError: no cluster there, or a machine with fewer GPUs than the plan needs.
     """
-    common: dict[str, Any] = {
-        "logging_level": logging.ERROR,
-        "log_to_driver": False,
-        "runtime_env": {"env_vars": dict(environment)},
-    }
     if address is not None:
-        try:
-            ray.init(address=address, **common)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RlhfsimError(
-                "no-ray-cluster",
-                f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
-                help="start one with: ray start --head, or leave out --address",
-            ) from error
-        gpus = int(ray.cluster_resources().get(GPU, 0))
-        return GPU if gpus else SLOT
+        return _join(address, environment)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     gpus = local_gpus()
     options: dict[str, Any] = {"num_gpus": gpus} if gpus else {"resources": {SLOT: len(places(plan))}}
     options |= {"include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-    ray.init(address="local", **common, **options)
+    ray.init(address="local", **_quiet(environment), **options)
     return GPU if gpus else SLOT
 
 
+def _quiet(environment: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+        "runtime_env": {"env_vars": dict(environment)},
+    }
+
+
+def _join(address: str, environment: Mapping[str, str]) -> str:
+    """The resource that the slots of the cluster at `address` are."""
+    try:
+        ray.init(address=address, **_quiet(environment))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise RlhfsimError(
+            "no-ray-cluster",
+            f"no Ray cluster answers at {address!r}: {error}".splitlines()[0],
+            help="start one with: ray start --head, or leave out --address",
+        ) from error
+    return GPU if ray.cluster_resources().get(GPU, 0) else SLOT
+
+
 def local_gpus() -> int:
-    """NVIDIA GPUs of this machine, without importing torch."""
-    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    """GPUs that this process may use, as Ray counts: NVML's, at most those of CUDA_VISIBLE_DEVICES."""
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager as Nvidia
+
+    visible = Nvidia.get_current_process_visible_accelerator_ids()
+    count: int = Nvidia.get_current_node_num_accelerators()
+    return count if visible is None else min(count, len(visible))
+
+
+def has_gpus(address: str | None, environment: Mapping[str, str]) -> bool:
+    """Whether the slots of a run are GPUs: those of the cluster at `address`, whatever this machine has.
+
+    Raises:
+        RlhfsimError: no cluster there.
+    """
+    if address is None:
+        return local_gpus() > 0
+    try:
+        return _join(address, environment) == GPU
+    finally:
+        ray.shutdown()
 
 
 def nodes(resource: str) -> list[RayNode]:

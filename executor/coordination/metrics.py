@@ -4,7 +4,9 @@
     kl/{mean,max}                          k3 of policy against reference: over tokens; largest of a sample
     policy/{loss,entropy,clip_fraction,grad_norm,...}   value/{loss,explained_var,...}
     throughput/{tokens_per_sec,samples_per_sec}   prompt and response over the wall time of the iteration
-    memory/{allocated_gb,host_gb}          on the fullest device; on the fullest node
+    memory/{peak_gb,allocated_gb,host_gb}  used at most on the fullest GPU by all of its processes; tensors of
+                                           the process that holds most; at most on the fullest node
+    memory/planned_gb                      peak of the plan's ledger, where its GPUs are counted
     time/<phase>                           seconds, by the names of the plan's phases
     staleness/{mean,max}                   trainer's version - oldest version among the tokens of a sample
     response/{length_mean,length_max,truncated}
@@ -132,15 +134,19 @@ def throughput(samples: Sequence[Sample], seconds: float) -> Row:
 
 
 def memory(readings: Iterable[tuple[str, Mapping[str, float]]]) -> Row:
-    """From (node, `engine.memory()`) of every process.
+    """From (node, reading by the keys of `engines.memory`) of every process.
 
-    `host` of the processes of one node is added: pages that they share count more than once.
+    Host peaks of the processes of one node are added: pages that they share count more than once.
     """
-    allocated, host = 0.0, dict[str, float]()
+    peak, allocated, host = 0.0, 0.0, dict[str, float]()
     for node, reading in readings:
-        allocated = max(allocated, reading.get("allocated", 0.0))
-        host[node] = host.get(node, 0.0) + reading.get("host", 0.0)
-    return _named("memory", allocated_gb=allocated / GB, host_gb=max(host.values()) / GB) if host else {}
+        peak = max(peak, reading.get("device_peak", 0.0))
+        allocated = max(allocated, reading.get("peak", 0.0))
+        host[node] = host.get(node, 0.0) + reading.get("host_peak", 0.0)
+    if not host:
+        return {}
+    most = max(host.values())
+    return _named("memory", peak_gb=peak / GB, allocated_gb=allocated / GB, host_gb=most / GB)
 
 
 def times(spans: Iterable[Span], step: int) -> Row:

@@ -48,6 +48,7 @@ class Replica(TracedProcess):
 
     def __init__(self, identity: ReplicaIdentity) -> None:
         super().__init__(identity, f"replica {identity.index}")
+        self._gpu = identity.gpu
         self._fakes, self._device = identity.fakes, identity.fake_device()
         self._engine: RolloutEngine | None = None
         self._incoming: list[GenerationRequest] = []
@@ -73,7 +74,10 @@ class Replica(TracedProcess):
         if self._fakes is not None:
             self._engine = FakeRollout(self._fakes, self._device)
             return
+        from executor.engines.training import check_device
         from executor.engines.vllm.engine import VllmEngine
+
+        check_device(gpu=self._gpu)
 
         self._engine = VllmEngine(spec)
 

@@ -94,7 +94,31 @@ def occupy(root: Path, *, resume: bool = False) -> Iterator[RunFiles]:
                 place=Place(file=str(root)),
                 help="wait for its end, or choose another folder",
             ) from error
+        _check_renames(files.checkpoints)
         yield files
+
+
+def _check_renames(folder: Path) -> None:
+    """A checkpoint is written, synced and renamed: try it with a small one."""
+    trial, renamed = folder / ".trial", folder / ".trial-renamed"
+    try:
+        for left in (trial, renamed):
+            shutil.rmtree(left, ignore_errors=True)
+        trial.mkdir()
+        with (trial / "file").open("w") as file:
+            file.write("whole")
+            file.flush()
+            os.fsync(file.fileno())
+        trial.rename(renamed)
+        shutil.rmtree(renamed)
+    except OSError as error:
+        raise RlhfsimError(
+            "folder-cannot-rename",
+            f"checkpoints cannot be written here: {(error.strerror or 'error').lower()}",
+            place=Place(file=str(folder)),
+            help="a mounted bucket cannot rename a folder: keep the run on a local or network file system, "
+            "copy finished checkpoints to the bucket",
+        ) from error
 
 
 def _check(files: RunFiles, resume: bool) -> None:

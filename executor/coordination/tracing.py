@@ -209,14 +209,22 @@ class RunRecorder:
         self._lock = Lock()
         self._seen = 0
         self.memory: dict[str, tuple[str, Mapping[str, float]]] = {}
-        """Latest node and bytes of every part by name."""
+        """Node and bytes of every part by name: the latest, its peaks since `readings`."""
 
     def add(self, reply: Reply, offset: ClockOffset = SAME_CLOCK, part: str = "", node: str = "") -> None:
         """Keep what a reply of `part` on `node` brought."""
         with self._lock:
             self._parts.append((reply.recorded, offset))
             if reply.memory is not None and part:
-                self.memory[part] = (node, reply.memory)
+                _, before = self.memory.get(part, ("", {}))
+                peaks = {k: max(v, before.get(k, 0.0)) for k, v in reply.memory.items() if k.endswith("peak")}
+                self.memory[part] = (node, {**reply.memory, **peaks})
+
+    def readings(self) -> list[tuple[str, Mapping[str, float]]]:
+        """Node and bytes of every part, peaks since the last call of this."""
+        with self._lock:
+            found, self.memory = list(self.memory.values()), {}
+        return found
 
     def fresh(self) -> list[Span]:
         """Spans since the last call of this, on the clocks that they were measured with."""

@@ -7,16 +7,18 @@ rather than the neighbour whose collective broke first.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from executor.coordination.cluster import node_is_gone
-from executor.coordination.failures import PartFailed, died, node_lost
+from executor.coordination.failures import PartFailed, collect, died, node_lost
 
 EVERY_S = 1.0
 """Between two looks."""
@@ -43,6 +45,13 @@ class Watch:
     def start(self) -> None:
         """Begin."""
         self._thread.start()
+
+    def note(self, file: Path, limit_s: float) -> None:
+        """Which process is which part, for people who look for one; and which node each is on."""
+        actors = self._actors()
+        places = collect([a.whereabouts.remote() for a in actors.values()], list(actors), "start", limit_s)
+        self.homes |= {part: node for part, (_, node) in zip(actors, places, strict=True)}
+        file.write_text(json.dumps({p: pid for p, (pid, _) in zip(actors, places, strict=True)}, indent=1))
 
     def stop(self) -> None:
         """End; processes may go from now on."""

@@ -25,6 +25,8 @@ class ProcessIdentity:
     pool: str
     gpus: tuple[str, ...] = ()
     """Names of its GPUs, the group of their counters; on slots without GPUs nobody knows what is whose."""
+    gpu: bool = False
+    """Its slots are GPUs."""
     fakes: Fakes | None = None
     """Dry run: engines go by these instead of working."""
     scratch: str = ""
@@ -84,6 +86,7 @@ class Worker(TracedProcess):
         self._device = identity.fake_device()
         self._meter: Meter | FakeDevice = Meter() if self._fakes is None else self._device
         self._began = time.time()
+        self._store: Any = None
         self._engines: dict[str, Any] = {}
         self._specs: dict[str, EngineSpec] = {}
         self._away: dict[str, Path] = {}
@@ -94,7 +97,7 @@ class Worker(TracedProcess):
     # --- start ------------------------------------------------------------------------------------
 
     def address(self) -> tuple[str, int]:
-        """A free port of this host, for the group's rendezvous."""
+        """A port of this host that was free a moment ago."""
         import ray.util
 
         host = str(ray.util.get_node_ip_address())
@@ -102,12 +105,23 @@ class Worker(TracedProcess):
             probe.bind(("", 0))
             return host, int(probe.getsockname()[1])
 
+    def rendezvous(self) -> tuple[str, int]:
+        """Rank 0: host and port at which the group meets."""
+        host, port = self.address()
+        if self._fakes is None:
+            from executor.engines import training
+
+            self._store = training.rendezvous(host, self._identity.ranks)
+            port = int(self._store.port)
+        return host, port
+
     def start(self, host: str, port: int, timeout_s: float) -> None:
         """Join the group; a collective."""
         if self._fakes is None:
             from executor.engines import training
 
-            training.start(self._identity.rank, self._identity.ranks, 0, host, port, timeout_s)
+            where = self._identity
+            training.start(where.rank, where.ranks, 0, host, port, timeout_s, gpu=where.gpu)
 
     def build(self, spec: EngineSpec) -> Reply:
         """Create the engine of a role; a collective."""
@@ -218,6 +232,12 @@ class Worker(TracedProcess):
         if role in self._engines:
             self._engines[role].save(Path(folder))
         return self._reply(None)
+
+    def save_and_compare(self, role: str, folder: str, limit: int) -> Reply:
+        """Up to `limit` bytes of this rank's states to a file and back; their number."""
+        self._begin()
+        path = Path(folder) / f"rank-{self._identity.rank}.pt"
+        return self._reply(self._engines[role].save_and_compare(path, limit))
 
     def restore(self, role: str, folder: str) -> Reply:
         """Undo `save`."""

@@ -90,12 +90,18 @@ def process_of(
     """Fields of a `ProcessIdentity` on these places."""
     counted = fakes is not None or reservation.resource == GPU
     gpus = tuple(f"gpu {node}.{gpu}" for node, gpu in places) if counted else ()
-    return {"pool": pool, "gpus": gpus, "fakes": fakes, "scratch": str(scratch / "gpus")}
+    return {
+        "pool": pool,
+        "gpus": gpus,
+        "gpu": reservation.resource == GPU,
+        "fakes": fakes,
+        "scratch": str(scratch / "gpus"),
+    }
 
 
 def join(group: WorkerGroup, limit_s: float, collective_s: float) -> None:
     """Rendezvous of all ranks at rank 0 within `limit_s`; each collective later within `collective_s`."""
     [(host, port)] = collect(
-        [group.actors[0].address.remote()], group.parts[:1], "start of the process", limit_s
+        [group.actors[0].rendezvous.remote()], group.parts[:1], "start of the process", limit_s
     )
     group.call("start", host, port, collective_s, limit_s=limit_s)

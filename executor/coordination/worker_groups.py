@@ -7,7 +7,6 @@ ranks, and moves it out again. Calls in different pools run side by side.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +96,7 @@ class WorkerGroups:
         if self.rollout is not None:
             self.route = weights.WeightRoute(self.job, self._groups["actor"], self._scratch)
             self.route.open(self.rollout)
-        self._note_processes()
+        self.watch.note(self._scratch / PROCESSES, self._limits.longest_call)
 
     def _actors(self) -> dict[str, Any]:
         """Every living process by part name."""
@@ -110,19 +109,6 @@ class WorkerGroups:
         if rollout is not None and not rollout.ending:
             actors |= dict(zip(rollout.parts, rollout.actors, strict=True))
         return {} if self._stopped else actors
-
-    def _note_processes(self) -> None:
-        """Which process is which part: for people who look for one."""
-        actors = self._actors()
-        places = collect(
-            [a.whereabouts.remote() for a in actors.values()],
-            list(actors),
-            "start",
-            self._limits.longest_call,
-        )
-        pids = {part: pid for part, (pid, _) in zip(actors, places, strict=True)}
-        self.watch.homes |= {part: node for part, (_, node) in zip(actors, places, strict=True)}
-        (self._scratch / PROCESSES).write_text(json.dumps(pids, indent=1))
 
     @property
     def trainer(self) -> WorkerGroup:
@@ -369,7 +355,17 @@ class WorkerGroups:
         """Undo `save`."""
         self._each_trained("restore", folder)
 
-    def _each_trained(self, method: str, folder: Path) -> None:
+    def save_and_compare(self, folder: Path, limit: int) -> int:
+        """Up to `limit` bytes of all states to files and back; their number.
+
+        Raises:
+            RlhfsimError: other bytes came back.
+        """
+        ranks = sum(len(self._groups[role].actors) for role in TRAINED if role in self._groups)
+        return sum(r.value for r in self._each_trained("save_and_compare", folder, limit // ranks))
+
+    def _each_trained(self, method: str, folder: Path, *arguments: Any) -> list[Reply]:
+        replies: list[Reply] = []
         if (rollout := self.job.plan.placement.rollout) is not None:
             with self._pools[rollout.pool]:
                 self._engine.rest(0)
@@ -381,7 +377,9 @@ class WorkerGroups:
                     self._pools[group.spec.pool],
                     self._residency.present(role, f"{role}.{method}", 0, states=True),
                 ):
-                    self._call(group, method, role, str(folder / role), limit_s=self._limits.checkpoint)
+                    options = {"limit_s": self._limits.checkpoint}
+                    replies += self._call(group, method, role, str(folder / role), *arguments, **options)
+        return replies
 
     def _move(self, method: str, role: str, how: str, folder: str | None, span: str, step: int) -> None:
         """One role in or out, on every rank."""

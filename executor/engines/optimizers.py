@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,23 +67,32 @@ def _adam8bit(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> 
         raise RlhfsimError(
             "adam8bit-unavailable",
             "8-bit Adam states need bitsandbytes and a CUDA GPU",
-            help="pip install bitsandbytes on a GPU machine, or use optimizer: adam",
+            help="pip install 'rlhfsim[adam8bit]' on a GPU machine, or use optimizer: adam",
         )
     optimizer: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(parameters, **arguments)
     return optimizer
 
 
 def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
-    """DeepSpeedCPUAdam where there are a GPU and a compiler (it builds about a minute once), else torch's.
+    """DeepSpeedCPUAdam where there is a GPU and it can be built (about a minute once), else torch's.
 
-    Without a GPU the optimizer is on the host anyway and torch's AdamW needs no build.
+    Its build raises without a compiler, and where nvcc is of another CUDA than torch: of CUDA 13 the table of
+    versions that may differ knows none (`cuda_minor_mismatch_ok` in deepspeed/ops/op_builder). Without
+    a GPU the optimizer is on the host anyway and torch's AdamW needs no build.
     """
-    if torch.cuda.is_available() and shutil.which("c++"):
+    parameters = list(parameters)
+    reason = "no GPU"
+    if torch.cuda.is_available():
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        logger.info("DeepSpeedCPUAdam: the first use on a machine compiles it, about 60 s")
-        optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **arguments)
-        return optimizer
-    reason = "no compiler" if torch.cuda.is_available() else "no GPU"
-    logger.warning("optimizer states on the host with torch's AdamW, not DeepSpeedCPUAdam: %s", reason)
+        try:
+            optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **arguments)
+            return optimizer
+        except Exception as error:  # of compilers, CUDA and DeepSpeed's own
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    logger.warning(
+        "optimizer states on the host with torch's AdamW, whose step takes several times as long as "
+        "DeepSpeedCPUAdam's: %s",
+        reason,
+    )
     return torch.optim.AdamW(parameters, **arguments)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.engines.scoring import trim
+from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,30 @@ class Movable(ABC):
         if states:
             self._states.restore()
             self._states = None
+
+    def save_and_compare(self, path: Path, limit: int) -> int:
+        """The beginning of every tensor, `limit` bytes in all, to a file and back; how many bytes that was.
+
+        Raises:
+            RlhfsimError: other bytes came back.
+        """
+        tensors = [t.detach() for t in self._movable(weights=True) if t.is_contiguous() and t.numel()]
+        share = limit // max(1, len(tensors))
+        parts = [t.view(-1)[: share // t.element_size()].cpu() for t in tensors]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save([part.clone() for part in parts], path)
+        back: list[Tensor] = torch.load(path, weights_only=True)
+        path.unlink()
+        if any(
+            not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            for a, b in zip(parts, back, strict=True)
+        ):
+            raise RlhfsimError(
+                "storage-changes-bytes",
+                f"states that were written to {path.parent} came back as other bytes",
+                help="try the folder of the run on another file system",
+            )
+        return sum(part.nbytes for part in parts)
 
     def _forget(self) -> None:
         """What is away stays away, files too are gone: the engine ends."""

@@ -8,12 +8,61 @@ from datetime import timedelta
 from typing import Any, Literal
 
 from executor.engines.protocols import ChannelSpec, EngineSpec, ScoringEngine, TrainingEngine
+from rlhfsim.errors import RlhfsimError
 
 
-def start(rank: int, world: int, local_rank: int, host: str, port: int, timeout_s: float) -> None:
+def check_device(*, gpu: bool) -> bool:
+    """Whether this process computes on a GPU; DeepSpeed is told the same, whatever its parent was told.
+
+    Raises:
+        RlhfsimError: its slot is a GPU (`gpu`) that torch cannot use.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        os.environ.pop("DS_ACCELERATOR", None)
+        return True
+    if gpu:
+        raise RlhfsimError(
+            "gpu-not-usable",
+            f"a process was given a GPU (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}) "
+            f"that torch {torch.__version__} cannot use: {_why_not()}",
+            help="compare nvidia-smi there with torch.version.cuda: install a newer driver (CUDA 13: 580 or "
+            "later), or torch built for that driver",
+        )
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    return False
+
+
+def _why_not() -> str:
+    """In torch's words."""
+    import torch
+
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).split(". ")[0]
+    return "it finds no device"
+
+
+def rendezvous(host: str, ranks: int) -> Any:
+    """The store of a process group on a port that the kernel picks; rank 0 keeps it and `start` joins it.
+
+    A port that is looked for and let go could be another's by then. PyTorch hands the server that a process
+    has to every multi-tenant store of its port, and rank 0 makes such a one (its rendezvous.py).
+    """
+    from torch import distributed
+
+    store: Any = distributed.TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
+    return store(host, 0, ranks, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
+def start(
+    rank: int, world: int, local_rank: int, host: str, port: int, timeout_s: float, *, gpu: bool = False
+) -> None:
     """Join the process group of this worker's pool: NCCL where there is a GPU, else gloo.
 
-    `timeout_s` bounds the rendezvous and every collective.
+    `timeout_s` bounds the rendezvous and every collective; `gpu`: the worker was given one.
     """
     import torch
 
@@ -26,11 +75,9 @@ def start(rank: int, world: int, local_rank: int, host: str, port: int, timeout_
         "MASTER_PORT": str(port),
     }
     device = None
-    if torch.cuda.is_available():
+    if check_device(gpu=gpu):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    else:
-        os.environ["DS_ACCELERATOR"] = "cpu"
     torch.distributed.init_process_group(
         "nccl" if device else "gloo",
         timeout=timedelta(seconds=timeout_s),

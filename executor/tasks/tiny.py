@@ -82,9 +82,6 @@ def build(folder: str | Path, *, seed: int = 0, **shape: Unpack[Shape]) -> Path:
 
     Equal arguments give equal weights; the caller's random state stays as it was.
     """
-    import os
-
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers looks for DeepSpeed, which asks which
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar

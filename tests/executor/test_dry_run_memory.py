@@ -1,7 +1,7 @@
 """A dry run holds at every instant what the plan's ledger says: engines come and go where the simulator has them.
 
 The fake engines know the bytes of their components and what they were asked to do; when that happens is the
-executor's. Recorded and simulated timelines are read by the function with which `compare` reads a real run.
+executor's.
 """
 
 from __future__ import annotations

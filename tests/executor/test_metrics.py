@@ -150,11 +150,12 @@ def test_throughput_counts_prompts_and_responses() -> None:
 
 def test_memory_is_that_of_the_fullest_device_and_node() -> None:
     readings = [
-        ("a", {"allocated": 1e9, "host": 2e9}),
-        ("a", {"allocated": 3e9, "host": 2e9}),
-        ("b", {"allocated": 2e9, "host": 3e9}),
+        ("a", {"allocated": 1e9, "peak": 5e9, "device_peak": 8e9, "host": 1e9, "host_peak": 2e9}),
+        ("a", {"allocated": 3e9, "peak": 3e9, "device_peak": 8e9, "host": 1e9, "host_peak": 2e9}),
+        ("b", {"allocated": 2e9, "peak": 2e9, "device_peak": 9e9, "host": 3e9, "host_peak": 3e9}),
     ]
-    assert memory(readings) == {"memory/allocated_gb": 3.0, "memory/host_gb": 4.0}
+    expected = {"memory/peak_gb": 9.0, "memory/allocated_gb": 5.0, "memory/host_gb": 4.0}
+    assert memory(readings) == expected, "what was taken at most counts, not what a call leaves"
 
 
 def test_the_time_of_a_phase_is_that_of_its_slowest_group() -> None:

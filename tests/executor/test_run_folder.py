@@ -136,3 +136,20 @@ def test_the_hash_of_settings_sees_what_is_learnt_and_not_for_how_long() -> None
     longer = Settings(iterations=99, tracking=Tracking(tensorboard=False))
     assert settings_hash(other) != settings_hash(Settings())
     assert settings_hash(longer) == settings_hash(Settings())
+
+
+def test_a_folder_that_cannot_rename_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a mounted bucket does."""
+
+    def no_rename(self: Path, target: Path) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(Path, "rename", no_rename)
+    with pytest.raises(RlhfsimError, match="operation not supported") as told, occupy(tmp_path / "run"):
+        pass
+    assert told.value.code == "folder-cannot-rename"
+    monkeypatch.undo()
+    with occupy(tmp_path / "run") as files:
+        assert not list(files.checkpoints.iterdir()), "the trial leaves nothing"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from executor.engines.states import Movable
+from rlhfsim.errors import RlhfsimError
 
 
 class Engine(Movable):
@@ -70,3 +71,22 @@ def test_moving_twice_is_refused(tmp_path: Path) -> None:
     engine.offload(tmp_path)
     with pytest.raises(AssertionError, match="already offloaded"):
         engine.offload(tmp_path)
+
+
+def test_a_part_of_every_tensor_goes_to_a_file_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine()
+    assert engine.save_and_compare(tmp_path / "rank-0.pt", 8000) == 8000
+    assert not list(tmp_path.iterdir())
+    assert engine.save_and_compare(tmp_path / "rank-0.pt", 10**9) == 2 * 9000 * 4
+    real = torch.load
+
+    def spoilt(*arguments: object, **options: object) -> object:
+        tensors = real(*arguments, **options)  # type: ignore[arg-type]
+        tensors[1][3] += 1
+        return tensors
+
+    monkeypatch.setattr(torch, "load", spoilt)
+    with pytest.raises(RlhfsimError, match="came back as other bytes"):
+        engine.save_and_compare(tmp_path / "rank-0.pt", 8000)

@@ -201,9 +201,9 @@ def _figures(report: Mapping[str, Any]) -> dict[str, str]:
         rows["coordination"] = (
             f"{report['coordination_overhead']:.1%} of the wall time in which no engine works"
         )
-    if "memory/allocated_gb" in last and real:
-        device, host = (size(last[f"memory/{name}_gb"] * GB) for name in ("allocated", "host"))
-        rows["memory"] = f"{device} on the fullest device, {host} in all processes"
+    if "memory/peak_gb" in last and real:
+        device, host = (size(last[f"memory/{name}_gb"] * GB) for name in ("peak", "host"))
+        rows["memory"] = f"at most {device} on the fullest device, {host} in all processes"
     if report["evaluations"]:
         values = report["evaluations"].items()
         rows["accuracy"] = ", ".join(f"{value:.3f} after {step}" for step, value in values)
