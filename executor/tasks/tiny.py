@@ -9,7 +9,10 @@ to its tokenizer.
 from __future__ import annotations
 
 import json
+import os
 import string
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
 
@@ -83,19 +86,33 @@ def build(folder: str | Path, *, seed: int = 0, **shape: Unpack[Shape]) -> Path:
     Equal arguments give equal weights; the caller's random state stays as it was.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     folder = config(folder, **shape)
-    with torch.random.fork_rng(devices=[]):
+    with _cpu_for_deepspeed(), torch.random.fork_rng(devices=[]):
+        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
         torch.manual_seed(seed)
         model = cast(Any, AutoModelForCausalLM).from_config(
             AutoConfig.from_pretrained(folder), dtype=torch.float32
         )
-    model.save_pretrained(folder)
+        model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def _cpu_for_deepspeed() -> Iterator[None]:
+    """Transformers looks for DeepSpeed, which asks for an accelerator; later processes are not told."""
+    name = "DS_ACCELERATOR"
+    before = os.environ.get(name)
+    os.environ[name] = before or "cpu"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def tokenizer() -> Any:
