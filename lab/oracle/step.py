@@ -77,15 +77,19 @@ def scoring_pass(preset: str, *, rows: int, length: int, layers: int | None = No
             return live.peak - weights
 
 
-def build(preset: str, layers: int | None = None) -> HeadedModel:
+def build(preset: str, layers: int | None = None, *, attention_name: str = attention.NAME) -> HeadedModel:
     """The executor's trained model, weights in BF16 (inside a FakeTensorMode)."""
     attention.register()
-    config = AutoConfig.for_model(**_shape(preset, layers))
     causal = cast(Any, AutoModelForCausalLM).from_config(
-        config, dtype=torch.bfloat16, attn_implementation=attention.NAME
+        configuration(preset, layers), dtype=torch.bfloat16, attn_implementation=attention_name
     )
     head = TokenHead(causal.get_output_embeddings(), causal.config, 1.0)
     return HeadedModel(causal.base_model, head, causal.config, "lm_head").train()
+
+
+def configuration(preset: str, layers: int | None = None) -> Any:
+    """transformers' configuration of a preset, cut to `layers`."""
+    return AutoConfig.for_model(**_shape(preset, layers))
 
 
 def _measure(model: HeadedModel, live: LiveBytes, rows: int, length: int) -> Measured:
