@@ -186,7 +186,9 @@ def _rollout(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
     reached = sorted(worker for group in transfers for worker in group.receivers)
     assert reached == workers, "every engine worker is in one transfer group"
     each = len(replicas[0])
-    whom = "rank 0 to all" if len(transfers) == 1 else "each rank to the worker on its GPU"
+    whom = "a rank of each node to the workers there"
+    if len(transfers) in (1, len(workers)):
+        whom = "rank 0 to all" if len(transfers) == 1 else "each rank to the worker on its GPU"
     return {
         "rollout": f"{len(replicas)} replicas of {each} GPU{'s' * (each > 1)}, each on one node",
         "weights": f"{plan.placement.weight_path}: {len(workers)} workers in "

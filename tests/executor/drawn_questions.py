@@ -32,8 +32,8 @@ ALGORITHMS = ("ppo", "grpo", "grpo", "rloo", "reinforce++", "dpo", "kto")
 GROUPED = ("grpo", "rloo")
 """Algorithms with several responses a prompt."""
 
-ASYNC_SEARCH_S = 1.0
-"""Schedules with staleness are searched so long: every plan must launch, also one that is not yet the best."""
+SEARCH_S = 1.0
+"""Longest search: every plan must launch, also one that is not yet the best."""
 
 
 def question(seed: int) -> Request:
@@ -50,7 +50,7 @@ def question(seed: int) -> Request:
         objective=draw.choice(("time", "time", "tokens", "memory")),
         allow=allow,
         max_staleness=draw.choice((1, 2, 4)),
-        time_limit=ASYNC_SEARCH_S if "async" in allow else None,
+        time_limit=SEARCH_S,
     )
     return _with_constraint(draw, request)
 
