@@ -55,7 +55,7 @@ def adam(spec: EngineSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
         return _adam8bit(parameters, arguments)
     if spec.layout.offload_optimizer == "cpu":
         return _host_adam(parameters, arguments)
-    return torch.optim.AdamW(parameters, **arguments)
+    return torch.optim.AdamW(parameters, fused=True, **arguments)
 
 
 def _adam8bit(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) -> torch.optim.Optimizer:
@@ -95,4 +95,4 @@ def _host_adam(parameters: Iterable[nn.Parameter], arguments: dict[str, Any]) ->
         "DeepSpeedCPUAdam's: %s",
         reason,
     )
-    return torch.optim.AdamW(parameters, **arguments)
+    return torch.optim.AdamW(parameters, fused=True, **arguments)

@@ -33,9 +33,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TokenHead(nn.Module):
-    """Log-probs of given tokens, (N, H) to (N,), in chunks that are computed again in the backward pass.
+    """Log-probs of given tokens, (N, H) to (N,), in chunks of bounded memory.
 
     log-prob = z_target - logsumexp(z),  z = logits / temperature in fp32
+
+    The backward pass starts with the last chunk, whose logits are therefore kept; it computes the others again.
     """
 
     def __init__(self, linear: nn.Linear, config: Any, temperature: float) -> None:
@@ -50,15 +52,13 @@ class TokenHead(nn.Module):
     def forward(self, hidden: Tensor, targets: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor]:
         """(log-probs (N,), entropies (N,) or an empty tensor), fp32."""
         rows = max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES // (4 * self.weight.shape[0]))
+        chunks = list(zip(hidden.split(rows), targets.split(rows), strict=True))
+        again = chunks[:-1] if torch.is_grad_enabled() else []
         parts = [
-            cast(
-                tuple[Tensor, Tensor],
-                checkpoint(self._chunk, states, wanted, entropy, use_reentrant=False)
-                if torch.is_grad_enabled()
-                else self._chunk(states, wanted, entropy),
-            )
-            for states, wanted in zip(hidden.split(rows), targets.split(rows), strict=True)
+            cast(tuple[Tensor, Tensor], checkpoint(self._chunk, *chunk, entropy, use_reentrant=False))
+            for chunk in again
         ]
+        parts += [self._chunk(*chunk, entropy) for chunk in chunks[len(again) :]]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _chunk(self, hidden: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
