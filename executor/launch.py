@@ -161,9 +161,12 @@ def _rules(scorer: Scorer, prompter: TaskPrompter) -> Rules:
     """Rule rewards of samples, one a sample."""
 
     def score(samples: Sequence[Sample]) -> list[float]:
+        prompts = {id(s.prompt): s.prompt for s in samples}  # shared by the samples of a group
+        asked = dict(zip(prompts, prompter.text.decode(list(prompts.values())), strict=True))
+        answers = prompter.text.decode([s.response for s in samples])
         texts = [
-            (prompter.text.decode(s.prompt), prompter.text.decode(s.response), s.answer, s.meta or {})
-            for s in samples
+            (asked[id(s.prompt)], text, s.answer, s.meta or {})
+            for s, text in zip(samples, answers, strict=True)
         ]
         return [scored.total for scored in scorer.score(texts)]
 

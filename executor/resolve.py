@@ -168,7 +168,7 @@ def has_weights(folder: str) -> bool:
 
 def environment(job: Job) -> dict[str, str]:
     """Environment variables of every process of the run; settings win."""
-    cpu = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    cpu = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     common = {
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

@@ -22,6 +22,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from executor.coordination.worker import THREADS
 from executor.ranks import Place, bundles, check_room, places
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
@@ -183,6 +184,10 @@ class Reservation:
         probes = [_gpu_ids.options(**self.options(place, PROBE_SHARE)).remote() for place in places]
         ids = [str(i) for of_place in ray.get(probes, timeout=PROBE_S) for i in of_place]
         return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(ids)}
+
+    def slots(self, place: Place, environment: Mapping[str, str]) -> int | None:
+        """Slots of the plan on the node of `place`; None where `environment` says how many threads to use."""
+        return None if THREADS in environment else sum(node == place[0] for node, _ in self.bundles)
 
     def release(self) -> None:
         """Give every slot back."""

@@ -179,7 +179,13 @@ def spawn(
             max_concurrency=THREADS,
             runtime_env={"env_vars": {**environment, **reservation.devices(places)}},
             **reservation.options(places[0], share),
-        ).remote(ReplicaIdentity(index=index, **process_of(role.pool, places, reservation, scratch, fakes)))
+        ).remote(
+            ReplicaIdentity(
+                index=index,
+                slots=reservation.slots(places[0], environment),
+                **process_of(role.pool, places, reservation, scratch, fakes),
+            )
+        )
         for index, places in enumerate(replica_places(plan))
     ]
     return ReplicaPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)

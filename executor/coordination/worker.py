@@ -17,6 +17,8 @@ from executor.engines.memory import Meter
 from executor.engines.protocols import ChannelSpec, EngineSpec, MiniBatch
 from executor.samples import LossSpec, Sample, Transfer
 
+THREADS = "OMP_NUM_THREADS"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessIdentity:
@@ -25,8 +27,13 @@ class ProcessIdentity:
     pool: str
     gpus: tuple[str, ...] = ()
     """Names of its GPUs, the group of their counters; on slots without GPUs nobody knows what is whose."""
+<<<<<<< HEAD
     gpu: bool = False
     """Its slots are GPUs."""
+=======
+    slots: int | None = None
+    """Slots of the plan that share the cores of its node; None: the environment says how many threads."""
+>>>>>>> 660e402 (executor: threads from cores, calls of all ranks looked at together, texts decoded in a batch)
     fakes: Fakes | None = None
     """Dry run: engines go by these instead of working."""
     scratch: str = ""
@@ -41,6 +48,8 @@ class TracedProcess:
     """A process of the run: it tells its clock, gives signs of life and collects spans."""
 
     def __init__(self, where: ProcessIdentity, group: str) -> None:
+        if where.slots is not None:  # before torch is imported; Ray has set 1
+            os.environ[THREADS] = str(max(1, len(os.sched_getaffinity(0)) // where.slots))
         self._pool = where.pool
         self._group = group
         self._gpus = where.gpus or (group,)

@@ -76,6 +76,7 @@ def spawn(
             WorkerIdentity(
                 rank=rank,
                 ranks=len(spec.places),
+                slots=reservation.slots(place, environment),
                 **process_of(spec.pool, (place,), reservation, scratch, fakes),
             )
         )

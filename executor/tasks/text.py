@@ -60,10 +60,12 @@ class Text:
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return np.asarray([*ids, *self.stops[:1]], np.int64)
 
-    def decode(self, tokens: Tokens) -> str:
-        """Text without special tokens."""
-        text: str = self._tokenizer.decode([int(t) for t in tokens], skip_special_tokens=True)
-        return text
+    def decode(self, rows: Sequence[Tokens]) -> list[str]:
+        """Texts without special tokens, all at once and beside other threads."""
+        texts: list[str] = self._tokenizer.decode_batch(
+            [row.tolist() for row in rows], skip_special_tokens=True
+        )
+        return texts
 
 
 def _chat(folder: Path) -> Any:
@@ -112,6 +114,6 @@ class ByteText:
         """(R,) bytes and the end."""
         return np.asarray([*text.encode(), 0], np.int64)
 
-    def decode(self, tokens: Tokens) -> str:
-        """Text of the bytes."""
-        return bytes(int(t) % 256 for t in tokens).decode(errors="replace")
+    def decode(self, rows: Sequence[Tokens]) -> list[str]:
+        """Texts of the bytes."""
+        return [(row % 256).astype(np.uint8).tobytes().decode(errors="replace") for row in rows]

@@ -29,19 +29,26 @@ class _Ray:
     def is_initialized(self) -> bool:
         return True
 
+    looks = 0
+
     def wait(self, refs: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        self.looks += 1
         done = [ref for ref in refs if ref[1] is not None][:num_returns]
         return done, [ref for ref in refs if ref not in done]
 
     def get(self, ref: Any, timeout: float) -> Any:
+        if isinstance(ref, list):
+            return [self.get(one, timeout) for one in ref]
         if isinstance(ref[1], Exception):
             raise ref[1]
         return ref[1]
 
 
 @pytest.fixture(autouse=True)
-def _ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "ray", _Ray())
+def ray_stub(monkeypatch: pytest.MonkeyPatch) -> _Ray:
+    stand_in = _Ray()
+    monkeypatch.setattr(failures, "ray", stand_in)
+    return stand_in
 
 
 def _raised(error: Exception) -> RayTaskError:
@@ -50,6 +57,12 @@ def _raised(error: Exception) -> RayTaskError:
 
 def test_results_come_in_the_order_of_the_calls() -> None:
     assert collect([("a", 1), ("b", 2)], ["rank 0", "rank 1"], "train", 1.0) == [1, 2]
+
+
+def test_one_look_takes_the_results_of_hundreds_of_calls(ray_stub: _Ray) -> None:
+    refs = [(str(i), i) for i in range(512)]
+    assert collect(refs, [f"rank {i}" for i in range(512)], "train", 60.0) == list(range(512))
+    assert ray_stub.looks == 1
 
 
 def test_dead_process_is_named_with_its_host_and_is_not_taken_for_out_of_memory() -> None:

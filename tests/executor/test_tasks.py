@@ -325,8 +325,8 @@ def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_chat_template_shows_a_text_as_a_turn_of_the_user(chatty: Path) -> None:
     text = Text(chatty, chat=True)
-    assert text.decode(text.encode("1+1=")) == "u:1+1=;a:"
-    assert text.decode(Text(chatty).encode("1+1=")) == "1+1="
+    assert text.decode([text.encode("1+1=")])[0] == "u:1+1=;a:"
+    assert text.decode([Text(chatty).encode("1+1=")])[0] == "1+1="
 
 
 def test_conversations_of_a_file_pass_through_the_template(chatty: Path, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_conversations_of_a_file_pass_through_the_template(chatty: Path, tmp_pat
     file.write_text(json.dumps({"prompt": turns, "answer": "2"}) + "\n")
     problem = open_source(Data(task="file", path=str(file), chat_template=True), "grpo", 0).batch(0, 1)[0]
     text = Text(chatty, chat=True)
-    assert text.decode(text.encode(problem.prompt)) == "s:b;u:1+1=;a:"
+    assert text.decode([text.encode(problem.prompt)])[0] == "s:b;u:1+1=;a:"
 
 
 def test_conversations_without_a_template_are_refused_with_their_line(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class TokenHead(nn.Module):
 
     log-prob = z_target - logsumexp(z),  z = logits / temperature in fp32
 
-    The backward pass starts with the last chunk, whose logits are therefore kept; it computes the others again.
+    The backward pass starts with the last chunk, so its logits are kept; it computes the others again.
     """
 
     def __init__(self, linear: nn.Linear, config: Any, temperature: float) -> None:
