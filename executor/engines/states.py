@@ -13,7 +13,7 @@ import logging
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,9 @@ from executor.engines.scoring import trim
 from rlhfsim.errors import RlhfsimError
 
 logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 2**30
+"""Of pinned memory at a time: torch rounds each allocation up to a power of two."""
 
 
 def module_tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -50,6 +53,31 @@ def nested_tensors(value: Any, depth: int = 7) -> Iterator[Tensor]:
             yield from nested_tensors(item, depth - 1)
 
 
+class HostMemory:
+    """Pinned host memory for the storages of an engine: allocated once, used again by every move."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Tensor] = []
+
+    def pieces(self, storages: Sequence[torch.UntypedStorage]) -> Iterator[tuple[Tensor, Tensor]]:
+        """(bytes of a storage, host bytes that keep them), the same for storages of the same sizes."""
+        left = sum(storage.nbytes() for storage in storages)
+        number = offset = 0
+        for storage in storages:
+            data = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            while len(data):
+                if number == len(self.chunks):
+                    size = min(CHUNK_BYTES, left)
+                    self.chunks.append(
+                        torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+                    )
+                kept = self.chunks[number][offset : offset + len(data)]
+                yield data[: len(kept)], kept
+                data, offset, left = data[len(kept) :], offset + len(kept), left - len(kept)
+                if offset == len(self.chunks[number]):
+                    number, offset = number + 1, 0
+
+
 class Storages:
     """The storages behind some tensors, out of memory until `restore`.
 
@@ -58,9 +86,13 @@ class Storages:
     """
 
     def __init__(
-        self, tensors: Iterable[Tensor], folder: Path | None = None, but: Storages | None = None
+        self,
+        tensors: Iterable[Tensor],
+        folder: Path | None = None,
+        but: Storages | None = None,
+        host: HostMemory | None = None,
     ) -> None:
-        """Copy each storage once, to a file in `folder` or to host memory, and free it; not those of `but`.
+        """Copy each storage once, to a file in `folder` or to `host`, and free it; not those of `but`.
 
         On a CPU without a folder there is nowhere to go, and nothing moves.
         """
@@ -74,7 +106,7 @@ class Storages:
         self._storages: list[torch.UntypedStorage] = list(unique.values())
         self._sizes = [storage.nbytes() for storage in self._storages]
         self._file = folder / f"offload-{os.getpid()}-{uuid4().hex}.bin" if folder else None
-        self._copies: list[torch.UntypedStorage] = []
+        self._host = host or HostMemory()
         self._write()
         for storage in self._storages:
             _free(storage)
@@ -86,7 +118,7 @@ class Storages:
             if storage.device.type != "cpu":
                 storage.resize_(size)
         self._read()
-        self._copies, self._storages, self._sizes = [], [], []
+        self._storages, self._sizes = [], []
 
     def drop(self) -> None:
         """Forget what was moved: the engine ends while it is away."""
@@ -95,7 +127,9 @@ class Storages:
 
     def _write(self) -> None:
         if self._file is None:
-            self._copies = [storage.cpu() for storage in self._storages]
+            for data, kept in self._host.pieces(self._storages):
+                kept.copy_(data, non_blocking=True)
+            _settle()
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with self._file.open("wb") as file:
@@ -104,8 +138,9 @@ class Storages:
 
     def _read(self) -> None:
         if self._file is None:
-            for storage, copy in zip(self._storages, self._copies, strict=True):
-                storage.copy_(copy)
+            for data, kept in self._host.pieces(self._storages):
+                data.copy_(kept, non_blocking=True)
+            _settle()
             return
         with self._file.open("rb") as file:
             for storage in self._storages:
@@ -123,6 +158,8 @@ class Movable(ABC):
 
     _states: Storages | None = None
     _weights: Storages | None = None
+    _hosts: tuple[HostMemory, HostMemory] | None = None
+    """Of states and weights, kept from move to move."""
 
     @abstractmethod
     def _movable(self, *, weights: bool) -> Iterable[Tensor]:
@@ -131,9 +168,11 @@ class Movable(ABC):
     def offload(self, folder: Path | None = None, *, weights: bool = True) -> None:
         """All states, or all but the weights, to host memory, or to files in `folder`."""
         assert (self._weights if weights else self._states) is None, "already offloaded"
-        self._states = self._states or Storages(self._movable(weights=False), folder)
+        self._hosts = self._hosts or (HostMemory(), HostMemory())
+        states, rest = self._hosts
+        self._states = self._states or Storages(self._movable(weights=False), folder, host=states)
         if weights:
-            self._weights = Storages(self._movable(weights=True), folder, but=self._states)
+            self._weights = Storages(self._movable(weights=True), folder, self._states, rest)
 
     def reload(self, *, states: bool = True) -> None:
         """Undo `offload`; without `states` only of the weights: enough for forward passes."""
@@ -174,7 +213,13 @@ class Movable(ABC):
         for away in (self._weights, self._states):
             if away is not None:
                 away.drop()
-        self._weights = self._states = None
+        self._weights = self._states = self._hosts = None
+
+
+def _settle() -> None:
+    """Wait for copies that run beside the host."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _memory(storage: torch.UntypedStorage) -> memoryview:

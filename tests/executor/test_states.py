@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor.engines import states
 from executor.engines.states import Movable
 from rlhfsim.errors import RlhfsimError
 
@@ -73,6 +74,7 @@ def test_moving_twice_is_refused(tmp_path: Path) -> None:
         engine.offload(tmp_path)
 
 
+<<<<<<< HEAD
 def test_a_part_of_every_tensor_goes_to_a_file_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,3 +92,31 @@ def test_a_part_of_every_tensor_goes_to_a_file_and_back(
     monkeypatch.setattr(torch, "load", spoilt)
     with pytest.raises(RlhfsimError, match="came back as other bytes"):
         engine.save_and_compare(tmp_path / "rank-0.pt", 8000)
+=======
+def test_host_memory_is_allocated_once_and_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "CHUNK_BYTES", 4096)
+    host, tensors = states.HostMemory(), [torch.arange(3000.0), torch.arange(10), torch.zeros(0)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    places = set()
+    for turn in range(2):
+        wanted = [tensor.add_(turn).clone() for tensor in tensors]
+        for data, kept in host.pieces(storages):
+            kept.copy_(data)
+        for tensor in tensors:
+            tensor.zero_()
+        for data, kept in host.pieces(storages):
+            data.copy_(kept)
+        assert all(torch.equal(*pair) for pair in zip(tensors, wanted, strict=True))
+        places.add(tuple(chunk.data_ptr() for chunk in host.chunks))
+    assert len(places) == 1
+    assert [len(chunk) for chunk in host.chunks] == [4096, 4096, 3888], "12,080 bytes"
+
+
+def test_every_move_of_an_engine_uses_the_same_host_memory() -> None:
+    engine = Engine()
+    engine.offload()
+    hosts = engine._hosts
+    engine.reload()
+    engine.offload()
+    assert engine._hosts is hosts
+>>>>>>> f62dcf8 (offload: pinned host memory that an engine keeps)
