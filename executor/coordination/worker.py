@@ -27,13 +27,10 @@ class ProcessIdentity:
     pool: str
     gpus: tuple[str, ...] = ()
     """Names of its GPUs, the group of their counters; on slots without GPUs nobody knows what is whose."""
-<<<<<<< HEAD
     gpu: bool = False
     """Its slots are GPUs."""
-=======
     slots: int | None = None
     """Slots of the plan that share the cores of its node; None: the environment says how many threads."""
->>>>>>> 660e402 (executor: threads from cores, calls of all ranks looked at together, texts decoded in a batch)
     fakes: Fakes | None = None
     """Dry run: engines go by these instead of working."""
     scratch: str = ""

@@ -74,7 +74,6 @@ def test_moving_twice_is_refused(tmp_path: Path) -> None:
         engine.offload(tmp_path)
 
 
-<<<<<<< HEAD
 def test_a_part_of_every_tensor_goes_to_a_file_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +91,8 @@ def test_a_part_of_every_tensor_goes_to_a_file_and_back(
     monkeypatch.setattr(torch, "load", spoilt)
     with pytest.raises(RlhfsimError, match="came back as other bytes"):
         engine.save_and_compare(tmp_path / "rank-0.pt", 8000)
-=======
+
+
 def test_host_memory_is_allocated_once_and_gives_back_what_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "CHUNK_BYTES", 4096)
     host, tensors = states.HostMemory(), [torch.arange(3000.0), torch.arange(10), torch.zeros(0)]
@@ -119,4 +119,3 @@ def test_every_move_of_an_engine_uses_the_same_host_memory() -> None:
     engine.reload()
     engine.offload()
     assert engine._hosts is hosts
->>>>>>> f62dcf8 (offload: pinned host memory that an engine keeps)
