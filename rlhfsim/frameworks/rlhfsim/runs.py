@@ -45,5 +45,6 @@ RUNS = Runs(
     },
     features=known_by("run on CPUs", *FEATURES.keys() - _NOT_RUN) | _WRITTEN,
     pipeline_types=("llama", "qwen2", "qwen3"),
-    source="tests/executor: every layout, path and schedule on CPUs with a tiny model; no GPU was at hand",
+    source="tests/executor: every layout, path and schedule on CPUs with a tiny model, several nodes as Ray "
+    "nodes of one machine; no GPU was at hand",
 )
