@@ -213,7 +213,7 @@ def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:
     configs = {
         role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu)
         for role, spec in engine_specs(job).items()
-        if spec.optimizer is not None
+        if spec.optimizer is not None and spec.backend == "deepspeed"
     }
     vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
     run_folder.write_inputs(files, plan=job.plan, settings=job.settings, deepspeed=configs, vllm=vllm)

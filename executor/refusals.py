@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from executor.algorithms import recipes
-from executor.resolve import Job, has_weights, model_config
+from executor.engines.fsdp2 import limits
+from executor.resolve import Job, engine_specs, has_weights, model_config
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
@@ -27,6 +28,9 @@ def check(job: Job) -> None:
     recipes.check(job.plan.workload, job.settings, staleness=job.plan.placement.schedule.staleness)
     for code, message, remedy in _reasons(job):
         raise RlhfsimError(code, message, help=remedy)
+    for spec in engine_specs(job).values():
+        if spec.backend == "fsdp2":
+            limits.check(spec)
 
 
 def check_model(folder: str) -> None:

@@ -93,6 +93,7 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
         role=role,
         model=folder or job.model,
         head=HEADS[role],
+        backend=job.plan.placement.backend,
         layout=placed.layout,
         optimizer=optimizer,
         optimizer_kind=workload.optimizer,

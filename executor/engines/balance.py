@@ -36,7 +36,7 @@ def bins(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     while True:
         shares = lightest_first(lengths, number)
         loads = [sum(lengths[u] for u in share) for share in shares]
-        if max(loads) <= max(tokens, max(lengths)) or number >= len(lengths):
+        if max(loads) <= max([tokens, *lengths]) or number >= len(lengths):
             return [shares[i] for i in sorted(range(number), key=lambda i: -loads[i]) if shares[i]]
         number += 1
 

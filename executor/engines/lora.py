@@ -7,6 +7,7 @@ Source: Hu et al. 2021, arXiv 2106.09685, section 4.1. The frozen base with its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,13 @@ def attach(model: HeadedModel, rank: int, seed: int) -> None:
             parameter.data = parameter.data.to(dtype)
     if model.head_name != "score":
         model.head.requires_grad_(False)
+
+
+def drawn(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """A fresh matrix of an adapter as peft makes it: A uniform in +-1/sqrt(in), B zero."""
+    if ".lora_B." in name:
+        return torch.zeros(shape)
+    return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
 
 
 @contextmanager

@@ -53,6 +53,8 @@ def adam(spec: EngineSpec, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
     }
     if spec.optimizer_kind == "adam8bit":
         return _adam8bit(parameters, arguments)
+    if spec.backend == "fsdp2":
+        return torch.optim.AdamW(parameters, fused=torch.cuda.is_available(), **arguments)
     if spec.layout.offload_optimizer == "cpu":
         return _host_adam(parameters, arguments)
     return torch.optim.AdamW(parameters, fused=True, **arguments)

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from executor.engines.scoring import trim
 from rlhfsim.errors import RlhfsimError
@@ -30,24 +31,29 @@ CHUNK_BYTES = 2**30
 """Of pinned memory at a time: torch rounds each allocation up to a power of two."""
 
 
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that FSDP2 shards; any other as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def module_tensors(module: nn.Module) -> Iterator[Tensor]:
     """Parameters (ZeRO-3: their partitions too), gradients and buffers of a module."""
     for parameter in module.parameters():
-        yield parameter.data
+        yield own_part(parameter.data)
         for name in ("ds_tensor", "ds_secondary_tensor"):
             if isinstance(partition := getattr(parameter, name, None), Tensor):
                 yield partition
         if parameter.grad is not None:
-            yield parameter.grad
+            yield own_part(parameter.grad)
     yield from (buffer.data for buffer in module.buffers())
 
 
 def nested_tensors(value: Any, depth: int = 7) -> Iterator[Tensor]:
     """Tensors inside lists, tuples and dicts (also as keys: optimizer states are keyed by parameter)."""
     if isinstance(value, Tensor):
-        yield value.data
+        yield own_part(value.data)
         if value.is_leaf and value.grad is not None:
-            yield value.grad
+            yield own_part(value.grad)
     elif depth > 0 and isinstance(value, dict | list | tuple | set):
         for item in [*value, *value.values()] if isinstance(value, dict) else value:
             yield from nested_tensors(item, depth - 1)

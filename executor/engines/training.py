@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal
@@ -90,21 +91,23 @@ def stop() -> None:
     """Leave the process group; engines must be closed before."""
     import torch.distributed
 
-    from executor.engines.deepspeed import process_groups
-
-    process_groups.forget()
+    for module in ("executor.engines.deepspeed.process_groups", "executor.engines.fsdp2.build"):
+        if module in sys.modules:
+            sys.modules[module].forget()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def library(spec: EngineSpec) -> Literal["pipeline", "DeepSpeed", "transformers"]:
-    """What runs an engine: DeepSpeed's pipeline for pp > 1; DeepSpeed with an optimizer, or where weights are
-    sharded (ZeRO-3, tp > 1); else transformers alone."""
+def library(spec: EngineSpec) -> Literal["pipeline", "DeepSpeed", "FSDP2", "transformers"]:
+    """What runs an engine: DeepSpeed (its pipeline for pp > 1) or FSDP2 with an optimizer, or where weights
+    are sharded (ZeRO-3, tp > 1) or, with FSDP2, on the host; else transformers alone."""
     layout = spec.layout
+    sharded = spec.optimizer is not None or layout.zero == 3 or layout.tp > 1
+    if spec.backend == "fsdp2":
+        return "FSDP2" if sharded or layout.pp > 1 or layout.offload_params != "none" else "transformers"
     if layout.pp > 1:
         return "pipeline"
-    sharded = layout.zero == 3 or layout.tp > 1
-    return "DeepSpeed" if spec.optimizer is not None or sharded else "transformers"
+    return "DeepSpeed" if sharded else "transformers"
 
 
 def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
@@ -118,6 +121,10 @@ def build(spec: EngineSpec) -> TrainingEngine | ScoringEngine:
             from executor.engines.deepspeed.engine import DeepSpeedEngine
 
             return DeepSpeedEngine(spec)
+        case "FSDP2":
+            from executor.engines.fsdp2.engine import Fsdp2Engine
+
+            return Fsdp2Engine(spec)
         case "transformers":
             from executor.engines.transformers.engine import TransformersEngine
 

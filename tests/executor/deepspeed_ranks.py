@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.layout import Layout
 
 RANK, PORT, PART, FOLDER = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
-WORLD = 2
+WORLD = int(os.environ.get("RANKS", "2"))
 LOSS = LossSpec(name="policy", settings={"kl_coefficient": 0.1, "entropy_coefficient": 0.01})
 VALUE = LossSpec(name="value", settings={})
 # a large eps: with a small one Adam turns rounding errors of tiny gradients into whole steps
@@ -100,9 +101,11 @@ def _sample(number: int, draw: np.random.Generator) -> Sample:
 
 
 def batch(step: int, dp: int = WORLD) -> MiniBatch:
-    """Nine samples, two on data-parallel rank 0 and seven on rank 1."""
+    """Nine samples, of which data-parallel ranks have different numbers."""
     everything = samples(9, step)
-    mine = everything if dp == 1 else (everything[:2], everything[2:])[RANK]
+    cuts = {1: (9,), 2: (2, 7), 4: (1, 3, 0, 5)}[dp]
+    rank = 0 if dp == 1 else RANK
+    mine = everything[sum(cuts[:rank]) : sum(cuts[: rank + 1])]
     tokens = sum(sample.num_tokens for sample in everything)
     return MiniBatch(samples=tuple(mine), global_tokens=tokens, global_sequences=9)
 
@@ -207,8 +210,8 @@ def check_tensor_parallel(zero: int, family: str) -> dict[str, Any]:
     return found
 
 
-def check_lora(zero: int) -> dict[str, Any]:
-    engine = training.build(spec(model("llama"), zero=zero, lora_rank=4))
+def check_lora(zero: int, **options: Any) -> dict[str, Any]:
+    engine = training.build(spec(model("llama"), zero=zero, lora_rank=4, **options))
     some = samples(3 + RANK, 7)
     before = engine.logprobs(some)
     for step in range(2):
@@ -228,8 +231,8 @@ def check_lora(zero: int) -> dict[str, Any]:
     return found
 
 
-def check_value_head() -> dict[str, Any]:
-    engine = training.build(spec(model("qwen3"), zero=2, head="value"))
+def check_value_head(**options: Any) -> dict[str, Any]:
+    engine = training.build(spec(model("qwen3"), zero=2, head="value", **options))
     for step in range(2):
         engine.train(batch(step), VALUE)
     expected = plain(model("qwen3"), 2, VALUE)
@@ -331,11 +334,11 @@ def second() -> dict[str, Callable[[], Any]]:
     return {name: partial(check_resumed, name, options) for name, options in (STAGES | BF16).items()}
 
 
-def main() -> None:
+def main(parts: Mapping[str, Callable[[], dict[str, Callable[[], Any]]]]) -> None:
     torch.set_num_threads(1)
     training.start(RANK, WORLD, 0, "127.0.0.1", PORT, 60.0)
     found: dict[str, Any] = {}
-    for name, check in {"first": first, "second": second}[PART]().items():
+    for name, check in parts[PART]().items():
         began = time.monotonic()
         found[name] = check()
         found[f"seconds of {name}"] = time.monotonic() - began
@@ -346,4 +349,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main({"first": first, "second": second})

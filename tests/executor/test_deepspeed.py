@@ -44,8 +44,8 @@ def write_models(folder: Path) -> None:
     hf.LlamaForCausalLM(hf.LlamaConfig(**large)).save_pretrained(folder / "large")
 
 
-def ranks(part: str, folder: Path) -> dict[str, Any]:
-    """Both ranks of one part, each a process of its own; what rank 0 found."""
+def ranks(part: str, folder: Path, program: str = "deepspeed_ranks.py", world: int = 2) -> dict[str, Any]:
+    """All ranks of one part, each a process of its own; what rank 0 found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -54,17 +54,17 @@ def ranks(part: str, folder: Path) -> dict[str, Any]:
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "DS_ACCELERATOR": "cpu",
+        "RANKS": str(world),
     }
-    program = str(Path(__file__).parent / "deepspeed_ranks.py")
     started = [
         subprocess.Popen(
-            [sys.executable, program, str(rank), port, part, str(folder)],
+            [sys.executable, str(Path(__file__).parent / program), str(rank), port, part, str(folder)],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank in range(2)
+        for rank in range(world)
     ]
     try:
         said = [process.communicate(timeout=400)[0] for process in started]

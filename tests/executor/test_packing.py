@@ -150,6 +150,11 @@ def test_no_micro_batch_has_more_tokens_than_were_priced(packed: bool) -> None:
     assert tokens / sum(batch.tokens.numel() for batch in batches) > 0.85, "0.60 in the order they come"
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_rank_without_samples_has_no_micro_batches(packed: bool) -> None:
+    assert micro_batches([], 8, packed=packed) == []
+
+
 def test_pairs_share_a_micro_batch() -> None:
     mixed = [SAMPLES[0], SAMPLES[2], SAMPLES[3], SAMPLES[1]]
     for packed in (False, True):
