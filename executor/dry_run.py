@@ -238,7 +238,7 @@ def deepspeed_requests(specs: Mapping[str, EngineSpec]) -> dict[str, dict[str, A
             "tp": spec.layout.tp,
         }
         for role, spec in specs.items()
-        if library(spec) != "transformers"
+        if library(spec) in ("DeepSpeed", "pipeline")
     }
 
 

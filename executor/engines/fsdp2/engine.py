@@ -6,7 +6,7 @@ Ranks are data-parallel all. Which stage means what: build.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -80,16 +80,16 @@ class Fsdp2Engine(Learner):
             dist.all_reduce(square)
         return math.sqrt(float(square))
 
-    def buckets(self, bucket_bytes: int) -> Iterator[list[Named]]:
-        """Full weights by Hugging Face name on rank 0, empty lists elsewhere; a collective.
+    def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
+        """Full weights by Hugging Face name on `senders`, empty lists on other ranks; a collective.
 
         In the precision of the forward passes, to which shards are rounded before they are gathered.
         """
-        first = dist.get_rank() == 0
+        here = dist.get_rank() in senders
         if self.spec.lora_rank is not None:
-            return lora.merged(self.model, bucket_bytes, first=first)
+            return lora.merged(self.model, bucket_bytes, here=here)
         dtype = heads.DTYPES[self.spec.precision]
-        return weights.buckets(heads.named_parameters(self.model), bucket_bytes, first=first, dtype=dtype)
+        return weights.buckets(heads.named_parameters(self.model), bucket_bytes, here=here, dtype=dtype)
 
     def save(self, folder: Path) -> None:
         """Shards as torch's distributed checkpoint, a file a rank, and a safetensors copy; a collective."""
