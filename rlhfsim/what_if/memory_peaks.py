@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger
-from rlhfsim.memory.residency import Moment, entries, plan_moments, pool_bytes
+from rlhfsim.memory.residency import Moment, entries, pool_bytes
 from rlhfsim.simulation.memory_timeline import PoolPeak
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -61,9 +61,8 @@ def _too_much(reason: str) -> RlhfsimError:
 
 
 def _saves(setting: Setting) -> tuple[PoolPeak, ...]:
-    """Each trained role with its states in GPU memory beside an engine as a sync leaves it."""
+    """Each trained role with its states in GPU memory; the rollout engine rests meanwhile, as in a launch."""
     placement, workload = setting.placement, setting.workload
-    *_, last = plan_moments(placement, workload)
     saved = []
     for role in TRAINED:
         if role not in placement.roles:
@@ -71,7 +70,7 @@ def _saves(setting: Setting) -> tuple[PoolPeak, ...]:
         pool = placement.roles[role].pool
         held = pool_bytes(setting.models, placement, workload, setting.cluster, pool)
         name = f"{role}.save"
-        moment = Moment(name=name, pools=(pool,), role=role, state="train", engine=last.engine, moving=True)
+        moment = Moment(name=name, pools=(pool,), role=role, state="train", moving=True)
         size = max(math.fsum(entry.bytes for entry in stage) for stage in entries(held, moment))
         capacity = held.profile.usable_memory.value
         saved.append(PoolPeak(pool=pool, time=math.nan, name=name, bytes=size, capacity=capacity))
