@@ -1,0 +1,67 @@
+"""The README's plan, scaled down, really runs on two Ray nodes: hybrid and with a pool for the rollout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import runs
+
+from rlhfsim.api import design, estimate
+from rlhfsim.plan import Plan
+from rlhfsim.search.request import Request
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import node_group, parse_cluster
+from rlhfsim.specs.placement.scaling import scaled_placement, scaled_workload
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.trace import read_trace
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[str]:
+    """A cluster of two raylets with two slots each; its head has none."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster as RayCluster
+
+    small = {"object_store_memory": 128 * 2**20}
+    cluster = RayCluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **small}
+    )
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=2, resources={"slot": 2}, **small)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def scaled(architecture: str, model: Path) -> Plan:
+    """What `design --gpus 64 --model 70b` chooses, on about four slots, two of each node."""
+    request = Request(
+        cluster=parse_cluster(gpus=64), workload=Workload(model="70b"), architecture=architecture
+    )
+    chosen = design(request, explain=False, rivals=False).chosen
+    assert chosen is not None
+    placement = scaled_placement(chosen.placement, 4)
+    gpus = sum(pool.gpus for pool in placement.pools)
+    cluster = Cluster(node_groups=(node_group("cpu-core", gpus, gpus_per_node=-(-gpus // 2)),))
+    return estimate(placement, scaled_workload(chosen.workload, str(model / "config.json")), cluster)
+
+
+@pytest.mark.parametrize("architecture", ["hybrid", "disaggregated"])
+def test_the_readmes_plan_runs_on_two_nodes(
+    architecture: str, tiny_model: Path, tmp_path: Path, two_nodes: str
+) -> None:
+    made = scaled(architecture, tiny_model)
+    assert made.architecture == architecture
+    assert {node for role in made.gpu_map for node in role.nodes} == {0, 1}
+    outcome, heard = runs.run(made, runs.settings(tiny_model), tmp_path / "run", two_nodes)
+    assert [row["step"] for row in heard.rows] == [0, 1]
+    assert all(row["mismatch/max_abs_dlogp"] < 1e-4 for row in heard.rows)
+    assert {"actor.generate", "actor.train", "actor.sync"} <= {
+        span.name for span in read_trace(outcome.files.trace).spans
+    }
