@@ -23,7 +23,7 @@ from rlhfsim.what_if.break_evens import break_evens
 from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.gains import Gain, elsewhere, gains
 from rlhfsim.what_if.remedies import nearest_change, shortage
-from rlhfsim.what_if.simplest import CLOSE, simplest
+from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 from rlhfsim.what_if.why_not import Alternative, WhyNot, why_not
 
 RUNNERS_UP = 6
@@ -144,7 +144,7 @@ def design(
         certificate=certificate,
         refused=refused,
         confidence=probability_better(best.iteration, ranked[1][1].iteration) if len(ranked) > 1 else None,
-        reasons=tuple(_reasons(chosen, plans, close=close)) if explain else (),
+        reasons=tuple(_reasons(prices.request, chosen, plans, close=close)) if explain else (),
         break_evens=tuple(break_evens(prices.request, same_work)) if explain else (),
         gains=left,
         elsewhere=elsewhere(prices, best) if explain and not left_out else None,
@@ -152,13 +152,26 @@ def design(
     )
 
 
-def _reasons(chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
+def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
     """`close`: the plans close to the best were looked at."""
     yield from reasons(chosen, ranked[0], ranked[1:])
+    its, ours = (_sums(request, plan) for plan in (ranked[0], chosen))
+    if close and ours < its > BF16_SUMS[0]:
+        yield f"the fastest plan sums the gradients of {its:,} micro-batches in BF16, this one of {ours:,}"
+    if close and ours > BF16_SUMS[0]:
+        yield (
+            f"the gradients of {ours:,} micro-batches are summed in BF16, which drops what is small beside "
+            "the sum: --mini-batches, more GPUs or another backend make them fewer"
+        )
     risk = chosen.prediction.probability_out_of_memory
     if close and risk > SAFE:
         least = f"no plan within {CLOSE:.0%} of the best risks less than {SAFE:.0%}".replace("%", " %")
         yield f"{least} of running out of memory; this one risks {100 * risk:.1f} %"
+
+
+def _sums(request: Request, plan: Plan) -> int:
+    """Most micro-batches whose gradients a role sums in BF16."""
+    return max(bf16_sums(request, name, role) for name, role in plan.placement.roles.items())
 
 
 def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:

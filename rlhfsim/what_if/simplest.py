@@ -18,11 +18,17 @@ from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, u
 from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.pareto import SAFE
+from rlhfsim.search.request import Request
 from rlhfsim.search.space import ROLES, Partition
-from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.what_if.engine import Prices, Question, answer, good
 
+BF16_SUMS = (32, 64, 128)
+"""Micro-batches whose gradients may be summed in BF16: with 8 significant bits an addition rounds by up to
+2^-9 of the sum, 6 % of what the 32nd of equal terms adds, all of it from the 256th on. The first that some
+plan keeps is asked for. DeepSpeed 0.19 sums in the weights' precision (`get_data_types`, `grad_accum_dtype`
+unset)."""
 CLOSE = 0.03
 """Share of the shortest step that a simpler plan may cost: less than the error of the best predictions."""
 DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
@@ -101,6 +107,16 @@ def _stages(placement: Placement) -> Iterator[list[Rule]]:
     yield [at(stage) for stage in sorted(zero_stages(placement))]
 
 
+def bf16_sums(request: Request, name: str, role: AnyRolePlacement) -> int:
+    """Micro-batches of a step whose gradients a role sums in BF16; 1 where it sums in FP32, or trains not."""
+    on_cpus = all(group.profile.vendor == "cpu" for group in request.cluster.node_groups)
+    if name not in TRAINED or on_cpus or request.trainer.gradient_bytes > 2:
+        return 1
+    assert isinstance(role, RolePlacement)
+    sequences = request.workload.num_sequences // request.workload.mini_batches
+    return math.ceil(sequences / (role.layout.dp * role.layout.micro_batch))
+
+
 # --- the search -------------------------------------------------------------------------------------
 
 LADDER: tuple[Callable[[Placement], Iterator[list[Rule]]], ...] = (
@@ -117,17 +133,40 @@ LADDER: tuple[Callable[[Placement], Iterator[list[Rule]]], ...] = (
 def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> Candidate:
     """The plan that is recommended, where `best` is the fastest of the question of `prices`; often that one.
 
+    Where that one sums too many gradients in BF16, the fastest that does not stands in its place, if any.
+
     `at_most`: the seconds that targets leave to it.
     """
     request = prices.request
+    best, asked = _precise(best, prices, at_most)
     limit = max(best.seconds, min(best.seconds * (1 + CLOSE), at_most))
     for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
-        question = Question(
-            request=replace(request, max_oom=risk), below=math.nextafter(limit, math.inf), rivals=False
-        )
+        narrower = replace(request, max_oom=risk)
+        question = replace(asked, request=narrower, below=math.nextafter(limit, math.inf))
         if plan := _simplified(best, question, prices):
             return plan
     return best
+
+
+def _sums_at_most(most: int, request: Request) -> Rule:
+    return Rule(option=lambda name, role: bf16_sums(request, name, role) <= most)
+
+
+def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate, Question]:
+    """The fastest plan that sums few gradients in BF16, a safe one where that is not `best`, and the question
+    about such plans."""
+    request = prices.request
+    anything = Question(request=request, rivals=False)
+    in_time = replace(anything, below=math.nextafter(at_most, math.inf))
+    for most in BF16_SUMS:
+        rule = _sums_at_most(most, request)
+        if rule.obeyed(best.placement):
+            return best, rule.ask(anything)
+        few = rule.ask(in_time)
+        safe = replace(few, request=replace(request, max_oom=min(SAFE, request.max_oom)))
+        if (found := answer(safe, prices).best or answer(few, prices).best) is not None:
+            return found, rule.ask(anything)
+    return best, anything
 
 
 def _simplified(best: Candidate, question: Question, prices: Prices) -> Candidate | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -14,14 +15,18 @@ from rlhfsim.search.complexity import complexity
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if import simplest as module
 from rlhfsim.what_if.design import Design, design
 from rlhfsim.what_if.engine import Prices, Question, answer
-from rlhfsim.what_if.simplest import CLOSE, simplest
+from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 
 WORK = Workload(model="7b", prompts=256)
 REQUEST = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=WORK)
+PRECISE = replace(REQUEST, workload=replace(WORK, mini_batches=8))
+"""Its updates have too few micro-batches for their sum to matter."""
 
 
 def asked(request: Request) -> tuple[Candidate, Prices]:
@@ -87,19 +92,19 @@ def test_what_the_question_fixes_stays_however_complex_it_is() -> None:
 
 
 def test_targets_leave_less_room() -> None:
-    best, _ = answered(REQUEST)
-    free = recommended(REQUEST)
+    best, _ = answered(PRECISE)
+    free = recommended(PRECISE)
     limit = (best.seconds + free.seconds) / 2
-    assert recommended(REQUEST, limit).seconds <= limit
-    assert recommended(REQUEST, best.seconds / 2).seconds <= best.seconds * (1 + 1e-9)
+    assert recommended(PRECISE, limit).seconds <= limit
+    assert recommended(PRECISE, best.seconds / 2).seconds <= best.seconds * (1 + 1e-9)
 
 
 def test_where_no_close_plan_is_safe_one_of_less_risk_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    best, _ = answered(REQUEST)
+    best, _ = answered(PRECISE)
     monkeypatch.setattr(module, "RISKS", (1e-300, 0.02, 0.05))
     monkeypatch.setattr(module, "CLOSE", 0.0)
-    assert risk(recommended(REQUEST)) == risk(best) <= REQUEST.max_oom
-    tight = replace(REQUEST, max_oom=0.005)
+    assert risk(recommended(PRECISE)) == risk(best) <= PRECISE.max_oom
+    tight = replace(PRECISE, max_oom=0.005)
     assert risk(recommended(tight)) <= 0.005
 
 
@@ -158,3 +163,39 @@ def test_a_search_that_a_time_limit_ended_recommends_its_best() -> None:
     stopped = design(replace(REQUEST, time_limit=1e-9), explain=False)
     assert not stopped.certificate.proven
     assert not stopped.simpler
+
+
+# --- gradients that are summed in BF16 ----------------------------------------------------------------
+
+
+def test_a_plan_that_sums_many_gradients_in_bf16_is_not_recommended() -> None:
+    request = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=Workload(model="7b"))
+    answer = rlhfsim.design(request)
+    assert answer.chosen is not None
+    assert answer.best is not None
+    many, few = (
+        max(bf16_sums(request, name, role) for name, role in plan.placement.roles.items())
+        for plan in (answer.best, answer.chosen)
+    )
+    assert many > BF16_SUMS[0] >= few
+    assert answer.chosen.prediction.probability_out_of_memory <= SAFE
+    assert any("in BF16" in reason for reason in answer.reasons)
+
+
+def test_a_target_that_only_the_fastest_meets_is_met() -> None:
+    best, prices = answered(REQUEST)
+    assert simplest(best, prices, at_most=best.seconds).seconds <= best.seconds
+
+
+def test_fsdp2_sums_in_fp32_and_cpus_train_in_fp32() -> None:
+    role = RolePlacement(pool="all", layout=Layout(dp=8, zero=3))
+    asked = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=Workload(model="7b"))
+    assert bf16_sums(asked, "actor", role) == 128
+    assert bf16_sums(asked, "reference", role) == 1
+    assert bf16_sums(replace(asked, backend="fsdp2"), "actor", role) == 1
+    assert bf16_sums(replace(asked, cluster=rlhfsim.parse_cluster(8, "cpu-core")), "actor", role) == 1
+
+
+def test_deepspeed_sums_in_the_precision_of_the_weights() -> None:
+    source = inspect.getsource(pytest.importorskip("deepspeed.runtime.engine").DeepSpeedEngine.get_data_types)
+    assert "grad_accum_dtype = model_dtype" in source

@@ -118,7 +118,8 @@ def _chosen(choice: Choice) -> Iterator[str]:
     name = "This plan"
     if choice.best is not None:
         name = "The fastest plan"
-        aim += f" than the fastest plan; this one is the simplest within {words.percent(CLOSE)} of it"
+        aim += f" than the fastest plan; this one is the simplest within {words.percent(CLOSE)} of it, or of "
+        aim += "the fastest that does not sum too many gradients in BF16"
     if c.unexplored:
         yield (
             f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "

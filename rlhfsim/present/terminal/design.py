@@ -201,7 +201,9 @@ def _recommended(answer: Design) -> str:
     assert answer.chosen is not None
     assert answer.best is not None
     mine, its = (100 * p.prediction.probability_out_of_memory for p in (answer.chosen, answer.best))
-    near = f"the simplest plan within {words.percent(CLOSE)} of plan 1"
+    far = answer.chosen.prediction.step_s > (1 + CLOSE) * answer.best.prediction.step_s
+    of = "the fastest one that sums few gradients in BF16, not plan 1" if far else "plan 1"
+    near = f"the simplest plan within {words.percent(CLOSE)} of {of}"
     return (
         f"* is recommended: {near}, which --fastest writes\n"
         f"  risk of running out of memory {mine:.1f} %, of plan 1 {its:.1f} %"
