@@ -253,7 +253,7 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
             raise RlhfsimError(
                 "deepspeed-refuses",
                 f"{role}: DeepSpeed refuses its configuration: {refusal}",
-                help="change the layout, or report it with the plan: rlhfsim emits this configuration",
+                help="change the layout, or report it with the plan: this configuration is ours",
             )
     version = installed_version("deepspeed", missing="")
     roles = ", ".join(requests) or "none needed"

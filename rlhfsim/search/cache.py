@@ -78,7 +78,9 @@ class SearchCache:
         times = bytes_, cluster.oversubscription
         synced = models.actor, request.backend, work.lora, groups, cluster.oversubscription
         return SharedTables(
-            options=self._table(competing, domains, work.num_sequences // work.mini_batches, is_long(work)),
+            options=self._table(
+                competing, domains, work.num_sequences // work.mini_batches, is_long(work), work.lora
+            ),
             fitting=self._table(*bytes_),
             roles=self._table(*times),
             rollouts=self._table(times, "async" in request.switches, request.max_staleness),

@@ -32,10 +32,10 @@ README = {"gpus": 64, "model": "70b"}
 
 
 @cache
-def plan(gpus: int = 8, model: str = "8b") -> Plan:
+def plan(gpus: int = 8, model: str = "8b", *, simple: bool = True) -> Plan:
     """PPO on H100s."""
     request = Request(cluster=parse_cluster(gpus=gpus), workload=Workload(model=model))
-    chosen = design(request, explain=False, rivals=False).chosen
+    chosen = design(request, explain=False, rivals=False, simple=simple).chosen
     assert chosen is not None
     return chosen
 
@@ -161,7 +161,7 @@ def test_deepspeed_that_understands_something_else_is_an_error() -> None:
 def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
     longest = Workload(model="qwen2.5-7b", prompt_len=Fixed(value=1024), response_len=Fixed(value=31744))
     request = Request(cluster=parse_cluster(gpus=8), workload=longest)
-    given = design(request, explain=False, rivals=False).chosen
+    given = design(request, explain=False, rivals=False, simple=simple).chosen
     assert given is not None
     shapes = dry_run.model_shapes(given, Settings())
     profile = cluster_of(given).node_groups[0].profile
@@ -182,7 +182,7 @@ def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
 
 
 def test_a_pipeline_of_a_model_that_it_does_not_cut_is_refused_before_a_process_starts() -> None:
-    staged = plan()
+    staged = plan(simple=False)
     assert staged.placement.critic is not None
     assert staged.placement.critic.layout.pp > 1
     for name in ("mixtral-8x7b", "mistral-7b-v0.1"):

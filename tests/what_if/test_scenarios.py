@@ -175,7 +175,7 @@ def test_a_design_at_another_price_is_exactly_what_a_search_with_it_gives(
     )
     again = whatif(scenario, settings=settings, store=store, runner=local(1))
     assert (again.provenance.searched, again.provenance.from_cache) == (0, 1)
-    fresh = design(asked(scenario, settings).points[0].request, explain=False)
+    fresh = design(asked(scenario, settings).points[0].request, explain=False, simple=False)
     assert again.points[0].plan == fresh.chosen
 
 
