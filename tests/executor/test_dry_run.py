@@ -161,7 +161,7 @@ def test_deepspeed_that_understands_something_else_is_an_error() -> None:
 def test_vllm_refuses_heads_lengths_and_formats_that_it_does_not_run() -> None:
     longest = Workload(model="qwen2.5-7b", prompt_len=Fixed(value=1024), response_len=Fixed(value=31744))
     request = Request(cluster=parse_cluster(gpus=8), workload=longest)
-    given = design(request, explain=False, rivals=False, simple=simple).chosen
+    given = design(request, explain=False, rivals=False).chosen
     assert given is not None
     shapes = dry_run.model_shapes(given, Settings())
     profile = cluster_of(given).node_groups[0].profile
