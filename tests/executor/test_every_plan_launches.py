@@ -16,8 +16,9 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.memory_peaks import memory_peaks
 
-FAST = range(24)
-SLOW = [range(start, start + 50) for start in range(24, 324, 50)]
+FAST, SLOW = range(24), range(24, 74)
+LONG = [range(start, start + 50) for start in range(74, 324, 50)]
+"""More questions than the test command has time for."""
 
 
 class Judge:
@@ -52,8 +53,8 @@ def plans(seeds: Iterable[int]) -> list[tuple[int, Plan]]:
     every = []
     for seed in seeds:
         answer = design(question(seed), explain=False)
-        chosen = [answer.chosen] if answer.chosen else []
-        every += [(seed, plan) for plan in (*chosen, *answer.runners_up)]
+        shown = [plan for plan in (answer.chosen, answer.best, *answer.runners_up) if plan is not None]
+        every += [(seed, plan) for plan in {plan.input_hash: plan for plan in shown}.values()]
     return every
 
 
@@ -87,6 +88,10 @@ def test_plans_of_drawn_questions_launch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", SLOW, ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
+@pytest.mark.parametrize(
+    "seeds",
+    [SLOW, *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG)],
+    ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}",
+)
 def test_plans_of_many_drawn_questions_launch(seeds: range) -> None:
     assert refused(plans(seeds)) == []

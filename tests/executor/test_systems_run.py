@@ -11,7 +11,7 @@ from rlhfsim.cli.launch import make_tiny, scaled, tiny_folder
 from rlhfsim.trace import read_trace
 
 pytestmark = pytest.mark.slow
-ALWAYS = ("vllm-example", "vram-managed-pipeline")
+ALWAYS = ("vllm-example", "vram-managed-pipeline", "verl")
 WITH_TIME = ("openrlhf", "deepspeed-chat", "xtuner-rlhf", "sample-factory", "trl")
 
 
