@@ -22,16 +22,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from rlhfsim.kernels.layers import heads
+from rlhfsim.memory.logits import BF16, FP32, head_gradient, head_peak
 from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
-from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
 from rlhfsim.specs.placement.layout import Layout
-
-BF16, FP32 = 2.0, 4.0
-WHOLE_LOGITS = BF16 + 2 * FP32
-"""Bytes per logit where a framework holds all of them at the loss or for log-probs: BF16 logits, their FP32
-copy, and one FP32 of softmax, gradient or exponentials."""
 
 
 class Phase(NamedTuple):
@@ -274,7 +269,8 @@ def training_activations(
         working += head_gradient(model, layout)  # complete only after the embedding's own
     logits = 0.0
     if stage != "first":
-        logits = _head(model, layout, backend, local, logit_bytes, gradients=gradients)
+        norm = _norm(model, 1.0, fused=False)
+        logits = head_peak(model, layout, backend, local, logit_bytes, norm=norm, gradients=gradients)
     return Activations(saved=local * saved * held, working=working, logits=logits)
 
 
@@ -318,7 +314,7 @@ def forward_activations(
     """Activations of a scoring call: one layer at a time, then the logits (as in `training_activations`)."""
     local = tokens / layout.cp
     working = _alive(model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length)
-    logits = _head(model, layout, backend, local, logit_bytes, gradients=False, forward=True)
+    logits = head_peak(model, layout, backend, local, logit_bytes)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
 
@@ -342,62 +338,6 @@ def _alive(
 
 
 # --- the head -------------------------------------------------------------------------------------
-
-
-def _head(
-    model: ModelSpec,
-    layout: Layout,
-    backend: Backend,
-    tokens: float,
-    logit_bytes: float | None,
-    *,
-    gradients: bool,
-    forward: bool = False,
-) -> float:
-    """Bytes between the last layer and the gradient of its output."""
-    if logit_bytes is not None or backend == "megatron":
-        return logits_bytes(model, layout, tokens, logit_bytes or WHOLE_LOGITS)
-    if forward:
-        states, logits = 2 * BF16, 2 * _chunk(model, tokens)
-    else:
-        states = _norm(model, 1.0, fused=False) + 2 * BF16
-        logits = _chunk_backward(model, layout, tokens, gradients)
-    return tokens * model.hidden * states + logits
-
-
-def _chunk(model: ModelSpec, tokens: float) -> float:
-    """FP32 logits of the executor's largest chunk of tokens; tensor parallelism leaves the head whole.
-
-    In a scoring call twice: their exponentials.
-    """
-    if model.value_head:
-        return FP32 * tokens
-    return FP32 * model.vocab * min(tokens, max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES / (FP32 * model.vocab)))
-
-
-def _chunk_backward(model: ModelSpec, layout: Layout, tokens: float, gradients: bool) -> float:
-    """The head's backward pass, chunk after chunk.
-
-        one chunk: max(5 C, C + G)      more: max(5 C + G, C + 2 G)
-
-    C are the FP32 logits of a chunk: they, the gradient of the target's, and three of the log-sum-exp's
-    gradient stand together. G is the gradient of the output matrix, which all chunks add up before it leaves.
-    Source: executor/engines/transformers/heads.py; torch's derivatives of logsumexp and gather.
-    """
-    chunk = _chunk(model, tokens)
-    gradient = head_gradient(model, layout) if gradients and not model.value_head else 0.0
-    others = gradient if FP32 * model.vocab * tokens > chunk else 0.0
-    return max(5 * chunk + others, chunk + gradient + others)
-
-
-def head_gradient(model: ModelSpec, layout: Layout) -> float:
-    """BF16 gradient of the output matrix."""
-    return BF16 * model.vocab * model.embedding_width / layout.tp
-
-
-def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float) -> float:
-    """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
-    return tokens * (1.0 if model.value_head else model.vocab / layout.tp) * bytes_per_logit
 
 
 def _tensors(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from rlhfsim.memory import activations, kv_cache
+from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import layer_tensors
 from rlhfsim.specs.model.presets import resolve_model
@@ -204,9 +204,9 @@ def test_full_recomputation_keeps_layer_inputs_only():
 
 
 def test_logits_are_ten_bytes_each_and_a_value_head_has_none():
-    logits = activations.logits_bytes(LLAMA8B, Layout(tp=2), 1000, 10.0)
-    assert logits == 1000 * 128256 / 2 * 10
-    assert activations.logits_bytes(LLAMA8B.with_value_head(), Layout(), 1000, 10.0) == 10_000
+    held = logits.logits_bytes(LLAMA8B, Layout(tp=2), 1000, 10.0)
+    assert held == 1000 * 128256 / 2 * 10
+    assert logits.logits_bytes(LLAMA8B.with_value_head(), Layout(), 1000, 10.0) == 10_000
 
 
 def test_activations_shrink_with_context_parallelism():

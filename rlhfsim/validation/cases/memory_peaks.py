@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
+from rlhfsim.memory.logits import WHOLE_LOGITS
 from rlhfsim.memory.risk import Item
 from rlhfsim.memory.states import Shard, Stage
 from rlhfsim.specs.hardware.profiles import common_coefficients
@@ -202,7 +203,7 @@ def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Predict
         tokens=layout.micro_batch * length,
         micro_batches=1,
         score_length=length if (row.text("gpu_type") or "").startswith("V100") else 0.0,
-        logit_bytes=activations.WHOLE_LOGITS,
+        logit_bytes=WHOLE_LOGITS,
         frozen=trainable is not part,
     )
     extra = [

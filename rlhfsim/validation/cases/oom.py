@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.memory.activations import WHOLE_LOGITS
 from rlhfsim.memory.kv_cache import rollout_weights
+from rlhfsim.memory.logits import WHOLE_LOGITS
 from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group

@@ -1,0 +1,72 @@
+"""Bytes around the logits: all of them at once (M4), or in the chunks of the executor's head."""
+
+from __future__ import annotations
+
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
+from rlhfsim.specs.placement.layout import Layout
+
+BF16, FP32 = 2.0, 4.0
+WHOLE_LOGITS = BF16 + 2 * FP32
+"""Bytes per logit where a framework holds all of them at the loss or for log-probs: BF16 logits, their FP32
+copy, and one FP32 of softmax, gradient or exponentials."""
+
+
+def head_peak(
+    model: ModelSpec,
+    layout: Layout,
+    backend: Backend,
+    tokens: float,
+    logit_bytes: float | None,
+    *,
+    norm: float | None = None,
+    gradients: bool = False,
+) -> float:
+    """Bytes between the last layer and the gradient of its output.
+
+    `norm`: what the last norm keeps, per hidden element; None in a forward pass without gradients.
+    """
+    if logit_bytes is not None or backend == "megatron":
+        return logits_bytes(model, layout, tokens, logit_bytes or WHOLE_LOGITS)
+    if norm is None:
+        states, logits = 2 * BF16, 2 * _chunk(model, tokens)
+    else:
+        states = norm + 2 * BF16
+        logits = _chunk_backward(model, layout, tokens, gradients)
+    return tokens * model.hidden * states + logits
+
+
+def _chunk(model: ModelSpec, tokens: float) -> float:
+    """FP32 logits of the executor's largest chunk of tokens; tensor parallelism leaves the head whole.
+
+    In a scoring call twice: their exponentials.
+    """
+    if model.value_head:
+        return FP32 * tokens
+    return FP32 * model.vocab * min(tokens, max(LOGIT_CHUNK_ROWS, LOGIT_CHUNK_BYTES / (FP32 * model.vocab)))
+
+
+def _chunk_backward(model: ModelSpec, layout: Layout, tokens: float, gradients: bool) -> float:
+    """The head's backward pass, chunk after chunk.
+
+        one chunk: max(5 C, C + G)      more: max(5 C + G, C + 2 G)
+
+    C are the FP32 logits of a chunk: they, the gradient of the target's, and three of the log-sum-exp's
+    gradient stand together. G is the gradient of the output matrix, which all chunks add up before it leaves.
+    Source: executor/engines/transformers/heads.py; torch's derivatives of logsumexp and gather.
+    """
+    chunk = _chunk(model, tokens)
+    gradient = head_gradient(model, layout) if gradients and not model.value_head else 0.0
+    others = gradient if FP32 * model.vocab * tokens > chunk else 0.0
+    return max(5 * chunk + others, chunk + gradient + others)
+
+
+def head_gradient(model: ModelSpec, layout: Layout) -> float:
+    """BF16 gradient of the output matrix."""
+    return BF16 * model.vocab * model.embedding_width / layout.tp
+
+
+def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float) -> float:
+    """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
+    return tokens * (1.0 if model.value_head else model.vocab / layout.tp) * bytes_per_logit
