@@ -31,7 +31,7 @@ READERS = {
     "rlhfsim/specs/placement/layout.py": {"VLLM"},
     "executor/engines/deepspeed/config.py": {"DEEPSPEED"},
     "executor/engines/transformers/heads.py": {"LOGIT_CHUNK_BYTES", "LOGIT_CHUNK_ROWS"},
-    "rlhfsim/memory/activations.py": {"LOGIT_CHUNK_BYTES", "LOGIT_CHUNK_ROWS"},
+    "rlhfsim/memory/logits.py": {"LOGIT_CHUNK_BYTES", "LOGIT_CHUNK_ROWS"},
     "executor/resolve.py": {"SYNC_BUCKET_BYTES", "CPU_SYNC_BUCKET_BYTES"},
 }
 """Module -> what it takes from the table."""
