@@ -125,5 +125,5 @@ def _pass(whole: Tensor, owner: int, rank: int, senders: Collection[int]) -> Non
         [sender] = senders
         if rank == owner:
             dist.send(whole, dst=sender)
-        else:
+        elif rank == sender:  # not the owner's tensor-parallel peers, who took part in gathering it
             dist.recv(whole, src=owner)
