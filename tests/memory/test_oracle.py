@@ -52,10 +52,16 @@ def test_the_peak_of_a_step_is_that_of_the_modules(name: str, recompute: Recompu
     assert priced.saved + priced.working == pytest.approx(run.layers, rel=0.05)
 
 
+QUICK = ("qwen2.5-0.5b", "llama-3.2-1b")
+"""Whole models that the test command has time for."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("tokens", [4096, 16384])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in SHAPES]
+)
 def test_the_peak_of_a_step_of_the_whole_model_is_that_of_the_modules(
     name: str, tokens: int, recompute: Recompute
 ) -> None:
