@@ -5,18 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.kernels.cost import Cost
-from rlhfsim.kernels.links import (
-    Stage,
-    deepspeed_chat_volume,
-    gather_rate,
-    handled,
-    hbm,
-    host_rate,
-    moved,
-    pipelined,
-    serial,
-    vanilla_volume,
-)
+from rlhfsim.kernels.links import Stage, gather_rate, handled, hbm, host_rate, moved, pipelined, serial
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route, Weights, without_ffn
 from rlhfsim.weight_sync.stages import (
     Priced,
@@ -36,49 +25,6 @@ from rlhfsim.weight_sync.stages import (
 
 INDEX_BYTES = 4.0
 """Position of one changed element in a delta (int32)."""
-
-
-def reshard(ends: Route) -> Priced:
-    """S1, zero-redundancy grouping: each GPU gathers what its rollout shard lacks.
-
-        received = M/(t_g p_g) - M/(t p) = (tp - t_g p_g)/(t_g p_g t p) M
-
-    HybridFlow, arXiv 2409.19256, section 5.3 and Table 2. Flat per-layer buffers: one call a
-    fused tensor. Experts likewise, over their own ranks.
-    """
-    target = ends.rollout_shard * TRAINED_BYTES / ends.sent_bytes_per_element
-    received = max(0.0, target - ends.train_shard)
-    share = target / ends.train_shard
-    stage = _in_place(ends, received, ranks=min(ends.train.gpus, max(1, round(share))))
-    return Priced(cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=received)
-
-
-def reshard_vanilla(ends: Route) -> Priced:
-    """S1, HybridFlow-V: (tp - 1)/(tp) M over the model-parallel group; peak M (M8)."""
-    tp, pp = (ends.train.gpus, 1) if ends.sharded else (ends.train.tp, ends.train.pp)
-    received = vanilla_volume(ends.stored, tp, pp)
-    stage = _in_place(ends, received, ranks=tp * pp)
-    return Priced(cost=serial([stage]), bytes_moved=received * ends.train.gpus, rollout_bytes=ends.stored)
-
-
-def reshard_deepspeed_chat(ends: Route) -> Priced:
-    """S1, DeepSpeed-Chat: (tpd - 1)/(tpd) M over all training GPUs; peak M (M8)."""
-    layout = ends.train
-    received = deepspeed_chat_volume(ends.stored, layout.tp, layout.pp, layout.dp * layout.cp)
-    stage = _in_place(ends, received, ranks=layout.gpus)
-    return Priced(cost=serial([stage]), bytes_moved=received * layout.gpus, rollout_bytes=ends.stored)
-
-
-def _in_place(ends: Route, received: float, ranks: int) -> Stage:
-    return Stage(
-        name="reshard",
-        parts=(
-            moved(received, gather_rate(ends.source, ranks)),
-            handled(ends.local_tensors, ends.source, "sync_gather_latency"),
-            *quantise(ends, ends.weights.params * ends.rollout_share[0], ends.local_tensors).parts,
-            handled(1, ends.target, "sync_start_latency"),
-        ),
-    )
 
 
 def ipc(ends: Route) -> Priced:

@@ -21,7 +21,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Lora
-from rlhfsim.weight_sync import paths, storage
+from rlhfsim.weight_sync import paths, reshard, storage
 from rlhfsim.weight_sync.endpoints import Route, route
 from rlhfsim.weight_sync.stages import Priced
 
@@ -220,7 +220,7 @@ VARIANTS = {
             "reshard",
             "reshard",
             "reshard in place, zero-redundancy",
-            paths.reshard,
+            reshard.reshard,
             "same pool, and both layouts live in one process",
             IDLE,
             _colocated,
@@ -229,7 +229,7 @@ VARIANTS = {
             "reshard",
             "reshard-vanilla",
             "reshard in place, vanilla",
-            paths.reshard_vanilla,
+            reshard.reshard_vanilla,
             IN_PLACE,
             IDLE,
             _colocated,
@@ -238,7 +238,7 @@ VARIANTS = {
             "reshard",
             "reshard-deepspeed-chat",
             "reshard in place, DeepSpeed-Chat",
-            paths.reshard_deepspeed_chat,
+            reshard.reshard_deepspeed_chat,
             IN_PLACE,
             IDLE,
             _colocated,

@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from scipy.optimize import linear_sum_assignment
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_of
@@ -15,7 +16,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.units import GB, GIB
-from rlhfsim.weight_sync import paths
+from rlhfsim.weight_sync import paths, reshard
 from rlhfsim.weight_sync.endpoints import Route, route, weights_of
 from rlhfsim.weight_sync.weight_sync import SyncCost, every_path, sync
 
@@ -98,26 +99,86 @@ def test_zero_3_cuts_the_weights_over_every_training_gpu() -> None:
 def test_reshard_moves_the_volume_of_hybridflow_table_2(tp: int, pp: int, tp_gen: int, pp_gen: int) -> None:
     layout = Layout(tp=tp, pp=pp, dp=2)
     rollout = RolloutLayout(tp=tp_gen, pp=pp_gen, dp=layout.gpus // (tp_gen * pp_gen))
-    found = paths.reshard(ends(layout, rollout, same_pool=True))
+    found = reshard.reshard(ends(layout, rollout, same_pool=True))
     size = DENSE.num_params * 2
     expected = (tp * pp - tp_gen * pp_gen) / (tp_gen * pp_gen * tp * pp) * size
     assert found.bytes_moved / layout.gpus == pytest.approx(expected)
     assert found.rollout_bytes == pytest.approx(expected)
 
 
+def test_pipeline_stages_to_tensor_ranks_move_seven_eighths_of_the_weights_of_every_replica() -> None:
+    # tp1 pp8 dp8 -> tp8 dp8: a GPU holds 1/8 of the layers, needs 1/8 of every layer: 1/64 is both
+    found = reshard.reshard(
+        ends(Layout(pp=8, dp=8), RolloutLayout(tp=8, dp=8), on=device(64), same_pool=True)
+    )
+    size = DENSE.num_params * 2
+    assert found.bytes_moved == pytest.approx(64 * (1 / 8 - 1 / 64) * size)
+    assert found.bytes_moved == pytest.approx(0.99e12, rel=0.01)
+    # each domain holds one stage: all of it crosses the network, a NIC a GPU
+    assert found.cost.seconds > (1 / 8 - 1 / 64) * size / network(device(64)).value
+
+
+@pytest.mark.parametrize(
+    ("train", "tp_gen"),
+    [
+        (Layout(tp=2, pp=4, dp=4), 8),
+        (Layout(tp=8, dp=4), 2),
+        (Layout(tp=4, pp=2, dp=4), 4),
+        (Layout(dp=32), 8),
+        (Layout(dp=32, zero=3), 8),
+        (Layout(dp=32, zero=3), 1),
+        (Layout(pp=2, dp=16), 2),
+    ],
+)
+def test_received_bytes_are_those_of_the_best_order_of_rollout_ranks(train: Layout, tp_gen: int) -> None:
+    """Every rank by hand: intervals of layers and of width, rollout ranks assigned inside each domain."""
+    rollout = RolloutLayout(tp=tp_gen, dp=32 // tp_gen)
+    found = reshard.received(ends(train, rollout, on=device(32), same_pool=True))
+    stages, slices = (1, 32) if train.zero == 3 else (train.pp, train.tp)
+    kept = 0.0
+    for domain in range(4):
+        ranks = range(8 * domain, 8 * domain + 8)
+        shared = [
+            [
+                max(
+                    0.0,
+                    min((r % slices + 1) / slices, (g % tp_gen + 1) / tp_gen)
+                    - max(r % slices / slices, g % tp_gen / tp_gen),
+                )
+                / stages
+                for g in range(8)
+            ]
+            for r in ranks
+        ]
+        rows, columns = linear_sum_assignment(shared, maximize=True)
+        kept += sum(shared[i][j] for i, j in zip(rows, columns, strict=True))
+    needed = 1 / tp_gen - kept / 32
+    assert found.total == pytest.approx(needed * DENSE.num_params * 2, rel=1e-6, abs=1)
+
+
+def test_experts_that_training_cuts_by_number_and_the_rollout_by_width_do_not_nest() -> None:
+    layout = Layout(dp=16, ep=16)
+    wide = RolloutLayout(tp=16)
+    by_width, by_number = (
+        reshard.received(ends(layout, r, model=MOE, same_pool=True)).total
+        for r in (wide, replace(wide, ep=16))
+    )
+    experts = weights_of(MOE).experts * 2
+    assert by_width - by_number == pytest.approx((1 / 16 - 1 / 256) * experts)
+
+
 def test_vanilla_and_deepspeed_chat_move_the_volumes_of_table_2() -> None:
     case = ends(TRAIN, RolloutLayout(tp=2, dp=8), same_pool=True)
     size = DENSE.num_params * 2
-    assert paths.reshard_vanilla(case).bytes_moved / 16 == pytest.approx(7 / 8 * size)
-    assert paths.reshard_deepspeed_chat(case).bytes_moved / 16 == pytest.approx(15 / 16 * size)
+    assert reshard.reshard_vanilla(case).bytes_moved / 16 == pytest.approx(7 / 8 * size)
+    assert reshard.reshard_deepspeed_chat(case).bytes_moved / 16 == pytest.approx(15 / 16 * size)
 
 
 def test_zero_redundancy_is_fastest_and_deepspeed_chat_slowest() -> None:
     case = ends(TRAIN, RolloutLayout(tp=2, dp=8), same_pool=True)
-    reshard, vanilla, chat = (
-        f(case).cost.seconds for f in (paths.reshard, paths.reshard_vanilla, paths.reshard_deepspeed_chat)
-    )
-    assert reshard < vanilla < chat
+    forms = (reshard.reshard, reshard.reshard_vanilla, reshard.reshard_deepspeed_chat)
+    zero_redundancy, vanilla, chat = (form(case).cost.seconds for form in forms)
+    assert zero_redundancy < vanilla < chat
 
 
 # --- S3: by hand
@@ -192,7 +253,7 @@ def test_equal_layouts_in_one_pool_need_no_sync() -> None:
 
 def test_one_gpu_gathers_nothing_in_place() -> None:
     model = resolve_model("qwen3-0.6b")
-    found = paths.reshard(ends(Layout(), RolloutLayout(), model=model, same_pool=True))
+    found = reshard.reshard(ends(Layout(), RolloutLayout(), model=model, same_pool=True))
     assert found.bytes_moved == 0
 
 
