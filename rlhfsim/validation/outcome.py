@@ -10,6 +10,10 @@ from rlhfsim.kernels.cost import Cost
 from rlhfsim.validation.rows import Row
 
 
+ZERO = "a measured 0 is no measurement"
+"""Why a row is skipped whose result is 0: its error is not defined, and unknown cells stay blank."""
+
+
 class Skip(RlhfsimError):
     """Why a row has no prediction: it leaves open what decides it, or holds what is not modelled."""
 
@@ -56,7 +60,9 @@ class Outcome:
     @classmethod
     def of(cls, row: Row, kind: str, label: str, cost: Cost | None = None, **known: Any) -> Outcome:
         """The outcome of a row, with a priced cost as its prediction."""
-        if cost is not None:
+        if known.get("measured") == 0 and kind != "oom":
+            known["skipped"] = ZERO
+        elif cost is not None:
             low, high = cost.interval
             known |= {"predicted": cost.seconds, "low": low, "high": high}
         known.setdefault("source", row.source)
@@ -64,7 +70,7 @@ class Outcome:
 
     @property
     def error(self) -> float | None:
-        """(predicted - measured) / measured."""
-        if self.predicted is None or self.measured is None or self.skipped:
+        """(predicted - measured) / measured; None without one of them or where 0 was measured."""
+        if self.predicted is None or not self.measured or self.skipped:
             return None
         return self.predicted / self.measured - 1

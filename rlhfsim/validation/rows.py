@@ -49,10 +49,20 @@ class Row:
         """The number in `column`, or None when it is blank.
 
         Raises:
-            RlhfsimError: the cell holds words or a range.
+            RlhfsimError: the cell holds words or a range, is not finite, or is negative and may not be.
         """
         cell = self.text(column)
-        return None if cell is None else _number(cell, column, self._place(column))
+        if cell is None:
+            return None
+        value = _number(cell, column, self._place(column))
+        if value < 0 and column not in TABLES[self.table].signed:
+            raise RlhfsimError(
+                "negative-number",
+                f"{column} cannot be negative, got {cell!r}",
+                place=self._place(column),
+                help="leave it blank if it is not known",
+            )
+        return value
 
     def integer(self, column: str) -> int | None:
         """The whole number in `column`, or None when it is blank.
@@ -90,6 +100,16 @@ def publication(source: str) -> str:
     """
     name = re.split(r" § | \(|; | Table | Figure ", source, maxsplit=1)[0].strip()
     return name.split("@")[0] if name.startswith("mlcommons/") else name
+
+
+def zero_stage(text: str | None) -> int | None:
+    """The ZeRO stage that a cell states: the first one, before those of a remark in brackets.
+
+    >>> zero_stage("zero2, 8 ranks (zero3 in prose)")
+    2
+    """
+    stages = re.findall(r"zero\W*(\d)", re.sub(r"\(.*?\)", "", (text or "").lower()) + (text or "").lower())
+    return int(stages[0]) if stages else None
 
 
 def missing(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
@@ -147,9 +167,7 @@ def parse_csv(data: bytes, name: str) -> list[Row]:
             message = f"{len(cells)} fields, but the header has {len(columns)} columns"
             raise _malformed(message, name, line, "quote fields that hold commas")
         values = {column: cell.strip() for column, cell in zip(columns, cells, strict=True)}
-        row = Row(table=table.name, file=name, line=line, values=values)
-        _check_numbers(row, table)
-        rows.append(row)
+        rows.append(Row(table=table.name, file=name, line=line, values=values))
     return rows
 
 
@@ -174,13 +192,14 @@ def recognise(columns: Iterable[str], name: str) -> TableSchema:
 
 
 def notes(rows: Iterable[Row]) -> list[str]:
-    """What a person should know about the columns of these rows: unknown ones, with near names."""
+    """What a person should know about these rows: cells that are no number, then unknown columns."""
+    rows = list(rows)
     unknown: dict[tuple[str, str], set[str]] = {}
     for row in rows:
         extra = row.values.keys() - TABLES[row.table].columns
         if extra:
             unknown.setdefault((row.file, row.table), set()).update(extra)
-    return [
+    return [note for row in rows for note in _unreadable(row)] + [
         f"{file}: column {column!r} is not read{_near(column, TABLES[table])}"
         for (file, table), extra in sorted(unknown.items())
         for column in sorted(extra)
@@ -229,22 +248,16 @@ def _header(cells: list[str], name: str) -> list[str]:
     return columns
 
 
-def _check_numbers(row: Row, table: TableSchema) -> None:
-    """Refuse what cannot be a measurement: words, NaN, infinity, negative sizes and times."""
-    for column, cell in row.values.items():
-        if column not in table.numeric or not cell:
-            continue
+def _unreadable(row: Row) -> Iterator[str]:
+    """What `number` says of the cells of a row that it cannot give; ranges and remarks speak for themselves."""
+    for column in sorted(TABLES[row.table].numeric & row.values.keys()):
+        cell = row.values[column]
         if not _NUMBER.fullmatch(cell) and any(c.isdigit() for c in cell):
-            continue  # a range or a remark: the row says so when the cell is needed
-        place = Place(file=row.file, line=row.line, text=f"{column} = {cell}")
-        value = _number(cell, column, place)
-        if value < 0 and column not in table.signed:
-            raise RlhfsimError(
-                "negative-number",
-                f"{column} cannot be negative, got {cell!r}",
-                place=place,
-                help="leave it blank if it is not known",
-            )
+            continue
+        try:
+            row.number(column)
+        except RlhfsimError as error:
+            yield f"{row.file}:{row.line}: {error.message}; what needs it is skipped"
 
 
 def _number(cell: str, column: str, place: Place) -> float:

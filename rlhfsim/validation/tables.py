@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from rlhfsim.errors import RlhfsimError, unknown_name
@@ -83,14 +83,19 @@ def wanted(outcome: Outcome, kinds: Sequence[str]) -> bool:
 def run(section: RowKind, rows: Sequence[Row] | None = None) -> list[Outcome]:
     """The outcomes of a section, on the shipped rows by default.
 
+    The split of rows that fitted a constant is one of the shipped rows; given rows are all scored.
     A row whose cells cannot be read (a range where a number is needed) is skipped with that
     reason; it does not stop the others. Neither does a bug of ours: the row says `internal error`,
     and a test keeps the shipped rows free of it.
     """
+    if rows is None:
+        return _predicted(section, shipped(section.table) if section.table else [])
+    return [replace(outcome, part="report") for outcome in _predicted(section, rows)]
+
+
+def _predicted(section: RowKind, rows: Sequence[Row]) -> list[Outcome]:
     module = importlib.import_module(section.module)
     predict: Callable[[list[Row]], list[Outcome]] = module.outcomes
-    if rows is None:
-        rows = shipped(section.table) if section.table else []
     try:
         return predict(list(rows))
     except PER_ROW:

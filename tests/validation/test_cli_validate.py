@@ -11,8 +11,9 @@ from click.testing import CliRunner, Result
 from rlhfsim.cli.validate import validate
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.validation import tables as kinds
+from rlhfsim.validation.kinds.training import part_of
 from rlhfsim.validation.outcome import Outcome
-from rlhfsim.validation.rows import Row
+from rlhfsim.validation.rows import Row, shipped
 
 HEADER = "model,gpus,gpu_type,seq_len,framework,step_time_s,source\n"
 ROW = "m,8,H100,4096,f,10,s\n"
@@ -124,3 +125,53 @@ def test_a_table_without_kind_is_named_and_alone_is_an_error(table: Path, tmp_pa
 @pytest.mark.parametrize("arguments", [("--kind", "trainning"), ("none.csv",)])
 def test_bad_input_is_one_error_for_people(arguments: tuple[str, ...]) -> None:
     assert isinstance(call(*arguments).exception, RlhfsimError)
+
+
+def test_a_measured_zero_is_a_skipped_row_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "actor_model,model_config_key,gpus,gpu_type,framework,algorithm,gen_tp,train_backend,prompts_per_step,"
+        "samples_per_prompt,mean_prompt_len,mean_response_len,step_time_s,source\n"
+        + "Qwen3-8B,qwen3-8b,8,H100,verl v0.5,GRPO,1,FSDP,8,8,100,100,0,s\n"
+    )
+    data = json.loads(call(table, "--json").stdout)
+    assert data["kinds"]["rlhf.step"]["skip_reasons"] == {"a measured 0 is no measurement": 1}
+    sync = tmp_path / "sync.csv"
+    sync.write_text(
+        "model,model_config_key,gpu_type,mechanism,seconds,source\nQwen3-8B,qwen3-8b,H100,nccl broadcast,0,s\n"
+    )
+    assert call(sync).exception is None
+
+
+def test_own_rows_are_scored_whatever_the_split_of_the_shipped_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    fitted = next(r for r in shipped("training") if part_of(r) == "fit" and r.text("tokens_per_s_per_gpu"))
+    table = tmp_path / "mine.csv"
+    with table.open("w") as file:
+        writer = csv.DictWriter(file, list(fitted.values))
+        writer.writeheader()
+        writer.writerow(fitted.values)
+    training = json.loads(call(table, "--json").stdout)["kinds"]["training"]
+    assert (training["fit"], training["scored"]) == (0, 1)
+
+
+def test_one_bad_cell_skips_its_row_and_scores_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    table = tmp_path / "mine.csv"
+    header = "model,model_config_key,gpus,gpu_type,seq_len,framework,micro_batch,global_batch_seqs,precision,"
+    table.write_text(
+        header
+        + "recompute,tokens_per_s_per_gpu,source\n"
+        + "Llama-3.1-8B,llama-3.1-8b,eight,H100,8192,torchtitan,1,8,bf16,none,6000,s\n"
+        + "Llama-3.1-8B,llama-3.1-8b,8,H100,8192,torchtitan,1,8,bf16,none,6000,s\n"
+    )
+    training = json.loads(call(table, "--json").stdout)["kinds"]["training"]
+    assert (training["rows"], training["scored"]) == (2, 1)
+    assert list(training["skip_reasons"]) == ["gpus is not a number: 'eight'"]

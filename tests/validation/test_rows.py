@@ -62,11 +62,6 @@ def test_a_byte_order_mark_is_not_part_of_the_first_column() -> None:
         (HEADER + b"m,8,H100\x00,4096,f,1,s\n", "malformed-table", 2),
         (HEADER + b"m,8,H100,4096,f,1,\xff\n", "malformed-table", 2),
         (HEADER + b'"m,8,H100,4096,f,1,s\n', "malformed-table", 2),
-        (HEADER + b"m,nan,H100,4096,f,1,s\n", "not-a-number", 2),
-        (HEADER + b"m,8,H100,-inf,f,1,s\n", "not-a-number", 2),
-        (HEADER + b"m,8,H100,1e999,f,1,s\n", "not-a-number", 2),
-        (HEADER + b"m,eight,H100,4096,f,1,s\n", "not-a-number", 2),
-        (HEADER + b"m,8,H100,4096,f,-1,s\n", "negative-number", 2),
     ],
 )
 def test_a_malformed_table_is_refused_with_its_line(data: bytes, code: str, line: int) -> None:
@@ -86,11 +81,48 @@ def test_a_difference_of_two_readings_may_be_negative() -> None:
     assert row.number("cudagraph_gib_per_gpu") == -0.4
 
 
-def test_a_range_makes_only_its_own_cell_unusable() -> None:
-    (row,) = parse_csv(HEADER + b"m,8-16,H100,4096,f,1,s\n", "t.csv")
-    assert row.text("gpus") == "8-16"
-    with pytest.raises(RlhfsimError, match="gpus is not a number"):
-        row.number("gpus")
+@pytest.mark.parametrize(
+    ("cell", "code"),
+    [
+        ("8-16", "not-a-number"),
+        ("eight", "not-a-number"),
+        ("nan", "not-a-number"),
+        ("-inf", "not-a-number"),
+        ("1e999", "not-a-number"),
+        ("-1", "negative-number"),
+    ],
+)
+def test_a_cell_that_is_no_number_makes_only_itself_unusable(cell: str, code: str) -> None:
+    data = HEADER + f"m,{cell},H100,4096,f,1,s\nm,8,H100,4096,f,1,s\n".encode()
+    bad, good = parse_csv(data, "t.csv")
+    assert bad.text("gpus") == cell
+    assert (bad.number("tp"), good.number("gpus")) == (1, 8)
+    with pytest.raises(RlhfsimError) as caught:
+        bad.number("gpus")
+    assert caught.value.code == code
+    assert caught.value.place is not None
+    assert caught.value.place.line == 2
+    if cell != "8-16":
+        (note,) = rows.notes([bad, good])
+        assert "t.csv:2" in note
+        assert "gpus" in note
+
+
+@pytest.mark.parametrize(
+    ("text", "stage"),
+    [
+        ("zero2, 8 ranks (zero3 in prose)", 2),
+        ("(zero3 in prose) zero2", 2),
+        ("(zero3)", 3),
+        ("ZeRO-1", 1),
+        ("FSDP", None),
+        (None, None),
+    ],
+)
+def test_the_zero_stage_is_the_stated_one_and_not_that_of_a_remark(
+    text: str | None, stage: int | None
+) -> None:
+    assert rows.zero_stage(text) == stage
 
 
 def test_a_fraction_is_not_a_whole_number() -> None:

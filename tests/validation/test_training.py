@@ -7,7 +7,8 @@ from lab.fits.posterior import Free, posterior, written
 from rlhfsim.kernels.flop import training_flop
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.training import job, measured, recomputed
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.validation.cases.training import job, measured, model_of, recomputed
 from rlhfsim.validation.kinds.training import outcomes, part_of
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row, shipped
@@ -122,3 +123,21 @@ def test_a_fitted_value_replaces_the_old_one_and_keeps_its_prior() -> None:
     once = written(text, Free(name="eta", value=0.8, low=0.5, high=1.0), c)
     assert 'value: 0.61, low: 0.58, high: 0.64, source: "fitted, n=3 | prior: guess"' in once
     assert written(once, Free(name="eta", value=0.8, low=0.5, high=1.0), c) == once
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"model": "Mystery-MoE 40B"},
+        {"model": "Mystery-30B-A3B"},
+        {"model": "Mystery", "params_b": "100", "params_active_b": "10"},
+        {"model": "Mystery", "ep": "8"},
+    ],
+)
+def test_a_mixture_of_experts_without_a_known_shape_is_not_priced_as_dense(cells: dict[str, str]) -> None:
+    values = {"layers": "32", "hidden": "4096", "heads": "32", **cells}
+    row = Row(table="training", file="t.csv", line=2, values=values)
+    with pytest.raises(RlhfsimError, match="no shape of model Mystery"):
+        model_of(row)
+    dense = {"layers": "32", "hidden": "4096", "heads": "32", "model": "Mystery 6B"}
+    assert model_of(Row(table="training", file="t.csv", line=2, values=dense)).moe is None

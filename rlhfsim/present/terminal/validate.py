@@ -60,7 +60,7 @@ def _notes(figures: Mapping[str, Any]) -> Iterator[str]:
 
 def rows_text(outcomes: Sequence[Outcome], path: Path) -> str:
     """Every row, as a table or, for a `.json` file, as a list."""
-    records = [{**asdict(o), "error": o.error if o.measured else None} for o in outcomes]
+    records = [{**asdict(o), "error": o.error} for o in outcomes]
     if path.suffix == ".json":
         return json.dumps(records, indent=1) + "\n"
     buffer = io.StringIO()

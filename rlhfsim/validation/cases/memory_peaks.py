@@ -17,7 +17,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import Row
+from rlhfsim.validation.rows import Row, zero_stage
 
 MEGATRON_BRIDGE_GRADIENTS = 2.0
 """Its performance recipes set grad_reduce_in_fp32 False (Megatron-Bridge
@@ -70,11 +70,10 @@ def training_peak(row: Row, model: ModelSpec) -> PredictedPeak:
 
 def _zero(row: Row) -> int:
     """ZeRO stage from `fsdp_or_zero` or the framework's name."""
-    text = f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}"
-    stage = re.search(r"zero\W*(\d)", text.lower())
+    stage = zero_stage(f"{row.text('fsdp_or_zero') or ''} {row.text('framework') or ''}")
     if stage is None:
         raise Skip("ZeRO stage is not stated")
-    return int(stage[1])
+    return stage
 
 
 def _total(parts: Iterable[tuple[str, float, str]], which: str) -> PredictedPeak:

@@ -28,7 +28,7 @@ from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Work
 from rlhfsim.units import GIB
 from rlhfsim.validation.cases.oom_pools import gpu_sets, pools
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import Row
+from rlhfsim.validation.rows import Row, zero_stage
 
 NEMO_GRADIENTS = 2.0
 """NeMo-RL's Megatron recipes set grad_reduce_in_fp32 false (examples/configs/grpo_math_1B.yaml)."""
@@ -206,8 +206,8 @@ def _backend(row: Row) -> Backend:
 def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     """Training layout on `gpus`; the rollout's tp of FSDP rows is not the trainer's."""
     tp, pp, cp = (row.integer(c) or 1 for c in ("tp", "pp", "cp_sp"))
-    shard = row.text("shard") or ""
-    zero = {"fsdp2": 3, "megatron": 1}.get(backend) or int(shard[-1] if shard[-1:].isdigit() else 3)
+    stated = zero_stage(row.text("shard"))
+    zero = {"fsdp2": 3, "megatron": 1}.get(backend, 3 if stated is None else stated)
     ep = row.integer("ep") or 1
     checkpoints = row.text("grad_ckpt")
     if checkpoints is None:

@@ -29,7 +29,7 @@ from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training.passes import Software
 from rlhfsim.units import TERA
 from rlhfsim.validation.outcome import Skip
-from rlhfsim.validation.rows import Row
+from rlhfsim.validation.rows import Row, zero_stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +101,18 @@ def model_of(row: Row) -> ModelSpec:
             model = preset(known)
             if shape[1] in (None, model.hidden):
                 return _with_depth(model, shape[0] or _predicting(row, model))
-    if None in shape:
+    if None in shape or _has_experts(row):
         raise Skip(f"no shape of model {row.text('model')}")
     return _gpt(row)
+
+
+def _has_experts(row: Row) -> bool:
+    """Whether a row without a known model says that it is a mixture of experts, whose shape no column gives."""
+    whole, active = row.number("params_b"), row.number("params_active_b")
+    if whole and active and active < 0.95 * whole:
+        return True
+    named = re.search(r"moe|mixture|mixtral|\d+x\d+b|\ba\d+(\.\d+)?b\b", (row.text("model") or "").lower())
+    return named is not None or (row.integer("ep") or 1) > 1
 
 
 def _predicting(row: Row, model: ModelSpec) -> int | None:
@@ -190,8 +199,9 @@ def _stage(zero: int, pp: int) -> int:
 
 def _zero(text: str, framework: str) -> int:
     text = text.lower()
-    if match := re.search(r"zero-?(\d)", text):
-        return int(match[1])
+    stage = zero_stage(text)
+    if stage is not None:
+        return stage
     if "grad_op" in text or "optimizer+gradient" in text:
         return 2
     if text and "no fsdp" not in text and "no_shard" not in text:

@@ -21,7 +21,7 @@ from rlhfsim.step.iteration import Iteration
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import setting_of, staleness_of
-from rlhfsim.validation.outcome import Outcome, Skip
+from rlhfsim.validation.outcome import ZERO, Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.transfer import Published, pairs
 
@@ -126,13 +126,14 @@ def step_seconds(row: Row) -> float | None:
     """Published seconds of a step: printed, or the hours of a run over its steps; None if only phases are.
 
     Raises:
-        Skip: neither is published, or the cell is a range.
+        Skip: neither is published, or 0 is.
+        RlhfsimError: the cell is no number.
     """
-    text = row.text("step_time_s")
-    if text is not None:
-        if not text.replace(".", "", 1).isdigit():
-            raise Skip("step time is a range")
-        return row.number("step_time_s")
+    seconds = row.number("step_time_s")
+    if seconds is not None:
+        if seconds == 0:
+            raise Skip(ZERO)
+        return seconds
     hours, steps = row.number("total_hours"), row.number("steps")
     if hours and steps:
         return hours * HOUR / steps
