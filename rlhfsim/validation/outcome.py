@@ -9,7 +9,6 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.validation.rows import Row
 
-
 ZERO = "a measured 0 is no measurement"
 """Why a row is skipped whose result is 0: its error is not defined, and unknown cells stay blank."""
 

@@ -249,7 +249,7 @@ def _header(cells: list[str], name: str) -> list[str]:
 
 
 def _unreadable(row: Row) -> Iterator[str]:
-    """What `number` says of the cells of a row that it cannot give; ranges and remarks speak for themselves."""
+    """What `number` says of cells that it cannot give; ranges and remarks speak for themselves."""
     for column in sorted(TABLES[row.table].numeric & row.values.keys()):
         cell = row.values[column]
         if not _NUMBER.fullmatch(cell) and any(c.isdigit() for c in cell):

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from lab.fits.posterior import Free, posterior, written
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.flop import training_flop
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.errors import RlhfsimError
 from rlhfsim.validation.cases.training import job, measured, model_of, recomputed
 from rlhfsim.validation.kinds.training import outcomes, part_of
 from rlhfsim.validation.outcome import Outcome, Skip

@@ -107,7 +107,7 @@ def model_of(row: Row) -> ModelSpec:
 
 
 def _has_experts(row: Row) -> bool:
-    """Whether a row without a known model says that it is a mixture of experts, whose shape no column gives."""
+    """Whether a row without a known model says that it is a mixture of experts: no column gives its shape."""
     whole, active = row.number("params_b"), row.number("params_active_b")
     if whole and active and active < 0.95 * whole:
         return True
