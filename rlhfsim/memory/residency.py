@@ -28,7 +28,7 @@ from rlhfsim.memory.components import (
     role_components,
 )
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
-from rlhfsim.memory.role_bytes import DEFAULT_STACK, RoleBytes, Stack, role_bytes
+from rlhfsim.memory.role_bytes import DEFAULT_STACK, RoleBytes, Stack, most_host, role_bytes
 from rlhfsim.memory.states import Stage, lora_params
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -139,7 +139,7 @@ def pool_bytes(
     roles = {
         r: [role_in_plan(models, placement, workload, profile, r, s, stack) for s in stages] for r in here
     }
-    host = sum(parts[0].host for parts in roles.values())
+    host = sum(most_host(parts) for parts in roles.values())
     processes = sum(parts[0].framework > 0 for parts in roles.values())
     engine = None
     if "rollout" in placed and placed["rollout"].pool == pool and workload.generates:
@@ -190,9 +190,15 @@ def plan_moments(placement: Placement, workload: Workload) -> Iterator[Moment]:
         return placed.residency != "resident" or (placed.offload_between and trains)
 
     pools = tuple(p.name for p in placement.pools)
-    homes = {role: placed.pool for role, placed in placement.roles.items()}
+    homes = on_weights({role: placed.pool for role, placed in placement.roles.items()}, workload)
     after_sync: EngineState = "idle" if placement.weight_path == "none" else "ready"
     return moments(dataflow(workload), homes, pools, moves=moves, after_sync=after_sync)
+
+
+def on_weights(homes: Mapping[str, str], workload: Workload) -> dict[str, str]:
+    """The homes of roles that have weights of their own: beside adapters a reference runs on the actor's."""
+    shared = workload.base_is_reference and homes.get("reference") == homes["actor"]
+    return {role: home for role, home in homes.items() if role != "reference" or not shared}
 
 
 def moments(
@@ -232,13 +238,13 @@ def moments(
     yield Moment(name="end", pools=pools, engine=engine)
 
 
-def peak_moments(calls: Iterable[Call], group: Iterable[str]) -> list[Moment]:
+def peak_moments(calls: Iterable[Call], group: Iterable[str], workload: Workload) -> list[Moment]:
     """The moments that can be the fullest of a pool with these roles; the others sit elsewhere.
 
     The end of a step is its start.
     """
     here, elsewhere = "here", "elsewhere"
-    homes = dict.fromkeys((*ROLES, "rollout"), elsewhere) | dict.fromkeys(group, here)
+    homes = on_weights(dict.fromkeys((*ROLES, "rollout"), elsewhere) | dict.fromkeys(group, here), workload)
     every = moments(calls, homes, (here,), moves=lambda *_, **__: False)
     return [m for m in every if here in m.pools and not m.moving and m.name != "end"]
 

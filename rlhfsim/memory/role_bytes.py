@@ -10,6 +10,7 @@ to be emptied at every switch), and copies during start and checkpointing.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -85,6 +86,18 @@ class RoleBytes(NamedTuple):
         return self.states.host + self.kept.host
 
 
+NOTHING = RoleBytes(
+    states=States(),
+    kept=States(),
+    score=Extra(),
+    train=Extra(),
+    framework=0.0,
+    nccl=0.0,
+    recreated=False,
+)
+"""A role that runs on another one's weights."""
+
+
 class RoleKind(NamedTuple):
     """What decides a role's bytes besides its layout and its micro-batch."""
 
@@ -93,8 +106,6 @@ class RoleKind(NamedTuple):
     trained: bool
     optimizer: Optimizer
     lora: Lora | None
-    shares_weights: bool
-    """A reference that is the frozen base of the adapters that are trained in its pool."""
     stack: Stack
 
 
@@ -110,7 +121,12 @@ def role_bytes(
     beside_actor: bool = False,
     stack: Stack = DEFAULT_STACK,
 ) -> RoleBytes:
-    """What a role holds on a GPU of `stage`; `beside_actor`: a reference in the actor's pool."""
+    """What a role holds on a GPU of `stage`; `beside_actor`: a reference in the actor's pool.
+
+    Beside adapters it holds nothing: the actor's base gives its log-probs.
+    """
+    if beside_actor and workload.base_is_reference:
+        return NOTHING
     model, layout, trained = models.of(role), placed.layout, role in TRAINED
     kind = RoleKind(
         model=model,
@@ -118,7 +134,6 @@ def role_bytes(
         trained=trained,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
-        shares_weights=beside_actor and workload.lora is not None and models.reference == models.actor,
         stack=stack,
     )
     imbalance = profile["ep_hot_rank_factor"] if model.moe and layout.ep > 1 else 1.0
@@ -135,8 +150,18 @@ def role_bytes(
     )
 
 
+def most_host(stages: Sequence[RoleBytes]) -> float:
+    """Host bytes for each GPU of the node with the fullest pipeline stages.
+
+    A stage is taken to fill its node; where several stand on one, theirs is less than this.
+    """
+    return max(part.host for part in stages)
+
+
 def rested(part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool) -> RoleBytes:
     """The bytes of a layout as `role_bytes` gives them, where something else happens between its calls."""
+    if part is NOTHING:
+        return part
     kept = _kept(part.states, role, backend, trained)
     return part._replace(kept=kept, recreated=role.residency == "recreated")
 
@@ -185,10 +210,9 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
             part, layout, backend, optimizer=kind.optimizer, gradient_bytes=gradient_bytes
         )
     else:
-        states = States() if kind.shares_weights else memory.frozen_states(part, layout)
+        states = memory.frozen_states(part, layout)
     frozen_base = not kind.trained or lora is not None
-    copied = layout.zero == 3 or layout.offload_params != "none" or not frozen_base
-    gathers = copied and not (kind.shares_weights and not kind.trained)  # BF16 weights in place need no copy
+    gathers = layout.zero == 3 or layout.offload_params != "none" or not frozen_base  # else BF16 in place
     return _Standing(
         states=states,
         gathered=memory.gathered_bytes(part, layout, backend) if gathers else 0.0,

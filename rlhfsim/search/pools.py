@@ -31,6 +31,7 @@ from rlhfsim.search.options import OptionTable
 from rlhfsim.search.space import Group, Pace
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.workload.dataflow import Call
+from rlhfsim.specs.workload.workload import Workload
 
 ENDS = ("actor", "rollout")
 """Roles that the weight sync joins."""
@@ -85,6 +86,7 @@ class Subproblem:
     """Dominated options included."""
     calls: tuple[Call, ...]
     """Of the whole step."""
+    workload: Workload
     hardware: NodeGroup
     gpus: int
     sync: SyncBytes
@@ -295,10 +297,11 @@ def _role(subproblem: Subproblem, index: int) -> Combinations:
     columns.append(table.host * each)
     if subproblem.pace == "pieces" and "rollout" in subproblem.group:
         columns += list((table.pieces if role == "rollout" else np.zeros_like(table.pieces)).T)
+    workload = subproblem.workload
     states = table.states(
         subproblem.hardware.profile, subproblem.sync, with_actor="actor" in subproblem.group
     )
-    moments = [states[m.of(role)] for m in peak_moments(subproblem.calls, subproblem.group)]
+    moments = [states[m.of(role)] for m in peak_moments(subproblem.calls, subproblem.group, workload)]
     return Combinations(
         rows=np.arange(len(table))[:, None],
         sums=Sums(np.stack(columns, axis=1)),

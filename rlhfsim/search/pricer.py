@@ -15,7 +15,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, rested, role_bytes
+from rlhfsim.memory.role_bytes import RoleBytes, most_host, rested, role_bytes
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -174,7 +174,7 @@ class Pricer:
                 ends = views[0], views[-1]
                 parts += [[rested(p, s, backend=backend, trained=trained) for p in ends] for s in variants]
         process = pool.profile["host_process_bytes"]
-        host = np.array([first.host + (first.framework > 0) * process for first, _ in parts])
+        host = np.array([most_host(ends) + (ends[0].framework > 0) * process for ends in parts])
         rows = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
         states = role_sums(pool.profile, rows, NO_SYNC)
         fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value

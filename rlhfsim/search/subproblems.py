@@ -229,6 +229,7 @@ class Subproblems:
             tables=tables,
             originals=tuple(map(self.pricer.table, keys)),
             calls=self.pricer.calls,
+            workload=self.request.workload,
             hardware=hardware,
             gpus=gpus,
             sync=sync,

@@ -182,6 +182,30 @@ def test_lora_shares_the_base_with_the_reference():
     assert _bytes(found, "actor.train") < _bytes(full, "actor.train") - 10e9
 
 
+def test_a_reference_without_adapters_finds_its_base_though_the_actor_was_offloaded():
+    workload = replace(GRPO, lora=Lora(rank=32))
+    role = RolePlacement(pool="all", layout=ZERO3, residency="offloaded")
+    placement = replace(_colocated(), actor=role, critic=None, reward=None, backend="fsdp2")
+    found = _ledger(placement, workload)
+    scoring = next(p for p in found.phases if p.name == "reference.logprob")
+    weights = sum(e.bytes for e in scoring.entries if e.component == "weights" and e.role != "rollout")
+    assert weights > 2 * models_of(workload).actor.num_params / 8
+
+
+def test_host_memory_is_that_of_the_fullest_pipeline_stage():
+    layout = Layout(tp=1, pp=16, dp=4, ep=4, zero=1)
+    role = RolePlacement(pool="all", layout=layout, residency="offloaded")
+    placement = Placement(
+        pools=(ResourcePool(name="all", gpus=64),), actor=role, critic=role, backend="megatron"
+    )
+    workload = replace(PPO, model="deepseek-v3", kl=False, reward=Reward(rules=Rules()))
+    cluster = Cluster(node_groups=(node_group("h100", 64),))
+    found = ledger(models_of(workload), placement, workload, cluster)
+    trained = 2 * models_of(workload).actor.num_params
+    # BF16 weights, FP32 master and moments of both lie on 8 nodes; the first stages are light
+    assert found.host_peak_bytes > 14 * trained / 8
+
+
 def test_a_pipeline_ledger_takes_the_fuller_end():
     layout = Layout(tp=2, pp=4, zero=1, micro_batch=1, recompute="none")
     role = RolePlacement(pool="all", layout=layout)

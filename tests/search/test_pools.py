@@ -89,6 +89,7 @@ def subproblem(rng: np.random.Generator, **changes: Any) -> Subproblem:
         "tables": tables,
         "originals": tables,
         "calls": dataflow(Workload(reference="none")),
+        "workload": Workload(reference="none"),
         "hardware": NodeGroup(profile=PROFILE, gpus=8, gpus_per_node=8),
         "gpus": 8,
         "sync": NO_SYNC,

@@ -141,6 +141,11 @@ class Workload(Hashed):
         return self.reference != "none" and (self.kl or not self.generates)
 
     @property
+    def base_is_reference(self) -> bool:
+        """Whether the frozen base of the adapters can give reference log-probs."""
+        return self.lora is not None and self.reference == "same" and self.has_reference
+
+    @property
     def has_reward_model(self) -> bool:
         """Whether a reward model scores samples."""
         return self.generates and self.reward.model is not None
