@@ -87,13 +87,7 @@ class RoleBytes(NamedTuple):
 
 
 NOTHING = RoleBytes(
-    states=States(),
-    kept=States(),
-    score=Extra(),
-    train=Extra(),
-    framework=0.0,
-    nccl=0.0,
-    recreated=False,
+    states=States(), kept=States(), score=Extra(), train=Extra(), framework=0.0, nccl=0.0, recreated=False
 )
 """A role that runs on another one's weights."""
 

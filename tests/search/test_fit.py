@@ -44,7 +44,8 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
             ]  # type: ignore[arg-type]
             rows = np.array([[views[0], views[-1]]], dtype=ROLE)
             states = role_sums(profile, rows, sync if role == "actor" else NO_SYNC)
-        total = total + np.stack([states[m.of(role)][0] for m in peak_moments(dataflow(work), group)])
+        moments = peak_moments(dataflow(work), group, work)
+        total = total + np.stack([states[m.of(role)][0] for m in moments])
     return total, profile.usable_memory.value
 
 
