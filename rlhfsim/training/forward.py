@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from rlhfsim.kernels import collectives
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.sequences import Sequences
@@ -13,10 +12,17 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.training import gradient_exchange as exchange
-from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
 from rlhfsim.training.passes import Software, contention, passes, slowed
-from rlhfsim.training.training import default_software, imbalance, micro_batches, work_of, work_parts
+from rlhfsim.training.training import (
+    default_software,
+    late_parts,
+    micro_batches,
+    send_parts,
+    spread_of,
+    work_of,
+    work_parts,
+)
 
 Head = Literal["logprob", "value", "score"]
 
@@ -54,15 +60,9 @@ def forward(
     parts = work_parts(device, layout, through.forward.times(count / layout.pp), busy)
     if layout.pp > 1:
         parts.append(part("bubble", total - busy, "pipeline schedule"))
-        far = collectives.crosses(device, 2, layout.tp * layout.cp * layout.dp)
-        send = collectives.p2p(device, roofline.BF16 * work.held * model.hidden, far)
-        parts.append(
-            part(
-                "network" if far else "nvlink", count * send, "nic_efficiency" if far else "nvlink_efficiency"
-            )
-        )
+        parts += send_parts(device, model, layout, work, count, 1.0, back=False)
     parts += exchange.gathers(device, model, layout, count, busy)
-    cost = Cost(parts=tuple(p for p in parts if p.seconds > 0))
-    wait = imbalance(sequences, layout, 1, count, pack_len)
-    tail = part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0))
-    return cost + Cost(parts=(tail,)) if wait else cost
+    spread = spread_of(sequences, layout, 1, count, pack_len)
+    launch = count / layout.pp * through.launch / 2
+    parts += late_parts(device, sum(through.forward) * count / layout.pp, launch, spread, total / busy)
+    return Cost(parts=tuple(p for p in parts if p.seconds > 0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlhfsim.kernels import collectives, layers
-from rlhfsim.kernels.cost import Part, Resource, part
+from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
@@ -15,6 +16,8 @@ from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.weight_sync.endpoints import weights_of
 
 Optimizer = Literal["adam", "adam8bit", "sgd"]
+Link = Literal["nvlink", "network"]
+LINKS: tuple[Link, ...] = ("nvlink", "network")
 BF16, FP32 = 2.0, 4.0
 STATE_BYTES: dict[Optimizer, float] = {"adam": 26.0, "adam8bit": 14.0, "sgd": 10.0}
 """HBM bytes per owned parameter besides its gradient: FP32 master, momentum and variance read and
@@ -96,45 +99,83 @@ def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -
     return max(seconds / max(1, layers), seconds - overlap * compute)
 
 
+class Room(NamedTuple):
+    """One direction of one micro-batch on the mean stage, as the data-parallel traffic sees it."""
+
+    seconds: float
+    held: Mapping[Link, float]
+    """Seconds that its own collectives hold each link."""
+
+    def free(self, link: Link) -> float:
+        """Seconds in which the GPU works and the link is idle."""
+        return max(0.0, self.seconds - self.held.get(link, 0.0))
+
+
 def exchange(
     device: Device,
     model: ModelSpec,
     layout: Layout,
     micro_batches: int,
     *,
-    forward: float,
-    backward: float,
+    forward: Room,
+    backward: Room,
     reduce_bytes: float,
     share: float = 1.0,
 ) -> list[Part]:
     """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
 
-    `forward` and `backward` are seconds of one micro-batch on the mean stage. ZeRO-3 hides behind
-    all micro-batches; ZeRO-1 gathers behind the first forward and reduces behind the last backward,
-    ZeRO-2 behind every backward. Collectives that run beside kernels take a share of the SMs
-    (Calculon, arXiv 2305.06990).
+    All shards on one link share it and the time it is free: no step is shorter than the traffic of a
+    link. Collectives that run beside kernels take a share of the SMs (Calculon, arXiv 2305.06990).
     """
     parts: list[Part] = []
     eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
-    for shard in shards(device, model, layout, share=share):
-        if shard.ranks.ranks == 1:
-            continue
-        gather, reduce = traffic(device, shard, layout, micro_batches, reduce_bytes)
-        times = micro_batches if layout.zero == 3 else 1
-        behind_forward = times * (forward + (backward if layout.zero == 3 else 0.0))
-        behind_backward = (micro_batches if layout.zero >= 2 else 1) * backward
-        seen = hidden_behind(gather, behind_forward, eta, depth)
-        seen += hidden_behind(reduce, behind_backward, eta, depth)
-        far = shard.ranks.domains > 1
-        name: Resource = "network" if far else "nvlink"
-        taken = device["sm_share_nic" if far else "sm_share_nvlink"]
-        slowed = taken * max(0.0, gather + reduce - seen)
-        share_name = "sm_share_nic" if far else "sm_share_nvlink"
-        parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
-        parts.append(part("compute", slowed, share_name, spread=(0.3, 1.5)))
+    whole = shards(device, model, layout, share=share)
+    for link in LINKS:
+        raw = [
+            traffic(device, shard, layout, micro_batches, reduce_bytes)
+            for shard in whole
+            if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
+        ]
+        gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
+        seen = exposed(
+            layout.zero, micro_batches, gather, reduce, forward.free(link), backward.free(link), eta, depth
+        )
+        taken = "sm_share_nic" if link == "network" else "sm_share_nvlink"
+        slowed = device[taken] * max(0.0, gather + reduce - seen)
+        parts.append(part(link, seen, "overlap_dp", spread=(0.4, 1.8)))
+        parts.append(part("compute", slowed, taken, spread=(0.3, 1.5)))
     if layout.zero == 3:  # a gather ahead and one back; reductions go by bucket
         parts.append(zero_calls(device, model, layout, 2 * micro_batches))
     return parts
+
+
+def exposed(
+    zero: int,
+    micro_batches: int,
+    gather: float,
+    reduce: float,
+    forward: float,
+    backward: float,
+    eta: float,
+    layers: int,
+) -> float:
+    """Seconds of the gathers and reductions of one step that no compute hides.
+
+        ZeRO-3: half the gathers behind m forwards; the other half and the reductions behind m backwards
+        else:   gathers behind the first forward; reductions behind the last backward (ZeRO-2: every one)
+
+    `forward` and `backward`: seconds of one micro-batch in which the link is free.
+    """
+    if zero == 3:
+        ahead = hidden_behind(gather / 2, micro_batches * forward, eta, layers)
+        return ahead + hidden_behind(gather / 2 + reduce, micro_batches * backward, eta, layers)
+    behind = (micro_batches if zero == 2 else 1) * backward
+    return hidden_behind(gather, forward, eta, layers) + hidden_behind(reduce, behind, eta, layers)
+
+
+def link_of(ranks: Group) -> Link:
+    """The link that limits a collective of these ranks."""
+    return "network" if ranks.domains > 1 else "nvlink"
 
 
 def zero_calls(device: Device, model: ModelSpec, layout: Layout, passes: float) -> Part:
@@ -157,11 +198,14 @@ def gathers(
         return []
     parts = []
     depth = -(-model.num_layers // layout.pp)
-    for shard in shards(device, model, layout):
-        raw = micro_batches * _once(device, shard, BF16, True)[0]
+    for link in LINKS:
+        raw = micro_batches * sum(
+            _once(device, shard, BF16, True)[0]
+            for shard in shards(device, model, layout)
+            if link_of(shard.ranks) == link
+        )
         seen = hidden_behind(raw, compute, device["overlap_dp"], depth)
-        name: Resource = "network" if shard.ranks.domains > 1 else "nvlink"
-        parts.append(part(name, seen, "overlap_dp", spread=(0.4, 1.8)))
+        parts.append(part(link, seen, "overlap_dp", spread=(0.4, 1.8)))
     return [*parts, zero_calls(device, model, layout, micro_batches)]
 
 

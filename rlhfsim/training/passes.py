@@ -64,6 +64,10 @@ class Passes(NamedTuple):
     ends: tuple[float, float]
     """Forward plus backward of the embedding and of the head."""
     ends_forward: tuple[float, float]
+    sent: tuple[Pass, Pass]
+    """Forward and backward with nothing hidden: how long collectives hold their links."""
+    launch: float
+    """Seconds that the host needs for forward plus backward of all layers."""
 
 
 @lru_cache(maxsize=65536)
@@ -79,18 +83,21 @@ def passes(
 ) -> Passes:
     """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1)."""
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
+    raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
     for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
         if not count:
             continue
         raw = roofline.layer(device, _trunk(model), work, experts=experts)
-        one = exposed(device, raw.forward, software)
-        two = exposed(device, _backward(raw, software, recompute, frozen), software)
+        behind = _backward(raw, software, recompute, frozen)
+        one, two = exposed(device, raw.forward, software), exposed(device, behind, software)
         least = host_time(device, software.graphs, experts=experts)
         again = 2.0 if recompute == "full" else 1.0
         seconds = launched(device, sum(one), least)
         first += count * seconds
         both += count * (seconds + launched(device, sum(two), again * least))
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
+        raw_ahead, raw_back = raw_ahead.plus(raw.forward.times(count)), raw_back.plus(behind.times(count))
+        launch += count * (1 + again) * least
     ends = (roofline.embedding(device, model, work), roofline.head(device, model, work, logprob=logprob))
     shown = [(exposed(device, e.forward, software), exposed(device, e.backward, software)) for e in ends]
     for one, two in shown:
@@ -98,7 +105,14 @@ def passes(
     sums = [(sum(one), sum(two)) for one, two in shown]
     depth = model.num_layers
     return Passes(
-        ahead, back, both / depth, first / depth, (sum(sums[0]), sum(sums[1])), (sums[0][0], sums[1][0])
+        ahead,
+        back,
+        both / depth,
+        first / depth,
+        (sum(sums[0]), sum(sums[1])),
+        (sums[0][0], sums[1][0]),
+        (raw_ahead, raw_back),
+        launch,
     )
 
 
@@ -175,6 +189,8 @@ def slowed(through: Passes, factor: float) -> Passes:
         through.layer_forward * factor,
         (first * factor, last * factor),
         (first_forward * factor, last_forward * factor),
+        (through.sent[0].times(factor), through.sent[1].times(factor)),
+        through.launch * factor,
     )
 
 

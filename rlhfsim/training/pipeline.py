@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 
 def makespan(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> float:
@@ -19,6 +20,44 @@ def makespan(stages: Sequence[float], micro_batches: int, chunks: int = 1) -> fl
     slowest = max(stages)
     ramp = (sum(stages) - slowest) / chunks
     return ramp + micro_batches * slowest
+
+
+class Sends(NamedTuple):
+    """Sends between stages that the slowest stage waits for in one iteration, by link."""
+
+    near: float
+    far: float
+
+
+@lru_cache(maxsize=4096)
+def hops(pp: int, stride: int, domain: int) -> tuple[bool, ...]:
+    """Which of the p-1 hops between stages leave a domain of `domain` GPUs.
+
+    Stage i holds GPUs i stride to (i+1) stride - 1; a hop is as slow as its slowest pair of ranks.
+    """
+    return tuple(
+        stride >= domain or ((i + 2) * stride - 1) // domain > i * stride // domain for i in range(pp - 1)
+    )
+
+
+def sends(crossing: tuple[bool, ...], rounds: int, *, back: bool = True) -> Sends:
+    """How many sends the slowest stage waits for in `rounds` micro-batches (times chunks).
+
+    In every round a stage exchanges with the stage before and the one after it, activations ahead and
+    gradients back; the first round passes all hops. `back=False`: a forward, one send a round.
+    """
+    if not crossing:
+        return Sends(0.0, 0.0)
+    if not back:
+        far = float(any(crossing))
+        return Sends(
+            rounds * (1 - far) + crossing.count(False) - (1 - far), rounds * far + sum(crossing) - far
+        )
+    pairs = zip((crossing[0], *crossing), (*crossing, crossing[-1]), strict=True)
+    far = max(a + b for a, b in pairs)
+    ramp_far = max(0, 2 * sum(crossing) - far)
+    ramp_near = max(0, 2 * (len(crossing) - sum(crossing)) - (2 - far))
+    return Sends(rounds * (2 - far) + ramp_near, rounds * far + ramp_far)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

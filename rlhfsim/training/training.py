@@ -60,7 +60,7 @@ def train(
 ) -> Cost:
     """Time of one pass over `sequences` in `optimizer_steps` optimizer steps.
 
-        T = steps (pipeline(m, stages) + exposed DP traffic + optimizer) + wait for the slowest rank
+        T = steps (pipeline(m, stages) + exposed DP traffic + optimizer + wait for the slowest rank)
 
     `pack_len` tokens make a pack; `layout.micro_batch` packs (or sequences) a micro-batch. Several
     epochs are several passes. Source: physics section 3.
@@ -72,10 +72,8 @@ def train(
     work = work_of(device, layout, sequences, size, precision, software, model)
     stages = pipeline.split(model.num_layers, layout.pp, layout.vp)
     step = _Step(device, model, layout, backend, software, work, count, lora, optimizer, stages)
-    cost = _iteration(step)
-    wait = imbalance(sequences, layout, optimizer_steps, count, pack_len)
-    if wait:
-        cost = cost + Cost(parts=(part("tail", wait * cost.seconds, "length balance", spread=(0.3, 2.0)),))
+    spread = spread_of(sequences, layout, optimizer_steps, count, pack_len)
+    cost = _iteration(step, spread)
     return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
 
 
@@ -162,27 +160,60 @@ def _work(
     )
 
 
-def imbalance(sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None) -> float:
-    """Share by which the slowest data-parallel rank exceeds the mean (T11).
+class Spread(NamedTuple):
+    """How unequal lengths make the micro-batches and the ranks."""
 
-        random order: sigma/mean sqrt(2 ln d / n); balanced over ranks (LPT): sigma/mean / n
+    micro_batch: float
+    """Standard deviation of the tokens of a micro-batch over their mean."""
+    slowest: float
+    """Share by which the tokens of the slowest data-parallel rank exceed the mean."""
+
+
+def spread_of(sequences: Sequences, layout: Layout, steps: int, count: int, pack_len: float | None) -> Spread:
+    """Spread of the micro-batches, and of the ranks that wait for each other (T11).
+
+        micro-batch: sigma/mean / sqrt(b) ;  random order of the ranks: sigma/mean sqrt(2 ln d / n);
+        balanced over ranks (LPT): sigma/mean / n
 
     n sequences per rank and step; with ZeRO-3 or expert parallelism the ranks meet at every
     micro-batch, where the n of one micro-batch counts. Frameworks sort or balance by default, so the
-    second form holds; packs of equal size have no spread. Source: order statistics of a normal.
+    last form holds; packs of equal size have no spread. Ranks of context parallelism share every
+    sequence evenly and never wait for each other. Source: order statistics of a normal.
     """
-    ranks = layout.dp
-    if ranks == 1 or pack_len or not sequences.packed or sequences.deviation <= 0:
-        return 0.0
+    if pack_len or not sequences.packed or sequences.deviation <= 0:
+        return Spread(0.0, 0.0)
+    ranks, relative = layout.dp, sequences.deviation / sequences.mean
     tied = layout.zero == 3 or layout.ep > 1
     n = sequences.count / (steps * ranks * (count if tied else 1))
-    spread = sequences.deviation / sequences.mean
     worst = max(0.0, sequences.maximum / sequences.mean - 1)
-    return min(worst, spread / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks))))
+    longest = relative / max(1.0, n) * min(1.0, math.sqrt(2 * math.log(ranks)))
+    alone = max(1.0, sequences.count / (steps * ranks * count))
+    return Spread(relative / math.sqrt(alone), min(worst, longest))
 
 
-def _iteration(step: _Step) -> Cost:
-    """One optimizer step, without the wait for the slowest rank."""
+def waits(kernels: float, launch: float, spread: Spread, overlap: float) -> tuple[float, float]:
+    """Seconds per micro-batch that unequal lengths add: host floor of the short ones, slowest rank.
+
+        E[max(K, H)] - max(K, H),  K normal of mean k and deviation k sigma ;  max(k (1 + x), H) - max(k, H)
+
+    The host takes H = `launch` whatever the length: short micro-batches do not go below it, so splitting them
+    over more ranks wins nothing, and a longest rank that stays under it delays nobody. `overlap` is the share
+    of launches that run ahead of kernels. Source: mean of a normal cut from below (Bachelier 1900).
+    """
+    busy, sigma = max(kernels, launch), kernels * spread.micro_batch
+    floor = 0.0
+    if sigma > 0:
+        z = (kernels - launch) / sigma
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        share = (1 + math.erf(z / math.sqrt(2))) / 2
+        floor = launch + sigma * density + (kernels - launch) * share - busy
+    longest = kernels * spread.slowest
+    behind = overlap * max(0.0, kernels + longest - busy) + (1 - overlap) * longest
+    return overlap * max(0.0, floor), behind
+
+
+def _iteration(step: _Step, spread: Spread) -> Cost:
+    """One optimizer step."""
     through = passes(
         step.device, step.model, step.work, step.software, step.layout.recompute, frozen=step.lora is not None
     )
@@ -190,12 +221,23 @@ def _iteration(step: _Step) -> Cost:
     p, m, v = step.layout.pp, step.micro_batches, step.layout.vp
     times = step.stages.times(through.layer, *through.ends)
     busy = m * sum(times) / p
-    idle = pipeline.makespan(times, m, v) - busy
+    whole = pipeline.makespan(times, m, v)
     shown = through.forward.plus(through.backward).times(m / p)
     parts = work_parts(step.device, step.layout, shown, busy)
-    bubble = part("bubble", idle, "pipeline schedule")
-    all_parts = (*parts, bubble, *_stage_sends(step), *_exchange(step, through))
+    bubble = part("bubble", whole - busy, "pipeline schedule")
+    late = late_parts(step.device, sum(shown), m / p * through.launch, spread, whole / busy)
+    all_parts = (*parts, bubble, *late, *_stage_sends(step), *_exchange(step, through))
     return Cost(parts=tuple([x for x in all_parts if x.seconds > 0]))
+
+
+def late_parts(device: Device, kernels: float, launch: float, spread: Spread, stretch: float) -> list[Part]:
+    """The waits of `waits` in a step whose pipeline takes `stretch` times the work of its mean stage."""
+    floor, wait = waits(kernels, launch, spread, device["overlap_launch"])
+    name = "host_layer_time"
+    return [
+        part("overhead", floor * stretch, name, spread=device.spread(name)),
+        part("tail", wait * stretch, "length balance", spread=(0.3, 2.0)),
+    ]
 
 
 _KERNELS: tuple[tuple[Resource, str], ...] = (
@@ -235,23 +277,36 @@ def _link(resource: Resource) -> str:
 
 
 def _stage_sends(step: _Step) -> list[Part]:
-    """Activations and their gradients between stages: 2 v sends a micro-batch and stage (T3).
+    """Activations and their gradients between stages (T3), as `pipeline.sends` counts them.
 
     T' h elements each; interleaved schedules send while the next chunk computes, so that `overlap_dp`
     of it hides; plain 1F1B waits.
     """
-    layout, device = step.layout, step.device
-    if layout.pp == 1:
-        return []
-    stride = layout.tp * layout.cp * layout.dp
-    far = collectives.crosses(device, 2, stride)
-    size = BF16 * step.work.held * step.model.hidden
-    one = collectives.p2p(device, size, far)
-    visible = 1 - device["overlap_dp"] if layout.vp > 1 else 1.0
-    seconds = 2 * layout.vp * step.micro_batches * one * visible
-    resource: Resource = "network" if far else "nvlink"
-    name = _link(resource)
-    return [part(resource, seconds, name, spread=device.inverse_spread(name))]
+    visible = 1 - step.device["overlap_dp"] if step.layout.vp > 1 else 1.0
+    rounds = step.layout.vp * step.micro_batches
+    return send_parts(step.device, step.model, step.layout, step.work, rounds, visible)
+
+
+def send_parts(
+    device: Device,
+    model: ModelSpec,
+    layout: Layout,
+    work: Work,
+    rounds: int,
+    visible: float,
+    *,
+    back: bool = True,
+) -> list[Part]:
+    """Sends between pipeline stages by link; `rounds` micro-batches times chunks, `visible` share shown."""
+    crossing = pipeline.hops(layout.pp, layout.tp * layout.cp * layout.dp, device.domain)
+    count = pipeline.sends(crossing, rounds, back=back)
+    size = BF16 * work.held * model.hidden
+    found: list[Part] = []
+    links: tuple[tuple[Resource, float], ...] = (("nvlink", count.near), ("network", count.far))
+    for link, sent in links:
+        seconds = visible * sent * collectives.p2p(device, size, link == "network")
+        found.append(part(link, seconds, _link(link), spread=device.inverse_spread(_link(link))))
+    return found
 
 
 def adapter_share(model: ModelSpec, lora: Lora | None) -> float:
@@ -268,13 +323,15 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
     device, layout = step.device, step.layout
     share = adapter_share(step.model, step.lora)
     reduce = step.software.reduce_bytes or BACKENDS[step.backend].reduce_bytes
+    ahead = through.layer_forward * step.model.num_layers + sum(through.ends_forward)
+    back = through.layer * step.model.num_layers + sum(through.ends) - ahead
     exchanged = exchange.exchange(
         device,
         step.model,
         layout,
         step.micro_batches,
-        forward=sum(through.forward) / layout.pp,
-        backward=sum(through.backward) / layout.pp,
+        forward=_room(device, layout, ahead, through.sent[0]),
+        backward=_room(device, layout, back, through.sent[1]),
         reduce_bytes=reduce,
         share=share,
     )
@@ -282,6 +339,15 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
     if layout.offload_params != "none":
         exchanged.append(_fetches(step))
     return exchanged
+
+
+def _room(device: Device, layout: Layout, seconds: float, raw: Pass) -> exchange.Room:
+    """What one direction of a micro-batch leaves to the data-parallel traffic, on the mean stage."""
+    held: dict[exchange.Link, float] = {"nvlink": 0.0, "network": 0.0}
+    groups = ((layout.tp, 1, raw.tp), (layout.ep, layout.etp, raw.ep), (layout.cp, layout.tp, raw.cp))
+    for ranks, stride, time in groups:
+        held["network" if collectives.crosses(device, ranks, stride) else "nvlink"] += time / layout.pp
+    return exchange.Room(seconds / layout.pp, held)
 
 
 def _fetches(step: _Step) -> Part:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
 from rlhfsim.training.forward import forward
 from rlhfsim.training.passes import Software
-from rlhfsim.training.training import imbalance, micro_batches, train
+from rlhfsim.training.training import Spread, micro_batches, spread_of, train, waits
 from tests.oracles import one_f_one_b
 
 PROFILE = load_profile("h100_sxm")
@@ -140,10 +142,91 @@ def test_a_rank_with_few_sequences_runs_smaller_micro_batches() -> None:
 
 def test_lengths_that_differ_make_ranks_wait() -> None:
     uneven = Sequences(count=64, mean=1000, mean_square=1.6e6, maximum=4000)
-    assert imbalance(uneven, layout(), 1, 4, None) > 0
-    assert imbalance(uneven, layout(zero=3), 1, 4, None) > imbalance(uneven, layout(), 1, 4, None)
-    assert imbalance(uniform(64, 1000), layout(), 1, 4, None) == 0
-    assert imbalance(uneven, layout(), 1, 4, 4096) == 0
+    assert spread_of(uneven, layout(), 1, 4, None).slowest > 0
+    tied = spread_of(uneven, layout(zero=3), 1, 4, None)
+    assert tied.slowest > spread_of(uneven, layout(), 1, 4, None).slowest
+    assert spread_of(uniform(64, 1000), layout(), 1, 4, None) == Spread(0, 0)
+    assert spread_of(uneven, layout(), 1, 4, 4096) == Spread(0, 0)
+
+
+def test_the_wait_for_the_longest_is_of_kernels_alone() -> None:
+    twice = Spread(0.0, 1.0)
+    assert waits(3.0, 0.0, twice, 1.0) == (0.0, 3.0)
+    assert waits(3.0, 5.0, twice, 1.0) == (0.0, 1.0), "the longest takes 6, of which the host hides 5"
+    assert waits(2.0, 5.0, twice, 1.0) == (0.0, 0.0)
+    assert waits(2.0, 5.0, twice, 0.0) == (0.0, 2.0), "a core launches and computes one after the other"
+
+
+def test_micro_batches_below_the_host_floor_take_the_floor() -> None:
+    floor, _ = waits(1.0, 1.0, Spread(0.5, 0.0), 1.0)
+    assert floor == pytest.approx(0.5 / math.sqrt(2 * math.pi)), "half of a normal, mean distance"
+    assert waits(1.0, 0.0, Spread(0.01, 0.0), 1.0)[0] == pytest.approx(0, abs=1e-9)
+    draws = np.random.default_rng(0).normal(1.0, 0.5, 400_000)
+    least = np.maximum(draws, 0.8).mean()
+    assert waits(1.0, 0.8, Spread(0.5, 0.0), 1.0)[0] == pytest.approx(least - 1.0, abs=2e-3)
+
+
+def test_launch_bound_ranks_do_not_wait_for_long_sequences() -> None:
+    short = Sequences(count=512, mean=64, mean_square=64**2 * 1.25, maximum=256)
+    small = preset("qwen3-0.6b")
+    cost = train(device(64), small, layout(dp=64, zero=3, micro_batch=1), short, backend="fsdp2")
+    assert cost.by_resource().get("tail", 0.0) == 0
+
+
+def test_context_parallelism_does_not_win_by_the_wait_alone() -> None:
+    uneven = Sequences(count=512, mean=1000, mean_square=1.6e6, maximum=4000)
+    over_data, over_context = (
+        train(device(8), LLAMA, layout(dp=dp, cp=8 // dp, zero=3, micro_batch=1), uneven, backend="fsdp2")
+        for dp in (8, 1)
+    )
+    assert over_context.by_resource()["overhead"] > over_data.by_resource()["overhead"]
+    assert over_context.seconds > over_data.seconds
+
+
+def test_no_step_of_zero_3_is_shorter_than_its_traffic() -> None:
+    big, slow = preset("llama-3.1-70b"), device(64, oversubscription=2.0)  # 25 GB/s a GPU
+    where = layout(dp=64, zero=3, micro_batch=1)
+    for length in (256, 1024, 4096):
+        cost = train(slow, big, where, uniform(512, length), backend="fsdp2")
+        moved = sum(
+            map(sum, [exchange.traffic(slow, s, where, 8, 4.0) for s in exchange.shards(slow, big, where)])
+        )
+        assert cost.seconds > moved
+
+
+def test_shards_and_layers_share_the_link_that_they_cross() -> None:
+    slow, where = device(64, oversubscription=8.0), layout(dp=64, ep=64, zero=3, micro_batch=1)
+    cost = train(slow, QWEN, where, uniform(512, 1024), backend="fsdp2")
+    raw = [exchange.traffic(slow, s, where, 8, 4.0) for s in exchange.shards(slow, QWEN, where)]
+    room = exchange.Room(3.0, {"network": 2.0})
+    assert (room.free("network"), room.free("nvlink")) == (1.0, 3.0)
+    assert cost.by_resource()["network"] > 0.2 * sum(map(sum, raw))
+
+
+def test_the_overlap_budget_of_zero_3_is_spent_once() -> None:
+    # 10 s of gathers, 5 s of reductions, 2 micro-batches of 1 s ahead and 2 s back, all of it hidden where possible
+    assert exchange.exposed(3, 2, 10.0, 5.0, 1.0, 2.0, 1.0, 100) == pytest.approx((5 - 2) + (5 + 5 - 4))
+    assert exchange.exposed(1, 2, 10.0, 5.0, 1.0, 2.0, 1.0, 100) == pytest.approx((10 - 1) + (5 - 2))
+
+
+def test_every_hop_between_stages_is_looked_at() -> None:
+    assert pipeline.hops(16, 4, 8) == (False, True) * 7 + (False,)  # TP2 DP2 PP16 on nodes of 8: 7 of 15
+    assert pipeline.hops(4, 2, 8) == (False,) * 3
+    assert pipeline.hops(3, 8, 8) == (True, True)
+    assert pipeline.hops(3, 6, 8) == (True, True)  # ranks 4 and 5 of the first stage send to the next node
+    assert pipeline.hops(1, 8, 8) == ()
+
+
+def test_the_slowest_stage_decides_the_rate_of_the_sends() -> None:
+    assert pipeline.sends((False, True, False), 10) == (10 + 3, 10 + 1)
+    assert pipeline.sends((True,), 4) == (0, 8)
+    assert pipeline.sends((), 4) == (0, 0)
+    assert pipeline.sends((False, True), 4, back=False) == (1, 4)
+
+
+def test_a_pipeline_over_nodes_pays_the_network_between_them() -> None:
+    where = layout(tp=2, dp=2, pp=16, micro_batch=1)
+    assert train(device(64), LLAMA, where, uniform(64, 2048), backend="megatron").by_resource()["network"] > 0
 
 
 def test_a_forward_takes_about_a_third_of_training() -> None:
