@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
+from rlhfsim.kernels.links import host_rate, moved
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Layout
@@ -215,7 +216,7 @@ def update(
     """Optimizer step and gradient norm of one GPU.
 
         GPU:  Psi_own (state + 2 x 4 gradient) / (B_m eta)
-        host: 2 (b_g + b_w) ... PCIe down and up, then DDR: node GPUs x Psi_own x 32 / (DDR eta)
+        host: PCIe down and up, then the node's memory (`_on_host`)
 
     Source: counting (T9); ZeRO-Offload, arXiv 2101.06840, for the host. `zero_step_time` is what a
     sharded step takes on top, 0 on GPUs.
@@ -239,23 +240,32 @@ def update(
         name = "optimizer_hbm_efficiency"
         seconds = owned * bytes_each / (device.profile.hbm.value * device[name])
         return [part("hbm", seconds, name, spread=device.inverse_spread(name)), launch, own]
+    return [*_on_host(device, layout, owned, bytes_each), launch, own]
+
+
+def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) -> list[Part]:
+    """Adam over `owned` parameters a GPU on the CPU, all GPUs of a node at once.
+
+        t = (4 + 2) Psi_own / B_host + n Psi_own b / (DDR min(eta, n eta_1)) [+ NVMe]
+
+    FP32 gradients come down and BF16 weights go up over PCIe that the n GPUs of a node share
+    (`kernels.links.host_rate`); b bytes a parameter pass the host's memory, of which one rank's threads
+    reach eta_1 and all ranks together eta of the peak.
+    """
+    gpus = min(device.gpus_per_node, layout.gpus)
+    shares = {
+        "cpu_adam_efficiency": device["cpu_adam_efficiency"],
+        "cpu_adam_rank_efficiency": gpus * device["cpu_adam_rank_efficiency"],
+    }
+    name = min(shares, key=lambda share: shares[share])
     node = device.profile.node
-    link = device.profile.pcie.value * device["pcie_efficiency"]
-    moved = 2 * BF16 * owned / link
-    memory = (
-        device.gpus_per_node
-        * owned
-        * bytes_each
-        / (node.host_bandwidth.value * device["cpu_adam_efficiency"])
-    )
+    seconds = gpus * owned * bytes_each / (node.host_bandwidth.value * shares[name])
     parts = [
-        part("pcie", moved, "pcie_efficiency", spread=(0.75, 1.5)),
-        part("host", memory, "cpu_adam_efficiency", spread=(0.7, 1.7)),
-        launch,
-        own,
+        moved((FP32 + BF16) * owned, host_rate(device, gpus)),
+        part("host", seconds, name, spread=device.inverse_spread(name)),
     ]
     if layout.offload_optimizer == "nvme":
-        disk = device.gpus_per_node * owned * 12.0
+        disk = gpus * owned * 12.0
         rate = node.local_storage.value * device["local_storage_read_efficiency"]
         seconds = disk / rate + disk / (node.local_storage.value * device["local_storage_write"])
         parts.append(part("storage", seconds, "local_storage_read_efficiency", spread=(0.7, 1.7)))

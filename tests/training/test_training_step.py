@@ -127,6 +127,39 @@ def test_an_optimizer_on_the_host_is_slower() -> None:
     assert seconds(layout(offload_optimizer="nvme")) > seconds(layout(offload_optimizer="cpu"))
 
 
+def _on_host(model: str, where: Layout, gpu: str = "h100_sxm", gpus: int = 8) -> float:
+    pool = NodeGroup(profile=load_profile(gpu), gpus=gpus, gpus_per_node=8)
+    parts = exchange.update(device_of(pool), preset(model), where, optimizer="adam")
+    return sum(p.seconds for p in parts if p.resource in ("pcie", "host"))
+
+
+@pytest.mark.parametrize(
+    ("model", "where", "gpu", "measured"),
+    [
+        (
+            "qwen2.5-72b",
+            Layout(dp=32, zero=3),
+            "a100_sxm",
+            10.0,
+        ),  # deepspeedai/DeepSpeed#6834, gave the share
+        ("glm-4.5-air-106b-a12b", Layout(dp=32, ep=8, zero=1), "h100_sxm", 9.6),  # THUDM/slime#1139
+        ("qwen3-0.6b", Layout(dp=1), "h100_sxm", 0.93),  # NVIDIA-NeMo/RL#3628, 100 % with overlap
+    ],
+)
+def test_adam_on_the_host_takes_what_was_measured(
+    model: str, where: Layout, gpu: str, measured: float
+) -> None:
+    found = _on_host(model, replace(where, offload_optimizer="cpu"), gpu, max(8, where.gpus))
+    assert found == pytest.approx(measured, rel=0.25)
+
+
+def test_gpus_of_a_node_share_pcie_and_host_memory_in_a_host_update() -> None:
+    where = layout(offload_optimizer="cpu", zero=0)
+    alone, together = (_on_host("llama-3-8b", replace(where, dp=n)) for n in (1, 8))
+    # without ZeRO each of eight GPUs updates the same parameters
+    assert together > 2 * alone
+
+
 def test_skewed_routing_costs_more_than_forced_balance() -> None:
     where = layout(ep=8)
     even = seconds(where, model=QWEN, software=Software(balanced=True, graphs="full"))
