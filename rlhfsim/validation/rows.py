@@ -20,8 +20,6 @@ MAX_BYTES = int(64 * MIB)
 """A larger file is refused before it is parsed."""
 MAX_ROWS = 200_000
 """A table with more rows is refused."""
-MORE = {"rlhf": ("rlhf_nemo_rl_v03.csv",)}
-"""Further shipped files of a table, transcribed by this project."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _NOT_FINITE = frozenset({"nan", "inf", "infinity", "-inf", "+inf", "-infinity", "+infinity"})
 
@@ -118,9 +116,10 @@ def missing(row: Row, columns: Iterable[str]) -> tuple[str, ...]:
 
 
 def shipped(table: str) -> list[Row]:
-    """The rows of a table that comes with the package: `<table>.csv`, then `<table>_<what>.csv`."""
+    """The rows of a table that comes with the package: `<table>.csv`, then every `<table>_<what>.csv`."""
     folder = resources.files("rlhfsim.validation") / "data"
-    names = [f"{table}.csv", *MORE.get(table, ())]
+    more = sorted(file.name for file in folder.iterdir() if file.name.startswith(f"{table}_"))
+    names = [f"{table}.csv", *(name for name in more if name.endswith(".csv"))]
     return [row for name in names for row in parse_csv((folder / name).read_bytes(), name)]
 
 

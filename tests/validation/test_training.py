@@ -13,7 +13,7 @@ from rlhfsim.validation.kinds.training import outcomes, part_of
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row, shipped
 
-ROWS = shipped("training")
+ROWS = [r for r in shipped("training") if r.file == "training.csv"]
 OUTCOMES = outcomes(ROWS)
 SCORED = [o for o in OUTCOMES if o.error is not None and o.part == "report"]
 
