@@ -84,6 +84,9 @@ class PredictedPhase:
     rests_on: tuple[str, ...]
     critical: bool
     """Whether the step would be shorter if this phase were."""
+    work_s: float | None = None
+    """Of a call that works on samples as they arrive: all its work, of which `seconds` is what is left after
+    the last sample and what it waits for; else None."""
 
 
 @checked

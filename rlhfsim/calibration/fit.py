@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from rlhfsim.calibration.evidence import Datum, evidence
-from rlhfsim.calibration.identify import Unidentified, identify, settled
+from rlhfsim.calibration.identify import Unidentified, identify, moved_by, settled
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
@@ -103,6 +103,10 @@ def calibrate(
         )
     model = PriceModel(cases, data)
     known = list(priors(before, sorted(model.read())).values())
+    felt = moved_by(model, known)
+    notes = (*notes, *(_given(d, observations) for d, moves in zip(data, felt, strict=True) if not moves))
+    rows = [i for i, moves in enumerate(felt) if moves]
+    model, data = model.only(rows), tuple(data[i] for i in rows)
     posterior, left = fitted(model, data, known)
     if not posterior.priors:
         raise RlhfsimError(
@@ -121,6 +125,12 @@ def calibrate(
         mismatch=dict(posterior.tau),
         outliers=tuple(_outliers(posterior, data, observations)),
         notes=(*_seen(observations), *notes, *_few(posterior, observations)),
+    )
+
+
+def _given(datum: Datum, observations: Sequence[Observation]) -> str:
+    return (
+        f"{observations[datum.run].name}, {datum.phase}: no coefficient moves it, the plan was given its time"
     )
 
 

@@ -38,6 +38,11 @@ class Unidentified:
     """The fitted coefficient that stands for it; None where the runs say nothing."""
 
 
+def moved_by(model: PriceModel, known: Sequence[Prior]) -> list[bool]:
+    """Whether any coefficient moves a datum; one that none moves says nothing, however far it is off."""
+    return [max(map(abs, row), default=0.0) >= NO_EFFECT for row in _effects(model, known).tolist()]
+
+
 def identify(
     model: PriceModel, data: Sequence[Datum], known: Sequence[Prior]
 ) -> tuple[list[Prior], list[Unidentified]]:
@@ -45,14 +50,19 @@ def identify(
 
     Those that no phase depends on are in neither list.
     """
-    slopes = model.slopes({}, [p.name for p in known])
-    effect = slopes * np.array([p.width for p in known])
+    effect = _effects(model, known)
     matter = [k for k in range(len(known)) if np.abs(effect[:, k]).max(initial=0.0) >= NO_EFFECT]
     sigma = np.array([np.hypot(d.scatter, UNKNOWN_MISMATCH) for d in data])
     scaled = effect / sigma[:, None]
     chosen = _chosen(scaled, matter)
     rest = [k for k in matter if k not in chosen]
     return [known[k] for k in chosen], [_reason(scaled, known, k, chosen) for k in rest]
+
+
+def _effects(model: PriceModel, known: Sequence[Prior]) -> Floats:
+    """Change of ln seconds of every datum for one prior standard deviation of every coefficient."""
+    widths = np.array([p.width for p in known], dtype=np.float64)
+    return np.asarray(model.slopes({}, [p.name for p in known]) * widths, dtype=np.float64)
 
 
 def _chosen(scaled: Floats, matter: Sequence[int]) -> list[int]:

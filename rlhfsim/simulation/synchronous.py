@@ -75,13 +75,13 @@ class Ran:
 
     def _phase(self, step: Step, phases: Sequence[Phase], after: int | None) -> Phase:
         ran = self.done[step.name]
-        start, cost = ran.start - self.begin, ran.cost
+        start, cost, work = ran.start - self.begin, ran.cost, None
         if step.name in self.streamed:
-            start = phases[after].end if after is not None else 0.0
-            if cost.seconds > 0:
+            start, work = phases[after].end if after is not None else 0.0, cost.seconds
+            if work > 0:
                 left = max(0.0, ran.end - self.begin - start)
-                cost = cost.scaled(left / cost.seconds)
-        return Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after)
+                cost = cost.scaled(left / work)
+        return Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after, work_s=work)
 
 
 def run_steps(simulator: Simulator, programs: Sequence[Program], schedule: Schedule) -> tuple[Ran, ...]:

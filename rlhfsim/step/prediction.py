@@ -86,6 +86,7 @@ def _phases(priced: Iteration) -> list[PredictedPhase]:
                 by_resource_s={str(k): v for k, v in phase.cost.by_resource().items()},
                 rests_on=phase.cost.rests_on,
                 critical=i in priced.critical,
+                work_s=phase.work_s,
             )
         )
     return phases

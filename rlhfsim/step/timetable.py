@@ -41,6 +41,8 @@ class Phase:
     cost: Cost
     after: int | None
     """Index of the phase whose end let this one start; None at the start of the step."""
+    work_s: float | None = None
+    """All seconds of a call that streams; `cost` is what is left of them at `start`."""
 
     @property
     def end(self) -> float:
@@ -68,10 +70,12 @@ def timetable(steps: list[Step], schedule: Schedule, finish: tuple[float, ...] |
         waits += [free[p] for p in step.pools if p in free]
         after = max(waits, key=over.__getitem__, default=None)
         start = over[after] if after is not None else 0.0
-        cost = step.cost
-        if step.name in ends and (seconds := cost.seconds) > 0:
-            cost = cost.scaled(max(0.0, ends[step.name] - start) / seconds)
-        phases.append(Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after))
+        cost, work = step.cost, step.cost.seconds if step.name in ends else None
+        if work:
+            cost = cost.scaled(max(0.0, ends[step.name] - start) / work)
+        phases.append(
+            Phase(name=step.name, pools=step.pools, start=start, cost=cost, after=after, work_s=work)
+        )
         over.append(phases[-1].end)
         index[step.name] = len(phases) - 1
         for pool in step.pools:

@@ -22,7 +22,13 @@ from rlhfsim.present.chrome_trace import chrome_trace, side_by_side
 from rlhfsim.simulation.summary import SimulationOptions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import (
+    Placement,
+    ResourcePool,
+    RolePlacement,
+    RolloutPlacement,
+    Schedule,
+)
 from rlhfsim.specs.workload.lengths import Fixed
 from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 from rlhfsim.trace import Counter, Span, Trace, write_trace
@@ -117,6 +123,28 @@ def seen_of(plan: Plan, trace: Trace, *, prompt: float = 200.0, response: float 
         response_tokens=response,
         phases={name: times[: STEPS - 1] for name, times in found.phases.items()},
     )
+
+
+def test_a_span_of_a_call_that_streams_is_compared_with_all_its_work(plan: Plan) -> None:
+    workload = replace(plan.workload, algorithm="ppo")
+    role = RolePlacement(pool="train", layout=Layout(dp=4, zero=3))
+    placement = Placement(
+        pools=(ResourcePool(name="gen", gpus=4), ResourcePool(name="train", start=4, gpus=4)),
+        actor=role,
+        critic=role,
+        reference=role,
+        weight_path="broadcast",
+        backend="deepspeed",
+        rollout=RolloutPlacement(pool="gen", layout=RolloutLayout(tp=2, dp=2, memory_utilization=0.5)),
+    )
+    streams = replace(placement, schedule=Schedule(streaming=True))
+    cluster = parse_cluster(8, "h100")
+    whole, streamed = (estimate(x, workload, cluster) for x in (placement, streams))
+    alone = {p.name: p.seconds for p in whole.prediction.phases}
+    left = next(p for p in streamed.prediction.phases if p.name == "actor.logprob")
+    assert left.seconds < 0.5 * alone["actor.logprob"]
+    for r in rows(streamed, {"actor.logprob": (1.0,), "actor.train": (1.0,)}):
+        assert r.predicted_s == pytest.approx(alone[r.name]), r.name
 
 
 def test_a_run_that_keeps_to_the_plan_has_no_gap(plan: Plan) -> None:

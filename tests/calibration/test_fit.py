@@ -23,6 +23,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.specs.workload.workload import Reward, Rules
 
 QUIET = Flaws(noise=0.002)
 
@@ -127,6 +128,21 @@ def test_an_outlier_is_named_and_moves_little(plans: tuple[Plan, ...], profile: 
     assert any(text.startswith("r1, actor.train: ") for text in odd.outliers)
     value = {c.name: c.after.value for c in odd.coefficients}["rl_call_overhead"]
     assert value == pytest.approx(0.6, rel=0.35)
+
+
+def test_a_phase_that_no_coefficient_moves_says_nothing_however_far_it_is_off(
+    plans: tuple[Plan, ...], profile: Profile
+) -> None:
+    rules = Reward(model=None, rules=Rules(seconds_per_sample=1e-3, workers=8))
+    scored = tuple(replace(p, workload=replace(p.workload, reward=rules)) for p in plans[:2])
+    late = [
+        replace(run, phases={**run.phases, "rules.score": tuple(20 * t for t in run.phases["rules.score"])})
+        for run in runs_of(scored, profile, PLANTED)
+    ]
+    found = calibrate(late, profile, errors=False)
+    assert "rules.score" not in found.mismatch
+    assert any("rules.score: no coefficient moves it" in note for note in found.notes)
+    assert found.coefficients
 
 
 def test_missing_phases_are_no_data_and_no_error(plans: tuple[Plan, ...], profile: Profile) -> None:

@@ -110,15 +110,25 @@ def rows(
 
 
 def _row(name: str, predicted: Sequence[PredictedPhase], times: Sequence[float]) -> PhaseComparison:
-    """One row; intervals of several predicted phases add up as if they moved together."""
+    """One row; intervals of several predicted phases add up as if they moved together.
+
+    A span of a call that streams is its work, not what is left of it after the last sample.
+    """
+    columns = zip(*map(_work, predicted), strict=True)
+    middle, low, high = map(math.fsum, columns) if predicted else (None, None, None)
     return row(
-        name,
-        times,
-        covers=tuple(p.name for p in predicted),
-        predicted_s=sum(p.seconds for p in predicted) if predicted else None,
-        low_s=sum(p.low_s for p in predicted) if predicted else None,
-        high_s=sum(p.high_s for p in predicted) if predicted else None,
+        name, times, covers=tuple(p.name for p in predicted), predicted_s=middle, low_s=low, high_s=high
     )
+
+
+def _work(phase: PredictedPhase) -> tuple[float, float, float]:
+    """Seconds of work, P10 and P90."""
+    if phase.work_s is None:
+        return phase.seconds, phase.low_s, phase.high_s
+    if not phase.seconds:
+        return phase.work_s, phase.work_s, phase.work_s
+    share = phase.work_s / phase.seconds
+    return phase.work_s, phase.low_s * share, phase.high_s * share
 
 
 def row(
