@@ -14,8 +14,12 @@ import math
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlhfsim.kernels.device import Device, Group
 
+Floats = NDArray[np.float64]
 Op = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 
@@ -101,6 +105,21 @@ def dispatch(
     inside = _copies(n, top_k) * (1 - 1 / group.per_domain)
     fast = sent * inside / _bandwidth(device, "all_to_all")
     return max(fast, sent * away / _network(device)) + _latency(device, group, 1)
+
+
+def one_sided(device: Device, size: Floats, group: Group) -> Floats:
+    """Seconds of an all-to-all by writes into the receivers' memory, each GPU sending `size` bytes.
+
+        max((g-1)/n S/B_in, (n-g)/n S/B_net) + a        a: of the slower tier, for all write at once
+
+    As DeepEP's low-latency kernels, k copies of a token. Within 10 % of their table for 16 to 256 ranks
+    on H800, with the coefficients of the H100 profile (deepseek-ai/DeepEP@docs/legacy.md, commit 0297fc8).
+    """
+    n, g = group.ranks, group.per_domain
+    inside = (g - 1) / n * size / _bandwidth(device, "all_to_all")
+    if group.domains == 1:
+        return inside + device["nvlink_latency"]
+    return np.maximum(inside, (n - g) / n * size / _network(device)) + device["nic_latency"]
 
 
 def p2p(device: Device, size: float, crosses_domain: bool) -> float:

@@ -45,7 +45,8 @@ def rollout_weights(
     """Weight bytes on the fullest GPU of a replica.
 
     Heads and FFN are split over tp (KV heads and MLA latents copied), experts over all GPUs of the
-    replica, layers over pp; embedding, LM head, router and norms stay 16-bit under FP8.
+    replica, layers over pp (rounded up, and those with experts: the fullest stage); embedding, LM head,
+    router and norms stay 16-bit under FP8.
     """
     linear = BYTES_PER_ELEMENT[layout.precision] if linear_bytes is None else linear_bytes
     expert = linear if expert_bytes is None else expert_bytes
@@ -54,12 +55,14 @@ def rollout_weights(
     plain = sum(m.params for m in mlp_matrices(model, t))
     shared = sum(m.params for m in shared_matrices(model, t))
     routed = sum(m.params for m in expert_matrices(model, 1)[1:]) / gpus
-    layers = model.num_layers * (linear * attention + BF16 * model.params_layer_norms)
-    layers += model.num_dense_layers * linear * plain
-    layers += model.num_moe_layers * (linear * shared + expert * routed + BF16 * model.params_router)
+    held = -(-model.num_layers // layout.pp)
+    moe_layers = min(model.num_moe_layers, held) if layout.pp > 1 else model.num_moe_layers
+    layers = held * (linear * attention + BF16 * model.params_layer_norms)
+    layers += (held - moe_layers) * linear * plain
+    layers += moe_layers * (linear * shared + expert * routed + BF16 * model.params_router)
     table = _padded_vocab(model.vocab, t) / t * model.embedding_width * BF16
     tied = model.tied_embeddings and layout.pp == 1
-    return layers / layout.pp + table * (1 if tied or layout.pp > 1 else 2)
+    return layers + table * (1 if tied or layout.pp > 1 else 2)
 
 
 def _padded_vocab(vocab: int, tp: int) -> int:

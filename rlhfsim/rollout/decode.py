@@ -41,6 +41,8 @@ ACTIVATION_BYTES = 2.0
 """Activations and collectives of the rollout are BF16, whatever the weights are."""
 LOGIT_BYTES = 4.0
 """Samplers upcast logits to FP32."""
+FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
+"""An FP8 element with its share of the FP32 scale of 128."""
 ELEMENTWISE_PASSES = 14.0
 """Reads and writes of n x h per layer by two norms with residual, rotary, activation and (FP8)
 quantisation, counted from the kernels that vLLM launches; their launch is `decode_layer_overhead`."""
@@ -58,8 +60,7 @@ def decode_step(
     """Seconds of one decode step of a replica with `sequences` running per attention-DP rank.
 
     `context` is the mean context in tokens, prompt and response so far. Pipeline stages work on
-    n/p sequences at once, so that a token of every sequence takes p stage times of n/p (no ramp:
-    decode keeps the pipeline full). Captured batch sizes round n up (G5).
+    n/p sequences at once (`pipelined`). Captured batch sizes round n up (G5).
     """
     n = np.asarray(sequences, dtype=np.float64)
     c = np.asarray(context, dtype=np.float64)
@@ -73,9 +74,9 @@ def gpu_work(
     """Kernels and collectives of one decode step, without the engine's own time."""
     n = sequences / layout.pp
     rows = padded(np.ceil(n), layout.cuda_graphs)
-    work = token_work(device, model, layout, rows) + head_work(device, model, layout, rows)
-    work = work + decode_attention(device, model, layout, np.maximum(n, 1.0), context)
-    return work + pipeline_work(device, model, layout, rows)
+    layers = token_work(device, model, layout, rows)
+    layers = layers + decode_attention(device, model, layout, np.maximum(n, 1.0), context)
+    return pipelined(device, model, layout, sequences, layers, head_work(device, model, layout, rows))
 
 
 def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:
@@ -239,17 +240,25 @@ def _expert_exchange(device: Device, model: ModelSpec, layout: RolloutLayout, ro
     """Bring tokens to the experts and back.
 
     Without attention DP every GPU holds all tokens, one all-reduce adds the outputs. With it,
-    q n tokens are gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`), or
-    dispatched and combined one by one where that is faster (DeepEP).
+    q n tokens are gathered and the outputs reduce-scattered (vLLM `allgather_reducescatter`). Across domains
+    the k copies of n/t tokens are dispatched and combined one by one where that is faster (DeepEP): in the
+    weights' precision with block scales, and back in BF16.
     """
     moe = model.moe
     assert moe is not None
     if layout.attention_dp == 1:
         return tp_all_reduce(device, model, rows, layout.tp)
-    ranks = layout.tp * layout.attention_dp
+    where = group(layout.tp * layout.attention_dp, 1, device.domain)
     gathered = rows * layout.attention_dp * model.hidden * ACTIVATION_BYTES
-    both = _collective(device, "all_gather", gathered, ranks)
-    return both + _collective(device, "reduce_scatter", gathered, ranks)
+    both = _collective(device, "all_gather", gathered, where.ranks)
+    both = both + _collective(device, "reduce_scatter", gathered, where.ranks)
+    if where.domains == 1 or layout.ep < where.ranks:
+        return both
+    sent = np.maximum(rows / layout.tp, 1.0) * moe.top_k * model.hidden
+    width = FP8_BLOCK_BYTES if layout.precision == "fp8" else ACTIVATION_BYTES
+    exchanged = collectives.one_sided(device, sent * width, where)
+    exchanged = exchanged + collectives.one_sided(device, sent * ACTIVATION_BYTES, where)
+    return on("network", np.minimum(both.seconds, exchanged))
 
 
 def _collective(device: Device, op: collectives.Op, size: Floats, ranks: int) -> EngineStep:
@@ -276,18 +285,38 @@ def _elementwise(device: Device, model: ModelSpec, rows: Floats) -> EngineStep:
     return on("hbm", size / (device.profile.hbm.value * device["hbm_efficiency"]))
 
 
-def pipeline_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
-    """Turns the pass of n/p rows into a step of all n: p passes, each with p hops of n/p h bytes.
+def pipelined(
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: Floats,
+    layers: EngineStep,
+    head: EngineStep,
+) -> EngineStep:
+    """A step of all n sequences from the pass of n/p of them through all layers and the head.
 
-    A stage does 1/p of the layers on n/p rows; p micro-batches follow each other, so a token of
-    every sequence takes p x (pass / p) + p hops: the pass itself plus the hops.
+        max( layers + head + p hops, min(p, n) (ceil(L/p)/L layers + head + hop) )
+
+    The n/p sequences of a micro-batch get their next token when all stages have passed them and it is back
+    at the first; p micro-batches follow each other, and the last stage, which samples, is the slowest.
     """
     if layout.pp == 1:
-        return nothing()
+        return layers + head
+    rows = padded(np.ceil(sequences / layout.pp), layout.cuda_graphs)
+    hop = pipeline_hop(device, model, layout, rows)
+    whole = layers + head + hop.scaled(layout.pp)
+    share = -(-model.num_layers // layout.pp) / model.num_layers
+    slowest = layers.scaled(share) + head + hop
+    under_way = np.clip(np.ceil(sequences), 1.0, layout.pp)
+    return whole.scaled(np.maximum(1.0, under_way * slowest.seconds / whole.seconds))
+
+
+def pipeline_hop(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+    """What `rows` tokens take from a stage to the next, by the slowest hop: across nodes if one is."""
     crosses = collectives.crosses(device, layout.pp, layout.tp * layout.attention_dp)
-    size = rows * model.hidden * ACTIVATION_BYTES
+    size = np.asarray(rows * model.hidden * ACTIVATION_BYTES)
     hop = np.vectorize(lambda s: collectives.p2p(device, float(s), crosses), otypes=[float])(size)
-    return on("network" if crosses else "nvlink", layout.pp * hop)
+    return on("network" if crosses else "nvlink", hop)
 
 
 def overhead(
@@ -299,12 +328,13 @@ def overhead(
     *,
     engine: Engine,
 ) -> EngineStep:
-    """Engine time that the kernels do not show: a_step + a_layer L + a_seq n.
+    """Engine time that the kernels do not show: a_step p + a_layer L + a_seq n.
 
+    One scheduler serves the p micro-batches of a pipeline one after the other.
     Without CUDA graphs (or beyond the largest captured batch) the CPU launches every kernel: the
     step then takes at least `eager_layer_overhead` x L.
     """
-    alpha = coefficient(device, "decode_step_overhead", engine)
+    alpha = coefficient(device, "decode_step_overhead", engine) * layout.pp
     layers = coefficient(device, "decode_layer_overhead", engine) * model.num_layers
     seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
     launch = device["eager_layer_overhead"] * model.num_layers

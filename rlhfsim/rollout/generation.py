@@ -107,7 +107,7 @@ def generate(
     before their replica decodes; that passes of a refilled batch share weight reads is not counted.
     """
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    limit = layout.max_num_seqs * layout.attention_dp * layout.pp
+    limit = layout.max_num_seqs * layout.attention_dp
     if lengths is None:
         plan = expected_schedule(requests, layout.dp, limit, capacity, shared_prompts)
     else:

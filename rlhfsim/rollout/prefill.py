@@ -23,7 +23,7 @@ from rlhfsim.rollout.decode import (
     gpu_work,
     head_work,
     padded,
-    pipeline_work,
+    pipeline_hop,
     token_work,
 )
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
@@ -55,9 +55,9 @@ def prefill(
     ramp = (passes + layout.pp - 1) / layout.pp
     tokens = np.asarray(budget)
     finished = max(1.0, prompts / passes)
-    work = token_work(device, model, layout, tokens) + pipeline_work(device, model, layout, tokens).scaled(
-        1.0 / layout.pp
-    )
+    work = token_work(device, model, layout, tokens)
+    if layout.pp > 1:
+        work = work + pipeline_hop(device, model, layout, tokens).scaled(layout.pp)
     work = work + head_work(device, model, layout, np.asarray(finished))
     attention = prefill_attention(device, model, layout, prompts, length, cached)
     gpu = (work + attention.scaled(1.0 / passes)).scaled(

@@ -105,7 +105,7 @@ def steady_state(
 
 def _running(layout: RolloutLayout, requests: Requests, staleness: float, kv_slots: float) -> float:
     """Sequences of one replica: limits of the engine, of its KV cache and of admission."""
-    engine = float(layout.max_num_seqs * layout.attention_dp * layout.pp)
+    engine = float(layout.max_num_seqs * layout.attention_dp)
     batches = max(staleness, min(1.0, staleness + 0.5))
     response = stats(requests.response_lengths)
     alive = response.mean / mean_of_longest(requests.response_lengths, requests.samples)

@@ -72,7 +72,7 @@ def _check_hardware(request: Request, role: str, fields: Fields) -> None:
     pools = request.cluster.node_groups
     pool = pools[-1] if role == "rollout" else pools[0]
     tp, domain = _degree(fields, "tp"), domain_of(pool)
-    if tp > domain:
+    if tp > domain and (role != "rollout" or tp % domain):
         raise RlhfsimError(
             "tp-exceeds-node",
             f"tensor parallelism {tp} crosses nodes: GPUs reach each other fast only within {domain} GPUs",

@@ -17,6 +17,7 @@ from itertools import product
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import domain_of
+from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
@@ -24,6 +25,7 @@ from rlhfsim.specs.model.presets import published_type
 from rlhfsim.specs.placement.backends import BackendRules, broken_rule
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.units import BILLION
 
 MICRO_BATCHES = (1, 2, 4, 8)
 """Sequences per micro-batch."""
@@ -31,6 +33,16 @@ LONG_CONTEXT = 8192
 """Context parallelism is tried from this many tokens on."""
 MAX_PIPELINE = 16
 MAX_ROLLOUT_TP = 16
+"""Inside one scale-up domain."""
+MAX_WIDE_TP = 32
+"""Over several."""
+WIDE_PIPELINES = (2, 3, 4, 8, 16)
+MAX_EXPERT_RANKS = 64
+"""GPUs of a replica with attention DP."""
+LARGE_MOE = 200 * BILLION
+"""Parameters from which replicas of several scale-up domains compete."""
+ROOM = 0.8
+"""Share of usable memory that weights take, above which a replica hardly runs."""
 UTILIZATIONS = (0.9, 0.7, 0.55, 0.4, 0.25)
 """Shares of usable memory that a rollout engine may claim."""
 
@@ -227,34 +239,74 @@ def layout_refusal(
 def rollout_layouts(
     request: Request, model: ModelSpec, gpus: int, group: NodeGroup
 ) -> tuple[RolloutLayout, ...]:
-    """Layouts of the inference engine that fill `gpus` GPUs; TP stays inside one scale-up domain.
+    """Layouts of the inference engine that fill `gpus` GPUs.
 
     The same layout at falling shares of memory stands together.
     """
-    domain = domain_of(group)
     fixed = request.fix.get("rollout", {})
-    widest = min(domain, MAX_ROLLOUT_TP)
-    tps = _values(fixed, "tp", (t for t in powers_of_two(widest) if divides_heads(model, t)))
-    pps = _values(fixed, "pp", (1, *(p for p in (2, 4) if splits_layers(model, p) and domain < gpus)))
     layouts = []
-    for tp, pp in product(tps, pps):
-        if gpus % (tp * pp) or (pp > 1 and tp < widest and "pp" not in fixed):
+    for tp, pp, attention_dp in _replicas(request, model, gpus, group):
+        each = tp * pp * attention_dp
+        if gpus % each:
             continue
-        for ep in _values(fixed, "ep", _rollout_experts(model, tp)):
-            if _lacks_replica(request, group, RolloutLayout(tp=tp, pp=pp, ep=ep)):
+        for ep in _values(fixed, "ep", _rollout_experts(model, tp, attention_dp)):
+            replica = RolloutLayout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp)
+            if _lacks_replica(request, group, replica):
                 continue
             layouts += [
-                RolloutLayout(
-                    tp=tp,
-                    pp=pp,
-                    dp=gpus // (tp * pp),
-                    ep=ep,
+                replace(
+                    replica,
+                    dp=gpus // each,
                     memory_utilization=share,
                     precision=request.workload.rollout_precision,
                 )
                 for share in UTILIZATIONS
             ]
     return tuple(layouts)
+
+
+def _replicas(
+    request: Request, model: ModelSpec, gpus: int, group: NodeGroup
+) -> Iterator[tuple[int, int, int]]:
+    """TP, PP and attention DP of replicas; more of them for a model that a scale-up domain hardly holds.
+
+    TP stays inside a domain or fills several; pipelines have stages of a whole domain; attention DP fills
+    whole domains, with the experts over all of its GPUs.
+    """
+    domain, fixed = domain_of(group), request.fix.get("rollout", {})
+    inside, many = min(domain, MAX_ROLLOUT_TP), spans_domains(request, model, group)
+    widest = MAX_WIDE_TP if many else inside
+    tps = _values(
+        fixed,
+        "tp",
+        (t for t in powers_of_two(widest) if divides_heads(model, t) and (t <= domain or t % domain == 0)),
+    )
+    stages = WIDE_PIPELINES if many else (2, 4)
+    pps = _values(fixed, "pp", (1, *(p for p in stages if splits_layers(model, p) and domain < gpus)))
+    for tp, pp in product(tps, pps):
+        if pp == 1 or tp == inside or "pp" in fixed:
+            yield tp, pp, 1
+    if many and model.moe is not None and "pp" not in fixed and "ep" not in fixed:
+        for tp, ranks in product(tps, powers_of_two(min(gpus, MAX_EXPERT_RANKS))):
+            if (
+                tp < ranks
+                and tp <= inside <= ranks
+                and not (ranks % domain and domain % ranks)
+                and model.moe.num_experts % ranks == 0
+            ):
+                yield tp, 1, ranks // tp
+
+
+def spans_domains(request: Request, model: ModelSpec, group: NodeGroup) -> bool:
+    """Whether replicas over several scale-up domains, and attention DP, compete for a rollout.
+
+    For a MoE of `LARGE_MOE` parameters, and where the weights leave a domain no room for a KV cache.
+    """
+    if model.moe is not None and model.num_params >= LARGE_MOE:
+        return True
+    tp = max(t for t in powers_of_two(min(domain_of(group), MAX_ROLLOUT_TP)) if divides_heads(model, t))
+    whole = RolloutLayout(tp=tp, precision=request.workload.rollout_precision)
+    return rollout_weights(model, whole) >= ROOM * group.profile.usable_memory.value
 
 
 def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -> bool:
@@ -266,5 +318,7 @@ def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -
     return request.runs is not None and bool(request.runs.lacks_rollout(replica, one_node=one_node))
 
 
-def _rollout_experts(model: ModelSpec, tp: int) -> tuple[int, ...]:
+def _rollout_experts(model: ModelSpec, tp: int, attention_dp: int) -> tuple[int, ...]:
+    if attention_dp > 1:
+        return (tp * attention_dp,)
     return (1, tp) if model.moe and tp > 1 and model.moe.num_experts % tp == 0 else (1,)

@@ -347,7 +347,11 @@ class Pricer:
     def _generation(self, key: Key, role: RolloutPlacement, kv_tokens: float) -> Generation:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
         layout = role.layout
-        name = (key.hardware, key.gpus, (layout.tp, layout.pp, layout.ep, key.double_buffered))
+        name = (
+            key.hardware,
+            key.gpus,
+            (layout.tp, layout.pp, layout.ep, layout.attention_dp, key.double_buffered),
+        )
         generation = self._rollouts.get(name)
         if generation is None or generation.waves > 1 or kv_tokens < generation.kv_tokens:
             generation = generation_of(self._with(key, role), kv_tokens)

@@ -152,10 +152,12 @@ def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
 
 
 def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str) -> None:
-    """TP groups are consecutive GPUs of a pool and stay inside one scale-up domain."""
+    """TP groups are consecutive GPUs of a pool inside one scale-up domain; a rollout's may fill several."""
     gpus = placement.pool(pool)
     hardware = cluster.node_groups[gpus.hardware]
     domain = max(hardware.profile.scale_up.domain, hardware.gpus_per_node)
+    if name == "rollout" and tp % domain == 0 and gpus.start % domain == 0:
+        return
     if tp > domain:
         raise RlhfsimError(
             "tp-exceeds-node",

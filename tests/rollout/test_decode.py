@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rlhfsim.kernels.device import Device
+from rlhfsim.kernels.collectives import one_sided
+from rlhfsim.kernels.device import Device, Group
 from rlhfsim.kernels.devices import device_of
-from rlhfsim.rollout.decode import decode_step, gpu_work, padded
+from rlhfsim.rollout.decode import FP8_BLOCK_BYTES, decode_step, gpu_work, padded, pipeline_hop, pipelined
+from rlhfsim.rollout.engine_step import on
 from rlhfsim.rollout.prefill import (
     Terms,
     group_prefill,
@@ -103,6 +106,43 @@ def test_tensor_parallelism_beyond_the_node_is_paid_on_the_network():
 def test_pipeline_stages_do_not_shorten_a_step_of_one_sequence():
     piped = seconds(DENSE, RolloutLayout(tp=1, pp=2), 1, 1000)
     assert piped >= seconds(DENSE, ONE, 1, 1000)
+
+
+def test_the_last_stage_with_the_head_sets_the_pace_of_a_pipeline():
+    layers, head = on("hbm", 0.010), on("hbm", 0.002)
+    layout = RolloutLayout(tp=8, pp=4)
+    full = pipelined(device(gpus=32), DENSE, layout, np.asarray(64.0), layers, head)
+    hop = float(pipeline_hop(device(gpus=32), DENSE, layout, np.asarray(16.0)).seconds)
+    share = math.ceil(DENSE.num_layers / 4) / DENSE.num_layers
+    assert float(full.seconds) == pytest.approx(4 * (0.010 * share + 0.002 + hop))
+    one = pipelined(device(gpus=32), DENSE, layout, np.asarray(1.0), layers, head)
+    alone = float(pipeline_hop(device(gpus=32), DENSE, layout, np.asarray(1.0)).seconds)
+    assert float(one.seconds) == pytest.approx(0.012 + 4 * alone)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dispatch", "combine"),
+    [(16, 118, 195), (32, 155, 273), (64, 173, 314), (128, 192, 369), (256, 194, 360)],
+)
+def test_experts_across_nodes_are_reached_as_fast_as_deepep_publishes(ranks, dispatch, combine):
+    # low-latency kernels, H800 with 400 Gb/s: 128 tokens of 7168, 8 experts each, FP8 there and BF16 back
+    # (deepseek-ai/DeepEP@docs/legacy.md, commit 0297fc8); nothing is fitted to it
+    at = Group(ranks=ranks, per_domain=8)
+    for width, published in ((FP8_BLOCK_BYTES, dispatch), (2.0, combine)):
+        taken = one_sided(device(gpus=ranks), np.asarray(128 * 8 * 7168 * width), at)
+        assert float(taken) == pytest.approx(published * 1e-6, rel=0.1)
+
+
+def test_attention_dp_across_nodes_sends_its_tokens_to_their_experts():
+    wide, at = RolloutLayout(tp=1, attention_dp=64, ep=64, precision="fp8"), device(gpus=64)
+    step = decode_step(at, MLA, wide, 128.0, 1000.0)
+    # per layer: 128 tokens to 8 experts, 56 of 64 ranks on other nodes, and back in BF16
+    sent = 128 * 8 * 7168 * (FP8_BLOCK_BYTES + 2) * 56 / 64
+    rate = at.network_bandwidth * at["nic_efficiency"]
+    assert float(step.network) == pytest.approx(MLA.num_moe_layers * (sent / rate + 2 * at["nic_latency"]))
+    # fewer ranks: all tokens to every node, once
+    few = decode_step(device(gpus=16), MLA, replace(wide, attention_dp=16, ep=16), 128.0, 1000.0)
+    assert 0 < float(few.network) < float(step.network)
 
 
 def test_without_cuda_graphs_the_launches_bound_a_small_step():

@@ -76,7 +76,8 @@ def options(
     fix = tuple(sorted(request.fix.get(role, {}).items()))
     group = request.cluster.node_groups[hardware]
     forbid = request.left_out & {"offload", "recompute"}
-    trainer, nodes = (request.backend, request.framework), (group.gpus, group.gpus_per_node)
+    trainer = request.backend, request.framework
+    nodes = group.gpus, group.gpus_per_node, group.profile.usable_memory.value
     return _options(trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, path == "lora")
 
 
@@ -90,10 +91,12 @@ def _options(
     forbid: frozenset[str],
     role: str,
     gpus: int,
-    nodes: tuple[int, int],
+    nodes: tuple[int, int, float],
     adapters: bool,
 ) -> tuple[AnyRolePlacement, ...]:
-    group = NodeGroup(profile=load_cached("h100"), gpus=nodes[0], gpus_per_node=nodes[1])
+    profile = load_cached("h100")
+    profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
+    group = NodeGroup(profile=profile, gpus=nodes[0], gpus_per_node=nodes[1])
     cluster = Cluster(node_groups=(group,))
     request = Request(
         cluster=cluster,
@@ -366,6 +369,12 @@ class Questions:
     placements = staticmethod(placements)
     value = staticmethod(value)
     sample = staticmethod(sample)
+
+    @staticmethod
+    def case(request: Request, models: Models) -> Case:
+        """A question that was not drawn."""
+        _options.cache_clear()  # a test may have changed what is offered
+        return Case(request=request, models=models, plans=count(request, models))
 
     @staticmethod
     def values(case: Case) -> list[float | None]:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlhfsim.frameworks.runs import ANY
+from rlhfsim.search import layouts
 from rlhfsim.search.branch_and_bound import Search
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
@@ -71,6 +73,41 @@ def test_brute_force_agrees_on_a_space_of_thousands(questions: Any) -> None:
     case = questions.drawn(7, least=1000, most=2000)
     assert case is not None
     found = Search(case.request, case.models).run()
+    best = None if found.best is None else questions.value(case, found.best)
+    agree(case, questions.values(case), best, found.certificate)
+
+
+def wide_question(framework: str, **limits: Any) -> Request:
+    """A MoE that counts as large, on four nodes of two GPUs; only layouts of the rollout differ much."""
+    cluster = Cluster(node_groups=(NodeGroup(profile=load_profile("h100"), gpus=8, gpus_per_node=2),))
+    return Request(
+        cluster=cluster,
+        workload=replace(COMMON, model="olmoe-1b-7b", reference="none"),
+        backend="megatron",
+        framework=framework,
+        fix={"actor": {"tp": 2, "pp": 1, "micro_batch": 4, "recompute": "full"}},
+        forbid=frozenset({"offload", "streaming", "host", "disk", "naive", "smart"}),
+        limits=(
+            Limit(role="rollout", field="sleep", relation="=", value=1),
+            Limit(role="rollout", field="memory_utilization", relation="=", value=0.4),
+        ),
+        **limits,
+    )
+
+
+@pytest.mark.parametrize("framework", [ANY, "verl", "nemo-rl"])
+def test_brute_force_agrees_on_replicas_of_several_nodes(
+    questions: Any, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "LARGE_MOE", 1e9)
+    request = wide_question(framework)
+    models = models_of(request.workload)
+    case = questions.case(request, models)
+    rollouts = [p.rollout.layout for _, p in case.written_out()]
+    assert max(x.tp for x in rollouts) == 8
+    assert {x.attention_dp > 1 for x in rollouts} == ({True, False} if framework != "nemo-rl" else {False})
+    assert any(x.pp > 1 for x in rollouts) == (framework != "verl")
+    found = Search(request, models).run()
     best = None if found.best is None else questions.value(case, found.best)
     agree(case, questions.values(case), best, found.certificate)
 

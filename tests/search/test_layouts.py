@@ -76,7 +76,7 @@ def test_61_layers_get_uneven_pipelines_in_powers_of_two() -> None:
     space = role_layouts(wide, "actor", model, 64, 8, trained=True)
     assert {s[0].pp for s in space.shapes} == {1, 2, 4, 8, 16}
     group = wide.cluster.node_group
-    assert {x.pp for x in rollout_layouts(replace(wide, framework=ANY), model, 64, group)} == {1, 2, 4}
+    assert {x.pp for x in rollout_layouts(replace(wide, framework=ANY), model, 64, group)} == {1, 2, 4, 8}
     assert {x.pp for x in rollout_layouts(wide, model, 64, group)} == {1}  # verl's engines have no pipeline
 
 
@@ -87,3 +87,33 @@ def test_a_replica_of_our_own_stays_inside_a_node() -> None:
         asked = request(cluster=parse_cluster(gpus, "h100", gpus_per_node=each))
         found = rollout_layouts(asked, model, gpus, group)
         assert max(x.replica_gpus for x in found) == widest
+
+
+def replicas(model: str, gpus: int, framework: str | None = ANY, gpu: str = "h100") -> set[tuple[int, ...]]:
+    """TP, PP, attention DP and EP of the replicas that compete."""
+    cluster = parse_cluster(gpus, gpu)
+    asked = request("megatron", cluster=cluster, framework=framework, workload=Workload(model=model))
+    layouts = rollout_layouts(asked, resolve_model(model), gpus, cluster.node_group)
+    assert all(x.gpus == gpus for x in layouts)
+    return {(x.tp, x.pp, x.attention_dp, x.ep) for x in layouts}
+
+
+def test_a_model_that_a_node_holds_keeps_its_replicas_small() -> None:
+    assert {(tp, adp) for tp, _, adp, _ in replicas("70b", 64)} == {(1, 1), (2, 1), (4, 1), (8, 1)}
+    assert max(tp for tp, *_ in replicas("qwen3-30b-a3b", 64)) == 8
+    assert {adp for *_, adp, _ in replicas("qwen3-30b-a3b", 64)} == {1}
+
+
+def test_a_dense_model_larger_than_a_node_runs_on_several() -> None:
+    found = replicas("405b", 64)
+    assert {(16, 1, 1, 1), (32, 1, 1, 1), (8, 2, 1, 1), (8, 8, 1, 1)} <= found
+    assert all(tp == 8 for tp, pp, *_ in found if pp > 1)  # TP inside a node, PP across
+    assert (16, 1, 1, 1) not in replicas("405b", 64, gpu="b200")  # a node of them holds it
+
+
+def test_a_large_moe_has_attention_data_parallelism_with_its_experts_over_all() -> None:
+    found = replicas("deepseek-v3", 128)
+    assert {(16, 1, 1, 1), (32, 1, 1, 32), (1, 1, 32, 32), (8, 1, 4, 32), (1, 1, 64, 64)} <= found
+    assert all(ep == tp * adp and tp * adp % 8 == 0 for tp, _, adp, ep in found if adp > 1)
+    assert {adp for *_, adp, _ in replicas("deepseek-v3", 128, "nemo-rl")} == {1}  # its table has none
+    assert {pp for _, pp, *_ in replicas("deepseek-v3", 128, "verl")} == {1}

@@ -154,7 +154,11 @@ def test_tensor_parallelism_must_divide_the_heads() -> None:
 
 def test_tensor_parallelism_stays_in_one_node() -> None:
     assert refused(one_pool(actor=role(tp=16, dp=1))) == "tp-exceeds-node"
-    assert refused(one_pool(rollout=rollout(tp=16, dp=1))) == "tp-exceeds-node"
+    assert refused(one_pool(rollout=rollout(tp=12, dp=1))) == "tp-exceeds-node"
+
+
+def test_a_rollout_replica_may_fill_whole_nodes() -> None:
+    check(one_pool(rollout=rollout(tp=16, dp=1)))
 
 
 def test_a_pool_that_starts_inside_a_node_must_not_push_a_group_over_its_edge() -> None:

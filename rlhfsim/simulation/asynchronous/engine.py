@@ -120,7 +120,7 @@ def engine_of(
     own = prompt / requests.samples + VLLM.block_tokens / 2
     age = response.mean_square / (2 * response.mean)
     capacity = kv_capacity(device, model, layout) if kv_tokens is None else kv_tokens
-    limit = layout.max_num_seqs * layout.attention_dp * layout.pp
+    limit = layout.max_num_seqs * layout.attention_dp
     slots = max(1, min(limit, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = group_prefill(device, model, layout, share, requests.samples, prompt).cost(device)

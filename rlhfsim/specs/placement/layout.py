@@ -80,7 +80,7 @@ class Layout(Hashed):
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutLayout(Hashed):
-    """Layout of the inference engine; replicas = dp, GPUs = tp x pp x dp."""
+    """Layout of the inference engine; replicas = dp, GPUs = tp x attention_dp x pp x dp."""
 
     tp: Degree = 1
     pp: Degree = 1
@@ -91,7 +91,7 @@ class RolloutLayout(Hashed):
     attention_dp: Degree = 1
     """Attention data parallelism inside one replica (vLLM data-parallel-size with EP)."""
     max_num_seqs: Annotated[int, Field(ge=1, le=1_000_000)] = VLLM.max_num_seqs
-    """Most running sequences per replica (per attention-DP rank)."""
+    """Most running sequences per replica, all pipeline stages together (per attention-DP rank)."""
     memory_utilization: Annotated[float, Field(gt=0, le=1)] = VLLM.memory_utilization
     """Share of usable memory that the engine takes for weights, KV cache and activations."""
     max_batched_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = VLLM.max_batched_tokens
@@ -112,6 +112,8 @@ class RolloutLayout(Hashed):
 
     @property
     def label(self) -> str:
-        """Short form for tables: `TP4 x8`."""
-        extra = (f" PP{self.pp}" if self.pp > 1 else "") + (f" EP{self.ep}" if self.ep > 1 else "")
+        """Short form for tables: `TP4 x8`, `TP1 attention-DP16 EP16 x4`."""
+        extra = f" PP{self.pp}" if self.pp > 1 else ""
+        extra += f" attention-DP{self.attention_dp}" if self.attention_dp > 1 else ""
+        extra += f" EP{self.ep}" if self.ep > 1 else ""
         return f"TP{self.tp}{extra} x{self.dp}"
