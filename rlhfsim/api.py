@@ -46,7 +46,7 @@ def cluster_of(plan: Plan) -> Cluster:
         RlhfsimError: a profile is unknown here.
     """
     pools = tuple(node_group(h.profile, h.gpus, gpus_per_node=h.gpus_per_node) for h in plan.hardware)
-    return Cluster(node_groups=pools, oversubscription=plan.oversubscription)
+    return Cluster(node_groups=pools, oversubscription=plan.oversubscription, framework=plan.framework)
 
 
 def stale_profiles(plan: Plan) -> tuple[str, ...]:

@@ -251,6 +251,8 @@ class Plan:
     role_placement: RolePlacementLabel
     hardware: tuple[PlannedHardware, ...]
     oversubscription: float
+    framework: str | None = None
+    """Whose software costs it was priced with; None: pooled over all frameworks, and in older files."""
     models: tuple[PlannedModel, ...]
     workload: Workload
     placement: Placement
@@ -280,10 +282,11 @@ class Plan:
         return all(len({node for node, _ in replica}) == 1 for replica in replicas)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; a plan that was given has no key `choice`."""
+        """Plain JSON types; a plan that was given has no key `choice`, one of no framework no `framework`."""
         plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json")
-        if self.choice is None:
-            del plain["choice"]
+        for key in ("choice", "framework"):
+            if plain[key] is None:
+                del plain[key]
         return plain
 
 

@@ -20,7 +20,7 @@ from rlhfsim.calibration.identify import Unidentified, identify, moved_by, settl
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
-from rlhfsim.calibration.predict import REST, STEP, check_profile, pricer_of
+from rlhfsim.calibration.predict import REST, STEP, RunPricer, check_profile, pricer_of
 from rlhfsim.calibration.priors import Prior, bounds, priors
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Profile
@@ -102,7 +102,8 @@ def calibrate(
             help="; ".join(notes[:3]) or "give runs of rlhfsim launch",
         )
     model = PriceModel(cases, data)
-    known = list(priors(before, sorted(model.read())).values())
+    believed = _believed(before, cases)
+    known = list(priors(believed, sorted(model.read())).values())
     felt = moved_by(model, known)
     notes = (*notes, *(_given(d, observations) for d, moves in zip(data, felt, strict=True) if not moves))
     rows = [i for i, moves in enumerate(felt) if moves]
@@ -118,7 +119,7 @@ def calibrate(
     return Calibration(
         profile=before,
         observations=tuple(observations),
-        coefficients=tuple(_calibrated(before, model, posterior, data)),
+        coefficients=tuple(_calibrated(believed, model, posterior, data)),
         unidentified=tuple(left),
         errors=scored,
         data=len(data),
@@ -132,6 +133,12 @@ def _given(datum: Datum, observations: Sequence[Observation]) -> str:
     return (
         f"{observations[datum.run].name}, {datum.phase}: no coefficient moves it, the plan was given its time"
     )
+
+
+def _believed(profile: Profile, cases: Sequence[RunPricer]) -> Profile:
+    """The profile with the software costs of the runs' framework; pooled ones if it had several."""
+    ran = {(c.setting.cluster.framework, c.setting.placement.backend) for c in cases}
+    return cases[0].profile if len(ran) == 1 else profile
 
 
 def _profile_of(observations: Sequence[Observation]) -> Profile:

@@ -18,7 +18,8 @@ from typing import Any
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.kernels.devices import device_of
+from rlhfsim.frameworks.costs import with_software
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
@@ -87,8 +88,8 @@ class RunPricer:
             for p in self.setting.cluster.node_groups
         )
         setting = replace(self.setting, cluster=replace(self.setting.cluster, node_groups=pools))
-        for pool in pools:
-            device = device_of(pool, setting.cluster.oversubscription)  # the one that pricing finds
+        for i, pool in enumerate(pools):
+            device = device_on(setting.cluster, i, setting.placement.backend)  # the one that pricing finds
             if pool.profile is recording:
                 object.__setattr__(device, "_values", _Recorder(device._values, seen))
         program(setting, self.kv_tokens)
@@ -127,7 +128,8 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
         RlhfsimError: a profile or a model of the plan is not found here.
     """
     plan = observation.plan
-    priced = profile or load_profile(plan.hardware[0].profile)
+    given = profile or load_profile(plan.hardware[0].profile)
+    priced = with_software(given, plan.framework, plan.placement.backend)
     workload = with_lengths(plan.workload, observation.prompt_tokens, observation.response_tokens)
     cluster = cluster_with(plan, priced)
     models = models_of(workload)
@@ -156,7 +158,7 @@ def cluster_with(plan: Plan, profile: Profile) -> Cluster:
         )
         for h in plan.hardware
     )
-    return Cluster(node_groups=pools, oversubscription=plan.oversubscription)
+    return Cluster(node_groups=pools, oversubscription=plan.oversubscription, framework=plan.framework)
 
 
 def with_coefficients(profile: Profile, values: Mapping[str, float]) -> Profile:

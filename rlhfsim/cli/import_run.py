@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def import_run(path: Path, framework: str, out: Path, as_json: bool, **given: An
     )
     with on_command_line():
         run = read_logs(path, framework_named(framework), choices)
-        plan = estimate(run.setup.placement, run.setup.workload, run.setup.cluster)
+        cluster = replace(run.setup.cluster, framework=run.framework.name)
+        plan = estimate(run.setup.placement, run.setup.workload, cluster)
     write(run, plan, out, path)
     emit(as_json, lambda: view.as_data(run, plan, path, out), lambda: view.report(run, plan, out))
 

@@ -1,4 +1,4 @@
-"""From a pool of the cluster to the device that the cost functions read."""
+"""From a pool of the cluster to the device that the cost functions read: hardware, and who runs on it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ from collections import deque
 from dataclasses import fields, replace
 from functools import lru_cache
 
+from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.curves import KernelCurves, peaks_of
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
+from rlhfsim.specs.placement.backends import Backend
 
 
-def device_of(pool: NodeGroup, oversubscription: float = 1.0) -> Device:
+def device_on(cluster: Cluster, hardware: int, backend: Backend) -> Device:
+    """The device of a kind of GPUs of a cluster, with the software costs of who runs and trains there."""
+    pool = cluster.node_groups[hardware]
+    return device_of(pool, cluster.oversubscription, framework=cluster.framework, backend=backend)
+
+
+def device_of(
+    pool: NodeGroup,
+    oversubscription: float = 1.0,
+    *,
+    framework: str | None = None,
+    backend: Backend | None = None,
+) -> Device:
     """The device of a pool; the same object for the same profile, so that caches keyed by it hold.
 
-    The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node.
+    The scale-up domain is the rack where it spans nodes (NVL72), else the GPUs of one node. Without a
+    `framework` software costs are the pooled ones.
     """
-    return _device(DeviceKey(pool.profile), domain_of(pool), pool.gpus_per_node, oversubscription)
+    known = DeviceKey(pool.profile)
+    return _device(known, domain_of(pool), pool.gpus_per_node, oversubscription, framework, backend)
 
 
 def domain_of(pool: NodeGroup) -> int:
@@ -64,8 +80,15 @@ class DeviceKey:
 
 
 @lru_cache(maxsize=256)
-def _device(key: DeviceKey, domain: int, gpus_per_node: int, oversubscription: float) -> Device:
-    profile = key.profile
+def _device(
+    key: DeviceKey,
+    domain: int,
+    gpus_per_node: int,
+    oversubscription: float,
+    framework: str | None,
+    backend: Backend | None,
+) -> Device:
+    profile = with_software(key.profile, framework, backend)
     return Device(
         profile=profile,
         curves=_curves(Tables(profile)),

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.cost import Cost
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
-from rlhfsim.search.candidates import simulated
-from rlhfsim.search.request import Request
+from rlhfsim.search.candidates import timed
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.hardware.profiles import load_profile, node_group, profile_hash
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.step.calls import Setting
 
 SAME = 0.01
 """Relative difference up to which a step that is priced again is the plan's own."""
@@ -65,7 +66,7 @@ def cluster_of(plan: Plan, profiles: tuple[Profile | None, ...]) -> Cluster | No
     )
     if len(groups) < len(profiles):
         return None
-    return Cluster(node_groups=groups, oversubscription=plan.oversubscription)
+    return Cluster(node_groups=groups, oversubscription=plan.oversubscription, framework=plan.framework)
 
 
 def profile_of(name: str, price: float | None = None) -> Profile | None:
@@ -86,7 +87,8 @@ def profile_under(plan: Plan, pool: str) -> Profile | None:
     """The profile under a pool of the plan; None where it is not found here any more."""
     hardware = next((p.hardware for p in plan.placement.pools if p.name == pool), 0)
     try:
-        return _profile(plan.hardware[hardware].profile)
+        found = _profile(plan.hardware[hardware].profile)
+        return with_software(found, plan.framework, plan.placement.backend)
     except RlhfsimError:
         return None
 
@@ -128,9 +130,11 @@ def _priced(plan: Plan, cluster: Cluster) -> tuple[Cost | None, tuple[str, ...]]
     try:
         models = models_of(plan.workload)
         memory = ledger(models, plan.placement, plan.workload, cluster)
-        again = simulated(Request(cluster=cluster, workload=plan.workload), models, plan.placement, memory)
+        setting = Setting(models=models, placement=plan.placement, workload=plan.workload, cluster=cluster)
+        kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
+        again = timed(setting, kv_tokens)
     except RlhfsimError as error:
         return None, (f"the step could not be priced again: {error.message}",)
     if not math.isclose(again.seconds, plan.prediction.step_s, rel_tol=SAME):
         return None, ("priced again the step differs from the plan: the profile or this release changed",)
-    return again.iteration.cost, ()
+    return again.cost, ()

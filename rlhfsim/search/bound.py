@@ -24,7 +24,7 @@ from functools import reduce
 
 import numpy as np
 
-from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.search.columns import Floats, Numbers
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
@@ -58,8 +58,7 @@ def controller_seconds(request: Request, partition: Partition) -> float:
         return 0.0
     index = partition.pool_of("actor")
     assert index is not None
-    pool = request.cluster.node_groups[partition.hardware[index]]
-    return controller(device_of(pool, request.cluster.oversubscription)).seconds
+    return controller(device_on(request.cluster, partition.hardware[index], request.backend)).seconds
 
 
 def step_bound(partition: Partition, request: Request, pools: Sequence[Numbers], sync: Floats) -> Floats:

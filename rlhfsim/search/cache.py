@@ -76,7 +76,7 @@ class SearchCache:
         domains = tuple((p.gpus, p.gpus_per_node, domain_of(p)) for p in cluster.node_groups)
         bytes_ = competing, groups, work, request.max_oom
         times = bytes_, cluster.oversubscription
-        synced = models.actor, request.backend, work.lora, groups, cluster.oversubscription
+        synced = models.actor, request.backend, cluster.framework, work.lora, groups, cluster.oversubscription
         return SharedTables(
             options=self._table(
                 competing, domains, work.num_sequences // work.mini_batches, is_long(work), work.lora

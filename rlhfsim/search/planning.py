@@ -53,6 +53,7 @@ def plan_of(
         role_placement=placement.role_placement,
         hardware=hardware,
         oversubscription=cluster.oversubscription,
+        framework=cluster.framework,
         models=_models(workload, models),
         workload=workload,
         placement=placement,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rlhfsim.kernels.devices import device_of, domain_of
+from rlhfsim.kernels.devices import device_on, domain_of
 from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums, role_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
@@ -244,7 +244,7 @@ class Pricer:
 
     def _times(self, key: Key, roles: Sequence[RolePlacement]) -> OptionTimes:
         setting, model = self._setting(key), self.models.of(key.role)
-        device = device_of(self.hardware(key), self.request.cluster.oversubscription)
+        device = device_on(self.request.cluster, key.hardware, self.request.backend)
         times = OptionTimes(np.zeros((len(roles), 6)))
         for call in self._calls(key.role):
             train = call.kind == "train"
@@ -321,7 +321,7 @@ class Pricer:
 
     def _waking(self, key: Key, role: RolloutPlacement) -> tuple[float, float]:
         """Seconds until an engine is awake, and until it sleeps."""
-        device = device_of(self.hardware(key), self.request.cluster.oversubscription)
+        device = device_on(self.request.cluster, key.hardware, self.request.backend)
         home = self._setting(key).placement
         before, after = moves(device, self.models.actor, role, self.calls[0], self.request.workload, home)
         return before.seconds, after.seconds

@@ -82,6 +82,7 @@ class Request:
     """A design question: cluster, workload and what may compete."""
 
     cluster: Cluster
+    """With the framework of the question: its software is priced."""
     workload: Workload
     backend: Backend = "deepspeed"
     framework: str | None = None
@@ -122,6 +123,9 @@ class Request:
             for name in set(names) - set(known):
                 raise unknown_name(what, name, known)
         self._check_framework()
+        runs = self.runs
+        priced = replace(self.cluster, framework=runs.name if runs else None)
+        object.__setattr__(self, "cluster", priced)
         if both := self.allow & self.forbid:
             raise RlhfsimError(
                 "allowed-and-forbidden",

@@ -7,7 +7,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.search.options import AnyRolePlacement, Key, OptionTable, sync_layout
 from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
@@ -76,10 +76,7 @@ class Paths:
     ) -> SyncCost:
         """The partition's path between an option of the actor and one of the rollout."""
         cluster = self.request.cluster
-        ends = [
-            device_of(cluster.node_groups[key.hardware], cluster.oversubscription)
-            for key, _ in (source, target)
-        ]
+        ends = [device_on(cluster, key.hardware, self.request.backend) for key, _ in (source, target)]
         return sync(
             partition.path,
             self.models.actor,

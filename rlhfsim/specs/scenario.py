@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rlhfsim import resources
@@ -21,7 +21,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.workload import Workload
 
-KEYS = ("title", "source", "cluster", "workload", "placement")
+KEYS = ("title", "source", "framework", "cluster", "workload", "placement")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class Scenario:
     source: str
     """Where the description comes from."""
     cluster: Cluster
+    """With `framework`, whose software costs are priced; blank: pooled ones."""
     workload: Workload
     placement: Placement
 
@@ -64,10 +65,12 @@ def load_scenario(name: str | Path) -> Scenario:
                 place=source.place(),
                 help="see scenarios/systems for examples",
             )
+    cluster = cluster_from(source, data["cluster"], ("cluster",))
+    framework = str(data["framework"]) if "framework" in data else None
     return Scenario(
         title=str(data.get("title", source.name)),
         source=str(data.get("source", "")),
-        cluster=cluster_from(source, data["cluster"], ("cluster",)),
+        cluster=replace(cluster, framework=framework),
         workload=convert(Workload, source, data["workload"], ("workload",)),
         placement=convert(Placement, source, data["placement"], ("placement",)),
     )

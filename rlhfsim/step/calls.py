@@ -11,7 +11,7 @@ import numpy as np
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.devices import device_of
+from rlhfsim.kernels.devices import device_on
 from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.rollout.generation import Generation, Requests, generate
@@ -51,8 +51,8 @@ class Setting:
 
     def device(self, role: RolePlacement | RolloutPlacement) -> Device:
         """The device of the pool a role sits in."""
-        pool = self.cluster.node_groups[self.placement.pool(role.pool).hardware]
-        return device_of(pool, self.cluster.oversubscription)
+        hardware = self.placement.pool(role.pool).hardware
+        return device_on(self.cluster, hardware, self.placement.backend)
 
 
 @lru_cache(maxsize=64)

@@ -25,6 +25,7 @@ from rlhfsim.specs.quantities import Bandwidth, Coefficient, CoefficientText
 
 __all__ = [
     "aliases",
+    "coefficients_of",
     "common_coefficients",
     "find_profile",
     "load_profile",
@@ -78,8 +79,13 @@ def common_coefficients() -> dict[str, Coefficient]:
     for folder in reversed(folders()):
         path = folder / f"{COMMON}.yaml"
         if path.is_file():
-            merged |= _coefficients(parse_yaml(read_text(path), str(path)))
+            merged |= coefficients_of(path)
     return merged
+
+
+def coefficients_of(path: Path) -> dict[str, Coefficient]:
+    """Coefficients of a file that holds nothing else."""
+    return _coefficients(parse_yaml(read_text(path), str(path)))
 
 
 def _coefficients(source: Source) -> dict[str, Coefficient]:

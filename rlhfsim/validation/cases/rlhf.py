@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, get_args
 
+from rlhfsim.frameworks.costs import names
 from rlhfsim.frameworks.logs.run_description import (
     Lengths,
     RunDescription,
@@ -52,15 +54,21 @@ def setting_of(row: Row) -> Setting:
         models=models_of(workload),
         placement=placement_of(run, workload),
         workload=workload,
-        cluster=_cluster(_whole(row, "gpus"), row.text("gpu_type") or ""),
+        cluster=_cluster(_whole(row, "gpus"), row.text("gpu_type") or "", framework_of(row)),
         packs=_packs(row),
         train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
     )
 
 
 @lru_cache(maxsize=256)
-def _cluster(gpus: int, gpu: str) -> Cluster:
-    return parse_cluster(gpus, gpu)
+def _cluster(gpus: int, gpu: str, framework: str | None) -> Cluster:
+    return replace(parse_cluster(gpus, gpu), framework=framework)
+
+
+def framework_of(row: Row) -> str | None:
+    """The framework whose software costs are known; None: pooled."""
+    name = re.split(r"[\s_(]", (row.text("framework") or "").lower(), maxsplit=1)[0]
+    return name if name in names() else None
 
 
 def reason_incomplete(row: Row) -> str | None:
