@@ -4,8 +4,8 @@
 
 Physics section 6. Level 1 of vLLM's sleep copies the weights to the host, level 2 drops them (the
 weight sync must bring them back); the KV cache is dropped by both. After an offload the allocator's
-cache is emptied (`sleep_latency`). Not known here: pinning of host memory at the first offload, which
-takes seconds once, and NUMA placement.
+cache is emptied (`sleep_latency`). A copy out to pageable memory takes fresh pages every time
+(`fresh_host_memory_time` a GB), which is slower than the copy itself. Not known here: NUMA placement.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import TRAINED, Call
 from rlhfsim.specs.workload.workload import Lora, Workload
+from rlhfsim.units import GB
 from rlhfsim.weight_sync.endpoints import weights_of
 
 Store = Literal["host", "nvme"]
@@ -55,11 +56,13 @@ def held(
     optimizer: Optimizer = "adam",
     lora: Lora | None = None,
 ) -> MovedBytes:
-    """What a role holds on one GPU during a call; states that live on the host anyway left out.
+    """What a role holds on a GPU of its fullest stage; states that live on the host anyway left out.
 
-    Gradients are not counted: they are zero between steps, so frameworks free them.
+    All stages move at once, so the fullest decides. Gradients are not counted: they are zero between
+    steps, so frameworks free them.
     """
-    part = shard(model, layout, backend, stages(layout)[0])
+    parts = [shard(model, layout, backend, stage) for stage in stages(layout)]
+    part = max(parts, key=lambda p: p.dense / p.dense_ranks + p.expert / p.expert_ranks)
     if not trained:
         return MovedBytes(frozen=frozen_states(part, layout).weights, learned=0.0, optimizer=0.0)
     if lora is None:
@@ -103,7 +106,9 @@ def _copied(
     if store == "nvme":
         disk = write_rate(device, shared=False) if out else read_rate(device, shared=False)
         link = slower(link, disk.scaled(1 / (copying or device.gpus_per_node)))
-    return Cost(parts=(moved(size, link), handled(1, device, "pcie_latency")))
+    fresh = size / GB if out and not pinned else 0.0
+    pages = handled(fresh, device, "fresh_host_memory_time")
+    return Cost(parts=(moved(size, link), *([pages] if fresh else []), handled(1, device, "pcie_latency")))
 
 
 def sleep(device: Device, weights: float, *, level: int) -> Cost:
