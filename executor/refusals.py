@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from executor.resolve import Job, engine_specs, has_weights, model_config
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.loading import Source
 from rlhfsim.specs.model.config import read_config
 from rlhfsim.specs.placement.placement import RolePlacement
@@ -89,7 +91,13 @@ def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:
 def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     plan = job.plan
     rules = framework(OWN)
-    lacking = rules.lacks(plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node)
+    lacking = rules.lacks(
+        plan.placement,
+        plan.workload,
+        plan.topology,
+        one_node=plan.replicas_in_one_node,
+        vendors=set(_vendors(plan)),
+    )
     for lacks in lacking:
         yield lacks.code, f"the plan asks for {lacks.what}, which the executor does not run", lacks.remedy
     if plan.workload.generates and plan.placement.weight_path == "lora" and plan.workload.lora is None:
@@ -100,6 +108,12 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
         )
     if not job.gpu:
         yield from _needs_gpus(plan)
+
+
+def _vendors(plan: Plan) -> Iterator[str]:
+    for planned in plan.hardware:
+        with suppress(RlhfsimError):  # a profile of the machine where the plan was made
+            yield load_profile(planned.profile).vendor
 
 
 def _needs_gpus(plan: Plan) -> Iterator[tuple[str, str, str]]:

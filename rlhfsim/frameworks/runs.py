@@ -48,6 +48,7 @@ FEATURES: Mapping[str, str] = {
     "LoRA": "leave out workload.lora",
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
     "8-bit Adam": "set workload.optimizer: adam",
+    "AMD GPUs": "use NVIDIA GPUs",
 }
 """What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
 
@@ -121,6 +122,10 @@ class Runs:
             remedy=f"use weight_path {' or '.join(others)}",
         )
 
+    def lacks_hardware(self, vendors: Collection[str]) -> Lacks | None:
+        """Whether a kind of GPU is not run (`Profile.vendor`)."""
+        return self._first(_hardware_features(vendors))
+
     def lacks_schedule(self, schedule: Schedule) -> Lacks | None:
         """What of a schedule is not run."""
         return self._first(_schedule_features(schedule))
@@ -130,10 +135,17 @@ class Runs:
         return self._first(_workload_features(workload))
 
     def lacks(
-        self, placement: Placement, workload: Workload, topology: Topology, *, one_node: bool
+        self,
+        placement: Placement,
+        workload: Workload,
+        topology: Topology,
+        *,
+        one_node: bool,
+        vendors: Collection[str] = (),
     ) -> Iterator[Lacks]:
         """Everything in a plan that is not run, once."""
-        found = [self.lacks_workload(workload), self.lacks_schedule(placement.schedule)]
+        found = [self.lacks_hardware(vendors), self.lacks_workload(workload)]
+        found.append(self.lacks_schedule(placement.schedule))
         found.append(self._first(_pool_features(placement)))
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
@@ -208,9 +220,10 @@ def known_by(known: Known, *names: Name) -> dict[Name, Known]:
 
 
 @cache
-def runner_of(backend: Backend) -> Runs | None:
-    """The first framework that trains with a backend, ours if it does; None: it is only priced."""
-    return next((found for found in frameworks() if backend in found.trainers), None)
+def runner_of(backend: Backend, vendors: frozenset[str] = frozenset()) -> Runs | None:
+    """The first framework that trains with a backend on such GPUs, ours if it does; None: it is only priced."""
+    trains = (found for found in frameworks() if backend in found.trainers)
+    return next((found for found in trains if not found.lacks_hardware(vendors)), None)
 
 
 # --- what a plan asks for -----------------------------------------------------------------------------
@@ -255,6 +268,11 @@ def _schedule_features(schedule: Schedule) -> Iterator[str]:
         "double buffering": schedule.double_buffered,
     }
     yield from (name for name, wanted in asked.items() if wanted)
+
+
+def _hardware_features(vendors: Collection[str]) -> Iterator[str]:
+    if "amd" in vendors:
+        yield "AMD GPUs"
 
 
 def _workload_features(workload: Workload) -> Iterator[str]:

@@ -138,7 +138,11 @@ class Request:
         """What the framework runs; None: whatever is priced."""
         if self.framework == ANY:
             return None
-        return framework(self.framework) if self.framework else runner_of(self.backend)
+        return framework(self.framework) if self.framework else runner_of(self.backend, self._vendors)
+
+    @property
+    def _vendors(self) -> frozenset[str]:
+        return frozenset(group.profile.vendor for group in self.cluster.node_groups)
 
     @property
     def trainer(self) -> BackendRules:
@@ -161,9 +165,12 @@ class Request:
     def _check_framework(self) -> None:
         if self.framework not in (None, ANY, *(known := [x.name for x in frameworks()])):
             raise unknown_name("framework", self.framework or "", [*known, ANY])
-        if self.runs is not None and self.backend not in self.runs.trainers:
+        if self.runs is None:
+            return
+        lacks = self.runs.lacks_hardware(self._vendors)
+        if self.backend not in self.runs.trainers:
             lacks = self.runs.lacks_layout(self.backend, Layout(), self.workload, "actor")
-            assert lacks is not None
+        if lacks is not None:
             raise RlhfsimError(lacks.code, f"{self.runs.title} does not run {lacks.what}", help=lacks.remedy)
 
     @property

@@ -73,15 +73,19 @@ def checked_plan(plan: Plan, cluster: Cluster, notes: tuple[str, ...] = ()) -> P
         plan=plan,
         rejected_by=reason,
         remedy=reason and fitting_change(plan, cluster),
-        notes=(*notes, *not_launched(plan)),
+        notes=(*notes, *not_launched(plan, cluster)),
         far=_far(plan, cluster),
     )
 
 
-def not_launched(plan: Plan) -> tuple[str, ...]:
+def not_launched(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """What of a plan `rlhfsim launch` would refuse."""
     lacking = framework(OWN).lacks(
-        plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node
+        plan.placement,
+        plan.workload,
+        plan.topology,
+        one_node=plan.replicas_in_one_node,
+        vendors={group.profile.vendor for group in cluster.node_groups},
     )
     return tuple(f"rlhfsim launch does not run {lacks.what}: {lacks.remedy}" for lacks in lacking)
 
@@ -100,7 +104,7 @@ def best_of(request: Request) -> Planned:
     answer = design(request, explain=False)
     if answer.chosen is not None:
         far = _far(answer.chosen, request.cluster)
-        return Planned(plan=answer.chosen, far=far, notes=not_launched(answer.chosen))
+        return Planned(plan=answer.chosen, far=far, notes=not_launched(answer.chosen, request.cluster))
     example = _example(request)
     if example is None:
         refused = max(answer.refused, key=lambda reason: answer.refused[reason], default=None)

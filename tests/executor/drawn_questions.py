@@ -27,7 +27,7 @@ MODELS: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("405b", (256, 512)),
 )
 """Model and sizes of a cluster on which it is asked for."""
-GPUS = ("h100", "h100", "a100", "h200", "b200", "mi300x")
+GPUS = ("h100", "h100", "a100", "h200", "b200", "h20")
 ALGORITHMS = ("ppo", "grpo", "grpo", "rloo", "reinforce++", "dpo", "kto")
 GROUPED = ("grpo", "rloo")
 """Algorithms with several responses a prompt."""

@@ -17,6 +17,7 @@ _NOT_RUN = {
     "rollout replicas across nodes",  # one process runs a replica
     "offload to NVMe",
     "LoRA with tensor or pipeline parallelism",
+    "AMD GPUs",  # the pinned wheels are for CUDA
 }
 _WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them
     "rollout pipeline parallelism": "written only",
