@@ -221,7 +221,7 @@ def known_by(known: Known, *names: Name) -> dict[Name, Known]:
 
 @cache
 def runner_of(backend: Backend, vendors: frozenset[str] = frozenset()) -> Runs | None:
-    """The first framework that trains with a backend on such GPUs, ours if it does; None: it is only priced."""
+    """The first framework that trains with a backend on such GPUs, ours if it does; None: only priced."""
     trains = (found for found in frameworks() if backend in found.trainers)
     return next((found for found in trains if not found.lacks_hardware(vendors)), None)
 

@@ -19,6 +19,7 @@ from rlhfsim.specs.model.presets import published_type, resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
+from rlhfsim.what_if.planned import not_launched
 
 GRPO = Workload(algorithm="grpo", model="8b", prompts=64, samples=8, reward=Reward(model="same"))
 
@@ -67,6 +68,19 @@ def test_a_framework_refuses_a_backend_that_it_does_not_train_with() -> None:
     with pytest.raises(RlhfsimError, match="verll"):
         Request(cluster=cluster, workload=GRPO, framework="verll")
     assert Request(cluster=cluster, workload=GRPO, backend="megatron", framework=ANY).runs is None
+
+
+def test_amd_gpus_are_offered_where_a_framework_runs_them() -> None:
+    cluster = parse_cluster(8, "mi300x")
+    with pytest.raises(RlhfsimError, match="does not run AMD GPUs"):
+        Request(cluster=cluster, workload=GRPO, framework=OWN)
+    runs = Request(cluster=cluster, workload=GRPO, backend="fsdp2").runs
+    assert runs is not None
+    assert runs.name == "verl"
+    assert Request(cluster=cluster, workload=GRPO).runs is None  # nobody is known to run DeepSpeed there
+    answer = rlhfsim.design(Request(cluster=cluster, workload=GRPO), explain=False)
+    assert answer.chosen is not None
+    assert any("AMD GPUs" in note for note in not_launched(answer.chosen, cluster))
 
 
 @pytest.mark.parametrize("runs", frameworks(), ids=lambda runs: runs.name)

@@ -37,6 +37,6 @@ RUNS = Runs(
         "LoRA",
         "AMD GPUs",
     ),
-    source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool; AMD: "
-    "rocm.docs.amd.com/projects/verl (verl 0.9.0 on MI300X to MI355X), read 2026-11-22",
+    source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool; "
+    "AMD: rocm.docs.amd.com/projects/verl (verl 0.9.0 on MI300X to MI355X), read 2026-11-22",
 )
