@@ -80,11 +80,15 @@ def _lookup(values: tuple[float, ...]) -> Lookup:
     return find
 
 
+def fit(rows: Sequence[Row]) -> dict[str, Coefficient]:
+    """Value, P10 and P90 of every coefficient of `FREE`, by `Free.key`, from the rows given."""
+    source = f"fitted on the fit part of training.csv ({date.today().isoformat()})"
+    return posterior(FREE, lambda values: residuals(values, rows), source)
+
+
 def main() -> None:
     """Fit and rewrite the shipped common.yaml and the profiles with coefficients of their own."""
-    rows = fit_rows()
-    source = f"fitted on the fit part of training.csv ({date.today().isoformat()})"
-    found = posterior(FREE, lambda values: residuals(values, rows), source)
+    found = fit(fit_rows())
     for free in FREE:
         for name in free.profiles or ("common",):
             path = resources.shipped("hardware_profiles") / f"{name}.yaml"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost
+from rlhfsim.step.measured import Conditions
 from rlhfsim.validation.rows import Row
 
 ZERO = "a measured 0 is no measurement"
@@ -42,6 +43,12 @@ class Outcome:
     """P10 of the prediction."""
     high: float | None = None
     """P90 of the prediction."""
+    blind: float | None = None
+    """The prediction with no row of the same publisher in any fit; None: no fit that it rests on read one."""
+    blind_low: float | None = None
+    """P10 of that prediction."""
+    blind_high: float | None = None
+    """P90 of that prediction."""
     skipped: str | None = None
     """Why there is no prediction; None when there is one."""
     assumptions: tuple[str, ...] = ()
@@ -53,17 +60,29 @@ class Outcome:
     scored; empty where no other row can be compared."""
     release: str = ""
     """Release of that framework."""
+    conditions: Conditions | None = None
+    """What was run on what, where the kind has a model discrepancy."""
     detail: dict[str, float | str] = field(default_factory=dict)
     """Anything worth a column in `--out`: which peak, per-part seconds."""
 
     @classmethod
-    def of(cls, row: Row, kind: str, label: str, cost: Cost | None = None, **known: Any) -> Outcome:
-        """The outcome of a row, with a priced cost as its prediction."""
+    def of(
+        cls,
+        row: Row,
+        kind: str,
+        label: str,
+        cost: Cost | None = None,
+        blind: Cost | None = None,
+        **known: Any,
+    ) -> Outcome:
+        """The outcome of a row, with a priced cost as its prediction; `blind` saw no row of its publisher."""
         if known.get("measured") == 0 and kind != "oom":
-            known["skipped"] = ZERO
-        elif cost is not None:
-            low, high = cost.interval
-            known |= {"predicted": cost.seconds, "low": low, "high": high}
+            known["skipped"], cost, blind = ZERO, None, None
+        for prefix, priced in (("", cost), ("blind_", blind)):
+            if priced is not None:
+                low, high = priced.interval
+                known |= {prefix.rstrip("_") or "predicted": priced.seconds}
+                known |= {f"{prefix}low": low, f"{prefix}high": high}
         known.setdefault("source", row.source)
         return cls(kind=kind, file=row.file, line=row.line, label=label, **known)
 

@@ -16,6 +16,8 @@ from rlhfsim.resources import shipped
 from rlhfsim.specs.loading import parse_json, read_text
 from rlhfsim.validation import statistics, transfer
 from rlhfsim.validation import tables as registry
+from rlhfsim.validation.discrepancy import with_intervals
+from rlhfsim.validation.left_out import publisher
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.targets import results
@@ -38,8 +40,13 @@ def collect(
     sections: Mapping[str, registry.RowKind],
     rows: Sequence[Row] | None = None,
     progress: Progress | None = None,
+    *,
+    discrepancy: bool = True,
 ) -> tuple[list[Outcome], list[str]]:
-    """Outcomes of the sections, on the shipped rows or on given ones, and the sections not rerun."""
+    """Outcomes of the sections, on the shipped rows or on given ones, and the sections not rerun.
+
+    Without `discrepancy` intervals hold what the coefficients say, and no more.
+    """
     outcomes: list[Outcome] = []
     not_rerun = []
     for name, section in sections.items():
@@ -52,7 +59,7 @@ def collect(
             outcomes += registry.run(section, table_rows)
         else:
             not_rerun.append(name)
-    return outcomes, not_rerun
+    return (with_intervals(outcomes, own_rows=rows is not None) if discrepancy else outcomes), not_rerun
 
 
 def board(
@@ -102,6 +109,7 @@ def _figures(kind: str, rows: list[Outcome]) -> dict[str, Any]:
 def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     figures = _figures(kind, rows)
     figures["skip_reasons"] = statistics.skip_reasons(rows)
+    figures["left_out"] = _left_out(kind, rows)
     figures["without_assumptions"] = _figures(kind, [o for o in rows if not o.assumptions])
     figures["with_assumptions"] = _figures(kind, [o for o in rows if o.assumptions])
     figures["sources"] = {s: _figures(kind, r) for s, r in statistics.by_source(rows).items()}
@@ -119,6 +127,19 @@ def _kind(kind: str, rows: list[Outcome]) -> dict[str, Any]:
     else:
         figures["worst"] = [_row(o) for o in statistics.worst(rows, WORST_ROWS)]
     return figures
+
+
+def _left_out(kind: str, rows: list[Outcome]) -> dict[str, Any]:
+    """Figures with no row of the publisher in any fit; {} where a row of its own calibrates."""
+    if kind == transfer.KIND:
+        return {}
+    unseen = statistics.blind(rows)
+    by_publisher = statistics.grouped(unseen, lambda o: publisher(o.source))
+    return {
+        **_figures(kind, unseen),
+        **_order(unseen),
+        "publishers": {name: _figures(kind, group) for name, group in by_publisher.items()},
+    }
 
 
 def _transferred(rows: list[Outcome]) -> dict[str, Any]:
@@ -222,12 +243,15 @@ def differences(fresh: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
         if new_figures is None or old_figures is None:
             stale.append(f"{kind}: only {'committed' if new_figures is None else 'computed'}")
             continue
-        for key in ("rows", "predicted", "scored", "fit", *_WORSE_UP, "bias", *_HIGHER_IS_BETTER):
-            new, was = new_figures.get(key), old_figures.get(key)
-            if new == was or (None not in (new, was) and abs(new - was) <= TOLERANCE):
-                continue
-            line = f"{kind}: {key} is {_shown(new)}, committed {_shown(was)}"
-            (worse if _worse(key, new, was) else stale).append(line)
+        for part in ("", "left_out"):
+            news, olds = (f.get(part, {}) if part else f for f in (new_figures, old_figures))
+            for key in ("rows", "predicted", "scored", "fit", *_WORSE_UP, "bias", *_HIGHER_IS_BETTER):
+                new, was = news.get(key), olds.get(key)
+                if new == was or (None not in (new, was) and abs(new - was) <= TOLERANCE):
+                    continue
+                name = f"{kind}, left out" if part else kind
+                line = f"{name}: {key} is {_shown(new)}, committed {_shown(was)}"
+                (worse if _worse(key, new, was) else stale).append(line)
     return [f"worse: {line}" for line in worse] + [f"stale: {line}" for line in stale]
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.validation.left_out import publisher
 from rlhfsim.validation.outcome import Outcome
 
 Floats = NDArray[np.float64]
@@ -24,7 +25,9 @@ WILSON_Z = 1.959963984540054
 SAYS_OOM = 0.5
 """Probability from which a prediction counts as `out of memory`."""
 FACTOR = 2.0
-"""A transfer time is right when measured / 2 <= predicted <= 2 measured."""
+"""A transfer time is near when measured / 2 <= predicted <= 2 measured."""
+NEARER = 1.5
+"""The same, of a weight sync that is right."""
 
 
 Figures = dict[str, Any]
@@ -52,6 +55,7 @@ def score(outcomes: Iterable[Outcome]) -> Figures:
         **_errors(errors),
         "coverage": coverage(judged),
         "within_factor_2": _within(errors),
+        "within_factor_1_5": _within(errors, NEARER),
         "median_of_source_medians": _over(_of(np.median, np.abs(g)) for g in groups),
         "median_of_source_means": _over(_of(np.mean, np.abs(g)) for g in groups),
         "median_of_source_within_factor_2": _over(_within(g) for g in groups),
@@ -82,6 +86,32 @@ def signed_errors(outcomes: Sequence[Outcome]) -> Floats:
     """(predicted - measured) / measured of rows with a positive measured value."""
     errors = [o.error for o in outcomes if o.measured]
     return np.array([e for e in errors if e is not None], dtype=float)
+
+
+def blind(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Measured rows as predicted without any row of their publisher in any fit.
+
+    A row of a fit counts here where the fit was repeated without its publisher. Where a kind's fit was not,
+    no row of a publisher counts that the fit read.
+    """
+    rows = [o for o in outcomes if predicted(o) and o.measured is not None]
+    read = {(_fit_of(o), publisher(o.source)) for o in rows if o.part == "fit" and o.blind is None}
+    return [
+        replace(
+            o,
+            part="report",
+            predicted=o.predicted if o.blind is None else o.blind,
+            low=o.low if o.blind is None else o.blind_low,
+            high=o.high if o.blind is None else o.blind_high,
+        )
+        for o in rows
+        if (_fit_of(o), publisher(o.source)) not in read
+    ]
+
+
+def _fit_of(outcome: Outcome) -> str:
+    """Kinds that rest on one fit: the phases and the step of an RL run do."""
+    return "rlhf" if outcome.kind.startswith("rlhf.") else outcome.kind
 
 
 def by_source(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
@@ -133,9 +163,9 @@ def _over(values: Iterable[float | None]) -> float | None:
     return _of(np.median, np.array([v for v in values if v is not None], dtype=float))
 
 
-def _within(errors: Floats) -> float | None:
+def _within(errors: Floats, factor: float = FACTOR) -> float | None:
     ratio = 1 + errors
-    return _of(np.mean, ((ratio >= 1 / FACTOR) & (ratio <= FACTOR)).astype(float))
+    return _of(np.mean, ((ratio >= 1 / factor) & (ratio <= factor)).astype(float))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

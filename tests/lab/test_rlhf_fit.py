@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from lab.fits.rlhf import NAMES, fit
+from lab.fits.rlhf import NAMES, fit, fit_rows
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.validation.kinds import rlhf
 from rlhfsim.validation.outcome import Outcome
@@ -20,11 +20,11 @@ def predicted() -> tuple[Outcome, ...]:
 
 def test_the_shipped_coefficients_are_what_the_fit_gives() -> None:
     profile = load_profile("h100")
-    found = fit()
+    found = fit(fit_rows())
     assert set(found) == set(NAMES)
-    for name, (value, low, high) in found.items():
+    for name, c in found.items():
         shown = profile.coefficient(name)
-        assert (shown.value, shown.low, shown.high) == pytest.approx((value, low, high), rel=0.02)
+        assert (shown.value, shown.low, shown.high) == pytest.approx((c.value, c.low, c.high), rel=0.02)
         assert rlhf.FIT_FILE in shown.source
 
 

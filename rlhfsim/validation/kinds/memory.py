@@ -20,6 +20,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.step.measured import Conditions
 from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.memory_peaks import training_peak
@@ -239,8 +240,8 @@ def _models() -> dict[str, ModelSpec]:
 
 def _training(row: Row) -> Outcome:
     measured, unit = _measured_peak(row)
-    known = _models().get(row.text("model") or "")
-    peak = training_peak(row, known or model_of(row))
+    model = _models().get(row.text("model") or "") or model_of(row)
+    peak = training_peak(row, model)
     return _outcome(
         row,
         "memory.training_peak",
@@ -249,7 +250,28 @@ def _training(row: Row) -> Outcome:
         predicted=peak.bytes / GB,
         low=peak.low / GB,
         high=peak.high / GB,
+        conditions=conditions_of(row, model),
         detail=peak.detail,
+    )
+
+
+def conditions_of(row: Row, model: ModelSpec) -> Conditions:
+    """What a training row ran on what; memory asks little of the GPU."""
+    words = f"{row.text('framework') or ''} {row.text('fsdp_or_zero') or ''}".lower()
+    backend = "megatron" if "megatron" in words else "deepspeed" if "zero" in words else "fsdp2"
+    framework = re.split(r" \(| v\d| \d", row.text("framework") or "", maxsplit=1)[0]
+    return Conditions(
+        kind="memory.training_peak",
+        framework=framework,
+        backend=backend,
+        gpu=_profile(row).name,
+        model=model.name,
+        params=model.num_params,
+        moe=model.moe is not None,
+        length=row.number("seq_len") or 1024.0,
+        gpus=row.integer("gpus") or 1,
+        algorithm="pre-training",
+        precision="fp8" if "fp8" in (row.text("precision") or "") else "bf16",
     )
 
 

@@ -10,17 +10,21 @@ not compared.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.calibration.one_run import Timed
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.simulation.run import simulate
+from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.iteration import Iteration
+from rlhfsim.step.measured import Conditions
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.rlhf import setting_of, staleness_of
+from rlhfsim.validation.left_out import cluster_without, publisher, refits
 from rlhfsim.validation.outcome import ZERO, Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.transfer import Published, pairs
@@ -70,11 +74,14 @@ def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
     except RlhfsimError as error:
         return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
     label = f"{_label(row)} {setting.placement.actor.layout.label}, rollout {_rollout(setting)}"
-    scored = _phase_outcomes(filled, step, shown, label)
+    name = publisher(row.source)
+    blind = priced(replace(setting, cluster=cluster_without(setting.cluster, name))) if refits(name) else None
+    scored = _phase_outcomes(filled, (step, blind), shown, label)
     if seconds is not None:
         job, release = job_of(filled, setting)
         detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
         known = {"measured": seconds, "detail": detail, "job": job, "release": release, "assumptions": shown}
+        known |= {"conditions": conditions_of(filled, setting), "blind": blind.cost if blind else None}
         scored.insert(0, _outcome(row, "step", step.cost, label=label, **known))
         published.append(_published(filled, scored[0], setting, step))
     return scored
@@ -142,7 +149,30 @@ def step_seconds(row: Row) -> float | None:
     raise Skip("step time not published")
 
 
-def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: str) -> list[Outcome]:
+def conditions_of(row: Row, setting: Setting) -> Conditions:
+    """What a row ran on what."""
+    work = setting.workload
+    actor = setting.models.actor
+    return Conditions(
+        kind="rlhf.step",
+        framework=(row.text("framework") or "").partition(" v")[0],
+        backend=setting.placement.backend,
+        gpu=setting.cluster.node_group.profile.name,
+        model=actor.name,
+        params=actor.num_params,
+        moe=actor.moe is not None,
+        length=stats(work.prompt_len).mean + stats(work.response_len).mean,
+        gpus=setting.cluster.gpus,
+        algorithm=work.algorithm,
+        precision=setting.train_precision,
+    )
+
+
+def _phase_outcomes(
+    row: Row, steps: tuple[Iteration, Iteration | None], shown: tuple[str, ...], label: str
+) -> list[Outcome]:
+    """Outcomes of the phases of a prediction, and of the one that saw no row of the publisher."""
+    step, unseen = steps
     scored = []
     for kind, (column, _) in PHASES.items():
         cell = row.text(column)
@@ -152,7 +182,9 @@ def _phase_outcomes(row: Row, step: Iteration, shown: tuple[str, ...], label: st
             continue
         measured = row.number(column)
         if measured:
-            scored.append(_outcome(row, kind, cost, label=label, measured=measured, assumptions=shown))
+            blind = timed_cost(row, unseen, kind) if unseen else None
+            known = {"label": label, "measured": measured, "assumptions": shown, "blind": blind}
+            scored.append(_outcome(row, kind, cost, **known))
     return scored
 
 

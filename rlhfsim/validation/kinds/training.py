@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Iterable
 
 from rlhfsim.kernels.cost import Cost
+from rlhfsim.step.measured import Conditions
 from rlhfsim.training.training import train
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.training import TrainingJob, job, measured
+from rlhfsim.validation.left_out import publisher, refits, without
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
@@ -36,6 +38,24 @@ def price(training: TrainingJob) -> Cost:
     )
 
 
+def conditions_of(row: Row, training: TrainingJob) -> Conditions:
+    """What a row ran on what."""
+    framework = (row.text("framework") or "").split(" (")[0]
+    return Conditions(
+        kind="training",
+        framework=framework,
+        backend=training.backend,
+        gpu=training.device.profile.name,
+        model=training.model.name,
+        params=training.model.num_params,
+        moe=training.model.moe is not None,
+        length=training.sequences.tokens / training.sequences.count,
+        gpus=training.layout.gpus,
+        algorithm="pre-training",
+        precision=training.precision,
+    )
+
+
 def part_of(row: Row) -> str:
     """`fit` for the (publisher, model) pairs of training.csv whose MD5 says so, `report` for the others.
 
@@ -57,15 +77,17 @@ def _outcome(row: Row) -> Outcome:
         seconds, how = measured(filled, training)
     except Skip as reason:
         return Outcome.of(row, "training", label, skipped=reason.message)
-    cost = price(training)
+    cost, name = price(training), publisher(row.source)
     return Outcome.of(
         row,
         "training",
         f"{label} {training.layout.label}",
         cost,
+        price(job(filled, without(name))) if refits(name) else None,
         measured=seconds,
         assumptions=(*shown, *training.stated),
         part=part_of(row),
+        conditions=conditions_of(row, training),
         detail={
             "measured_from": how,
             "bound_by": cost.bound_by,

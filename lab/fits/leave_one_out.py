@@ -1,0 +1,103 @@
+"""Every fit again without one publisher at a time, for the errors of `rlhfsim validate` that no fit has seen.
+
+    python -m lab.fits.leave_one_out         rewrites rlhfsim/validation/data/left_out.json
+    python -m lab.fits.leave_one_out rlhf    only this fit
+
+A fit takes the rows to fit on, so leaving a publisher out is calling it with the others' rows. The hash is
+that of the rows and of the coefficients that ship: a new row, or a new fit, makes the file stale, and a test says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from lab.fits import rlhf, training
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.validation.left_out import FILE, publisher
+from rlhfsim.validation.rows import Row
+
+Fitted = Mapping[str, Coefficient]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A fit whose rows can be left out."""
+
+    name: str
+    rows: Callable[[], list[Row]]
+    """All that it reads."""
+    fit: Callable[[Sequence[Row]], Fitted]
+    """Coefficients by name, or by name@profile, from the rows given."""
+    profiles: Mapping[str, tuple[str, ...]]
+    """Coefficient -> profiles that hold it; one that is not named is in all."""
+
+
+FITS = (
+    Fit(
+        name="training",
+        rows=training.fit_rows,
+        fit=training.fit,
+        profiles={free.name: free.profiles for free in training.FREE if free.profiles},
+    ),
+    Fit(name="rlhf", rows=rlhf.fit_rows, fit=rlhf.fit, profiles={}),
+)
+
+
+def stamp(fit: Fit) -> str:
+    """Hash of what a fit rests on: its rows, and its coefficients as they ship."""
+    rows = [sorted(row.values.items()) for row in fit.rows()]
+    shipped = {
+        name: [
+            profile.coefficients[name].value
+            for profile in map(load_profile, fit.profiles.get(name, ("h100",)))
+        ]
+        for name in names(fit)
+    }
+    text = json.dumps([rows, shipped], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def names(fit: Fit) -> tuple[str, ...]:
+    """Its coefficients."""
+    return tuple(free.name for free in training.FREE) if fit.name == "training" else rlhf.NAMES
+
+
+def left_out(fit: Fit) -> dict[str, list[dict[str, Any]]]:
+    """Publisher -> the coefficients without its rows."""
+    rows = fit.rows()
+    found = {}
+    for name in sorted({publisher(row.source) for row in rows}):
+        others = [row for row in rows if publisher(row.source) != name]
+        sys.stdout.write(f"{fit.name} without {name}: {len(others)} of {len(rows)} rows\n")
+        sys.stdout.flush()
+        found[name] = [_data(fit, key, c) for key, c in fit.fit(others).items()]
+    return found
+
+
+def _data(fit: Fit, key: str, c: Coefficient) -> dict[str, Any]:
+    name = key.split("@")[0]
+    numbers = {k: float(f"{getattr(c, k):.6g}") for k in ("value", "low", "high")}
+    return {"name": name, "profiles": list(fit.profiles.get(name, ())), **numbers}
+
+
+def main() -> None:
+    """Refit and write."""
+    path = Path(str(resources.files("rlhfsim.validation") / "data" / FILE))
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    wanted = sys.argv[1:] or [fit.name for fit in FITS]
+    for fit in FITS:
+        if fit.name in wanted:
+            known[fit.name] = {"hash": stamp(fit), "left_out": left_out(fit)}
+    path.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Which measured runs lie near a question, and how far a prediction may be off there.
+
+    nearest(conditions)             the measured run that is most like it, with our error there
+    spread(base, distance)          standard deviation of ln(true / predicted) that no coefficient explains
+    widened(seconds, low, high, spread)
+
+    distance^2 = sum of squares: a share of each e-fold between sizes, lengths and numbers of GPUs (`SIZES`),
+                 a fixed amount for another GPU, framework, backend, kind of model, ... (`WORDS`)
+    spread^2   = base^2 (1 + distance^2)
+
+`measured_runs.csv` holds the runs of `rlhfsim.validation` with the error of a prediction that saw no row of
+their publisher; the base is `training_discrepancy`, `rl_step_discrepancy` or `memory_discrepancy` of
+`common.yaml`, fitted on those errors (both: `python -m lab.fits.discrepancy`). The amounts of a distance are
+judged, not fitted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+FILE = "measured_runs.csv"
+FAR = 1.0
+"""Distance from which a run is not called near: another framework, GPU and kind of model at once."""
+COEFFICIENTS = {
+    "training": "training_discrepancy",
+    "rlhf.step": "rl_step_discrepancy",
+    "memory.training_peak": "memory_discrepancy",
+}
+"""Kind of a measured run -> coefficient with the spread beside a measured run."""
+SIZES = {"params": 0.3, "length": 0.2, "gpus": 0.15}
+"""Distance of an e-fold."""
+WORDS = {"framework": 0.4, "backend": 0.3, "model_kind": 0.6, "algorithm": 0.3, "precision": 0.3}
+"""Distance of another word."""
+SAME_GENERATION, OTHER_GENERATION = 0.3, 0.6
+"""Distance of another GPU."""
+GENERATIONS = (
+    ("v100",),
+    ("a100", "a800", "a10g"),
+    ("l4", "l40s", "rtx"),
+    ("h100", "h200", "h800", "h20"),
+    ("b200", "b300", "gb200", "gb300"),
+    ("mi250x", "mi300x", "mi325x", "mi355x"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What decides how well a run is known."""
+
+    kind: str
+    """`training`, `rlhf.step` or `memory.training_peak`."""
+    framework: str
+    """Without its release; empty where any may run it."""
+    backend: str
+    gpu: str
+    """Name of the profile."""
+    model: str
+    params: float
+    moe: bool
+    length: float
+    """Mean prompt and response, or the sequence length, tokens."""
+    gpus: int
+    algorithm: str
+    precision: str
+
+    @property
+    def model_kind(self) -> str:
+        """What a mixture of experts is told from."""
+        return "mixture of experts" if self.moe else "dense"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRun:
+    """A published run and our error there."""
+
+    conditions: Conditions
+    release: str
+    error: float
+    """(predicted - measured) / measured, by a prediction that saw no row of the publisher."""
+    source: str
+    """Publication."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Near:
+    """The measured run that is most like a question."""
+
+    run: MeasuredRun
+    distance: float
+    differs: tuple[str, ...]
+    """In what, for people."""
+
+    @property
+    def near(self) -> bool:
+        """Whether it says something about the question."""
+        return self.distance < FAR
+
+
+def distance(a: Conditions, b: Conditions) -> float:
+    """How unlike two runs are; 0 for the same."""
+    return math.hypot(*_terms(a, b).values())
+
+
+def _terms(a: Conditions, b: Conditions) -> dict[str, float]:
+    sizes = {n: w * abs(math.log(getattr(a, n) / getattr(b, n))) for n, w in SIZES.items()}
+    words = {n: w * (getattr(a, n) != getattr(b, n)) for n, w in WORDS.items()}
+    return {**sizes, **words, "gpu": _gpu_distance(a.gpu, b.gpu)}
+
+
+def _gpu_distance(a: str, b: str) -> float:
+    if a == b:
+        return 0.0
+    return SAME_GENERATION if _generation(a) == _generation(b) else OTHER_GENERATION
+
+
+def _generation(gpu: str) -> int | str:
+    family = gpu.split("_")[0].split("-")[0]
+    return next((i for i, names in enumerate(GENERATIONS) if family in names), family)
+
+
+def nearest(question: Conditions, runs: Iterable[MeasuredRun] | None = None) -> Near | None:
+    """The run of the same kind that is most like it; None where that kind was never measured."""
+    known = [r for r in (measured_runs() if runs is None else runs) if r.conditions.kind == question.kind]
+    if not known:
+        return None
+    run = min(known, key=lambda r: (distance(question, r.conditions), abs(r.error)))
+    return Near(
+        run=run,
+        distance=distance(question, run.conditions),
+        differs=tuple(_differences(question, run.conditions)),
+    )
+
+
+def _differences(question: Conditions, run: Conditions) -> Iterator[str]:
+    """What is not the same there, the heaviest first."""
+    terms = _terms(question, run)
+    for name in sorted((n for n, d in terms.items() if d > 0), key=lambda n: -terms[n]):
+        here, there = getattr(question, name), getattr(run, name)
+        if name in SIZES:
+            factor = here / there
+            if max(factor, 1 / factor) >= 1.5:
+                what = {"params": "the parameters", "length": "the length", "gpus": "the GPUs"}[name]
+                yield f"{factor:.2g} times {what}" if factor > 1 else f"1/{1 / factor:.2g} of {what}"
+        elif name == "framework":
+            yield f"framework {there}"
+        else:
+            yield f"{there} there" if name == "model_kind" else f"{name} {there}"
+
+
+def spread(base: float, away: float) -> float:
+    """Standard deviation of ln(true / predicted) beside what the coefficients say."""
+    return base * math.hypot(1.0, away)
+
+
+def widened(value: float, low: float, high: float, more: float) -> tuple[float, float]:
+    """P10 and P90 with `more`, at P90 in ln, added in squares on both sides."""
+    if more <= 0 or value <= 0:
+        return low, high
+    up = math.hypot(math.log(max(high, value) / value), more)
+    least = min(low, value)
+    down = math.hypot(math.log(value / least), more) if least > 0 else math.inf
+    return value * math.exp(-down), value * math.exp(up)
+
+
+# --- the file ---------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "kind",
+    "framework",
+    "release",
+    "backend",
+    "gpu",
+    "model",
+    "params",
+    "moe",
+    "length",
+    "gpus",
+    "algorithm",
+    "precision",
+    "error",
+    "source",
+)
+
+
+@cache
+def measured_runs() -> tuple[MeasuredRun, ...]:
+    """The runs that ship."""
+    text = (resources.files("rlhfsim.step") / FILE).read_text(encoding="utf-8")
+    return tuple(map(_run, csv.DictReader(io.StringIO(text))))
+
+
+def _run(cells: dict[str, str]) -> MeasuredRun:
+    words = {n: cells[n] for n in ("kind", "framework", "backend", "gpu", "model", "algorithm", "precision")}
+    numbers = {n: float(cells[n]) for n in ("params", "length")}
+    return MeasuredRun(
+        conditions=Conditions(**words, **numbers, moe=cells["moe"] == "1", gpus=int(cells["gpus"])),
+        release=cells["release"],
+        error=float(cells["error"]),
+        source=cells["source"],
+    )
+
+
+def runs_text(runs: Iterable[MeasuredRun]) -> str:
+    """The file of these runs."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for run in runs:
+        c = run.conditions
+        cells = {
+            **{n: getattr(c, n) for n in COLUMNS if hasattr(c, n)},
+            "params": f"{c.params:.4g}",
+            "length": f"{c.length:.4g}",
+            "moe": int(c.moe),
+            "release": run.release,
+            "error": f"{run.error:.3f}",
+            "source": run.source,
+        }
+        writer.writerow([cells[n] for n in COLUMNS])
+    return buffer.getvalue()

@@ -1,0 +1,132 @@
+"""No row of a publisher takes part in its own prediction, and intervals know nothing of it either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lab.fits import leave_one_out
+from rlhfsim.step.measured import Conditions, MeasuredRun, distance, measured_runs, nearest, spread, widened
+from rlhfsim.validation import left_out
+from rlhfsim.validation.discrepancy import Residuals, base_of
+from rlhfsim.validation.outcome import Outcome
+from rlhfsim.validation.statistics import blind
+
+HERE = Conditions(
+    kind="rlhf.step",
+    framework="NeMo-RL",
+    backend="megatron",
+    gpu="h100_sxm",
+    model="qwen3-32b",
+    params=32e9,
+    moe=False,
+    length=4000,
+    gpus=32,
+    algorithm="grpo",
+    precision="bf16",
+)
+
+
+def outcome(source: str, part: str = "report", blind_s: float | None = None) -> Outcome:
+    return Outcome(
+        kind="training",
+        file="f",
+        line=1,
+        source=source,
+        label="",
+        measured=10,
+        predicted=11,
+        part=part,  # type: ignore[arg-type]
+        blind=blind_s,
+    )
+
+
+@pytest.mark.parametrize("fit", leave_one_out.FITS, ids=lambda fit: fit.name)
+def test_the_refits_are_those_of_the_rows_and_coefficients_that_ship(fit: leave_one_out.Fit) -> None:
+    known = left_out.facts()[fit.name]
+    assert known["hash"] == leave_one_out.stamp(fit), "run: python -m lab.fits.leave_one_out"
+    assert set(known["left_out"]) == {left_out.publisher(row.source) for row in fit.rows()}
+
+
+def test_a_profile_without_a_publisher_differs_only_in_what_was_fitted_on_it() -> None:
+    name = "NVIDIA-NeMo/Megatron-Bridge"
+    ours, others = left_out.without("nobody/at-all")("h100"), left_out.without(name)("h100")
+    changed = {n for n, c in ours.coefficients.items() if others.coefficients[n].value != c.value}
+    assert changed
+    assert changed <= {c.name for c in left_out.refits(name)}
+
+
+def test_pages_of_one_repository_are_one_publisher() -> None:
+    assert left_out.publisher("a/b@docs/x.md") == left_out.publisher("a/b@README.md") == "a/b"
+
+
+def test_a_row_that_was_fitted_counts_only_by_its_prediction_without_the_publisher() -> None:
+    found = blind([outcome("a/b", "fit", 12.0), outcome("c/d", "fit"), outcome("c/d"), outcome("e/f")])
+    assert [(o.source, o.predicted) for o in found] == [("a/b", 12.0), ("e/f", 11)]
+
+
+def test_the_base_leaves_eight_in_ten_inside_and_grows_with_fewer_publishers() -> None:
+    rng = np.random.default_rng(0)
+
+    def drawn(publishers: int) -> Residuals:
+        n = 600
+        names = tuple(f"p{i % publishers}" for i in range(n))
+        away = np.zeros(n)
+        return Residuals(error=rng.normal(0, 0.2, n), variance=np.zeros(n), distance=away, publisher=names)
+
+    assert base_of(drawn(200)) == pytest.approx(0.2, rel=0.15)
+    assert base_of(drawn(2)) > 2 * base_of(drawn(200))
+
+
+def test_what_coefficients_explain_is_not_explained_twice() -> None:
+    rng = np.random.default_rng(1)
+    n = 400
+    names = tuple(f"p{i % 100}" for i in range(n))
+    errors = rng.normal(0, 0.2, n)
+    wide = Residuals(error=errors, variance=np.full(n, 0.09), distance=np.zeros(n), publisher=names)
+    assert base_of(wide) == 0
+
+
+def test_the_same_run_has_no_distance_and_every_difference_adds_some() -> None:
+    assert distance(HERE, HERE) == 0
+    for change in (
+        {"gpu": "b200_sxm"},
+        {"framework": "verl"},
+        {"params": 70e9},
+        {"moe": True},
+        {"length": 16000},
+        {"gpus": 256},
+        {"algorithm": "ppo"},
+        {"backend": "fsdp2"},
+    ):
+        assert distance(HERE, replace(HERE, **change)) > 0  # type: ignore[arg-type]
+
+
+def test_a_gpu_of_the_same_generation_is_nearer() -> None:
+    assert distance(HERE, replace(HERE, gpu="h200_sxm")) < distance(HERE, replace(HERE, gpu="a100_sxm"))
+
+
+def test_the_nearest_run_is_of_the_same_kind_and_says_what_differs() -> None:
+    runs = [
+        MeasuredRun(conditions=replace(HERE, kind="training"), release="", error=0.0, source="a"),
+        MeasuredRun(conditions=replace(HERE, gpus=256, moe=True), release="0.5", error=0.04, source="b"),
+    ]
+    found = nearest(HERE, runs)
+    assert found is not None
+    assert found.run.source == "b"
+    assert "mixture of experts there" in found.differs
+    assert nearest(HERE, runs[:1]) is None
+
+
+def test_intervals_widen_with_distance_and_never_narrow() -> None:
+    near, far = (widened(10, 9, 11, 1.28 * spread(0.1, away)) for away in (0.0, 2.0))
+    assert far[0] < near[0] < 9 < 11 < near[1] < far[1]
+    assert widened(10, 9, 11, 0.0) == (9, 11)
+
+
+def test_measured_runs_ship_with_their_errors() -> None:
+    kinds = {run.conditions.kind for run in measured_runs()}
+    assert {"training", "rlhf.step", "memory.training_peak"} <= kinds
+    assert all(-1 < run.error < 20 for run in measured_runs())
