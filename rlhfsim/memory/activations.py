@@ -10,8 +10,7 @@ Legend: h hidden, a query heads, g KV heads, d_k and d_v head widths, f FFN widt
 token, t tensor parallelism, s the factor 1/t of sequence parallelism (1 without it), V vocabulary,
 N tokens.
 
-Not known here: offloaded activations, what `torch.compile` saves by recomputing element-wise
-operations, dropout masks, and the logits' second copy where an entropy enters the loss.
+Not known here: offloaded activations and dropout masks.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from rlhfsim.memory.logits import BF16, FP32, head_gradient, head_peak
 from rlhfsim.memory.states import Stage, stage_layers
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
 
 
@@ -65,6 +65,7 @@ def layer_tensors(
     *,
     sequence_parallel: bool = False,
     fused: bool = True,
+    fused_experts: bool | None = None,
     experts: bool = False,
     imbalance: float = 1.0,
     fp8: bool = False,
@@ -90,10 +91,11 @@ def layer_tensors(
         }
     if score_length:
         saved["attention_scores"] = (5 if fused else 8) * heads(model.attention, tp).query * score_length
+    by_kernel = fused if fused_experts is None else fused_experts
     if experts and model.moe:
         copies, width = model.moe.top_k * s * etp * imbalance, model.moe.expert_ffn / etp
-        saved |= _moe(model, tp, s, fused, copies, width)
-        backward, forward = _moe_phases(model, copies, width) if not fused else ((), 0.0)
+        saved |= _moe(model, tp, s, by_kernel, copies, width)
+        backward, forward = _moe_phases(model, copies, width)
         widest = copies * (2 * h + 3 * width)
     else:
         saved |= _mlp(model, model.ffn / tp, fused)
@@ -101,7 +103,7 @@ def layer_tensors(
         backward, forward = _mlp_phases(model, model.ffn / tp), BF16 * widest
     stream = BF16 * h * s
     attention = BF16 * _attention_width(model, tp)
-    if fused:
+    if fused and (by_kernel or not (experts and model.moe)):
         backward = (Phase(stream + max(attention, BF16 * widest)),)
         forward = BF16 * widest
     if fp8:  # norm outputs and products are kept quantised; the attention output in both forms
@@ -247,20 +249,24 @@ def training_activations(
     imbalance: float = 1.0,
     fp8: bool = False,
     score_length: float = 0.0,
-    logit_bytes: float | None = None,
+    head: Head | None = None,
     frozen: bool = False,
+    compiled: bool = False,
 ) -> Activations:
     """Activations of a training call whose micro-batch has `tokens` tokens over all cp ranks.
 
     full recomputation: layer inputs, and the tensors of one layer while it is recomputed
-    selective: scores of attention are dropped; with flash attention there are none to drop
+    selective: Megatron drops the scores of attention (with flash attention there are none), FSDP2 keeps
+    what `_kept_by_operation` lists
     none: every tensor
 
-    `logit_bytes`: per logit where a framework holds all of them; without it the executor's chunks, and all
-    of them under Megatron. `frozen`: the weights get no gradients (adapters).
+    `head`: see `head_peak`. `frozen`: the weights get no gradients (adapters). `compiled`: by torch.compile,
+    layer by layer.
     """
     local = tokens / layout.cp
-    saved, phases = _kept_and_running(model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length)
+    saved, phases = _kept_and_running(
+        model, backend, _SHAPE(layout), stage, imbalance, fp8, score_length, compiled
+    )
     held = in_flight(layout.pp, layout.vp, micro_batches, stage)
     # DeepSpeed's hooks take a gradient when it is whole; FSDP2's are counted with its buffers
     gradients = backend == "deepspeed" and not frozen
@@ -270,7 +276,7 @@ def training_activations(
     logits = 0.0
     if stage != "first":
         norm = _norm(model, 1.0, fused=False)
-        logits = head_peak(model, layout, backend, local, logit_bytes, norm=norm, gradients=gradients)
+        logits = head_peak(model, layout, backend, local, head, norm=norm, gradients=gradients)
     return Activations(saved=local * saved * held, working=working, logits=logits)
 
 
@@ -283,22 +289,39 @@ def _kept_and_running(
     imbalance: float,
     fp8: bool,
     score_length: float,
+    compiled: bool,
 ) -> tuple[float, tuple[Phase, ...]]:
     """Bytes per token that a stage keeps of one micro-batch, and moments of the layer that runs."""
     tp, pp, etp, sequence_parallel, recompute = shape
     length = 0.0 if recompute == "selective" else score_length
     layers, moe_layers = stage_layers(model, pp, stage)
-    plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length)
+    plain, sparse = _tensors(model, backend, tp, etp, sequence_parallel, imbalance, fp8, length, compiled)
     dense_layers = layers - moe_layers
     running = [t for t, number in ((plain, dense_layers), (sparse, moe_layers)) if number]
-    full = recompute == "full"
+    by_operation = recompute == "selective" and backend == "fsdp2"
+    if recompute != "full" and not by_operation:
+        phases = tuple(phase for tensors in running for phase in tensors.backward)
+        return dense_layers * plain.total + moe_layers * sparse.total, phases
+    kept = plain.input + (_kept_by_operation(model, tp) if by_operation else 0.0)
     phases = tuple(
-        Phase(phase.token + (tensors.total if full else 0.0), phase.fixed)
+        Phase(phase.token + tensors.total + plain.input - kept, phase.fixed)
         for tensors in running
         for phase in tensors.backward
     )
-    saved = plain.input * layers if full else dense_layers * plain.total + moe_layers * sparse.total
-    return saved, phases
+    return kept * layers, phases
+
+
+def _kept_by_operation(model: ModelSpec, tp: int) -> float:
+    """Outputs that selective recomputation by operation keeps of a layer, beside its input.
+
+    Attention's, and every second matrix product's: of q, k, v, output, gate, up and down the first, third,
+    fifth and seventh. Experts are computed again. Source: torchtitan 9dec370, `_apply_ac_to_transformer_block`
+    and `_save_list` of torchtitan/parallelisms/parallelize_llama.py.
+    """
+    local = heads(model.attention, tp)
+    attention = local.query * (local.qk_dim + local.v_dim) + local.kv * local.v_dim
+    mlp = model.ffn / tp + model.hidden if model.num_dense_layers else 0.0
+    return BF16 * (attention + mlp) + FP32 * local.query
 
 
 def forward_activations(
@@ -309,12 +332,12 @@ def forward_activations(
     tokens: float,
     imbalance: float = 1.0,
     score_length: float = 0.0,
-    logit_bytes: float | None = None,
+    head: Head | None = None,
 ) -> Activations:
     """Activations of a scoring call: one layer at a time, then the logits (as in `training_activations`)."""
     local = tokens / layout.cp
     working = _alive(model, backend, layout.tp, layout.etp, layout.sequence_parallel, imbalance, score_length)
-    logits = head_peak(model, layout, backend, local, logit_bytes)
+    logits = head_peak(model, layout, backend, local, head)
     return Activations(saved=0.0, working=local * working, logits=logits)
 
 
@@ -349,11 +372,13 @@ def _tensors(
     imbalance: float,
     fp8: bool = False,
     score_length: float = 0.0,
+    compiled: bool = False,
 ) -> tuple[LayerTensors, LayerTensors]:
-    """One dense and one MoE layer under a layout."""
+    """One dense and one MoE layer under a layout; the compiler fuses norms and activations, not experts."""
     options: dict[str, Any] = {
         "sequence_parallel": sequence_parallel and tp > 1 and BACKENDS[backend].sequence_parallel,
-        "fused": backend == "megatron",
+        "fused": backend == "megatron" or compiled,
+        "fused_experts": backend == "megatron",
         "fp8": fp8,
         "score_length": score_length,
     }

@@ -5,12 +5,10 @@ from __future__ import annotations
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.engine_numbers import LOGIT_CHUNK_BYTES, LOGIT_CHUNK_ROWS
+from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout
 
 BF16, FP32 = 2.0, 4.0
-WHOLE_LOGITS = BF16 + 2 * FP32
-"""Bytes per logit where a framework holds all of them at the loss or for log-probs: BF16 logits, their FP32
-copy, and one FP32 of softmax, gradient or exponentials."""
 
 
 def head_peak(
@@ -18,17 +16,18 @@ def head_peak(
     layout: Layout,
     backend: Backend,
     tokens: float,
-    logit_bytes: float | None,
+    head: Head | None,
     *,
     norm: float | None = None,
     gradients: bool = False,
 ) -> float:
     """Bytes between the last layer and the gradient of its output.
 
+    `head`: of a framework that holds the logits of all tokens; without it the executor's chunks (Megatron: all).
     `norm`: what the last norm keeps, per hidden element; None in a forward pass without gradients.
     """
-    if logit_bytes is not None or backend == "megatron":
-        return logits_bytes(model, layout, tokens, logit_bytes or WHOLE_LOGITS)
+    if head is not None or backend == "megatron":
+        return logits_bytes(model, layout, tokens, head or UNFUSED, training=norm is not None)
     if norm is None:
         states, logits = 2 * BF16, 2 * _chunk(model, tokens)
     else:
@@ -67,6 +66,7 @@ def head_gradient(model: ModelSpec, layout: Layout) -> float:
     return BF16 * model.vocab * model.embedding_width / layout.tp
 
 
-def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, bytes_per_logit: float) -> float:
+def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, head: Head, *, training: bool) -> float:
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
-    return tokens * (1.0 if model.value_head else model.vocab / layout.tp) * bytes_per_logit
+    width = 1.0 if model.value_head else min(model.vocab, head.vocab or model.vocab) / layout.tp
+    return tokens * width * (head.train_bytes if training else head.score_bytes)

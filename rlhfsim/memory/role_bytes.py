@@ -24,6 +24,7 @@ from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
@@ -42,8 +43,8 @@ class Stack(Hashed):
     """The same for scoring forwards."""
     gradient_bytes: float | None = None
     """Bytes per stored gradient element; default the backend's."""
-    logit_bytes: float | None = None
-    """Bytes per logit where a framework holds all logits at once; default the executor's chunks."""
+    head: Head | None = None
+    """Where the logits of all tokens stand at once; default the executor's chunks."""
     flash: bool = True
     """Attention without a stored score matrix."""
 
@@ -235,7 +236,7 @@ def _calls(
         tokens=stack.score_tokens or tokens,
         imbalance=imbalance,
         score_length=score_length,
-        logit_bytes=stack.logit_bytes,
+        head=stack.head,
     )
     score = _extra(standing.gathered, 0.0, forward, waste)
     if not kind.trained:
@@ -249,7 +250,7 @@ def _calls(
         stage=stage,
         imbalance=imbalance,
         score_length=score_length,
-        logit_bytes=stack.logit_bytes,
+        head=stack.head,
         frozen=kind.lora is not None,
     )
     if standing.step > standing.gathered + standing.buffers + backward.peak:

@@ -218,11 +218,11 @@ def _offloaded(states: States, part: Shard, layout: Layout, backend: Backend) ->
     return States(weights=weights, gradients=gradients, optimizer=optimizer, host=host)
 
 
-def frozen_states(part: Shard, layout: Layout) -> States:
-    """A model that only runs forward: BF16 weights, sharded over d under ZeRO-3 and FSDP."""
+def frozen_states(part: Shard, layout: Layout, *, width: float = BF16) -> States:
+    """A model that only runs forward: weights of `width` bytes, sharded over d under ZeRO-3 and FSDP."""
     dense = part.dense / (part.dense_ranks if layout.zero == 3 else 1)
     expert = part.expert / (part.expert_ranks if layout.zero == 3 else 1)
-    weights = BF16 * (dense + expert)
+    weights = width * (dense + expert)
     if layout.offload_params == "none":
         return States(weights=weights)
     return States(host=weights if layout.offload_params == "cpu" else 0.0)
@@ -268,21 +268,30 @@ def lora_states(
     lora: Lora,
     *,
     optimizer: Optimizer = "adam",
+    base_width: float = BF16,
 ) -> tuple[States, States]:
-    """The frozen base and the trained adapters."""
+    """The frozen base, of `base_width` bytes an element, and the trained adapters."""
     adapters = adapter_shard(model, part, layout, lora)
-    return frozen_states(part, layout), trained_states(adapters, layout, backend, optimizer=optimizer)
+    return frozen_states(part, layout, width=base_width), trained_states(adapters, layout, backend, optimizer=optimizer)
 
 
 def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     """BF16 weights that ZeRO-3 or FSDP2 hold gathered while a layer runs.
 
-    DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches some; FSDP2 holds the running and the
-    prefetched layer and, for the whole pass, the root (embedding and head); without resharding
-    after forward (stage 2) all weights. Weights on the host pass through the same buffers.
+    DeepSpeed keeps up to `DEEPSPEED.live` elements live and prefetches some. FSDP2 holds the running layer
+    and, for the whole pass, the root (embedding and head), and beside them what the all-gathers wrote, which
+    is copied from: their stream keeps a pool of its own, as large as the root or as two layers. On one rank
+    the running and the next layer stand there; without resharding after forward (stage 2) all weights.
+    Weights on the host pass through the same buffers.
+    Source: torch 2.9, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out.
     """
     if backend == "fsdp2":
-        return BF16 * (min(part.elements, 2 * part.layer + part.root) if layout.zero == 3 else part.elements)
+        running, written = part.root + part.layer, max(part.root, 2 * part.layer)
+        if layout.zero < 3:
+            return BF16 * part.elements
+        if layout.dp * layout.cp == 1:
+            return BF16 * min(part.elements, running + part.layer)
+        return BF16 * (min(part.elements, running) + min(part.elements, written))
     if layout.zero == 3:
         return BF16 * (min(part.elements, DEEPSPEED.live) + min(part.layer, DEEPSPEED.prefetch))
     if layout.offload_params != "none":

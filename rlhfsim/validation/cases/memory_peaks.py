@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
-from rlhfsim.memory.logits import WHOLE_LOGITS
 from rlhfsim.memory.risk import Item
 from rlhfsim.memory.states import Shard, Stage
 from rlhfsim.specs.hardware.profiles import common_coefficients
@@ -16,6 +15,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.validation.cases.memory_trainers import Trainer, trainer
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
 
@@ -169,7 +169,9 @@ def _dropped(row: Row, model: ModelSpec, layout: Layout, stage: Stage, saved: fl
 
 
 def _recompute(row: Row) -> Recompute:
-    text = (row.text("recompute") or "").lower()
+    text = (row.text("recompute") or "").lower().partition(" ")[0]
+    if text == "selective":
+        return "selective"
     return "full" if text in ("full", "yes", "true", "recompute") else "none"
 
 
@@ -178,37 +180,55 @@ def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Predict
 
     A figure that the notes call reserved also holds the allocator's fragmentation.
     """
-    tp, cp, ep = (row.integer(c) or 1 for c in ("tp", "cp", "ep"))
+    tp, pp, cp, ep = (row.integer(c) or 1 for c in ("tp", "pp", "cp", "ep"))
     gpus = row.integer("gpus")
     if gpus is None:
         raise Skip("number of GPUs is not stated")
     layout = Layout(
         tp=tp,
+        pp=pp,
         cp=cp,
         ep=ep,
-        dp=row.integer("dp") or max(1, gpus // (tp * cp)),
+        dp=row.integer("dp") or max(1, gpus // (tp * pp * cp)),
         zero=zero,
+        vp=2 if pp > 1 and "interleaved" in (row.text("notes") or "").lower() else 1,
         recompute=_recompute(row),
         micro_batch=row.integer("micro_batch") or 1,
         offload_optimizer="cpu" if "optim" in (row.text("offload") or "") else "none",
     )
-    part = memory.shard(model, layout, backend)
-    states, trainable = _sharded_states(row, model, part, layout, backend)
+    facts = trainer(row)
+    if facts.fp32_combine and model.moe is not None:
+        model = replace(model, moe=replace(model.moe, fp32_combine=True))
+    peaks = [_sharded_stage(row, model, layout, backend, facts, stage) for stage in memory.stages(layout)]
+    return max(peaks, key=lambda p: p.bytes)
+
+
+def _sharded_stage(
+    row: Row, model: ModelSpec, layout: Layout, backend: Backend, facts: Trainer, stage: Stage
+) -> PredictedPeak:
+    part = memory.shard(model, layout, backend, stage)
+    states, trainable = _sharded_states(row, model, part, layout, backend, facts)
     length = row.number("seq_len") or 0.0
+    sequences = row.integer("global_batch_seqs") or layout.dp * layout.micro_batch
     held = activations.training_activations(
         model,
         layout,
         backend,
         tokens=layout.micro_batch * length,
-        micro_batches=1,
+        micro_batches=max(1, sequences // (layout.dp * layout.micro_batch)),
+        stage=stage,
         score_length=length if (row.text("gpu_type") or "").startswith("V100") else 0.0,
-        logit_bytes=WHOLE_LOGITS,
+        head=facts.head,
         frozen=trainable is not part,
+        compiled=facts.compiled,
     )
+    offloaded = "offload" in (row.text("recompute") or "")
+    saved = held.saved * (min(1.0, facts.inflight / part.num_layers) if offloaded else 1.0)
+    gathered, buffers = _moving(part, trainable, layout, backend)
     extra = [
-        ("gathered", memory.gathered_bytes(part, layout, backend), "buffer_spread"),
-        ("buffers", memory.gradient_buffer_bytes(trainable, layout, backend, overlap=False), "buffer_spread"),
-        ("activations", held.saved + held.working, "activation_spread"),
+        ("gathered", gathered, "buffer_spread"),
+        ("buffers", buffers, "buffer_spread"),
+        ("activations", saved + held.working, "activation_spread"),
         ("logits", max(0.0, held.logits - held.working), "logits_spread"),
     ]
     step = memory.step_bytes(trainable, layout, backend)
@@ -222,8 +242,20 @@ def _sharded(row: Row, model: ModelSpec, backend: Backend, zero: int) -> Predict
     return _total([("states", states, "state_spread"), *extra], which)
 
 
+def _moving(part: Shard, trainable: Shard, layout: Layout, backend: Backend) -> tuple[float, float]:
+    """Bytes of gathered weights and of gradients that wait.
+
+    In a pipeline FSDP2 gathers a stage once a step and adds up its gradients whole, in FP32
+    (torchtitan 9dec370, parallelize_llama.py, apply_fsdp: `reshard_after_forward = not pp_enabled`).
+    """
+    if backend == "fsdp2" and layout.pp > 1:
+        return memory.BF16 * part.elements, memory.FP32 * trainable.elements
+    gathered = memory.gathered_bytes(part, layout, backend)
+    return gathered, memory.gradient_buffer_bytes(trainable, layout, backend, overlap=False)
+
+
 def _sharded_states(
-    row: Row, model: ModelSpec, part: Shard, layout: Layout, backend: Backend
+    row: Row, model: ModelSpec, part: Shard, layout: Layout, backend: Backend, facts: Trainer
 ) -> tuple[float, Shard]:
     """Bytes of states, and the elements that are trained."""
     lora = row.text("lora")
@@ -231,10 +263,12 @@ def _sharded_states(
         return memory.trained_states(part, layout, backend).total, part
     rank = re.search(r"r\w*\W*(\d+)", lora)
     chosen = Lora(rank=int(rank[1]) if rank else BRIDGE_LORA_RANK)
-    base, adapters = memory.lora_states(model, part, layout, backend, chosen)
-    share = memory.lora_params(model, chosen.rank) / model.num_params
-    trainable = replace(part, dense=part.elements * share, expert=0.0, layer=part.layer * share, root=0.0)
-    return base.total + adapters.total, trainable
+    base, adapters = memory.lora_states(
+        model, part, layout, backend, chosen, base_width=facts.base_bytes
+    )
+    trainable = memory.adapter_shard(model, part, layout, chosen)
+    more = (facts.adapters - 1) * (adapters.weights + adapters.gradients)
+    return base.total + adapters.total + more, trainable
 
 
 def _after_init_fsdp(row: Row, model: ModelSpec) -> PredictedPeak:

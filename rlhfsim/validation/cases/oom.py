@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.kv_cache import rollout_weights
-from rlhfsim.memory.logits import WHOLE_LOGITS
 from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
@@ -19,6 +18,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WeightPath
@@ -32,12 +32,18 @@ from rlhfsim.validation.rows import Row, zero_stage
 
 NEMO_GRADIENTS = 2.0
 """NeMo-RL's Megatron recipes set grad_reduce_in_fp32 false (examples/configs/grpo_math_1B.yaml)."""
-VERL_PADDED_LOGITS = 14.0
-"""verl without remove_padding: entropy_from_logits runs eagerly under autocast, so the BF16 logits
-have an FP32 copy, an FP32 softmax and its product beside them (verl/workers/actor/dp_actor.py)."""
-PRIME_LOGITS = 18.0
-"""prime-rl: BF16 logits, FP32 logits, their shifted and scaled copy, saved log-softmax and its
-gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)."""
+VERL_PADDED = Head(
+    train_bytes=14,
+    score_bytes=14,
+    source="verl without remove_padding: entropy_from_logits runs eagerly under autocast, so the BF16 logits "
+    "have an FP32 copy, an FP32 softmax and its product beside them (verl/workers/actor/dp_actor.py)",
+)
+PRIME_2025 = Head(
+    train_bytes=18,
+    score_bytes=18,
+    source="prime-rl before its fused head: BF16 logits, FP32 logits, their shifted and scaled copy, saved "
+    "log-softmax and its gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)",
+)
 VERL_DYNAMIC_TOKENS = 16384.0
 """verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
 GPUS = (
@@ -378,12 +384,12 @@ def _stack(row: Row, placement: Placement) -> Stack:
         train_tokens=budget * cp if budget else None,
         score_tokens=budget * cp if budget else None,
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
-        logit_bytes=_logit_bytes(framework, padded and placement.backend == "fsdp2"),
+        head=_head(framework, padded and placement.backend == "fsdp2"),
         flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
     )
 
 
-def _logit_bytes(framework: str, padded: bool) -> float:
+def _head(framework: str, padded: bool) -> Head:
     if framework.startswith("prime-rl"):
-        return PRIME_LOGITS
-    return VERL_PADDED_LOGITS if padded else WHOLE_LOGITS
+        return PRIME_2025
+    return VERL_PADDED if padded else UNFUSED
