@@ -315,8 +315,8 @@ def _kept_by_operation(model: ModelSpec, tp: int) -> float:
     """Outputs that selective recomputation by operation keeps of a layer, beside its input.
 
     Attention's, and every second matrix product's: of q, k, v, output, gate, up and down the first, third,
-    fifth and seventh. Experts are computed again. Source: torchtitan 9dec370, `_apply_ac_to_transformer_block`
-    and `_save_list` of torchtitan/parallelisms/parallelize_llama.py.
+    fifth and seventh. Experts are computed again. Source: torchtitan 9dec370, `_save_list` and
+    `_apply_ac_to_transformer_block` of torchtitan/parallelisms/parallelize_llama.py.
     """
     local = heads(model.attention, tp)
     attention = local.query * (local.qk_dim + local.v_dim) + local.kv * local.v_dim

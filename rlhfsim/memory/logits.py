@@ -23,7 +23,8 @@ def head_peak(
 ) -> float:
     """Bytes between the last layer and the gradient of its output.
 
-    `head`: of a framework that holds the logits of all tokens; without it the executor's chunks (Megatron: all).
+    `head`: of a framework that holds the logits of all tokens; without it the executor's chunks, and all of
+    them under Megatron.
     `norm`: what the last norm keeps, per hidden element; None in a forward pass without gradients.
     """
     if head is not None or backend == "megatron":

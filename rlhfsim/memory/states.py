@@ -272,7 +272,9 @@ def lora_states(
 ) -> tuple[States, States]:
     """The frozen base, of `base_width` bytes an element, and the trained adapters."""
     adapters = adapter_shard(model, part, layout, lora)
-    return frozen_states(part, layout, width=base_width), trained_states(adapters, layout, backend, optimizer=optimizer)
+    return frozen_states(part, layout, width=base_width), trained_states(
+        adapters, layout, backend, optimizer=optimizer
+    )
 
 
 def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
@@ -283,7 +285,7 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     is copied from: their stream keeps a pool of its own, as large as the root or as two layers. On one rank
     the running and the next layer stand there; without resharding after forward (stage 2) all weights.
     Weights on the host pass through the same buffers.
-    Source: torch 2.9, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out.
+    Source: torch, distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_all_gather and its copy out.
     """
     if backend == "fsdp2":
         running, written = part.root + part.layer, max(part.root, 2 * part.layer)

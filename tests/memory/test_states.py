@@ -10,6 +10,7 @@ from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import layer_tensors
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.units import GIB
@@ -204,9 +205,30 @@ def test_full_recomputation_keeps_layer_inputs_only():
 
 
 def test_logits_are_ten_bytes_each_and_a_value_head_has_none():
-    held = logits.logits_bytes(LLAMA8B, Layout(tp=2), 1000, 10.0)
+    held = logits.logits_bytes(LLAMA8B, Layout(tp=2), 1000, UNFUSED, training=True)
     assert held == 1000 * 128256 / 2 * 10
-    assert logits.logits_bytes(LLAMA8B.with_value_head(), Layout(), 1000, 10.0) == 10_000
+    assert logits.logits_bytes(LLAMA8B.with_value_head(), Layout(), 1000, UNFUSED, training=True) == 10_000
+
+
+def test_a_head_that_works_through_the_vocabulary_holds_one_chunk_of_it():
+    chunks = Head(train_bytes=20, score_bytes=10, vocab=2048, source="test")
+    assert logits.logits_bytes(LLAMA8B, Layout(), 1000, chunks, training=False) == 1000 * 2048 * 10
+
+
+def test_selective_recomputation_by_operation_keeps_every_second_product():
+    layout = Layout(recompute="selective")
+    got = activations.training_activations(LLAMA8B, layout, "fsdp2", tokens=1000, micro_batches=1)
+    input_and_q, v, attention, up, down = 2 * 4096, 1024, 4096, 14336, 4096
+    per_token = 2 * (input_and_q + v + attention + up + down) + 4 * 32
+    assert got.saved == 1000 * 32 * per_token
+
+
+def test_fsdp2_holds_what_its_gathers_wrote_beside_what_layers_read():
+    part = memory.shard(LLAMA8B, Layout(dp=8, zero=3), "fsdp2")
+    held = memory.gathered_bytes(part, Layout(dp=8, zero=3), "fsdp2")
+    assert held == 2 * (part.root + part.layer + max(part.root, 2 * part.layer))
+    alone = memory.gathered_bytes(part, Layout(zero=3), "fsdp2")
+    assert alone == 2 * (part.root + 2 * part.layer)
 
 
 def test_activations_shrink_with_context_parallelism():

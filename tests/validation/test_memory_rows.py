@@ -27,6 +27,16 @@ def test_median_error_is_within_the_target(kind, rows, target):
     assert median(errors) <= target
 
 
+@pytest.mark.parametrize("name", ["memory_torchtitan.csv", "memory_prime_rl.csv"])
+def test_peaks_of_fsdp2_trainers_are_within_a_tenth(name):
+    rows = [r for r in shipped("memory") if r.file == name]
+    peaks = [o for o in memory.outcomes(rows) if o.kind == "memory.training_peak"]
+    errors = sorted(abs(o.error) for o in peaks if o.error is not None)
+    assert len(errors) >= 10
+    assert median(errors) <= 0.10
+    assert errors[int(0.9 * (len(errors) - 1))] <= 0.30
+
+
 def test_every_row_of_the_table_is_accounted_for():
     assert {o.line for o in OUTCOMES} == {row.line for row in ROWS}
 

@@ -263,9 +263,7 @@ def _sharded_states(
         return memory.trained_states(part, layout, backend).total, part
     rank = re.search(r"r\w*\W*(\d+)", lora)
     chosen = Lora(rank=int(rank[1]) if rank else BRIDGE_LORA_RANK)
-    base, adapters = memory.lora_states(
-        model, part, layout, backend, chosen, base_width=facts.base_bytes
-    )
+    base, adapters = memory.lora_states(model, part, layout, backend, chosen, base_width=facts.base_bytes)
     trainable = memory.adapter_shard(model, part, layout, chosen)
     more = (facts.adapters - 1) * (adapters.weights + adapters.gradients)
     return base.total + adapters.total + more, trainable

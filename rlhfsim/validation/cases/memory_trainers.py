@@ -41,21 +41,21 @@ PARALLEL_LOSS = Head(
 COMPILED_LOSS = Head(
     train_bytes=4,
     score_bytes=2,
-    source="torchtitan since 2025 compiles the loss with the model (components/loss.py, build_cross_entropy_loss): "
-    "BF16 logits and their BF16 gradient",
+    source="torchtitan since 2025-04 (bbb1b616e) compiles the loss with the model (components/loss.py, "
+    "build_cross_entropy_loss): BF16 logits and their BF16 gradient",
 )
 SFT_LOSS = Head(
     train_bytes=16,
     score_bytes=10,
-    source="prime-rl b798a90d6, trainer/sft/train.py and models/layers/lm_head.py: FP32 logits that `out` still "
-    "holds, saved log-softmax, and two FP32 gradients",
+    source="prime-rl b798a90d6, trainer/sft/train.py and models/layers/lm_head.py: FP32 logits that `out` "
+    "still holds, saved log-softmax, and two FP32 gradients",
 )
 VOCABULARY_CHUNKS = Head(
     train_bytes=22,
     score_bytes=14,
     vocab=2048,
-    source="prime-rl b798a90d6, models/layers/lm_head.py, _ChunkedLogProbEntropyFn.backward: BF16 logits, FP32 "
-    "logits, probabilities, their gradient, scaled, and temporaries, for 2048 entries of the vocabulary "
+    source="prime-rl b798a90d6, models/layers/lm_head.py, _ChunkedLogProbEntropyFn.backward: BF16 logits, "
+    "FP32 logits, probabilities, their gradient, scaled, and temporaries, for 2048 entries of the vocabulary "
     "(`fused_lm_head_chunk_size: auto` in RL)",
 )
 
