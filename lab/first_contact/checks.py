@@ -71,6 +71,18 @@ CHECKS = (
     ),
     _gpu_test("test_a_hybrid_run_on_one_gpu", "GRPO on one GPU: start, sync, sleep, wake", 240, *STACK),
     Check(
+        name="dpo",
+        title="DPO end to end: killed, resumed, every iteration once",
+        limit_s=240,
+        needs=("ray", "deepspeed", "transformers", "pydantic", "simpy"),
+    ),
+    Check(
+        name="rollout",
+        title="vLLM by itself: start, log-probs, decode curve, sleep and wake",
+        limit_s=150,
+        needs=("vllm", "transformers", "pydantic"),
+    ),
+    Check(
         name="measure",
         title="micro-benchmarks of this machine as a profile",
         limit_s=400,

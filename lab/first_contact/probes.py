@@ -204,6 +204,20 @@ def fsdp2(small: bool) -> Iterator[Row]:
     yield from fsdp_step(small)
 
 
+def dpo(small: bool) -> Iterator[Row]:
+    """A DPO launch, killed and resumed."""
+    from lab.first_contact.engines import dpo_run
+
+    yield from dpo_run(small)
+
+
+def rollout(small: bool) -> Iterator[Row]:
+    """vLLM by itself."""
+    from lab.first_contact.engines import rollout_engine
+
+    yield from rollout_engine(small)
+
+
 def _timed(work: Callable[[], object], device: str) -> tuple[float, int]:
     """Fastest of three after one; peak bytes beside what stood (0 on a CPU)."""
     import torch
@@ -233,7 +247,8 @@ def _fact(what: str, seen: str) -> Row:
 
 
 PROBES: dict[str, Callable[[bool], Iterator[Row]]] = {
-    probe.__name__: probe for probe in (machine, ledger, attention, copies, ipc, cpu_adam, deepspeed, fsdp2)
+    probe.__name__: probe
+    for probe in (machine, ledger, attention, copies, ipc, cpu_adam, deepspeed, fsdp2, dpo, rollout)
 }
 
 

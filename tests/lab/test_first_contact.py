@@ -67,7 +67,18 @@ def test_the_facts_of_this_machine_come_as_rows_and_as_a_page(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ledger", "attention", "copies", "deepspeed", "fsdp2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ledger",
+        "attention",
+        "copies",
+        "deepspeed",
+        "fsdp2",
+        pytest.param("dpo", marks=pytest.mark.long),
+        pytest.param("rollout", marks=pytest.mark.long),
+    ],
+)
 def test_a_check_runs_on_a_cpu(name: str) -> None:
     answer = one(next(check for check in CHECKS if check.name == name), 150.0, small=True)
     assert answer.outcome == "ran", answer.reason
