@@ -8,13 +8,14 @@ docs print the table.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, resources
 from typing import Literal, TypeVar
 
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules, broken_rule
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
@@ -76,6 +77,9 @@ class Runs:
     weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
     features: Mapping[str, Known]
     """Of `FEATURES`; what is missing is not run."""
+    heads: Mapping[Backend, Head] = field(default_factory=dict)
+    """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks
+    (Megatron: `UNFUSED`)."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str

@@ -28,7 +28,7 @@ from rlhfsim.memory.components import (
     role_components,
 )
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
-from rlhfsim.memory.role_bytes import DEFAULT_STACK, RoleBytes, Stack, most_host, role_bytes
+from rlhfsim.memory.role_bytes import DEFAULT_STACK, RoleBytes, Stack, most_host, role_bytes, stack_of
 from rlhfsim.memory.states import Stage, lora_params
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -130,9 +130,10 @@ def pool_bytes(
     workload: Workload,
     cluster: Cluster,
     pool: str,
-    stack: Stack = DEFAULT_STACK,
+    stack: Stack | None = None,
 ) -> PoolBytes:
-    """Everything that sits in `pool`."""
+    """Everything that sits in `pool`; `stack`: if not that of the cluster's framework."""
+    stack = stack or stack_of(cluster.framework, placement.backend)
     profile, stages = profile_of(placement, cluster, pool), _stages(placement, pool)
     placed = placement.roles
     here = [r for r in ROLES if getattr(models, r) is not None and r in placed and placed[r].pool == pool]

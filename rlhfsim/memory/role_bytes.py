@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
+from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
@@ -50,6 +51,13 @@ class Stack(Hashed):
 
 
 DEFAULT_STACK = Stack()
+
+
+@cache
+def stack_of(name: str | None, backend: Backend) -> Stack:
+    """What a framework does otherwise, by its name; of an unknown one (None) nothing is known."""
+    known = next((x for x in frameworks() if x.name == name), None)
+    return Stack(head=known.heads.get(backend)) if known else DEFAULT_STACK
 
 
 class Extra(NamedTuple):

@@ -15,7 +15,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, most_host, rested, role_bytes
+from rlhfsim.memory.role_bytes import RoleBytes, most_host, rested, role_bytes, stack_of
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -238,6 +238,7 @@ class Pricer:
                 profile=self.hardware(key).profile,
                 stage=stage,
                 beside_actor=key.beside_actor,
+                stack=stack_of(self.request.cluster.framework, self.request.backend),
             )
             for stage in stages(placed.layout)
         ]

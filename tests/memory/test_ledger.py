@@ -192,6 +192,18 @@ def test_a_reference_without_adapters_finds_its_base_though_the_actor_was_offloa
     assert weights > 2 * models_of(workload).actor.num_params / 8
 
 
+def test_logits_of_a_plan_are_those_that_its_framework_holds():
+    placement = replace(_colocated(), critic=None, reward=None, backend="fsdp2")
+
+    def train(framework: str | None) -> float:
+        cluster = replace(CLUSTER, framework=framework)
+        return _bytes(ledger(models_of(GRPO), placement, GRPO, cluster), "actor.train")
+
+    tokens, vocab = 4 * 2048, models_of(GRPO).actor.vocab
+    assert train("nemo-rl") - train("verl") == pytest.approx(1.08 * 12 * tokens * vocab, rel=0.2)
+    assert train("rlhfsim") == train(None) < train("verl") < train("nemo-rl")
+
+
 def test_host_memory_is_that_of_the_fullest_pipeline_stage():
     layout = Layout(tp=1, pp=16, dp=4, ep=4, zero=1)
     role = RolePlacement(pool="all", layout=layout, residency="offloaded")

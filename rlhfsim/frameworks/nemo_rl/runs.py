@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 RUNS = Runs(
@@ -11,6 +12,14 @@ RUNS = Runs(
     title="NeMo-RL",
     trainers={"megatron": BACKENDS["megatron"], "fsdp2": BACKENDS["fsdp2"]},
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
+    heads={
+        "fsdp2": Head(
+            train_bytes=16,
+            score_bytes=10,
+            source="NeMo-RL 7ea279abf, algorithms/loss/utils.py and distributed/model_utils.py: logits in "
+            "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
+        )
+    },
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),

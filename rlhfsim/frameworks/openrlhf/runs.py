@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 RUNS = Runs(
@@ -21,6 +22,14 @@ RUNS = Runs(
         )
     },
     known_trainers=known_by("run on GPUs", "deepspeed"),
+    heads={
+        "deepspeed": Head(
+            train_bytes=8,
+            score_bytes=6,
+            source="OpenRLHF 3c3be623, models/actor.py and utils.py: logits in FP32, cross-entropy of "
+            "flash-attn, their FP32 gradient",
+        )
+    },
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",

@@ -6,8 +6,15 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
+_HEAD = Head(
+    train_bytes=4,
+    score_bytes=2,
+    source="TRL 1.16.0, trainer/utils.py, selective_log_softmax: its kernel reads BF16 logits and "
+    "writes their gradient",
+)
 RUNS = Runs(
     name="trl",
     title="TRL",
@@ -23,6 +30,7 @@ RUNS = Runs(
         "fsdp2": replace(BACKENDS["fsdp2"], tensor_parallel=False, context_parallel=False, zero_stages_tp=()),
     },
     known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
+    heads={"deepspeed": _HEAD, "fsdp2": _HEAD},
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 RUNS = Runs(
@@ -16,6 +17,14 @@ RUNS = Runs(
         "fsdp2": replace(BACKENDS["fsdp2"], tensor_parallel=False, zero_stages_tp=(), zero_stages=(2, 3)),
     },
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
+    heads={
+        "fsdp2": Head(
+            train_bytes=4,
+            score_bytes=4,
+            source="verl 1dda039b9, utils/torch_functional.py: cross-entropy of flash-attn on BF16 logits "
+            "without padding, their BF16 gradient; entropy while scoring",
+        )
+    },
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),
