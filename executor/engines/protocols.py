@@ -44,6 +44,8 @@ class EngineSpec:
     micro_tokens: int | None = None
     """Tokens that the memory of a micro-batch was priced with, padding included; None: as many as
     `layout.micro_batch` of the longest sequences at hand have."""
+    score_tokens: int | None = None
+    """The same in passes without gradients; None: as `micro_tokens`."""
     packing: bool = False
     """Sequences of a micro-batch are laid end to end without padding, attention block-diagonal."""
     lora_rank: int | None = None

@@ -57,7 +57,7 @@ class ForwardPasses:
 
     def _outputs(self, samples: Sequence[Sample], select: Select) -> list[tuple[MicroBatch, Tensor]]:
         """Outputs (N,) of every micro-batch of this rank."""
-        batches = self.micro_batches(samples, select=select)
+        batches = self.micro_batches(samples, select=select, tokens=self.spec.score_tokens)
         fillers = self._rounds(len(batches)) - len(batches)  # a collective: before the forward passes
         with evaluated(self.model), torch.no_grad():
             outputs = [(batch, self.call(batch)[0]) for batch in batches]
@@ -66,11 +66,16 @@ class ForwardPasses:
         return outputs
 
     def micro_batches(
-        self, samples: Sequence[Sample], *, select: Select = "tokens", paired: bool = False
+        self,
+        samples: Sequence[Sample],
+        *,
+        select: Select = "tokens",
+        paired: bool = False,
+        tokens: int | None = None,
     ) -> list[MicroBatch]:
-        """Micro-batches of this rank's samples, of the tokens that were priced."""
+        """Micro-batches of this rank's samples of at most `tokens`, by default those priced for training."""
         longest = max((sample.length for sample in samples), default=1)
-        tokens = self.spec.micro_tokens or self.spec.layout.micro_batch * longest
+        tokens = tokens or self.spec.micro_tokens or self.spec.layout.micro_batch * longest
         packed = self.spec.packing and attention.packs(self.model.config)
         return micro_batches(samples, tokens, packed=packed, select=select, paired=paired, device=self.device)
 

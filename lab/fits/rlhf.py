@@ -24,7 +24,7 @@ from rlhfsim.kernels.cost import total
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import setting_of
+from rlhfsim.validation.cases.rlhf import specs_of
 from rlhfsim.validation.kinds.rlhf import FIT_FILE, priced, timed_cost
 from rlhfsim.validation.rows import Row, shipped
 
@@ -37,8 +37,8 @@ PRINTED = ("generation", "logprob", "update_actor", "weight_sync")
 
 def missing(row: Row) -> tuple[float, float, float]:
     """What the prediction of one row lacks, in the order of `NAMES`."""
-    setting = setting_of(row)
-    step = priced(replace(setting, cluster=_neutral(setting.cluster)))
+    asked = specs_of(row)
+    step = priced(replace(asked, cluster=_neutral(asked.cluster)))
     timed = {kind: timed_cost(row, step, kind).seconds for kind in PRINTED}
     shown = {kind: row.number(f"{kind}_s") or 0.0 for kind in PRINTED}
     assert step.generation is not None

@@ -50,6 +50,8 @@ FEATURES: Mapping[str, str] = {
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
     "8-bit Adam": "set workload.optimizer: adam",
     "AMD GPUs": "use NVIDIA GPUs",
+    "FP8 training": "set workload.train_precision: bf16",
+    "micro-batches by tokens": "give micro_batch in place of pack_tokens",
 }
 """What a plan may ask of a framework beside its training backend and weight path -> how to do without."""
 
@@ -239,6 +241,8 @@ def _layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
         yield "offload to the host"
     if "nvme" in offloads:
         yield "offload to NVMe"
+    if layout.pack_tokens:
+        yield "micro-batches by tokens"
     if adapters and (layout.tp > 1 or layout.pp > 1):
         yield "LoRA with tensor or pipeline parallelism"
 
@@ -286,6 +290,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "LoRA"
     if workload.optimizer == "adam8bit":
         yield "8-bit Adam"
+    if workload.train_precision == "fp8":
+        yield "FP8 training"
 
 
 def _pool_features(placement: Placement) -> Iterator[str]:

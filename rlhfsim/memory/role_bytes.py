@@ -9,7 +9,6 @@ to be emptied at every switch), and copies during start and checkpointing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -234,14 +233,14 @@ def _calls(
     `imbalance`: tokens of the fullest expert rank over the mean; `waste`: bytes that the caching
     allocator reserves for each byte of tensors that come and go.
     """
-    stack, tokens = kind.stack, batch.tokens(layout.micro_batch)
+    stack = kind.stack
     score_length = 0.0 if stack.flash else batch.max_tokens
     standing = _standing(kind, memory.cut(layout), stage)
     forward = activations.forward_activations(
         kind.model,
         layout,
         kind.backend,
-        tokens=stack.score_tokens or tokens,
+        tokens=stack.score_tokens or batch.tokens(layout, scoring=True),
         imbalance=imbalance,
         score_length=score_length,
         head=stack.head,
@@ -253,8 +252,8 @@ def _calls(
         kind.model,
         layout,
         kind.backend,
-        tokens=stack.train_tokens or tokens,
-        micro_batches=math.ceil(batch.sequences / (layout.dp * layout.micro_batch)),
+        tokens=stack.train_tokens or batch.tokens(layout),
+        micro_batches=batch.micro_batches(layout),
         stage=stage,
         imbalance=imbalance,
         score_length=score_length,

@@ -269,7 +269,17 @@ class Pricer:
         setting, x = self._setting(key), role.layout
         if call.kind == "train":
             return train_cost(setting, call.role, role).seconds
-        cuts = x.tp, x.pp, x.cp, x.dp, x.ep, x.zero == 3, x.micro_batch, x.offload_params
+        cuts = (
+            x.tp,
+            x.pp,
+            x.cp,
+            x.dp,
+            x.ep,
+            x.zero == 3,
+            x.micro_batch,
+            x.pack(scoring=True),
+            x.offload_params,
+        )
         name = (self.models.of(key.role), call.kind == "logprob", key.hardware, *cuts)
         if name not in self._forward:
             self._forward[name] = forward_cost(setting, call, role).seconds

@@ -28,7 +28,7 @@ from rlhfsim.step.framework_overhead import controller, packed_call, trains_piec
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
-from rlhfsim.training.packing import Packs, fill
+from rlhfsim.training.packing import pack_len
 from rlhfsim.training.training import train
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
@@ -44,10 +44,6 @@ class Setting:
     cluster: Cluster
     drawn: tuple[float, ...] | None = None
     """Response lengths of one step, tokens; None: expected order statistics of the distribution."""
-    train_precision: str = "bf16"
-    """Matrix products of training and scoring."""
-    packs: Packs | None = None
-    """Limits of packs; None: `micro_batch` sequences of mean length, forwards like training."""
 
     def device(self, role: RolePlacement | RolloutPlacement) -> Device:
         """The device of the pool a role sits in."""
@@ -213,8 +209,8 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
         value_head=role == "critic",
-        precision=setting.train_precision,
-        pack_len=_pack_len(setting, training=True),
+        precision=workload.train_precision,
+        pack_len=pack_len(workload, placed.layout, setting.drawn),
     )
     return _called(setting, device, cost).scaled(workload.epochs)
 
@@ -230,24 +226,14 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
         sequences_of(setting.workload, setting.drawn),
         backend=setting.placement.backend,
         head=call.kind,
-        precision=setting.train_precision,
-        pack_len=_pack_len(setting, training=False),
+        precision=setting.workload.train_precision,
+        pack_len=pack_len(setting.workload, role.layout, setting.drawn, scoring=True),
     )
     return _called(setting, device, cost)
 
 
 def _called(setting: Setting, device: Device, cost: Cost) -> Cost:
     return packed_call(device, cost) if setting.workload.packing else cost
-
-
-def _pack_len(setting: Setting, *, training: bool) -> float | None:
-    """Mean tokens of a pack, where limits of packs are known."""
-    workload, packs = setting.workload, setting.packs
-    if packs is None or not workload.packing:
-        return None
-    count = workload.num_sequences // (workload.mini_batches if training else 1)
-    limit = packs.train if training else packs.forward
-    return fill(workload.prompt_len, workload.response_len, count, limit)
 
 
 def controller_cost(setting: Setting) -> Cost:

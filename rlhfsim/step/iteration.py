@@ -32,7 +32,6 @@ from rlhfsim.step.calls import (
 )
 from rlhfsim.step.framework_overhead import with_controller
 from rlhfsim.step.timetable import Phase, Step, steady_timetable, timetable
-from rlhfsim.training.packing import Packs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,18 +127,9 @@ def iteration(
     cluster: Cluster,
     *,
     kv_tokens: float | None = None,
-    packs: Packs | None = None,
-    train_precision: str = "bf16",
 ) -> Iteration:
     """The priced step of a plan in closed form: no link is shared, no queue fills."""
-    setting = Setting(
-        models=models,
-        placement=placement,
-        workload=workload,
-        cluster=cluster,
-        packs=packs,
-        train_precision=train_precision,
-    )
+    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
     return closed_form(program(setting, kv_tokens), placement.schedule)
 
 

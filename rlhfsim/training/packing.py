@@ -7,43 +7,47 @@ all ranks run equally many, and the padding of packs to their limit in Megatron 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from rlhfsim.specs.workload.lengths import AnyLengths, stats
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.workload import Workload
 
 MOST_SEQUENCES = 2048
 """Sequences that are packed one by one; a larger batch has the same mean fill."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packs:
-    """Packs of one training role."""
+def pack_len(
+    workload: Workload, layout: Layout, drawn: tuple[float, ...] | None = None, *, scoring: bool = False
+) -> float | None:
+    """Mean real tokens of a pack of `layout`; None where micro-batches count sequences.
 
-    train: float
-    """Most tokens of a pack in training."""
-    forward: float
-    """Most tokens of a pack in forwards without gradients (NeMo-RL `logprob_mb_tokens`)."""
+    Of the `drawn` response lengths, or of the expected ones.
+    """
+    tokens = layout.pack(scoring=scoring)
+    if tokens is None or not workload.packing:
+        return None
+    return fill(workload, workload.num_sequences // (1 if scoring else workload.mini_batches), tokens, drawn)
 
 
 @lru_cache(maxsize=1024)
-def fill(prompts: AnyLengths, responses: AnyLengths, count: int, tokens: float) -> float:
+def fill(workload: Workload, count: int, tokens: float, drawn: tuple[float, ...] | None = None) -> float:
     """Mean real tokens of a pack: tokens of `count` sequences over the packs that hold them.
 
-    Lengths are the expected order statistics of the responses plus the mean prompt; one above
-    `tokens` is cut there.
+    Lengths are the mean prompt plus the first `drawn` responses, or the expected order statistics of
+    all; one above `tokens` stands alone.
     """
     number = max(1, min(count, MOST_SEQUENCES))
-    lengths = stats(prompts).mean + stats(responses).representative(number)
-    lengths = np.sort(np.minimum(lengths, tokens))[::-1]
+    responses = stats(workload.response_len).representative(number) if drawn is None else drawn[:number]
+    lengths = np.sort(stats(workload.prompt_len).mean + np.asarray(responses))[::-1]
     room = np.zeros(number)
     packs = 0
     for length in lengths:
         place = int(np.argmax(room[: packs + 1] >= length)) if packs else packs
         if room[place] < length:
             place, packs = packs, packs + 1
-            room[place] = tokens
+            room[place] = max(tokens, length)
         room[place] -= length
     return float(lengths.sum() / packs)

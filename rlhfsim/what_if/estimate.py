@@ -44,7 +44,12 @@ def estimate(
         RlhfsimError: a placement that cannot exist (missing roles, TP that does not divide heads, ...).
     """
     priced = priced_placement(placement, workload, cluster)
-    return planned(priced, timed(priced.setting, priced.kv_tokens), price)
+    return planned(priced, step_of(priced), price)
+
+
+def step_of(priced: PricedPlacement) -> Iteration:
+    """The step that `estimate` prints, with its costs."""
+    return timed(priced.setting, priced.kv_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from rlhfsim.search.request import Request
 from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
+from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.what_if.engine import Prices, Question, answer, good
 
 BF16_SUMS = (32, 64, 128)
@@ -113,8 +114,7 @@ def bf16_sums(request: Request, name: str, role: AnyRolePlacement) -> int:
     if name not in TRAINED or on_cpus or request.trainer.gradient_bytes > 2:
         return 1
     assert isinstance(role, RolePlacement)
-    sequences = request.workload.num_sequences // request.workload.mini_batches
-    return math.ceil(sequences / (role.layout.dp * role.layout.micro_batch))
+    return batch_lengths(request.workload).micro_batches(role.layout)
 
 
 # --- the search -------------------------------------------------------------------------------------

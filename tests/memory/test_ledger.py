@@ -166,8 +166,9 @@ def test_packed_micro_batches_are_sized_for_their_expected_tokens():
     law = LogNormal(mean=500, sigma=0.5, max=8192)
     packed = batch_lengths(replace(GRPO, response_len=law))
     padded = batch_lengths(replace(GRPO, response_len=law, packing=False))
-    assert packed.tokens(1) == padded.tokens(1) == 1024 + 8192
-    assert packed.tokens(16) < padded.tokens(16) == 16 * (1024 + 8192)
+    one, many = Layout(), Layout(micro_batch=16)
+    assert packed.tokens(one) == padded.tokens(one) == 1024 + 8192
+    assert packed.tokens(many) < padded.tokens(many) == 16 * (1024 + 8192)
 
 
 def test_lora_shares_the_base_with_the_reference():

@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from rlhfsim.specs.workload.lengths import Fixed, LogNormal
-from rlhfsim.training.packing import fill
+import pytest
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
+from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.training.packing import fill, pack_len
+
+
+def workload(prompt: float, response: AnyLengths, count: int = 512) -> Workload:
+    return Workload(prompts=count, prompt_len=Fixed(value=prompt), response_len=response)
 
 
 def test_sequences_of_one_length_leave_the_rest_of_a_pack_empty() -> None:
     # 4 sequences of 1000 in 4096, the fifth does not fit
-    assert fill(Fixed(value=100), Fixed(value=900), 400, 4096) == 4000
+    assert fill(workload(100, Fixed(value=900)), 400, 4096) == 4000
 
 
 def test_sequences_longer_than_half_a_pack_stand_alone() -> None:
-    assert fill(Fixed(value=100), Fixed(value=2100), 64, 4096) == 2200
+    assert fill(workload(100, Fixed(value=2100)), 64, 4096) == 2200
 
 
-def test_one_sequence_above_the_limit_is_cut() -> None:
-    assert fill(Fixed(value=1000), Fixed(value=4000), 1, 4096) == 4096
+def test_a_sequence_above_the_limit_stands_alone() -> None:
+    assert fill(workload(1000, Fixed(value=4000)), 4, 4096) == 5000
+
+
+def test_drawn_lengths_fill_their_own_packs() -> None:
+    # 3000 | 2000 + 1000 + 500
+    assert fill(workload(500, Fixed(value=1)), 4, 4096, (2500.0, 1500.0, 500.0, 0.0)) == 3250
 
 
 def test_unequal_lengths_fill_packs_better_than_equal_ones() -> None:
-    uneven = fill(Fixed(value=100), LogNormal(mean=2500, max=3946), 512, 4096)
-    even = fill(Fixed(value=100), Fixed(value=2500), 512, 4096)
+    uneven = fill(workload(100, LogNormal(mean=2500, max=3946)), 512, 4096)
+    even = fill(workload(100, Fixed(value=2500)), 512, 4096)
     assert even < uneven <= 4096
+
+
+def test_a_layout_counts_sequences_or_tokens() -> None:
+    work = workload(100, Fixed(value=900))
+    assert pack_len(work, Layout(micro_batch=4)) is None
+    assert pack_len(work, Layout(pack_tokens=2048, cp=2)) == 4000
+    assert pack_len(work, Layout(pack_tokens=2048, score_pack_tokens=1024), scoring=True) == 1000
+    for wrong in ({"pack_tokens": 4096, "micro_batch": 2}, {"score_pack_tokens": 4096}):
+        with pytest.raises(RlhfsimError, match="one pack of pack_tokens"):
+            Layout(**wrong)
+
+
+def test_memory_is_sized_for_the_pack_or_the_longest_sequence() -> None:
+    batch = batch_lengths(workload(100, LogNormal(mean=900, max=3900)))
+    assert batch.tokens(Layout(pack_tokens=8192, cp=2)) == 16384
+    assert batch.tokens(Layout(pack_tokens=2000)) == 4000
+    assert batch.tokens(Layout(pack_tokens=8192, score_pack_tokens=16384), scoring=True) == 16384
+    assert batch.tokens(Layout(pack_tokens=10_000_000)) == batch.sequences * batch.mean_tokens
+    assert batch.micro_batches(Layout(dp=4, micro_batch=4)) == 32

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from rlhfsim.api import estimate, estimate_file
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import write_plan
 from rlhfsim.specs.workload.lengths import Fixed, cut_log_normal, stats
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import reason_incomplete, setting_of, staleness_of
-from rlhfsim.validation.kinds.rlhf import job_of, priced, step_seconds
+from rlhfsim.validation.cases.rlhf import reason_incomplete, specs_of, staleness_of
+from rlhfsim.validation.kinds.rlhf import job_of, outcomes, priced, step_seconds
 from rlhfsim.validation.rows import Row, parse_csv, shipped
 
 
@@ -19,7 +22,7 @@ def filled(line: int) -> Row:
 
 
 def step(line: int) -> Iteration:
-    return priced(setting_of(filled(line)))
+    return priced(specs_of(filled(line)))
 
 
 def seconds(found: Iteration, name: str) -> float:
@@ -45,7 +48,7 @@ def user_row(**cells: str) -> Row:
 
 
 def test_the_colocated_recipe_shares_one_pool_with_the_layout_of_the_table() -> None:
-    it = setting_of(filled(2))  # Qwen3-235B on 128 H100: generation [16,1], training [2,2,16,8]
+    it = specs_of(filled(2))  # Qwen3-235B on 128 H100: generation [16,1], training [2,2,16,8]
     layout = it.placement.actor.layout
     assert (layout.tp, layout.cp, layout.ep, layout.pp, layout.dp) == (2, 2, 16, 8, 4)
     assert it.placement.rollout is not None
@@ -54,50 +57,68 @@ def test_the_colocated_recipe_shares_one_pool_with_the_layout_of_the_table() -> 
 
 
 def test_an_off_policy_row_has_two_pools_and_its_staleness() -> None:
-    it = setting_of(filled(7))  # 8-step off on 192 GPUs: 64 generate
+    it = specs_of(filled(7))  # 8-step off on 192 GPUs: 64 generate
     assert [pool.gpus for pool in it.placement.pools] == [128, 64]
     assert it.placement.schedule.staleness == 8
     assert it.placement.architecture == "async"
 
 
 def test_mini_batches_are_sequences_over_the_training_batch() -> None:
-    assert setting_of(filled(5)).workload.mini_batches == 4  # 2048 over 512
-    assert setting_of(filled(2)).workload.mini_batches == 1
+    assert specs_of(filled(5)).workload.mini_batches == 4  # 2048 over 512
+    assert specs_of(filled(2)).workload.mini_batches == 1
 
 
 def test_mean_lengths_of_the_workload_are_the_published_ones() -> None:
-    workload = setting_of(filled(9)).workload
+    workload = specs_of(filled(9)).workload
     assert stats(workload.prompt_len).mean + stats(workload.response_len).mean == pytest.approx(
         1019, rel=1e-3
     )
 
 
 def test_packs_of_scoring_hold_what_the_recipe_says() -> None:
-    packs = setting_of(filled(9)).packs  # logprob_batch_size 2 times 4096 tokens
-    assert packs is not None
-    assert (packs.train, packs.forward) == (4096, 8192)
-    assert setting_of(user_row()).packs is None
+    layout = specs_of(filled(9)).placement.actor.layout  # logprob_batch_size 2 times 4096 tokens
+    assert (layout.pack(scoring=False), layout.pack(scoring=True)) == (4096, 8192)
+    assert specs_of(user_row()).placement.actor.layout.pack_tokens is None
+
+
+def test_packs_of_a_table_are_those_of_all_ranks_of_a_sequence() -> None:
+    layout = specs_of(filled(2)).placement.actor.layout  # cp 2, max_total_sequence_length 8192
+    assert (layout.pack_tokens, layout.pack(scoring=False)) == (4096, 8192)
 
 
 def test_weights_of_a_shared_pool_leave_for_the_rollout_and_those_of_a_pool_of_its_own_stay() -> None:
-    assert setting_of(filled(9)).placement.actor.residency == "offloaded"
-    assert setting_of(filled(10)).placement.actor.residency == "resident"
+    assert specs_of(filled(9)).placement.actor.residency == "offloaded"
+    assert specs_of(filled(10)).placement.actor.residency == "resident"
 
 
 def test_the_row_that_trained_in_fp8_is_priced_in_fp8() -> None:
-    assert [setting_of(filled(line)).train_precision for line in (10, 15)] == ["bf16", "fp8"]
+    assert [specs_of(filled(line)).workload.train_precision for line in (10, 15)] == ["bf16", "fp8"]
     assert step(15).seconds < step(10).seconds
 
 
 def test_larger_packs_of_scoring_save_launches_of_a_mixture_of_experts() -> None:
-    it = setting_of(filled(5))
-    assert it.packs is not None
-    small = priced(replace(it, packs=replace(it.packs, forward=it.packs.train)))
+    it = specs_of(filled(5))
+    layout = replace(it.placement.actor.layout, score_pack_tokens=None)
+    actor = replace(it.placement.actor, layout=layout)
+    small = priced(replace(it, placement=replace(it.placement, actor=actor)))
     assert seconds(small, "actor.logprob") > 1.5 * seconds(priced(it), "actor.logprob")
 
 
+def test_every_row_is_what_estimate_says_of_its_plan_file(tmp_path: Path) -> None:
+    compared = 0
+    for row, scored in ((measured, one) for measured in shipped("rlhf") for one in outcomes([measured])):
+        if scored.kind != "rlhf.step" or scored.predicted is None:
+            continue
+        asked = specs_of(assumptions.apply("rlhf", row)[0])
+        path = tmp_path / "plan.json"
+        write_plan(path, estimate(asked.placement, asked.workload, asked.cluster))
+        assert estimate_file(path).prediction.step_s == scored.predicted
+        compared += 1
+    assert compared >= 31
+
+
 def test_plans_for_one_job_share_it_whatever_their_layout_and_release() -> None:
-    jobs = {line: job_of(filled(line), setting_of(filled(line))) for line in (9, 10, 15, 16, 5)}
+    jobs = {line: job_of(filled(line), specs_of(filled(line))) for line in (9, 10, 15, 16, 5)}
     assert jobs[9] == jobs[10] == jobs[15]
     assert jobs[16] == (jobs[9][0], "0.4")
     assert jobs[5][0] != jobs[9][0]
@@ -154,26 +175,24 @@ def test_an_incomplete_row_says_what_is_missing(cells: dict[str, str], reason: s
 )
 def test_what_is_not_known_here_is_a_reason_not_a_crash(cells: dict[str, str], reason: str) -> None:
     with pytest.raises(RlhfsimError, match=reason):
-        setting_of(user_row(**cells))
+        priced(specs_of(user_row(**cells)))
 
 
 def test_a_complete_row_of_a_user_needs_no_assumption() -> None:
     row = user_row()
     assert assumptions.apply("rlhf", row)[1] == ()
     assert reason_incomplete(row) is None
-    assert setting_of(row).placement.actor.layout.zero == 3
+    assert specs_of(row).placement.actor.layout.zero == 3
 
 
 def test_more_samples_or_mini_batches_than_sequences_are_cut_to_them() -> None:
-    workload = setting_of(
-        user_row(sequences_per_step="2", samples_per_prompt="5", mini_batches="1e9")
-    ).workload
+    workload = specs_of(user_row(sequences_per_step="2", samples_per_prompt="5", mini_batches="1e9")).workload
     assert (workload.num_sequences, workload.mini_batches) == (2, 2)
 
 
 def test_hours_over_steps_are_the_step_time() -> None:
     assert step_seconds(user_row(step_time_s="", total_hours="2", steps="100")) == 72
-    with pytest.raises(RlhfsimError, match="range"):
+    with pytest.raises(RlhfsimError, match="not a number"):
         step_seconds(user_row(step_time_s="37-40"))
     assert step_seconds(user_row(step_time_s="", update_actor_s="3")) is None
 

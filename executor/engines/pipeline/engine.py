@@ -87,7 +87,7 @@ class PipelineEngine(DeepSpeedLearner):
         DeepSpeed's eval_batch needs as many micro-batches on every replica and a loss, and keeps all logits.
         Here each stage takes a micro-batch when the one before hands it over and goes on to the next.
         """
-        batches = self.micro_batches(samples, select=select)
+        batches = self.micro_batches(samples, select=select, tokens=self.spec.score_tokens)
         outputs = []
         with evaluated(self.model), torch.no_grad():
             for micro in batches:

@@ -59,6 +59,8 @@ class RunDescription:
     scoring_residency: Residency = "resident"
     optimizer_leaves: bool = False
     """Optimizer states move to the host between the actor's calls."""
+    train_precision: Literal["bf16", "fp8"] = "bf16"
+    """Matrix products of training and scoring."""
     rollout: RolloutLayout
     """See `rollout_layout`."""
     sleep: Literal[0, 1, 2] = 0
@@ -163,6 +165,7 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         old_logprobs="recompute" if run.recomputes_logprobs else "rollout",
         lora=Lora(rank=run.lora_rank) if run.lora_rank else None,
         rollout_precision="fp8" if run.rollout.precision == "fp8" else "bf16",
+        train_precision=run.train_precision,
     )
 
 

@@ -38,6 +38,8 @@ RUNS = Runs(
         "FP8 rollout",
         "offload to the host",
         "LoRA",
+        "FP8 training",
+        "micro-batches by tokens",
     ),
     source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; no role has GPUs of its own but the rollout",
 )

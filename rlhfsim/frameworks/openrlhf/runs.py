@@ -42,6 +42,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "offload to the host",
         "LoRA",
+        "micro-batches by tokens",
     ),
     source="OpenRLHF 0.11.2: its command line, read 2026-11-22",
 )

@@ -16,6 +16,7 @@ _NOT_RUN = {
     "rollout attention data parallelism",
     "rollout replicas across nodes",  # one process runs a replica
     "offload to NVMe",
+    "FP8 training",
     "LoRA with tensor or pipeline parallelism",
     "AMD GPUs",  # the pinned wheels are for CUDA
 }

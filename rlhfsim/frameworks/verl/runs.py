@@ -45,6 +45,7 @@ RUNS = Runs(
         "offload to the host",
         "LoRA",
         "AMD GPUs",
+        "micro-batches by tokens",
     ),
     source="verl 0.9.1: its configuration, read 2026-11-22; reference and critic share the training pool; "
     "AMD: rocm.docs.amd.com/projects/verl (verl 0.9.0 on MI300X to MI355X), read 2026-11-22",

@@ -13,6 +13,7 @@ from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.engine_numbers import VLLM
 
 Degree = Annotated[int, Field(ge=1, le=65536)]
+PackTokens = Annotated[int, Field(ge=1, le=100_000_000)]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 
@@ -37,7 +38,11 @@ class Layout(Hashed):
     sequence_parallel: bool = True
     """Megatron-style: activations outside the TP regions are split over tp."""
     micro_batch: Degree = 1
-    """Sequences (or packs of `pack_len` tokens) per micro-batch."""
+    """Sequences per micro-batch; 1 where `pack_tokens` says how large it is."""
+    pack_tokens: PackTokens | None = None
+    """Most tokens of a pack per GPU: a micro-batch is then one pack, of cp times as many tokens."""
+    score_pack_tokens: PackTokens | None = None
+    """The same in passes without gradients; None: as `pack_tokens`."""
     recompute: Recompute = "full"
     offload_optimizer: Offload = "none"
     """Optimizer states live (and Adam runs) on the host during training."""
@@ -52,6 +57,13 @@ class Layout(Hashed):
                 f"expert parallelism {self.ep} exceeds dp x cp x tp = {self.dp * self.cp * self.tp}",
                 help="use ep <= dp x cp x tp",
             )
+        if (self.pack_tokens and self.micro_batch > 1) or (self.score_pack_tokens and not self.pack_tokens):
+            other = f"micro_batch {self.micro_batch}" if self.pack_tokens else "score_pack_tokens alone"
+            raise RlhfsimError(
+                "micro-batch-or-packs",
+                f"{other}: a micro-batch is sequences, or one pack of pack_tokens",
+                help="give micro_batch or pack_tokens (and score_pack_tokens beside it)",
+            )
         if self.vp > 1 and self.pp == 1:
             raise RlhfsimError(
                 "vp-without-pp",
@@ -63,6 +75,11 @@ class Layout(Hashed):
     def gpus(self) -> int:
         """GPUs that the layout fills."""
         return self.tp * self.pp * self.cp * self.dp
+
+    def pack(self, *, scoring: bool) -> int | None:
+        """Most tokens of a pack over its cp ranks; None where `micro_batch` counts sequences."""
+        each = self.score_pack_tokens if scoring and self.score_pack_tokens else self.pack_tokens
+        return each * self.cp if each else None
 
     @property
     def label(self) -> str:

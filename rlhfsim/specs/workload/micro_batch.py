@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
 
@@ -25,16 +26,25 @@ class BatchLengths(Hashed):
     sequences: int
     """Sequences of one optimizer step over all ranks."""
 
-    def tokens(self, sequences: int) -> float:
-        """Tokens of the fullest micro-batch of `sequences` that one must expect.
+    def tokens(self, layout: Layout, *, scoring: bool = False) -> float:
+        """Tokens of the fullest micro-batch that one must expect, over its cp ranks.
 
-            min( b max, max( max, b mean + 4 sqrt(b) sd ) )
+            min( b max, max( max, b mean + 4 sqrt(b) sd ) ), or max( max, pack )
 
         One sequence of the maximal length will come; that all b are that long will not, when they
-        are packed.
+        are packed. A sequence longer than its pack comes alone; a pack holds no more than all there is.
         """
+        if pack := layout.pack(scoring=scoring):
+            return max(self.max_tokens, min(pack, self.sequences * self.mean_tokens))
+        sequences = layout.micro_batch
         typical = sequences * self.mean_tokens + 4 * math.sqrt(sequences) * self.deviation
         return min(sequences * self.max_tokens, max(self.max_tokens, typical))
+
+    def micro_batches(self, layout: Layout) -> int:
+        """Micro-batches of an optimizer step on each data-parallel rank, at least; packs all full."""
+        pack = layout.pack(scoring=False)
+        each = pack / self.mean_tokens if pack else layout.micro_batch
+        return max(1, math.ceil(self.sequences / (layout.dp * max(1.0, each)) - 1e-9))
 
 
 @lru_cache(maxsize=4096)

@@ -102,6 +102,8 @@ class Workload(Hashed):
     environment: Environment | None = None
     optimizer: Literal["adam", "adam8bit"] = "adam"
     rollout_precision: Literal["bf16", "fp8"] = "bf16"
+    train_precision: Literal["bf16", "fp8"] = "bf16"
+    """Matrix products of training and scoring."""
     seed: int = 0
     """Seed of drawn lengths."""
 

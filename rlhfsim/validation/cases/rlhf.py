@@ -1,4 +1,4 @@
-"""A row of rlhf.csv as the inputs of a priced step: workload, placement, models and cluster.
+"""A row of rlhf.csv as what a user gives `rlhfsim estimate`: workload, placement and cluster.
 
 Layouts, lengths and batch come from the row or from assumptions.yaml; a row that leaves open what
 decides the time is incomplete and not predicted. Response lengths are log-normal, cut at the
@@ -11,12 +11,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from math import ceil
 from typing import Any, get_args
 
 from rlhfsim.frameworks.costs import names
 from rlhfsim.frameworks.logs.run_description import (
     Lengths,
     RunDescription,
+    RunSpecs,
     placement_of,
     rollout_layout,
     training_layout,
@@ -24,13 +26,10 @@ from rlhfsim.frameworks.logs.run_description import (
 )
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
-from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.workload import Algorithm
-from rlhfsim.step.calls import Setting
-from rlhfsim.training.packing import Packs
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, missing
 
@@ -39,8 +38,8 @@ COMPLETE = ("gpus", "gpu_type", "gen_tp", "train_backend")
 MAX_SEQUENCES = 10_000_000
 
 
-def setting_of(row: Row) -> Setting:
-    """The inputs of a filled row.
+def specs_of(row: Row) -> RunSpecs:
+    """What a filled row asks `estimate`.
 
     Raises:
         RlhfsimError: the row is incomplete, or names a model, device or layout that is not known here.
@@ -50,13 +49,10 @@ def setting_of(row: Row) -> Setting:
         raise Skip(reason)
     run = description_of(row)
     workload = workload_of(run, lengths_of(row))
-    return Setting(
-        models=models_of(workload),
-        placement=placement_of(run, workload),
+    return RunSpecs(
         workload=workload,
+        placement=placement_of(run, workload),
         cluster=_cluster(_whole(row, "gpus"), row.text("gpu_type") or "", framework_of(row)),
-        packs=_packs(row),
-        train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
     )
 
 
@@ -163,6 +159,7 @@ def description_of(row: Row) -> RunDescription:
     samples = min(row.integer("samples_per_prompt") or 1, sequences)
     batch, zero = row.integer("train_global_batch"), row.integer("zero_stage")
     swaps = backend != "deepspeed"
+    degrees = {degree: row.integer(f"train_{degree}") or 1 for degree in ("tp", "pp", "cp", "ep")}
     limits: dict[str, Any] = {name: row.integer(name) for name in ("max_num_seqs", "max_batched_tokens")}
     limits |= {"memory_utilization": row.number("gpu_memory_utilization")}
     return RunDescription(
@@ -183,13 +180,14 @@ def description_of(row: Row) -> RunDescription:
         rollout_gpus=generating if apart else None,
         layout=training_layout(
             training,
-            **{degree: row.integer(f"train_{degree}") or 1 for degree in ("tp", "pp", "cp", "ep")},
+            **degrees,
+            **micro_batch_of(row, degrees["cp"]),
             zero=(1 if backend == "megatron" else 3) if zero is None else zero,
-            micro_batch=row.integer("micro_batch") or 1,
             recompute=_stated(row, "recompute", get_args(Recompute)) or "full",
         ),
         actor_residency="offloaded" if not apart and row.text("actor_offload") == "yes" else "resident",
         optimizer_leaves=row.text("optimizer_offload") == "yes",
+        train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
         scoring_residency="offloaded" if swaps else "resident",
         rollout=rollout_layout(
             generating,
@@ -214,12 +212,13 @@ def _stated(row: Row, column: str, known: Sequence[str]) -> Any:
     return text
 
 
-def _packs(row: Row) -> Packs | None:
-    """Limits of packs; scoring forwards may take several training packs at once."""
-    tokens = row.number("pack_tokens")
+def micro_batch_of(row: Row, cp: int) -> dict[str, Any]:
+    """Sequences of a micro-batch, or tokens a GPU of its pack: tables give those of all its cp ranks."""
+    tokens, scoring = row.integer("pack_tokens"), row.integer("logprob_pack_tokens")
     if tokens is None:
-        return None
-    return Packs(train=tokens, forward=row.number("logprob_pack_tokens") or tokens)
+        return {"micro_batch": row.integer("micro_batch") or 1}
+    packs = tokens * (row.integer("micro_batch") or 1)
+    return {"pack_tokens": ceil(packs / cp), "score_pack_tokens": ceil(scoring / cp) if scoring else None}
 
 
 def _whole(row: Row, column: str) -> int:

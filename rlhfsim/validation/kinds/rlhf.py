@@ -1,10 +1,10 @@
 """RLHF step and phase times predicted from a row's configuration, against what was published.
 
 Kinds: `rlhf.step`, and one a phase the row prints (`rlhf.generation`, `rlhf.update_actor`, ...).
-`rlhf.calibrated`: every step predicted after calibration on another row (`transfer`). Every step is
-simulated. What an RL framework adds to its calls is fitted on one table (`lab.fits.rlhf`), whose rows have
-part `fit`. With stale samples the generation column is the trainer's wait, not a time of generation, and is
-not compared.
+`rlhf.calibrated`: every step predicted after calibration on another row (`transfer`). Every step is what
+`rlhfsim estimate` says of the row's plan. What an RL framework adds to its calls is fitted on one table
+(`lab.fits.rlhf`), whose rows have part `fit`. With stale samples the generation column is the trainer's wait,
+not a time of generation, and is not compared.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any
 
 from rlhfsim.calibration.one_run import Timed
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.logs.run_description import RunSpecs
 from rlhfsim.kernels.cost import Cost, total
-from rlhfsim.simulation.run import simulate
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import stats
-from rlhfsim.step.calls import Setting
 from rlhfsim.step.iteration import Iteration
 from rlhfsim.step.measured import Conditions
 from rlhfsim.units import HOUR
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.rlhf import setting_of, staleness_of
+from rlhfsim.validation.cases.rlhf import specs_of, staleness_of
 from rlhfsim.validation.left_out import cluster_without, publisher, refits
 from rlhfsim.validation.outcome import ZERO, Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.validation.transfer import Published, pairs
+from rlhfsim.what_if.estimate import priced_placement, step_of
 
 PHASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "generation": ("generation_s", ("actor.generate",)),
@@ -52,9 +53,6 @@ and reference with the actor's way back after it (as long as `actor.logprob.load
 around the transfer (nemo_rl/algorithms/grpo.py, tag v0.3.0)."""
 FIT_FILE = "rlhf_nemo_rl_v03.csv"
 """Its rows fitted `lab.fits.rlhf.NAMES` and are never scored."""
-STEPS, WARMUP, SEED = 24, 8, 0
-"""Simulated steps where samples may be stale. Over 64 steps the means of the shipped rows differ by
-at most 4 %, those of the rows that do not wait for one long response by less than 1 %."""
 
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
@@ -69,31 +67,31 @@ def _outcomes(row: Row, published: list[Published]) -> list[Outcome]:
     filled, shown = assumptions.apply("rlhf", row)
     try:
         seconds = step_seconds(filled)
-        setting = setting_of(filled)
-        step = priced(setting)
+        asked = specs_of(filled)
+        step = priced(asked)
     except RlhfsimError as error:
         return [_outcome(row, "step", label=_label(row), assumptions=shown, skipped=error.message)]
-    label = f"{_label(row)} {setting.placement.actor.layout.label}, rollout {_rollout(setting)}"
+    label = f"{_label(row)} {asked.placement.actor.layout.label}, rollout {_rollout(asked)}"
     name = publisher(row.source)
-    blind = priced(replace(setting, cluster=cluster_without(setting.cluster, name))) if refits(name) else None
+    blind = priced(replace(asked, cluster=cluster_without(asked.cluster, name))) if refits(name) else None
     scored = _phase_outcomes(filled, (step, blind), shown, label)
     if seconds is not None:
-        job, release = job_of(filled, setting)
+        job, release = job_of(filled, asked)
         detail = {phase.name: round(phase.cost.seconds, 3) for phase in step.phases}
         known = {"measured": seconds, "detail": detail, "job": job, "release": release, "assumptions": shown}
-        known |= {"conditions": conditions_of(filled, setting), "blind": blind.cost if blind else None}
+        known |= {"conditions": conditions_of(filled, asked), "blind": blind.cost if blind else None}
         scored.insert(0, _outcome(row, "step", step.cost, label=label, **known))
-        published.append(_published(filled, scored[0], setting, step))
+        published.append(_published(filled, scored[0], asked, step))
     return scored
 
 
-def _published(row: Row, outcome: Outcome, setting: Setting, step: Iteration) -> Published:
+def _published(row: Row, outcome: Outcome, asked: RunSpecs, step: Iteration) -> Published:
     """A row's step with what of it can calibrate."""
     assert outcome.measured is not None
     return Published(
         outcome=outcome,
         framework=row.text("framework") or "",
-        model=setting.workload.model,
+        model=asked.workload.model,
         step=step.cost,
         times=tuple(_times(row, step, outcome.measured)),
     )
@@ -118,15 +116,9 @@ def _times(row: Row, step: Iteration, measured_s: float) -> Iterator[Timed]:
         yield Timed(cost=rest, measured_s=measured_s - printed)
 
 
-def priced(setting: Setting) -> Iteration:
-    """The prediction of a row: the one place where rows meet the model.
-
-    A synchronous step is simulated once, for every step is the same; with staleness it is the mean of
-    `STEPS` steps after `WARMUP`, which is the steady state. One seed: the same figures every time.
-    """
-    if not setting.placement.schedule.asynchronous:
-        return simulate(setting).iteration
-    return simulate(setting, steps=STEPS, warmup=WARMUP, seed=SEED).iteration
+def priced(asked: RunSpecs) -> Iteration:
+    """The prediction of a row, the step of `estimate`: the one place where rows meet the model."""
+    return step_of(priced_placement(asked.placement, asked.workload, asked.cluster))
 
 
 def step_seconds(row: Row) -> float | None:
@@ -149,22 +141,22 @@ def step_seconds(row: Row) -> float | None:
     raise Skip("step time not published")
 
 
-def conditions_of(row: Row, setting: Setting) -> Conditions:
+def conditions_of(row: Row, asked: RunSpecs) -> Conditions:
     """What a row ran on what."""
-    work = setting.workload
-    actor = setting.models.actor
+    work = asked.workload
+    actor = models_of(work).actor
     return Conditions(
         kind="rlhf.step",
         framework=(row.text("framework") or "").partition(" v")[0],
-        backend=setting.placement.backend,
-        gpu=setting.cluster.node_group.profile.name,
+        backend=asked.placement.backend,
+        gpu=asked.cluster.node_group.profile.name,
         model=actor.name,
         params=actor.num_params,
         moe=actor.moe is not None,
         length=stats(work.prompt_len).mean + stats(work.response_len).mean,
-        gpus=setting.cluster.gpus,
+        gpus=asked.cluster.gpus,
         algorithm=work.algorithm,
-        precision=setting.train_precision,
+        precision=work.train_precision,
     )
 
 
@@ -212,13 +204,13 @@ def _outcome(row: Row, kind: str, cost: Cost | None = None, *, label: str, **kno
     return Outcome.of(row, f"rlhf.{kind}", label, cost, part=part, **known)
 
 
-def job_of(row: Row, setting: Setting) -> tuple[str, str]:
+def job_of(row: Row, asked: RunSpecs) -> tuple[str, str]:
     """What a plan is for, and the release of the framework that ran it.
 
     The workload is its settings, not the mean length that a run happened to have.
     """
     name, _, release = (row.text("framework") or "").partition(" v")
-    work = setting.workload
+    work = asked.workload
     settings = (
         work.algorithm,
         work.model,
@@ -236,6 +228,6 @@ def _label(row: Row) -> str:
     return " ".join(text for text in shown if text)
 
 
-def _rollout(setting: Setting) -> str:
-    assert setting.placement.rollout is not None
-    return setting.placement.rollout.layout.label
+def _rollout(asked: RunSpecs) -> str:
+    assert asked.placement.rollout is not None
+    return asked.placement.rollout.layout.label
