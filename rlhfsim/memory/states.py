@@ -89,7 +89,7 @@ def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "on
     t, ranks = layout.tp, layout.dp * layout.cp
     local, moe_layers = stage_layers(model, layout.pp, stage)
     plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
-    experts, expert_ranks = _expert_shard(model, layout, ranks, BACKENDS[backend].expert_parallel)
+    experts, expert_ranks = _expert_shard(model, layout, ranks, whole=backend == "megatron")
     root = root_params(model, t, stage)
     dense_layer = plain if moe_layers < local else 0
     return Shard(
@@ -117,14 +117,14 @@ def stage_layers(model: ModelSpec, pp: int, stage: Stage) -> tuple[int, int]:
     return local, max(0, min(model.num_moe_layers, local - dense))
 
 
-def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, expert_parallel: bool) -> tuple[int, int]:
+def _expert_shard(model: ModelSpec, layout: Layout, ranks: int, *, whole: bool) -> tuple[int, int]:
     """Elements of one layer's experts on a GPU and the ranks that hold the same ones.
 
-    Megatron splits experts over ep x etp and nothing else; without expert parallelism the other
-    backends split each expert over tp like a dense MLP.
+    Megatron splits experts over ep x etp and nothing else (`whole`); without expert parallelism the
+    other backends split each expert over tp like a dense MLP.
     """
     t, ep, etp = layout.tp, layout.ep, layout.etp
-    if ep == 1 and etp == 1 and not expert_parallel:
+    if ep == 1 and etp == 1 and not whole:
         return layer_expert_params(model, 1, t), ranks
     return layer_expert_params(model, ep, etp), max(1, t * ranks // (ep * etp))
 

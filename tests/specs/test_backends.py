@@ -21,12 +21,13 @@ def allowed(backend: Backend, **degrees: int) -> tuple[int, ...]:
         ("deepspeed", {"tp": 4, "dp": 2}, (0, 1, 2)),  # AutoTP
         ("deepspeed", {"pp": 4, "dp": 2}, (0, 1)),  # pipeline engine
         ("deepspeed", {"tp": 2, "pp": 2, "dp": 2}, (0, 1)),  # shards of our own inside its stages
-        ("deepspeed", {"cp": 2, "dp": 4}, ()),
+        ("deepspeed", {"cp": 2, "dp": 4}, (0, 1, 2, 3)),  # Ulysses, ring attention
         ("deepspeed", {"dp": 8, "ep": 2}, ()),
         ("fsdp2", {"dp": 8}, (0, 2, 3)),
         ("fsdp2", {"tp": 2, "dp": 4}, (3,)),
         ("fsdp2", {"pp": 2, "dp": 4}, ()),
         ("fsdp2", {"cp": 2, "dp": 4}, (0, 2, 3)),
+        ("fsdp2", {"dp": 8, "ep": 4}, (0, 2, 3)),
         ("megatron", {"tp": 4, "pp": 2, "dp": 4, "ep": 8}, (0, 1)),
         ("megatron", {"tp": 2, "cp": 2, "pp": 2, "dp": 2}, (0, 1)),
     ],

@@ -14,11 +14,7 @@ RUNS = Runs(
     title="OpenRLHF",
     trainers={
         "deepspeed": replace(
-            BACKENDS["deepspeed"],
-            pipeline_parallel=False,
-            zero_stages_pp=(),
-            tp_with_pp="no",
-            context_parallel=True,
+            BACKENDS["deepspeed"], pipeline_parallel=False, zero_stages_pp=(), tp_with_pp="no"
         )
     },
     known_trainers=known_by("run on GPUs", "deepspeed"),

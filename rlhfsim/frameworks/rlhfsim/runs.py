@@ -29,11 +29,12 @@ RUNS = Runs(
     name="rlhfsim",
     title="our own executor",
     trainers={
-        "deepspeed": BACKENDS["deepspeed"],
+        "deepspeed": replace(BACKENDS["deepspeed"], context_parallel=False),
         "fsdp2": replace(
             BACKENDS["fsdp2"],
             tensor_parallel=False,
             context_parallel=False,
+            expert_parallel=False,
             zero_stages_tp=(),
             interleaves_recompute=False,
             trains_pieces=False,

@@ -14,7 +14,13 @@ RUNS = Runs(
     title="verl",
     trainers={
         "megatron": BACKENDS["megatron"],
-        "fsdp2": replace(BACKENDS["fsdp2"], tensor_parallel=False, zero_stages_tp=(), zero_stages=(2, 3)),
+        "fsdp2": replace(
+            BACKENDS["fsdp2"],
+            tensor_parallel=False,
+            expert_parallel=False,
+            zero_stages_tp=(),
+            zero_stages=(2, 3),
+        ),
     },
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={

@@ -48,7 +48,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         title="DeepSpeed",
         tensor_parallel=True,
         pipeline_parallel=True,
-        context_parallel=False,
+        context_parallel=True,
         expert_parallel=False,
         zero_stages=(0, 1, 2, 3),
         zero_stages_tp=(0, 1, 2),
@@ -61,7 +61,8 @@ BACKENDS: dict[Backend, BackendRules] = {
         trains_pieces=False,
         gradient_bytes=2,
         reduce_bytes=2,
-        source="DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 "
+        source="Ulysses of DeepSpeed, ring attention of OpenRLHF 0.11.2 (--ds.ring_attn_size); "
+        "DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 "
         "for 2-byte gradients; "
         "tp x pp: shards of executor/engines/pipeline/shards.py inside DeepSpeed's stages, weights after "
         "two steps within "
@@ -74,7 +75,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         tensor_parallel=True,
         pipeline_parallel=False,
         context_parallel=True,
-        expert_parallel=False,
+        expert_parallel=True,
         zero_stages=(0, 2, 3),
         zero_stages_tp=(3,),
         zero_stages_pp=(),
@@ -86,7 +87,8 @@ BACKENDS: dict[Backend, BackendRules] = {
         trains_pieces=True,
         gradient_bytes=4,
         reduce_bytes=4,
-        source="PyTorch fully_shard with FP32 reduce, the setting of verl and torchtitan",
+        source="PyTorch fully_shard with FP32 reduce, the setting of verl and torchtitan; "
+        "experts over ranks: prime-rl (trainer.model.ep), NeMo AutoModel (ep_size)",
     ),
     "megatron": BackendRules(
         title="Megatron-Core",

@@ -1,0 +1,64 @@
+"""The published recipes: each loads, says where it stands, and is priced."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from lab import recipes
+from rlhfsim.specs.scenario import load_scenario
+
+PRICED = {name: recipes.price(name, search=False) for name in recipes.names()}
+MOST_THAT_DO_NOT_FIT = 8
+"""Recipes that run elsewhere and are predicted to run out of memory here; see reports/recipes.md."""
+
+
+def test_at_least_forty_recipes_of_eight_frameworks_are_shipped() -> None:
+    assert len(PRICED) >= 40
+    frameworks = {re.match(r"nemo-rl|prime-rl|[a-z]+", name)[0] for name in PRICED}  # type: ignore[index]
+    assert len(frameworks) >= 8
+
+
+@pytest.mark.parametrize("name", PRICED)
+def test_a_recipe_says_where_it_stands_and_what_was_assumed(name: str) -> None:
+    source = load_scenario(recipes.FOLDER / f"{name}.yaml").source
+    assert re.match(r"[\w.-]+/[\w.-]+@\S+.*\(commit [0-9a-f]{7,}\)", source)
+    assert "assumed" in source or "mean" in source
+
+
+def test_no_recipe_is_refused() -> None:
+    assert {p.name: p.refused for p in PRICED.values() if p.refused} == {}
+
+
+def test_few_recipes_are_said_not_to_fit() -> None:
+    wrong = [p.name for p in PRICED.values() if not p.fits]
+    assert len(wrong) <= MOST_THAT_DO_NOT_FIT, wrong
+
+
+def test_a_recipe_is_asked_with_what_it_allows_itself() -> None:
+    asked = recipes.question(load_scenario(recipes.FOLDER / "nemo-rl-llama-8b-fp8-async.yaml"))
+    assert asked.framework == "nemo-rl"
+    assert {"async", "fp8"} <= asked.allow
+    plain = recipes.question(load_scenario(recipes.FOLDER / "verl-grpo-qwen3-8b.yaml"))
+    assert plain.allow == frozenset()
+
+
+def test_the_verdict_names_phases_and_settings_of_a_large_claim() -> None:
+    slow, fast = PRICED["skyrl-dapo-7b"], PRICED["verl-grpo-qwen3-8b"]
+    told = recipes.verdict(replace(slow, plan=fast.recipe, proven=True))
+    assert re.search(r"x\d+\.\d, from actor\.\w+ [\d,]+ -> [\d,]+ s", told)
+    assert "rollout.cuda_graphs False -> True" in told
+
+
+def test_a_recipe_faster_than_a_proven_plan_is_said() -> None:
+    one, other = PRICED["verl-grpo-qwen3-8b"], PRICED["skyrl-dapo-7b"]
+    told = recipes.verdict(replace(one, plan=other.recipe, proven=True))
+    assert told.startswith("faster than a plan called proven")
+
+
+def test_the_page_counts_and_shows_every_recipe() -> None:
+    page = recipes.report(list(PRICED.values()))
+    assert f"{len(PRICED)} recipes: 0 refused" in page
+    assert all(f"scenarios/recipes/{name}.yaml" in page for name in PRICED)
