@@ -137,7 +137,7 @@ def _placed(plan: Plan, cluster: Cluster, groups: Sequence[GroupSpec]) -> dict[s
     bundles = ranks.bundles(plan)
     sharing: Counter[Place] = Counter(place for group in groups for place in group.places)
     if plan.workload.generates:
-        sharing.update(replica[0] for replica in ranks.replica_places(plan))
+        sharing.update(here[0] for places in ranks.replica_places(plan) for here in ranks.by_node(places))
     most = max(sharing.values())
     if most > ranks.TENANTS:
         raise RlhfsimError(
@@ -185,12 +185,13 @@ def _rollout(plan: Plan, groups: Sequence[GroupSpec]) -> dict[str, str]:
     workers = sorted((i, worker) for i, gpus in enumerate(replicas) for worker in range(len(gpus)))
     reached = sorted(worker for group in transfers for worker in group.receivers)
     assert reached == workers, "every engine worker is in one transfer group"
-    each = len(replicas[0])
+    each, nodes = len(replicas[0]), max(len(ranks.by_node(places)) for places in replicas)
     whom = "a rank of each node to the workers there"
     if len(transfers) in (1, len(workers)):
         whom = "rank 0 to all" if len(transfers) == 1 else "each rank to the worker on its GPU"
     return {
-        "rollout": f"{len(replicas)} replicas of {each} GPU{'s' * (each > 1)}, each on one node",
+        "rollout": f"{len(replicas)} replicas of {each} GPU{'s' * (each > 1)}, each on "
+        f"{'one node' if nodes == 1 else f'{nodes} nodes'}",
         "weights": f"{plan.placement.weight_path}: {len(workers)} workers in "
         f"{len(transfers)} transfer group{'s' * (len(transfers) > 1)}, {whom}",
     }

@@ -105,6 +105,11 @@ def replica_places(plan: Plan) -> list[tuple[Place, ...]]:
     return [tuple(ranks[i * each : (i + 1) * each]) for i in range(role.layout.dp)]
 
 
+def by_node(places: Sequence[Place]) -> list[tuple[Place, ...]]:
+    """The same GPUs node by node, in their order."""
+    return [tuple(p for p in places if p[0] == node) for node in dict.fromkeys(node for node, _ in places)]
+
+
 def process_groups(layout: Layout) -> dict[str, list[list[int]]]:
     """Ranks of an engine by tensor, data and pipeline group; every rank is in one of each."""
     groups: dict[str, dict[Any, list[int]]] = {"tensor": {}, "data": {}, "pipeline": {}}

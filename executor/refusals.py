@@ -9,6 +9,7 @@ from typing import Any
 
 from executor.algorithms import recipes
 from executor.engines.fsdp2 import limits
+from executor.ranks import by_node, replica_places
 from executor.resolve import Job, engine_specs, has_weights, model_config
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
@@ -90,7 +91,7 @@ def check_pipelines(job: Job, config: Mapping[str, Any]) -> None:
 
 def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     plan = job.plan
-    rules = framework(OWN)
+    rules, rollout = framework(OWN), plan.placement.rollout
     lacking = rules.lacks(
         plan.placement,
         plan.workload,
@@ -100,6 +101,13 @@ def _reasons(job: Job) -> Iterator[tuple[str, str, str]]:
     )
     for lacks in lacking:
         yield lacks.code, f"the plan asks for {lacks.what}, which the executor does not run", lacks.remedy
+    spread = [len(here) for places in replica_places(plan) for here in by_node(places)] if rollout else []
+    if not plan.replicas_in_one_node and len(set(spread)) > 1:
+        yield (
+            "rollout-replica-uneven",
+            f"a rollout replica has {max(spread)} GPUs on one node and {min(spread)} on another",
+            "start its pool at a whole node, and fill nodes",
+        )
     if plan.workload.generates and plan.placement.weight_path == "lora" and plan.workload.lora is None:
         yield (
             "lora-path-without-lora",

@@ -7,6 +7,7 @@ with the new weights; else a command waits until the engine is empty and later r
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,34 @@ class _Command:
     done: threading.Event
     result: Any = None
     error: BaseException | None = None
+
+
+class ReplicaFollower(TracedProcess):
+    """The workers of a replica on a node that does not lead it; runs as a Ray actor."""
+
+    def __init__(self, identity: ReplicaIdentity) -> None:
+        super().__init__(identity, f"replica {identity.index}")
+        self._gpu, self._fakes = identity.gpu, identity.fakes
+        self._workers: Any = None
+
+    def build(self, spec: RolloutSpec) -> None:
+        """Start the workers, which wait for those of the leader."""
+        if self._fakes is not None:
+            return
+        from executor.engines.training import check_device
+        from executor.engines.vllm import start
+
+        check_device(gpu=self._gpu)
+        device = start.current_device()
+        start.refuse(spec, device)
+        start.apply(start.environment(device))
+        self._workers = start.follow(spec, device, lambda: None if self._workers is None else os._exit(1))
+
+    def close(self) -> None:
+        """End the workers, after the leader."""
+        workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown()
 
 
 class Replica(TracedProcess):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import ray
 
 from executor.coordination.cluster import Reservation
 from executor.coordination.failures import PartFailed, collect
-from executor.coordination.replica import Replica, ReplicaIdentity
+from executor.coordination.replica import Replica, ReplicaFollower, ReplicaIdentity
 from executor.coordination.tracing import Reply
 from executor.coordination.worker_group import process_of
 from executor.engines.fake import Fakes
-from executor.ranks import replica_places
+from executor.engines.protocols import EngineNode, RolloutSpec
+from executor.ranks import Place, by_node, replica_places
 from executor.samples import Completion, GenerationRequest
 from rlhfsim.plan import Plan
 
@@ -38,6 +39,8 @@ class ReplicaPool:
 
     pool: str
     actors: list[Any]
+    followers: list[list[Any]]
+    """Of each replica, a process on every further node."""
     receivers_each: int
     """Engine worker processes of one replica."""
     record: Record
@@ -56,6 +59,40 @@ class ReplicaPool:
     def parts(self) -> list[str]:
         """Names of the replicas, for people."""
         return [f"rollout replica {i}" for i in range(len(self.actors))]
+
+    @property
+    def processes(self) -> dict[str, Any]:
+        """Every process by its name."""
+        everyone = dict(zip(self.parts, self.actors, strict=True))
+        for part, followers in zip(self.parts, self.followers, strict=True):
+            everyone |= {f"{part} node {i}": follower for i, follower in enumerate(followers, 1)}
+        return everyone
+
+    def build(self, spec: RolloutSpec, limit_s: float) -> None:
+        """Create the engine of every replica, on all of its nodes at once.
+
+        Raises:
+            PartFailed: one did not come up.
+        """
+        leaders = [i for i, followers in enumerate(self.followers) if followers]
+        refs = [self.actors[i].address.remote() for i in leaders]
+        addresses = collect(refs, [self.parts[i] for i in leaders], "rollout address", limit_s)
+        specs = [spec] * len(self.actors)
+        following = []
+        for i, (host, port) in zip(leaders, addresses, strict=True):
+            nodes = [
+                replace(
+                    spec, place=EngineNode(nodes=1 + len(self.followers[i]), node=node, host=host, port=port)
+                )
+                for node in range(1 + len(self.followers[i]))
+            ]
+            specs[i] = nodes[0]
+            following += [f.build.remote(n) for f, n in zip(self.followers[i], nodes[1:], strict=True)]
+        building = [a.build.remote(own) for a, own in zip(self.actors, specs, strict=True)]
+        others = [name for name in self.processes if name not in self.parts]
+        replies = collect([*building, *following], [*self.parts, *others], "rollout build", limit_s)
+        for part, reply in zip(self.parts, replies, strict=False):
+            self.record(part, reply)
 
     def call(self, method: str, *args: Any, limit_s: float, each: Sequence[Any] | None = None) -> list[Any]:
         """Values of all replicas.
@@ -151,12 +188,14 @@ class ReplicaPool:
         self.ending = True
         refs = [actor.close.remote() for actor in self.actors]
         ray.wait(refs, num_returns=len(refs), timeout=limit_s)
+        refs = [follower.close.remote() for of_replica in self.followers for follower in of_replica]
+        ray.wait(refs, num_returns=len(refs), timeout=limit_s)
         self.kill()
 
     def kill(self) -> None:
         """End the processes at once; the engines' own processes see it and follow."""
         self.ending = True
-        for actor in self.actors:
+        for actor in self.processes.values():
             ray.kill(actor)
 
 
@@ -172,20 +211,36 @@ def spawn(
     """Start the processes of every replica of the plan; `build` gives them engines."""
     role = plan.placement.rollout
     assert role is not None, "the plan has no rollout role"
-    actor_class = ray.remote(Replica)
-    actors = [
-        actor_class.options(
-            max_restarts=0,
-            max_concurrency=THREADS,
-            runtime_env={"env_vars": {**environment, **reservation.devices(places)}},
-            **reservation.options(places[0], share),
-        ).remote(
-            ReplicaIdentity(
-                index=index,
-                slots=reservation.slots(places[0], environment),
-                **process_of(role.pool, places, reservation, scratch, fakes),
+    replicas = [
+        [
+            _start(Replica if node == 0 else ReplicaFollower, here, reservation, share, environment).remote(
+                ReplicaIdentity(
+                    index=index,
+                    slots=reservation.slots(here[0], environment),
+                    # the leader tells the memory of all
+                    **process_of(role.pool, places if node == 0 else here, reservation, scratch, fakes),
+                )
             )
-        )
+            for node, here in enumerate(by_node(places))
+        ]
         for index, places in enumerate(replica_places(plan))
     ]
-    return ReplicaPool(pool=role.pool, actors=actors, receivers_each=role.layout.replica_gpus, record=record)
+    return ReplicaPool(
+        pool=role.pool,
+        actors=[processes[0] for processes in replicas],
+        followers=[processes[1:] for processes in replicas],
+        receivers_each=role.layout.replica_gpus,
+        record=record,
+    )
+
+
+def _start(
+    kind: type, here: Sequence[Place], reservation: Reservation, share: float, environment: Mapping[str, str]
+) -> Any:
+    """The actor class of a process that uses these GPUs of a node."""
+    return ray.remote(kind).options(
+        max_restarts=0,
+        max_concurrency=THREADS,
+        runtime_env={"env_vars": {**environment, **reservation.devices(here)}},
+        **reservation.options(here[0], share),
+    )

@@ -56,6 +56,15 @@ class TracedProcess:
         """This process's clock, for alignment."""
         return time.time()
 
+    def address(self) -> tuple[str, int]:
+        """A port of this host that was free a moment ago."""
+        import ray.util
+
+        host = str(ray.util.get_node_ip_address())
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return host, int(probe.getsockname()[1])
+
     def whereabouts(self) -> tuple[int, str]:
         """Process id and Ray node: also a sign of life."""
         import ray
@@ -101,15 +110,6 @@ class Worker(TracedProcess):
         self._sender: Any = None
 
     # --- start ------------------------------------------------------------------------------------
-
-    def address(self) -> tuple[str, int]:
-        """A port of this host that was free a moment ago."""
-        import ray.util
-
-        host = str(ray.util.get_node_ip_address())
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return host, int(probe.getsockname()[1])
 
     def rendezvous(self) -> tuple[str, int]:
         """Rank 0: host and port at which the group meets."""

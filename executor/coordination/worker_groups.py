@@ -107,7 +107,7 @@ class WorkerGroups:
             for part, actor in zip(group.parts, group.actors, strict=True)
         }
         if rollout is not None and not rollout.ending:
-            actors |= dict(zip(rollout.parts, rollout.actors, strict=True))
+            actors |= rollout.processes
         return {} if self._stopped else actors
 
     @property
@@ -158,7 +158,7 @@ class WorkerGroups:
         assert self.rollout is not None
         spec = rollout_spec(self.job)
         spec = replace(spec, model=model or spec.model, version=self.version)
-        self.rollout.call("build", spec, limit_s=self._limits.start)
+        self.rollout.build(spec, self._limits.start)
         self._engine.built()
 
     def stop(self) -> None:

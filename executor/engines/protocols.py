@@ -209,6 +209,19 @@ class RolloutEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineNode:
+    """The part of a replica's engine on one of its nodes."""
+
+    nodes: int = 1
+    """Of the whole replica; each has as many of its workers."""
+    node: int = 0
+    """0 leads: it schedules, and the workers of the others do as it says."""
+    host: str = ""
+    """Where all meet."""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSpec:
     """How one replica of the rollout engine is built."""
 
@@ -226,4 +239,5 @@ class RolloutSpec:
     """Weight version that lies in `model`."""
     interrupted: bool = False
     """New weights may arrive while requests run."""
+    place: EngineNode = EngineNode()
     seed: int = 0

@@ -281,8 +281,8 @@ def _replicas(
         "tp",
         (t for t in powers_of_two(widest) if divides_heads(model, t) and (t <= domain or t % domain == 0)),
     )
-    stages = WIDE_PIPELINES if many else (2, 4)
-    pps = _values(fixed, "pp", (1, *(p for p in stages if splits_layers(model, p) and domain < gpus)))
+    stages = WIDE_PIPELINES if many and domain < gpus else ()
+    pps = _values(fixed, "pp", (1, *(p for p in stages if splits_layers(model, p))))
     for tp, pp in product(tps, pps):
         if pp == 1 or tp == inside or "pp" in fixed:
             yield tp, pp, 1
@@ -310,10 +310,12 @@ def spans_domains(request: Request, model: ModelSpec, group: NodeGroup) -> bool:
 
 
 def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -> bool:
-    """Whether the framework does not run such replicas on these nodes."""
+    """Whether such replicas do not lie well on these nodes, or the framework does not run them."""
     size = replica.replica_gpus
-    aligned = math.gcd(group.gpus, group.gpus_per_node) % size == 0
-    one_node = size <= group.gpus_per_node and (aligned or group.gpus <= group.gpus_per_node)
+    one_node = size <= group.gpus_per_node
+    aligned = group.gpus <= group.gpus_per_node or math.gcd(group.gpus, group.gpus_per_node) % size == 0
+    if one_node and not aligned:
+        return True  # some would lie across an edge between nodes
     replica = replace(replica, precision=request.workload.rollout_precision)
     return request.runs is not None and bool(request.runs.lacks_rollout(replica, one_node=one_node))
 

@@ -47,7 +47,11 @@ def _request(number: int) -> GenerationRequest:
 def pool(monkeypatch: pytest.MonkeyPatch) -> ReplicaPool:
     monkeypatch.setattr(rollout, "collect", lambda refs, parts, what, limit_s: list(refs))
     return ReplicaPool(
-        pool="all", actors=[_Replica(), _Replica()], receivers_each=1, record=lambda part, reply: None
+        pool="all",
+        actors=[_Replica(), _Replica()],
+        followers=[[], []],
+        receivers_each=1,
+        record=lambda part, reply: None,
     )
 
 

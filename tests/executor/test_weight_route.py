@@ -97,6 +97,7 @@ def opened(
         pool = ReplicaPool(
             pool="all",
             actors=replicas,
+            followers=[[] for _ in replicas],
             receivers_each=role.layout.replica_gpus,
             record=lambda part, reply: None,
         )

@@ -49,10 +49,10 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
     turns = ours.lacks_workload(replace(GRPO, environment=Environment(turns=2)))
     assert turns is not None
     assert turns.code == "environments-not-run"
-    wide = ours.lacks_rollout(RolloutLayout(tp=16), one_node=False)
+    wide = ours.lacks_rollout(RolloutLayout(tp=8, attention_dp=2, ep=16), one_node=False)
     assert wide is not None
-    assert wide.what == "rollout replicas across nodes"
-    assert ours.lacks_rollout(RolloutLayout(tp=8), one_node=True) is None
+    assert wide.what == "rollout expert parallelism"
+    assert ours.lacks_rollout(RolloutLayout(tp=16), one_node=False) is None
     path = ours.lacks_path("ipc", "across nodes")
     assert path is not None
     assert "broadcast" in path.remedy

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from executor.engines.protocols import RolloutSpec
+from executor.engines.protocols import EngineNode, RolloutSpec
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.units import GIB
 
@@ -94,6 +94,23 @@ def start(spec: RolloutSpec, device: Device) -> Any:
     return LLM(**arguments(spec, device, free_share() if device == "cuda" else None))
 
 
+def follow(spec: RolloutSpec, device: Device, failed: Callable[[], None]) -> Any:
+    """The workers of a replica on a node that does not lead; `failed` is called when one ends.
+
+    What `vllm serve --headless` runs on such a node (vllm/entrypoints/cli/serve.py, 0.32).
+    """
+    from vllm import EngineArgs
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    options = arguments(spec, device, free_share() if device == "cuda" else None)
+    workers = MultiprocExecutor(
+        EngineArgs(**options).create_engine_config(headless=True), monitor_workers=False
+    )
+    workers.register_failure_callback(failed)
+    workers.start_worker_monitor()
+    return workers
+
+
 def free_share() -> float:
     """Share of the memory of the fullest of this process's GPUs that a worker finds free when it starts.
 
@@ -139,6 +156,7 @@ def arguments(spec: RolloutSpec, device: Device, free: float | None = None) -> d
         "pipeline_parallel_size": layout.pp,
         "enable_expert_parallel": layout.ep > 1,
         "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        **_nodes(spec.place),
         "max_model_len": spec.max_model_len,
         "max_num_seqs": spec.max_num_seqs,
         "max_num_batched_tokens": batched,
@@ -156,3 +174,10 @@ def arguments(spec: RolloutSpec, device: Device, free: float | None = None) -> d
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+
+
+def _nodes(place: EngineNode) -> dict[str, Any]:
+    if place.nodes == 1:
+        return {}
+    meeting = {"master_addr": place.host, "master_port": place.port}
+    return {"nnodes": place.nodes, "node_rank": place.node, **meeting}

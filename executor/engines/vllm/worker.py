@@ -34,9 +34,9 @@ Result = TypeVar("Result")
 
 
 class Staging:
-    """A receive into host memory that goes on in a thread: one copy of the weights a replica.
+    """A receive into host memory that goes on in a thread: one copy of the weights a node of a replica.
 
-    All its workers are sent everything; each keeps every n-th tensor in a file that the others map.
+    All its workers are sent everything; each keeps every n-th tensor in a file that the others there map.
     """
 
     def __init__(
@@ -160,10 +160,10 @@ class WeightReceiver:
     def rlhf_stage(self, version: int) -> None:
         """Start to receive into host memory."""
         worker: Any = self
-        ranks = worker.parallel_config.world_size
+        ranks = worker.parallel_config.local_world_size  # share the memory of a node
         size = ranks * sum(p.nbytes for p in worker.model_runner.get_model().parameters())
         self.rlhf_staging = Staging(
-            self._rlhf_connected(), version, worker.rank, ranks, str(worker.device), size
+            self._rlhf_connected(), version, worker.rank % ranks, ranks, str(worker.device), size
         )
 
     def rlhf_staged(self) -> bool:

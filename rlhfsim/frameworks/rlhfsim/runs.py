@@ -14,7 +14,6 @@ _NOT_RUN = {
     "rollout by the training modules",
     "rollout expert parallelism",
     "rollout attention data parallelism",
-    "rollout replicas across nodes",  # one process runs a replica
     "offload to NVMe",
     "FP8 training",
     "LoRA with tensor or pipeline parallelism",
