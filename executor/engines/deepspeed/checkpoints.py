@@ -27,7 +27,7 @@ class Trained(checkpoints.Saved, Protocol):
 def save(trained: Trained, folder: Path) -> None:
     """Write this rank's file, rank 0 also the copy for users; a collective."""
     state = {
-        "module": {name: _copy(tensor) for name, tensor in _module_tensors(trained.model)},
+        "module": {name: compact(tensor) for name, tensor in _module_tensors(trained.model)},
         "optimizer": [_optimizer_state(trained.engine, master) for master in masters(trained.engine)],
     }
     checkpoints.write(trained, folder, state)
@@ -76,12 +76,17 @@ def _module_tensors(model: HeadedModel) -> Iterator[tuple[str, Tensor]]:
 
 def _optimizer_state(engine: Any, master: Tensor) -> dict[str, Any]:
     states = engine.basic_optimizer.state.get(master, {})
-    return {"master": _copy(master), "states": {key: _copy(value) for key, value in states.items()}}
+    return {"master": compact(master), "states": {key: compact(value) for key, value in states.items()}}
 
 
-def _copy(value: Any) -> Any:
-    """A tensor's own copy on the host: a view of a flat buffer would write the whole buffer."""
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+def compact(value: Any) -> Any:
+    """What `torch.save` may be given: it takes storages to the host one at a time, and each whole.
+
+    So a tensor that fills its storage goes as it is; a view of a flat buffer, as a copy on the host.
+    """
+    if not isinstance(value, Tensor) or value.untyped_storage().nbytes() == value.nbytes:
+        return value.detach() if isinstance(value, Tensor) else value
+    return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _put_optimizer_state(engine: Any, master: Tensor, saved: Mapping[str, Any]) -> None:
