@@ -130,6 +130,29 @@ class Prediction:
 
 @checked
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NearestRun:
+    """The published run that is most like the plan, our error there with its publisher in no fit."""
+
+    framework: str
+    """With its release where that is known."""
+    model: str
+    gpu: str
+    """Name of its profile."""
+    gpus: int
+    algorithm: str
+    error: float
+    """(predicted - measured) / measured."""
+    distance: float
+    near: bool
+    """Whether it says something about the plan."""
+    differs: tuple[str, ...]
+    """In what it differs, the heaviest first."""
+    source: str
+    """Publication."""
+
+
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedLimit:
     """A bound on one field of a role that was asked for: `actor.tp<=4`."""
 
@@ -260,6 +283,8 @@ class Plan:
     prediction: Prediction
     input_hash: str
     """Hash of workload, placement and hardware: two plans with one hash price the same thing."""
+    nearest: NearestRun | None = None
+    """None in older files, and where its profile was calibrated on runs of one's own."""
     choice: Choice | None = None
     """How a search came to it; None: the plan was given. No launch reads it."""
 
@@ -282,9 +307,9 @@ class Plan:
         return all(len({node for node, _ in replica}) == 1 for replica in replicas)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types; a plan that was given has no key `choice`, one of no framework no `framework`."""
+        """Plain JSON types; without `choice` where it was given, `framework` and `nearest` where none is."""
         plain: dict[str, Any] = TypeAdapter(Plan).dump_python(self, mode="json")
-        for key in ("choice", "framework"):
+        for key in ("choice", "framework", "nearest"):
             if plain[key] is None:
                 del plain[key]
         return plain

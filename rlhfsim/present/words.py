@@ -32,7 +32,12 @@ RESOURCES = {
     "hbm": ResourceWords(
         "HBM", "bandwidth of GPU memory", "GPU memory bandwidth", "the GPUs wait for their own memory (HBM)"
     ),
-    "nvlink": ResourceWords("NVLink", "the fabric inside a node", "NVLink", "GPUs of one node exchange data"),
+    "nvlink": ResourceWords(
+        "scale-up",
+        "the fabric inside a node: NVLink, xGMI or PCIe",
+        "the fabric inside a node",
+        "GPUs of one node exchange data",
+    ),
     "network": ResourceWords("network", "the fabric between nodes", "the network", "nodes exchange data"),
     "pcie": ResourceWords("PCIe", "the link between GPU and host", "PCIe", "data moves between GPU and host"),
     "storage": ResourceWords("storage", "disks", "disks", "data is read or written"),

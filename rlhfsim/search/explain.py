@@ -20,7 +20,7 @@ MOST_TERMS = 3
 """Terms that a sentence names."""
 WORDS = {
     "hbm": "GPU memory bandwidth",
-    "nvlink": "NVLink",
+    "nvlink": "the fabric inside a node",
     "pcie": "PCIe",
     "overhead": "launches and framework",
     "bubble": "pipeline bubbles",

@@ -109,8 +109,13 @@ def distance(a: Conditions, b: Conditions) -> float:
 
 def _terms(a: Conditions, b: Conditions) -> dict[str, float]:
     sizes = {n: w * abs(math.log(getattr(a, n) / getattr(b, n))) for n, w in SIZES.items()}
-    words = {n: w * (getattr(a, n) != getattr(b, n)) for n, w in WORDS.items()}
+    words = {n: w * (_word(a, n) != _word(b, n)) for n, w in WORDS.items()}
     return {**sizes, **words, "gpu": _gpu_distance(a.gpu, b.gpu)}
+
+
+def _word(a: Conditions, name: str) -> str:
+    """`NeMo-RL` and `nemo-rl` are one framework."""
+    return str(getattr(a, name)).lower().replace("_", "-")
 
 
 def _gpu_distance(a: str, b: str) -> float:
@@ -146,7 +151,9 @@ def _differences(question: Conditions, run: Conditions) -> Iterator[str]:
             factor = here / there
             if max(factor, 1 / factor) >= 1.5:
                 what = {"params": "the parameters", "length": "the length", "gpus": "the GPUs"}[name]
-                yield f"{factor:.2g} times {what}" if factor > 1 else f"1/{1 / factor:.2g} of {what}"
+                yield (
+                    f"{factor:.2g} times {what} here" if factor > 1 else f"1/{1 / factor:.2g} of {what} here"
+                )
         elif name == "framework":
             yield f"framework {there}"
         else:

@@ -1,8 +1,10 @@
-"""How far a plan lies from the runs that its profile was calibrated on, and what that does to its intervals.
+"""How far a plan lies from the runs that are known, and what that does to its intervals.
 
-    distance d of a phase: from the hull of the calibrated runs, in e-folds (specs.calibration)
-    upper side of the interval: ln(high / s) -> sqrt(ln(high / s)^2 + (drift d)^2), the lower side alike
-    the step: with the mean of d over the phases of its critical chain, weighted by their seconds
+    a profile that was calibrated, on the runs behind it:
+        distance d of a phase: from their hull, in e-folds (specs.calibration)
+        upper side of the interval: ln(high / s) -> sqrt(ln(high / s)^2 + (drift d)^2), the lower side alike
+        the step: with the mean of d over the phases of its critical chain, weighted by their seconds
+    any other, on the published runs: the discrepancy of the model (`step.measured`), alike for all phases
 
 Not known here: which of the five coordinates matters to which phase; all count alike.
 """
@@ -14,12 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from rlhfsim.plan import Plan, PlannedModel, PredictedPhase, Prediction
+from rlhfsim.kernels.cost import Z90
+from rlhfsim.plan import NearestRun, Plan, PlannedModel, PredictedPhase, Prediction
 from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import COEFFICIENTS, Conditions, Near, nearest, spread
+from rlhfsim.step.measured import FAR as FAR_RUN
+from rlhfsim.step.measured import widened as wider
 
 FAR = math.log(2)
 """Distance from which people are told: a factor of 2 in one coordinate."""
@@ -80,11 +86,10 @@ def _away(known: Provenance, phase: str, plan: Plan) -> float | None:
 
 
 def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """The plan with wider intervals where its profile was not calibrated; the same plan where it was not at
-    all."""
+    """The plan with intervals that hold what its coefficients do not say, wider away from the known runs."""
     drifts = [p.calibration.drift.value for p in profiles if p.calibration is not None]
     if not drifts:
-        return plan
+        return plan if plan.nearest else _beside_published_runs(plan, profiles[0])
     away = {item.phase: item.distance or 0.0 for item in outside(plan, profiles)}
     prediction, drift = plan.prediction, max(drifts)
     chain = [p for p in prediction.phases if p.critical]
@@ -96,14 +101,57 @@ def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     )
 
 
+def conditions(plan: Plan) -> Conditions:
+    """What a plan runs on what, as measured runs are compared."""
+    actor = next(m for m in plan.models if m.role == "actor")
+    work = plan.workload
+    return Conditions(
+        kind="rlhf.step" if plan.placement.rollout else "training",
+        framework=plan.framework or "",
+        backend=plan.placement.backend,
+        gpu=plan.hardware[0].profile,
+        model=actor.name,
+        params=actor.params,
+        moe=actor.active_params < actor.params,
+        length=max(1.0, stats(work.prompt_len).mean + stats(work.response_len).mean),
+        gpus=sum(h.gpus for h in plan.hardware),
+        algorithm=work.algorithm,
+        precision="bf16",
+    )
+
+
+def _beside_published_runs(plan: Plan, profile: Profile) -> Plan:
+    """The plan with the model's discrepancy in its intervals, and the published run that is most like it."""
+    question = conditions(plan)
+    found = nearest(question)
+    away = found.distance if found else FAR_RUN
+    more = Z90 * spread(profile[COEFFICIENTS[question.kind]], away)
+    prediction = plan.prediction
+    phases = tuple(_wider(p, p.seconds, more) for p in prediction.phases)
+    wide = _wider(replace(prediction, phases=phases), prediction.step_s, more)
+    return replace(plan, prediction=wide, nearest=_planned(found) if found else None)
+
+
+def _planned(found: Near) -> NearestRun:
+    run = found.run.conditions
+    return NearestRun(
+        framework=f"{run.framework} {found.run.release}".strip(),
+        model=run.model,
+        gpu=run.gpu,
+        gpus=run.gpus,
+        algorithm=run.algorithm,
+        error=found.run.error,
+        distance=found.distance,
+        near=found.near,
+        differs=found.differs,
+        source=found.run.source,
+    )
+
+
 def _wider(item: T, seconds: float, more: float) -> T:
     """The interval with `more`, in ln seconds, added in squares on both sides."""
-    if more <= 0 or seconds <= 0:
-        return item
-    up = math.hypot(math.log(max(item.high_s, seconds) / seconds), more)
-    low = min(item.low_s, seconds)
-    down = math.hypot(math.log(seconds / low), more) if low > 0 else math.inf
-    return replace(item, low_s=seconds * math.exp(-down), high_s=seconds * math.exp(up))
+    low, high = wider(seconds, item.low_s, item.high_s, more)
+    return replace(item, low_s=low, high_s=high)
 
 
 def warnings(plan: Plan, profiles: Sequence[Profile]) -> tuple[str, ...]:

@@ -108,7 +108,11 @@ def cluster(profile: Profile, gpus: int = 8) -> Cluster:
 
 @pytest.fixture(scope="module")
 def seen() -> Plan:
-    return plan()
+    """A plan whose intervals hold what its coefficients say, and no discrepancy of the model."""
+    made, profile = plan(), load_profile(GPU)
+    exact = Coefficient(value=0.0, low=0.0, high=0.0, source="test")
+    own = {**profile.coefficients, "rl_step_discrepancy": exact}
+    return estimate(made.placement, made.workload, cluster(replace(profile, coefficients=own)))
 
 
 def on(profile: Profile, made: Plan) -> Plan:
@@ -161,7 +165,7 @@ def test_a_phase_that_no_run_had_is_named(seen: Plan) -> None:
     assert told.startswith("actor.train: no run behind profile")
 
 
-def test_a_profile_that_was_not_calibrated_changes_nothing(seen: Plan) -> None:
+def test_a_profile_that_was_not_calibrated_has_no_region_and_widens_once(seen: Plan) -> None:
     profile = load_profile(GPU)
     assert widened(seen, [profile]) is seen
     assert outside(seen, [profile]) == ()

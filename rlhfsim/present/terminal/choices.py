@@ -186,4 +186,5 @@ def plan_dict(plan: Plan) -> dict[str, Any]:
         "phases": whole["prediction"]["phases"],
         "placement": whole["placement"],
         "workload": whole["workload"],
+        "nearest": whole.get("nearest"),
     }

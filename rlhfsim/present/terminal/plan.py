@@ -17,6 +17,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import words
 from rlhfsim.present.basis import evidence, profile_under
+from rlhfsim.present.known import known
 from rlhfsim.present.tables import CUT, REST, WORDS, Fit, added, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, Axis, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, drawn, labelled, resource_text
@@ -37,8 +38,8 @@ SMALL = 0.02
 
 
 def header(plan: Plan) -> RenderableType:
-    """What is computed on what, and how: a title line, then batch, architecture, roles."""
-    rows = {"batch": _batch(plan), "plan": _way(plan), "roles": _roles(plan)}
+    """What is computed on what, and how: a title line, then batch, architecture, roles, what is known."""
+    rows = {"batch": _batch(plan), "plan": _way(plan), "roles": _roles(plan), **known(plan)}
     return Group(Text(_task(plan), style="bold"), labelled(rows))
 
 
@@ -252,11 +253,18 @@ def _rollout_precision(layout: RolloutLayout) -> str:
 def sureness(plan: Plan, width: int = WIDTH, count: int = 3) -> RenderableType:
     """The coefficients that decide most of the step, with value, interval and source."""
     rows = [
-        (name.replace("_", " "), *_coefficient_cells(name, profile))
+        (_coefficient_words(name, profile), *_coefficient_cells(name, profile))
         for name, profile in heaviest(plan)[:count]
     ]
     titles = "the time rests on", ">value", ">P10-P90", "because"
     return drawn(grid(titles, rows, fit={"because": CUT}), width)
+
+
+def _coefficient_words(name: str, profile: Profile | None) -> str:
+    """Its name; `nvlink` only where there is one."""
+    if profile is not None and profile.scale_up.kind != "nvlink":
+        name = name.replace("nvlink", "scale-up")
+    return name.replace("_", " ")
 
 
 def heaviest(plan: Plan) -> list[tuple[str, Profile | None]]:

@@ -23,7 +23,7 @@ ASCII_LEVELS = "_.-=+*%#"
 """Heights of a sparkline where the output has no blocks."""
 LINKS = {
     "nic": "network cards of {}",
-    "nvlink": "NVLink of {}",
+    "nvlink": "fabric inside the nodes of {}",
     "pcie": "PCIe of {}",
     "host": "host memory of {}",
     "disk": "disks of {}",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rlhfsim import resources
 from rlhfsim.errors import RlhfsimError, unknown_name
+from rlhfsim.specs.hardware.names import meant
 
 COMMON = "common"
 """The file of coefficients that all profiles share."""
@@ -53,7 +54,7 @@ def aliases() -> dict[str, str]:
 
 
 def find_profile(name: str) -> Path:
-    """The file of a profile given by name or alias; case does not matter, nor - against _.
+    """The file of a profile given by name or alias, or as a log writes it (`names`); case does not matter.
 
     Raises:
         RlhfsimError: no such profile; the message names the nearest ones.
@@ -65,6 +66,8 @@ def find_profile(name: str) -> Path:
     known = {alias: path for path in files.values() for alias in _aliases_in(path)}
     if wanted in known:
         return known[wanted]
+    if found := meant(name, {path: {stem, *_aliases_in(path)} for stem, path in files.items()}):
+        return found
     beside = Path.cwd() / f"{name}.yaml"  # such as the one that rlhfsim calibrate --out wrote here
     if Path(name).name == name and beside.is_file():
         return beside

@@ -228,15 +228,10 @@ def recomputed(text: str | None) -> tuple[str, ...]:
 def device_for(row: Row, layout: Layout, lookup: Lookup) -> Device:
     """The GPU in its usual node; NVL72 profiles keep their rack."""
     name = (row.text("gpu_type") or "").strip()
-    profile = None
-    for spelling in (name, name.replace("_", "-"), name.split("-")[0], name.split("_")[0]):
-        try:
-            profile = lookup(spelling)
-            break
-        except RlhfsimError:
-            continue
-    if profile is None:
-        raise Skip(f"no hardware profile for {name}")
+    try:
+        profile = lookup(name)
+    except RlhfsimError as error:
+        raise Skip(f"no hardware profile for {name}") from error
     node = min(profile.node.gpus, layout.gpus)
     return device_of(NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node))
 

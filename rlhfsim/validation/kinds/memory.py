@@ -144,8 +144,17 @@ _TYPES = (
 
 
 def _profile(row: Row) -> Profile:
+    return load_profile(_gpu(row) or "h100")
+
+
+def _gpu(row: Row) -> str | None:
+    """The profile of the row's GPU; None where it is not stated or known."""
     kind = row.text("gpu_type") or ""
-    return load_profile(next((name for start, name in _TYPES if kind.startswith(start)), "h100"))
+    listed = next((name for start, name in _TYPES if kind.startswith(start)), None)
+    try:
+        return listed or load_profile(kind).name
+    except RlhfsimError:
+        return None
 
 
 def _total_memory(row: Row) -> float:
@@ -154,7 +163,7 @@ def _total_memory(row: Row) -> float:
     if logged is not None:
         return logged * GIB
     kind = row.text("gpu_type")
-    if kind is None or not any(kind.startswith(start) for start, _ in _TYPES):
+    if kind is None or _gpu(row) is None:
         raise Skip(f"memory of GPU {kind or '(not stated)'} is not known")
     return _profile(row).usable_memory.value
 

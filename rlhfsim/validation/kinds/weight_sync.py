@@ -186,7 +186,7 @@ def _filled(gpus: int) -> int:
 
 
 def _gpu(text: str) -> str:
-    return re.split(r"[ (/]", text.strip())[0]
+    return re.split(r" \(|/", text.strip())[0]
 
 
 def _backend(row: Row) -> Backend:

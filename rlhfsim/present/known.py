@@ -1,0 +1,50 @@
+"""What is known near a plan, in sentences: the nearest measured run, and kernel times of another GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhfsim.plan import NearestRun, Plan
+from rlhfsim.present.basis import profile_of
+from rlhfsim.specs.hardware.hardware import Profile
+
+MOST = 4
+"""Differences that are named."""
+
+
+def nearest_text(run: NearestRun) -> str:
+    """`nearest: NeMo-RL 0.5, grpo of qwen3-32b on 32 H100 SXM 80GB, our error there +4 %`."""
+    profile = profile_of(run.gpu)
+    gpu = profile.title if profile else run.gpu
+    where = f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {gpu}"
+    error = f"our error there {100 * run.error:+.0f} %"
+    differs = f" (not the same: {', '.join(run.differs[:MOST])})" if run.differs else ""
+    if run.near:
+        return f"nearest: {where}, {error}{differs}"
+    return f"nothing near this was measured; nearest: {where}, {error}{differs}"
+
+
+def borrowed_text(profile: Profile) -> str | None:
+    """Whose kernel times a GPU is priced with; None where they are its own."""
+    curves = profile.curves or {}
+    if borrowed := curves.get("borrow"):
+        wide = f"intervals x{borrowed.get('widen', 1)}"
+        whose = f"kernel times of {borrowed['from']}, {wide} ({borrowed['reason']})"
+        return f"{profile.title} was never timed: {whose}"
+    if curves.get("tables") or profile.vendor == "cpu" or profile.calibration is not None:
+        return None
+    return f"{profile.title} was never timed: kernels are priced from its datasheet and priors"
+
+
+def known(plan: Plan) -> dict[str, str]:
+    """Label -> sentence, for the first lines of an answer."""
+    rows = {} if plan.nearest is None else {"measured": nearest_text(plan.nearest)}
+    borrowed = list(dict.fromkeys(_borrowed(plan)))
+    return {**rows, **({"kernels": "; ".join(borrowed)} if borrowed else {})}
+
+
+def _borrowed(plan: Plan) -> Iterator[str]:
+    for hardware in plan.hardware:
+        profile = profile_of(hardware.profile)
+        if profile is not None and (text := borrowed_text(profile)):
+            yield text
