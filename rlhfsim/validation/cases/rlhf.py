@@ -174,6 +174,7 @@ def description_of(row: Row) -> RunDescription:
         packing=row.text("packing") != "no",
         kl=row.text("kl") != "no",
         recomputes_logprobs=row.text("old_logprobs") != "rollout",
+        lora_rank=row.integer("lora_rank") or 0,
         backend=backend,
         gpus=training,
         gpus_per_node=training,
