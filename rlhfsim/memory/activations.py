@@ -219,6 +219,10 @@ class Activations(NamedTuple):
         """Saved tensors plus the larger of logits (at the loss) and working set (in backward)."""
         return self.saved + max(self.working, self.logits)
 
+    def beside(self, buffers: float) -> float:
+        """What `buffers` that stand in the backward pass alone add to the peak: none are there at the loss."""
+        return max(0.0, self.working + buffers - max(self.working, self.logits))
+
 
 def in_flight(pp: int, vp: int, micro_batches: int, stage: Stage) -> float:
     """Micro-batches whose activations a stage holds under 1F1B.

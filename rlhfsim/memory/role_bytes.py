@@ -260,9 +260,10 @@ def _calls(
         head=stack.head,
         frozen=kind.lora is not None,
     )
-    if standing.step > standing.gathered + standing.buffers + backward.peak:
+    buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
+    if standing.step > standing.gathered + buffers + backward.peak:
         return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak
-    return standing, score, _extra(standing.gathered, standing.buffers, backward, waste)
+    return standing, score, _extra(standing.gathered, buffers, backward, waste)
 
 
 def _extra(gathered: float, buffers: float, held: Activations, waste: float) -> Extra:

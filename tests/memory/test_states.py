@@ -223,6 +223,13 @@ def test_selective_recomputation_by_operation_keeps_every_second_product():
     assert got.saved == 1000 * 32 * per_token
 
 
+def test_gradients_of_layers_wait_in_the_backward_pass_not_at_the_loss():
+    held = activations.Activations(saved=10.0, working=2.0, logits=5.0)
+    assert held.beside(1.0) == 0.0
+    assert held.beside(4.0) == 1.0
+    assert activations.Activations(saved=10.0, working=5.0, logits=2.0).beside(4.0) == 4.0
+
+
 def test_fsdp2_holds_what_its_gathers_wrote_beside_what_layers_read():
     part = memory.shard(LLAMA8B, Layout(dp=8, zero=3), "fsdp2")
     held = memory.gathered_bytes(part, Layout(dp=8, zero=3), "fsdp2")

@@ -225,6 +225,8 @@ def _sharded_stage(
     offloaded = "offload" in (row.text("recompute") or "")
     saved = held.saved * (min(1.0, facts.inflight / part.num_layers) if offloaded else 1.0)
     gathered, buffers = _moving(part, trainable, layout, backend)
+    if backend == "fsdp2" and layout.pp == 1:
+        buffers = held.beside(buffers)
     extra = [
         ("gathered", gathered, "buffer_spread"),
         ("buffers", buffers, "buffer_spread"),
