@@ -220,7 +220,7 @@ class Activations(NamedTuple):
         return self.saved + max(self.working, self.logits)
 
     def beside(self, buffers: float) -> float:
-        """What `buffers` that stand in the backward pass alone add to the peak: none are there at the loss."""
+        """What `buffers` of the backward pass add to the peak: none of them is there at the loss."""
         return max(0.0, self.working + buffers - max(self.working, self.logits))
 
 

@@ -200,9 +200,9 @@ def test_logits_of_a_plan_are_those_that_its_framework_holds():
         cluster = replace(CLUSTER, framework=framework)
         return _bytes(ledger(models_of(GRPO), placement, GRPO, cluster), "actor.train")
 
-    tokens, vocab = 4 * 2048, models_of(GRPO).actor.vocab
-    assert train("nemo-rl") - train("verl") == pytest.approx(1.08 * 12 * tokens * vocab, rel=0.2)
-    assert train("rlhfsim") == train(None) < train("verl") < train("nemo-rl")
+    logits = 4 * 2048 * models_of(GRPO).actor.vocab
+    assert train("rlhfsim") == train(None) <= train("verl")
+    assert 6 * logits < train("nemo-rl") - train("verl") < 1.1 * 12 * logits
 
 
 def test_host_memory_is_that_of_the_fullest_pipeline_stage():
