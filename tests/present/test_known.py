@@ -65,7 +65,7 @@ def test_the_interval_of_a_plan_holds_the_discrepancy_of_the_model(plan: Plan) -
 
 
 def test_a_gpu_that_nobody_measured_is_farther_away(plan: Plan) -> None:
-    far = planned("v100").nearest
+    far = planned("l40s").nearest
     assert far is not None
     assert plan.nearest is not None
     assert far.distance > plan.nearest.distance
