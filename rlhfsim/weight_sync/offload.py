@@ -178,6 +178,11 @@ def moves(
     )
 
 
+def leaving(device: Device, model: ModelSpec, layout: Layout, backend: Backend) -> Cost:
+    """A trained role leaves GPU memory with its weights and optimizer states, as before a colocated refit."""
+    return _moves(device, model, layout, "offloaded", False, backend, True, "adam", None)[1]
+
+
 @lru_cache(maxsize=65536)
 def _moves(
     device: Device,

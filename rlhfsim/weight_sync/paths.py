@@ -18,6 +18,8 @@ from rlhfsim.weight_sync.stages import (
     num_buckets,
     quantise,
     quantise_all,
+    split,
+    staging,
     start,
     wire,
     wire_rate,
@@ -27,15 +29,21 @@ INDEX_BYTES = 4.0
 """Position of one changed element in a delta (int32)."""
 
 
-def ipc(ends: Route) -> Priced:
+def ipc(ends: Route, *, prequantised: bool = False) -> Priced:
     """S2: gather a bucket on every GPU, quantise, hand over the pointer, the engine copies its slice.
 
-    T = start + calls + pipeline(gather + quantise, load) over buckets; every GPU gathers the whole
-    model because the loader picks its slice from full tensors (verl, slime, NeMo-RL).
+    T = start + calls + gather + quantise + load; trainer and engine take turns on one GPU, and every
+    GPU gathers the whole model because the loader picks its slice from full tensors (verl, slime,
+    NeMo-RL). `prequantised`: each GPU quantises its own shard before the gather (NeMo-RL pull request
+    3294).
     """
-    ready = joined("gather", gather(ends, all_stages=True), quantise_all(ends))
+    own = ends.weights.dense_tensors / ends.train.pp + ends.weights.expert_tensors / (
+        ends.train.ep * ends.train.pp
+    )
+    small = quantise(ends, ends.train_shard / TRAINED_BYTES, own) if prequantised else quantise_all(ends)
+    ready = joined("gather", gather(ends, all_stages=True), small)
     count = num_buckets(ends, ends.stored)
-    cost = serial([start(ends), calls(ends, count)]) + pipelined([ready, load(ends)], count)
+    cost = serial([start(ends), calls(ends, count), ready, load(ends)])
     held = 2 * bucket(ends)
     return Priced(
         cost=cost, bytes_moved=gathered(ends, all_stages=True)[1] * ends.train.gpus, train_bytes=held
@@ -71,18 +79,16 @@ def broadcast(
 
     `nics` above 1: all training ranks of the root's node join the communicator (NeMo-RL, pull
     request 1264). With `lanes` each pipeline stage sends its own part (slime, miles), without them
-    every tensor first goes to all stages (Megatron-Bridge `export_hf_weights`). Without
-    `overlapped` the stages follow each other; without `loaded` the bytes stop in the receivers'
-    buffers.
+    every tensor first goes to all stages (Megatron-Bridge `export_hf_weights`). Names are Python of
+    the host, which runs ahead of the GPU's bytes. Without `overlapped` the stages follow each other;
+    without `loaded` the bytes stop in the receivers' buffers.
     """
     count = num_buckets(ends, ends.sent)
     stages = ends.train.pp if lanes and not ends.sharded else 1
-    ready = joined(
-        "gather",
-        gather(ends, all_stages=not lanes),
-        quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages),
-    )
-    chain = [ready, wire(ends, ends.sent, nics), *([load(ends)] if loaded else [])]
+    gathers = gather(ends, all_stages=not lanes)
+    small = quantise(ends, ends.weights.params / stages, ends.weights.tensors / stages)
+    arrive = [load(ends), staging(ends)] if loaded else []
+    chain = [*split(joined("gather", gathers, small)), wire(ends, ends.sent, nics), *arrive]
     cost = serial([start(ends), calls(ends, count)]) + (
         pipelined(chain, count) if overlapped else serial(chain)
     )
@@ -111,7 +117,7 @@ def broadcast_per_parameter(ends: Route) -> Priced:
     return Priced(cost=cost, bytes_moved=ends.sent, train_bytes=held, rollout_bytes=held)
 
 
-def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False) -> Priced:
+def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False, sliced: bool = False) -> Priced:
     """S5: MLPs and experts go shard to shard, everything else by a packed broadcast after them.
 
         T = start + n_mine a + n_local a + max( x_r, x_r n_r / n_t * p/min(p, s) ) / B_nic + T_rest
@@ -121,7 +127,8 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False) -> Price
     names), both sides walk the stored tensors (n_local). Slices do not hold whole quantisation
     blocks, so BF16 crosses the wire and the receiver quantises, unless training stores FP8: then
     only the scales go the slow way. NVIDIA-NeMo/RL@docs/design-docs/nccl-reshard-refit.md; the
-    same volume as LlamaRL's DDMA (arXiv 2505.24034). `whole`: no rest, all goes by shards.
+    same volume as LlamaRL's DDMA (arXiv 2505.24034). `whole`: no rest, all goes by shards. `sliced`: the
+    sender handles each expert's slice for each rollout part by itself (NeMo-RL's Python transport).
     """
     as_trained = ends if trained_fp8 else _unquantised(ends)
     rest = without_ffn(ends.weights, scales=trained_fp8)
@@ -131,11 +138,12 @@ def p2p(ends: Route, *, whole: bool = False, trained_fp8: bool = False) -> Price
     total = received * ends.rollout.gpus
     senders = ends.train.gpus * min(1.0, ends.source["sync_stage_streams"] / ends.train.pp)
     experts = ends.weights.expert_tensors / (ends.train.ep * ends.train.pp)
+    slices = experts * ends.rollout.tp / ends.rollout.ep if sliced else 0.0
     transfer = Stage(
         name="wire",
         parts=(
             moved(max(received, total / senders), wire_rate(ends)),
-            handled(experts + direct.local_tensors, ends.source, "sync_gather_latency"),
+            handled(experts + slices + direct.local_tensors, ends.source, "sync_gather_latency"),
         ),
     )
     named = (ends.weights.ffn_tensors + ends.weights.expert_tensors / ends.rollout.ep) / ends.rollout.pp

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlhfsim.kernels.cost import Cost
+from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.links import Rate, Stage, gather_rate, handled, hbm, moved, network, scale_up, slower
+from rlhfsim.units import GB
 from rlhfsim.weight_sync.endpoints import TRAINED_BYTES, Route
 
 
@@ -34,27 +36,54 @@ def gathered(ends: Route, *, all_stages: bool) -> tuple[float, float]:
 
 
 def gather(ends: Route, *, all_stages: bool) -> Stage:
-    """Full tensors from training shards: all-gather over tp, ep and ZeRO ranks, renaming, packing.
+    """Full tensors from training shards: other stages, all-gather over tp, ep or ZeRO ranks, renaming.
 
-        t = received / B_gather + 2 held / B_hbm + n_tensors a
+        t = shard p_far / B_nic + (received - shard p_far) / B_gather + 2 held / B_hbm + n_tensors a
 
-    B_gather of the group's size (`kernels.links.gather_rate`); a is `sync_unshard_latency` where
-    every parameter is gathered by itself (ZeRO-3, FSDP), else `sync_gather_latency`. Pipeline
-    stages work side by side unless every GPU needs all of them.
+    p_far pipeline stages that stand in other domains: each GPU receives their shards over its own NIC
+    before its group gathers them. B_gather of the group's size (`kernels.links.gather_rate`); a is
+    `sync_unshard_latency` where every parameter is gathered by itself (ZeRO-3, FSDP), else
+    `sync_gather_latency`, with `sync_far_latency` on top where tensors cross nodes one by one. A
+    collective a tensor reaches `sync_network_efficiency` of the network. Pipeline stages work side by
+    side unless every GPU needs all of them.
     """
     held, received = gathered(ends, all_stages=all_stages)
-    stages = ends.train.pp if all_stages else 1
-    link = gather_rate(ends.source, ends.gather_ranks * stages)
-    names = ends.weights.tensors / (1 if all_stages or ends.sharded else ends.train.pp)
+    layout = ends.train
+    stages = layout.pp if all_stages and not ends.sharded else 1
+    far_stages = stages - min(stages, max(1, ends.source.domain // max(1, layout.gpus // layout.pp)))
+    far = min(received, ends.train_shard * far_stages)
+    crosses = far_stages > 0 or ends.gather_ranks > ends.source.domain
+    names = ends.weights.tensors / (1 if all_stages or ends.sharded else layout.pp)
     latency = "sync_unshard_latency" if ends.sharded else "sync_gather_latency"
     return Stage(
         name="gather",
         parts=(
-            moved(received, link),
+            moved(far, shared_network(ends.source)),
+            moved(received - far, _gather_rate(ends)),
             moved(2 * held, hbm(ends.source)),
             handled(names, ends.source, latency),
+            *([handled(names, ends.source, "sync_far_latency")] if crosses else []),
         ),
     )
+
+
+def shared_network(device: Device) -> Rate:
+    """One GPU's share of the network as collectives of one tensor each reach it."""
+    link, share = network(device), "sync_network_efficiency"
+    low, high = device.spread(share)
+    return Rate(
+        value=link.value * device[share],
+        resource=link.resource,
+        rests_on=share,
+        spread=(link.spread[0] * low, link.spread[1] * high),
+    )
+
+
+def _gather_rate(ends: Route) -> Rate:
+    ranks, device = ends.gather_ranks, ends.source
+    inside = max(1, min(ranks, device.domain))
+    fast = gather_rate(device, inside)
+    return fast if inside >= ranks else slower(fast, shared_network(device).scaled(inside))
 
 
 def quantise(ends: Route, elements: float, tensors: float) -> Stage:
@@ -100,6 +129,18 @@ def quantise_all(ends: Route) -> Stage:
 def joined(name: str, *stages: Stage) -> Stage:
     """Stages that one rank works through without overlap, as one stage."""
     return Stage(name=name, parts=tuple(p for stage in stages for p in stage.parts))
+
+
+def split(stage: Stage) -> list[Stage]:
+    """What the host does for every name and what the GPU does with the bytes: neither waits for the other."""
+    host = tuple(p for p in stage.parts if p.resource == "overhead")
+    device = tuple(p for p in stage.parts if p.resource != "overhead")
+    return [Stage(name=stage.name, parts=device), Stage(name=f"{stage.name} names", parts=host)]
+
+
+def staging(ends: Route) -> Stage:
+    """Copies of the root and the engines between processes and buffers: S times `sync_staging_time` a GB."""
+    return Stage(name="staging", parts=(handled(ends.sent / GB, ends.target, "sync_staging_time"),))
 
 
 def start(ends: Route) -> Stage:

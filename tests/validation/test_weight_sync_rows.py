@@ -54,7 +54,7 @@ def test_whole_framework_steps_are_listed_apart() -> None:
 
 def test_rows_that_gave_a_coefficient_are_never_scored() -> None:
     gave = [o for o in found() if o.detail["mechanism"] in FITTED]
-    assert len(gave) == len(FITTED)
+    assert {o.detail["mechanism"] for o in gave} == set(FITTED)
     assert all(o.part == "fit" for o in gave)
 
 
@@ -63,8 +63,17 @@ def test_a_range_is_taken_at_its_middle() -> None:
     assert "middle of the published range" in at(32).assumptions
 
 
-def test_offload_that_a_scope_states_is_taken_off() -> None:
-    assert at(48).measured == 35
+def test_offload_and_wake_are_part_of_what_a_refit_is_predicted_to_take() -> None:
+    # NVIDIA-NeMo/RL#638: 55 s, about 20 of them offload; #3294: the transfer and the whole refit of 235B
+    refit, transfer, whole = at(48), at(80), at(81)
+    assert refit.measured == 55
+    assert refit.predicted == pytest.approx(55, rel=0.2)
+    assert (whole.predicted or 0) - (transfer.predicted or 0) == pytest.approx(40.2 - 18.4, rel=0.35)
+
+
+def test_three_of_four_predictions_are_within_a_factor_of_one_and_a_half() -> None:
+    inside = [o for o in scored() if 2 / 3 <= (o.predicted or 0) / (o.measured or 1) <= 1.5]
+    assert len(inside) / len(scored()) >= 0.75
 
 
 def test_filled_cells_are_shown_with_the_row() -> None:

@@ -220,6 +220,27 @@ def test_pools_in_one_nvlink_domain_do_not_cross_the_network() -> None:
     assert "network" not in found.cost.by_resource()
 
 
+def test_stages_of_other_nodes_cross_the_network_before_every_gpu_has_the_model() -> None:
+    on, to = device(64), RolloutLayout(tp=8, dp=8)
+    beside = ends(Layout(tp=8, dp=8), to, on=on, same_pool=True)
+    apart = ends(Layout(pp=8, dp=8), to, on=on, same_pool=True)
+    # the model in eight stages, a node each: seven eighths of it over each GPU's NIC
+    far = 7 / 8 * DENSE.num_params * 2 / (network(on).value * on["sync_network_efficiency"])
+    assert paths.ipc(beside).cost.seconds < 2 < far < paths.ipc(apart).cost.seconds
+
+
+def test_trainer_and_engine_on_one_gpu_take_turns() -> None:
+    case = ends(TRAIN, RolloutLayout(tp=8, dp=2), same_pool=True)
+    names = case.weights.tensors * (device()["sync_gather_latency"] + device()["sync_load_latency"])
+    assert paths.ipc(case).cost.by_resource()["overhead"] > names
+
+
+def test_names_of_a_broadcast_hide_behind_its_bytes() -> None:
+    case = ends(TRAIN, ROLLOUT)
+    apart, together = (paths.broadcast(case, overlapped=o).cost.seconds for o in (False, True))
+    assert together < apart
+
+
 def test_ranks_that_join_on_the_root_node_bring_their_nics() -> None:
     case = ends(TRAIN, ROLLOUT)
     narrow, wide = paths.broadcast(case).cost.seconds, paths.broadcast(case, nics=8).cost.seconds

@@ -1,20 +1,21 @@
 """Weight syncs of `weight_sync.csv` against predictions from configuration alone.
 
-Scored (`weight_sync`): rows that time the transfer or the refit itself. Rows whose scope holds more
-(pause, offload, wake, a whole framework step) are predicted too but listed apart
-(`weight_sync.other_scope`). No constant is fitted here; three rows gave coefficients of
-`common.yaml` and stand as part `fit`.
+Scored (`weight_sync`): rows that time the transfer or the refit, offload and wake included where their
+scope holds them (`_around`). Whole framework steps, first syncs and rows without a scope are listed
+apart (`weight_sync.other_scope`). Coefficients that rows gave are fitted by `lab.fits.weight_sync`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.costs import names
+from rlhfsim.kernels.cost import Cost
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import network, slower
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -25,25 +26,35 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
-from rlhfsim.weight_sync import paths, storage
+from rlhfsim.weight_sync import offload, paths, storage
 from rlhfsim.weight_sync.endpoints import Route, route
 from rlhfsim.weight_sync.stages import Priced
 
 KIND, OTHER = "weight_sync", "weight_sync.other_scope"
-TRANSFER_SCOPES = ("update only", "transfer only", "transfer + update", "weight transfer", "refit")
-"""Beginnings of the scopes that time the transfer (with its resharding and quantisation) alone."""
+TRANSFER_SCOPES = (
+    "update only",
+    "transfer only",
+    "transfer + update",
+    "weight transfer",
+    "refit",
+    "total refit",
+)
+"""Beginnings of the scopes that time the transfer or the refit."""
 FITTED: Mapping[str, str] = {
     "update_weights_from_distributed per tensor": "sync_load_latency",
     "vLLM native weight transfer (NCCL)": "sync_start_latency",
     "bucketed IPC + fp8 quantisation": "sync_quantise_latency",
+    "hybrid engine reshard, mbridge": "sync_far_latency",
 }
-"""Mechanisms of the rows that a coefficient of `common.yaml` was taken from."""
-_OFFLOAD_S = 20.0
-"""Seconds of offload that the scope "refit (about 20 s is offload)" states."""
+"""Mechanisms of the rows that a coefficient was taken from."""
+STAGED = "offload off"
+"""In the training layout of verl's broadcasts that gave `sync_staging_time`."""
 _DEGREE = re.compile(r"(?<![a-wyz_])(tp|pp|cp|ep|etp|dp)\s*=?\s*(\d+)", re.IGNORECASE)
 """A degree; an `x` may stand before it, as in TP4xPP8."""
 _SHARDED = re.compile(r"fsdp|zero-?3|veomni", re.IGNORECASE)
 _NODE_GPUS = 8
+MASTER_BYTES = 4.0
+"""Bytes per parameter of what FSDP workers reload to send: FP32."""
 
 
 def outcomes(rows: list[Row]) -> list[Outcome]:
@@ -51,20 +62,46 @@ def outcomes(rows: list[Row]) -> list[Outcome]:
     return [_outcome(row) for row in rows]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A row as the inputs of its prediction."""
+
+    row: Row
+    ends: Route
+    price: Callable[[Route], Priced]
+    measured: float
+    """Seconds."""
+    notes: tuple[str, ...]
+
+    def cost(self, ends: Route) -> Cost:
+        """The scope of the row between two ends."""
+        return self.price(ends).cost + _around(self.row, ends)
+
+
+def case_of(row: Row) -> Case:
+    """The inputs of a row whose blanks are filled.
+
+    Raises:
+        RlhfsimError: why the row cannot be predicted.
+    """
+    measured, notes = _measured(row)
+    _refuse_outliers(row)
+    price = _mechanism(row)
+    return Case(row=row, ends=_ends(row), price=price, measured=measured, notes=notes)
+
+
 def _outcome(row: Row) -> Outcome:
     filled, assumptions = apply(KIND, row)
     basic = partial(Outcome.of, row, _kind(row), _label(filled), part=_part(row))
     detail = {"scope": row.text("scope") or "not stated", "mechanism": row.text("mechanism") or ""}
     try:
-        measured, notes = _measured(filled)
-        _refuse_outliers(filled)
-        price = _mechanism(filled)
-        ends = _ends(filled)
+        case = case_of(filled)
+        cost = case.cost(case.ends)
     except RlhfsimError as error:
         return basic(skipped=error.message, assumptions=assumptions, detail=detail)
-    cost = price(ends).cost
     parts = {f"seconds.{r}": s for r, s in cost.by_resource().items()}
-    return basic(cost=cost, measured=measured, assumptions=(*assumptions, *notes), detail={**detail, **parts})
+    notes = (*assumptions, *case.notes)
+    return basic(cost=cost, measured=case.measured, assumptions=notes, detail={**detail, **parts})
 
 
 def _kind(row: Row) -> str:
@@ -73,7 +110,9 @@ def _kind(row: Row) -> str:
 
 
 def _part(row: Row) -> Literal["report", "fit"]:
-    return "fit" if row.text("mechanism") in FITTED else "report"
+    mechanism = row.text("mechanism") or ""
+    staged = mechanism == "NCCL full broadcast" and STAGED in (row.text("train_parallel") or "")
+    return "fit" if mechanism in FITTED or staged else "report"
 
 
 def _label(row: Row) -> str:
@@ -87,13 +126,26 @@ def _label(row: Row) -> str:
 def _measured(row: Row) -> tuple[float, tuple[str, ...]]:
     """Seconds; the middle of a published range; bytes over bandwidth where the column allows it."""
     seconds, low, high = (row.number(c) for c in ("seconds", "seconds_low", "seconds_high"))
-    if seconds is not None and "20 s is offload" in (row.text("scope") or ""):
-        return seconds - _OFFLOAD_S, ("20 s of offload taken off, as its scope states",)
     if seconds is not None:
         return seconds, ()
     if low is not None and high is not None:
         return (low + high) / 2, ("middle of the published range",)
     raise Skip("no seconds are published")
+
+
+def _around(row: Row, ends: Route) -> Cost:
+    """What else the scope of a row holds: the trained role leaves, the engine wakes, weights come and go."""
+    scope, model = row.text("scope") or "", resolve_model(row.text("model_config_key") or "")
+    if "offload" in scope or scope.startswith("total refit"):
+        away = offload.leaving(ends.source, model, ends.train, ends.backend)
+        return away + offload.wake(ends.target, 0.0, level=2)
+    if scope.startswith("per-step") and "offload off" not in (row.text("train_parallel") or ""):
+        size = model.num_params * MASTER_BYTES / ends.train.gpus
+        pinned = ends.backend in offload.PINNING
+        return offload.copy_in(ends.source, size, pinned=pinned) + offload.copy_out(
+            ends.source, size, pinned=pinned
+        )
+    return Cost()
 
 
 def _refuse_outliers(row: Row) -> None:
@@ -103,6 +155,8 @@ def _refuse_outliers(row: Row) -> None:
 
 def _mechanism(row: Row) -> Callable[[Route], Priced]:
     words = row.text("mechanism") or ""
+    if "one handle a tensor" in words:
+        raise Skip("one CUDA IPC handle a tensor is not a path here: buckets share one")
     for beginning, price in _MECHANISMS:
         if beginning in words:
             return price
@@ -117,7 +171,7 @@ def _bridged(ends: Route, *, overlapped: bool = True) -> Priced:
 
 def _matching(ends: Route) -> Priced:
     """NeMo-RL reshard at that time: training and rollout store the same format, FP8 with FP8."""
-    return paths.p2p(ends, trained_fp8=ends.quantised)
+    return paths.p2p(ends, trained_fp8=ends.quantised, sliced=True)
 
 
 def _remote_host(ends: Route) -> Priced:
@@ -125,6 +179,10 @@ def _remote_host(ends: Route) -> Priced:
     one = replace(ends, rollout=replace(ends.rollout, dp=1))
     link = slower(network(ends.target), network(ends.source))
     return storage.host_update(one, staged=link)
+
+
+def _prequantised(ends: Route) -> Priced:
+    return paths.ipc(ends, prequantised=True)
 
 
 _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
@@ -147,6 +205,7 @@ _MECHANISMS: tuple[tuple[str, Callable[[Route], Priced]], ...] = (
     ("DDMA", paths.p2p),
     ("RDMA P2P (Mooncake)", paths.p2p_staged),
     ("no metadata preparation", paths.ipc_per_parameter),
+    ("CUDA IPC colocated refit, after", _prequantised),
     ("IPC", paths.ipc),
     ("hybrid engine reshard", paths.ipc),
 )
@@ -168,7 +227,11 @@ def _ends(row: Row) -> Route:
     rollout = _rollout(row)
     train = _train(row, rollout)
     source, target = (
-        device_of(NodeGroup(profile=profile, gpus=_filled(n), gpus_per_node=_NODE_GPUS))
+        device_of(
+            NodeGroup(profile=profile, gpus=_filled(n), gpus_per_node=_NODE_GPUS),
+            framework=framework_of(row),
+            backend=_backend(row),
+        )
         for n in (train.gpus, rollout.gpus)
     )
     one_node = "1 node, intra-node" in (row.text("train_parallel") or "")
@@ -178,6 +241,12 @@ def _ends(row: Row) -> Route:
     # a pool of its own starts at a node of its own
     apart = replace(target, domain=min(target.domain, rollout.gpus))
     return replace(ends, source=replace(source, domain=min(source.domain, train.gpus)), target=apart)
+
+
+def framework_of(row: Row) -> str | None:
+    """The framework whose software costs are known; None: pooled."""
+    words = re.split(r"[^a-z-]+", (row.text("train_framework") or "").lower())
+    return next((name for name in names() if name in words), None)
 
 
 def _filled(gpus: int) -> int:
