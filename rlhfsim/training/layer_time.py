@@ -36,6 +36,10 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "moe_act": (),
 }
 """Matrices of the modules that Megatron-Core recomputes one by one (`recompute_modules`)."""
+OPERATORS = "operators"
+"""Recomputation by operator: every second product and all element-wise kernels again, attention kept (PyTorch
+selective activation checkpointing as in torchtitan's `selective`, option `op`)."""
+EVERY_SECOND = 0.5
 WIDE = 128
 """Head width from which the attention kernels run at their full rate."""
 TILE = 128.0
@@ -58,6 +62,8 @@ class Work(Hashed):
     sequence_parallel: bool = True
     precision: str = "bf16"
     """Of the linear layers; attention cores, router and head stay in BF16."""
+    low_precision_gain: float = 1.0
+    """Speed of its FP8 and FP4 products over the timed serving kernels."""
     fused: bool = True
     """Element-wise chains run as one kernel (Megatron with Transformer Engine, torch.compile)."""
     attention_slowdown: float = 1.0
@@ -240,8 +246,23 @@ def _unfused(device: Device, local: Heads, sequences: float, length: float) -> f
     return products + 12 * scores / _hbm(device)
 
 
+@lru_cache(maxsize=65536)
+def adapter_time(device: Device, model: ModelSpec, work: Work, *, experts: bool) -> float:
+    """Forward seconds that adapters (LoRA) beside every matrix of a layer take: memory passes, not FLOP.
+
+        rows (k + 3 n) x 2 B: the input read again, the output of the adapter written, read and added
+
+    Adapters are eager modules (dropout, casts, scaling). Source: counting.
+    """
+    matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, experts=experts)
+    elements = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices if x.linear)
+    return device["eager_traffic"] * BF16 * elements / _hbm(device)
+
+
 def repeated_traffic(modules: tuple[str, ...]) -> float:
     """Share of a layer's forward HBM traffic that recomputed modules repeat: norms, activation."""
+    if OPERATORS in modules:
+        return 1.0
     return 0.3 * ("layernorm" in modules) + 0.3 * bool({"moe_act", "moe", "mlp"} & set(modules))
 
 
@@ -259,21 +280,24 @@ def _gemms(
         precision = work.precision if x.linear else "bf16"
         grouped = x.experts > 1
         least = BF16 * x.params / _hbm(device) if grouped else 0.0
-        by_name[x.name] = one = _gemm(device, m, n, k, precision, grouped, least)
+        gain = work.low_precision_gain if precision in ("fp8", "fp4") else 1.0
+        by_name[x.name] = one = _gemm(device, m, n, k, precision, grouped, least, gain)
         forward += one
-        data += _gemm(device, m, k, n, precision, grouped, least)
-        weight += _gemm(device, k, n, m, precision, grouped, least)
+        data += _gemm(device, m, k, n, precision, grouped, least, gain)
+        weight += _gemm(device, k, n, m, precision, grouped, least, gain)
     return forward, data, weight, by_name
 
 
 @lru_cache(maxsize=65536)
-def _gemm(device: Device, m: float, n: float, k: float, precision: str, grouped: bool, least: float) -> float:
+def _gemm(
+    device: Device, m: float, n: float, k: float, precision: str, grouped: bool, least: float, gain: float
+) -> float:
     """Seconds of one GEMM of a training step; a grouped one reads its weights, `least` seconds."""
     a, b, c = min(m, MAX_M), min(n, MAX_N), min(k, MAX_K)
     seconds = float(device.curves.gemm(a, b, c, precision)) * (m / a) * (n / b) * (k / c)
     if grouped:
         seconds = max(seconds / device["grouped_gemm_efficiency"], least)
-    return seconds / device["training_fp8_gain"] if precision in ("fp8", "fp4") else seconds
+    return seconds / gain
 
 
 def _rows(matrix: Matrix, work: Work) -> float:

@@ -19,6 +19,9 @@ from rlhfsim.training import layer_time as roofline
 from rlhfsim.training.layer_time import NOTHING, Layer, Pass, Work
 
 Graphs = Literal["none", "partial", "full"]
+Stack = Literal["megatron", "compiled", "eager"]
+"""Kinds of training software, whose kernels keep different shares of their speed: Megatron-Core with
+Transformer Engine, torch.compile, modules of PyTorch one by one."""
 
 
 @hashed_once
@@ -26,14 +29,16 @@ Graphs = Literal["none", "partial", "full"]
 class Software(Hashed):
     """What a training stack does to the kernels; the default is the backend's own."""
 
+    stack: Stack = "megatron"
+    """Whose `kernel_speed_*`, `attention_speed_*` and `fp8_speed_*` hold."""
     fused: bool = True
     """Element-wise chains run as one kernel."""
     graphs: Graphs = "none"
     """CUDA graphs: none, over attention and router, over the whole iteration."""
-    attention_slowdown: float = 1.0
-    """Time of its attention kernel over that of the measured one."""
     flash: bool = True
     """FlashAttention; False: scores go through memory."""
+    flash2: bool = False
+    """FlashAttention-2 (SDPA of PyTorch), where the GPU has a faster generation."""
     reduce_bytes: float | None = None
     """Bytes per gradient element on the wire; the backend's when absent."""
     balanced: bool = False
@@ -81,16 +86,21 @@ def passes(
     frozen: bool = False,
     logprob: bool = True,
 ) -> Passes:
-    """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1)."""
+    """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1), but adapters.
+
+    Adapters pass over inputs and outputs of every matrix and double what the host launches.
+    """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
     for count, experts in ((model.num_dense_layers, False), (model.num_moe_layers, True)):
         if not count:
             continue
         raw = roofline.layer(device, _trunk(model), work, experts=experts)
+        least = host_time(device, software.graphs, experts=experts)
+        if frozen:
+            raw, least = _adapted(raw, roofline.adapter_time(device, model, work, experts=experts)), 2 * least
         behind = _backward(raw, software, recompute, frozen)
         one, two = exposed(device, raw.forward, software), exposed(device, behind, software)
-        least = host_time(device, software.graphs, experts=experts)
         again = 2.0 if recompute == "full" else 1.0
         seconds = launched(device, sum(one), least)
         first += count * seconds
@@ -122,6 +132,15 @@ def _trunk(model: ModelSpec) -> ModelSpec:
     return replace(model, value_head=False, lm_head_bias=False)
 
 
+def _adapted(raw: Layer, seconds: float) -> Layer:
+    """A layer with adapters: their forward, twice that in the backward."""
+    ahead, back = raw.forward, raw.backward
+    return raw._replace(
+        forward=ahead._replace(memory=ahead.memory + seconds),
+        backward=back._replace(memory=back.memory + 2 * seconds),
+    )
+
+
 def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool) -> Pass:
     """The backward of one layer as trained: recomputation in, frozen gradients out."""
     back = raw.backward
@@ -130,8 +149,9 @@ def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool
         return back._replace(gemm=gemm).plus(raw.forward)
     core = raw.core if recompute == "selective" else 0.0
     names = software.recomputed
+    half = roofline.EVERY_SECOND * raw.forward.gemm if roofline.OPERATORS in names else 0.0
     return back._replace(
-        gemm=gemm + sum(raw.modules.get(name, 0.0) for name in names),
+        gemm=gemm + half + sum(raw.modules.get(name, 0.0) for name in names),
         attention=back.attention + core,
         memory=back.memory + raw.forward.memory * roofline.repeated_traffic(names),
     )
@@ -140,11 +160,12 @@ def _backward(raw: Layer, software: Software, recompute: Recompute, frozen: bool
 def exposed(device: Device, one: Pass, software: Software) -> Pass:
     """A pass with kernels at the speed of a whole step and collectives less what hides.
 
-    kernels / (clock eta) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
+    kernels / (clock eta speed) ; (1 - overlap) T_tp, T_ep ; max(0, T_cp - T_attention) (T6)
     """
     clock = device["sustained_clock"]
-    eta = clock * device["training_kernel_efficiency"]
-    core = clock * device["training_attention_efficiency"]
+    stack = software.stack
+    eta = clock * device["training_kernel_efficiency"] * device[f"kernel_speed_{stack}"]
+    core = clock * device["training_attention_efficiency"] * device[f"attention_speed_{stack}"]
     gathered = device["overlap_tp_user_buffers" if software.user_buffers else "overlap_tp"]
     hidden = device["overlap_ep_scheduled" if software.scheduled_ep else "overlap_ep"]
     return Pass(

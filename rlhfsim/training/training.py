@@ -26,6 +26,8 @@ from rlhfsim.training.layer_time import Pass, Work
 from rlhfsim.training.passes import Passes, Software, contention, passes, slowed
 
 BF16 = 2.0
+HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "gb300")
+"""Beginnings of profile names of GPUs whose tables hold attention kernels newer than FlashAttention-2."""
 
 
 class _Step(NamedTuple):
@@ -80,7 +82,9 @@ def train(
 @lru_cache(maxsize=8)
 def default_software(backend: Backend) -> Software:
     """Fused kernels in Megatron-Core; the others run eager PyTorch modules."""
-    return Software(fused=backend == "megatron")
+    if backend == "megatron":
+        return Software()
+    return Software(stack="eager", fused=False)
 
 
 def micro_batches(
@@ -124,7 +128,16 @@ def work_of(
         precision,
         software,
         device["ep_hot_rank_factor"] if skewed else 1.0,
+        flash2_slowdown(device) if software.flash2 else 1.0,
+        device["training_fp8_gain"] * device[f"fp8_speed_{software.stack}"],
     )
+
+
+def flash2_slowdown(device: Device) -> float:
+    """Time of FlashAttention-2 over the generation of kernels that the GPU's tables hold."""
+    if device.profile.name.startswith(BLACKWELL):
+        return device["flash2_on_blackwell"]
+    return device["flash2_on_hopper"] if device.profile.name.startswith(HOPPER) else 1.0
 
 
 @lru_cache(maxsize=65536)
@@ -139,6 +152,8 @@ def _work(
     precision: str,
     software: Software,
     skew: float,
+    slowdown: float,
+    gain: float,
 ) -> Work:
     """One object for equal micro-batches: they are compared at every look-up of their costs."""
     return Work(
@@ -151,8 +166,9 @@ def _work(
         sequence_parallel=sequence_parallel,
         precision=precision,
         skew=skew,
+        low_precision_gain=gain,
         fused=software.fused,
-        attention_slowdown=software.attention_slowdown,
+        attention_slowdown=slowdown,
         flash=software.flash,
         fused_experts=software.fused_experts,
         token_once=software.token_once,

@@ -26,6 +26,7 @@ from rlhfsim.specs.model.presets import preset, preset_name
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute
 from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.training.layer_time import OPERATORS
 from rlhfsim.training.passes import Software
 from rlhfsim.units import TERA
 from rlhfsim.validation.outcome import Skip
@@ -218,8 +219,10 @@ def _recompute(text: str | None) -> Recompute:
     return "selective" if core else "none"
 
 
-def recomputed(text: str | None) -> tuple[str, ...]:
-    """Modules that selective recomputation repeats besides the attention core."""
+def recomputed(text: str | None, framework: str = "") -> tuple[str, ...]:
+    """Modules that selective recomputation repeats besides the attention core; torchtitan repeats operators."""
+    if framework.startswith("torchtitan") and (text or "").startswith("selective"):
+        return (OPERATORS,)
     known = ("mla_up_proj", "mlp", "moe_act", "moe", "layernorm")
     names = re.split(r"[,+]\s*", (text or "").partition(":")[2].strip())
     return tuple(n.strip() for n in names if n.strip() in known)
@@ -272,7 +275,7 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
     """Backend, its habits and where they are stated."""
     framework = row.text("framework") or ""
     backend: Backend = "fsdp2" if _zero(row.text("fsdp_or_zero") or "", "") == 3 else "megatron"
-    software, stated = Software(fused=False), "eager PyTorch modules (default)"
+    software, stated = Software(stack="eager", fused=False), "eager PyTorch modules (default)"
     entries = _known_software()["frameworks"]
     known = next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
     if known:
@@ -280,10 +283,10 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
     if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
         software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
     software, recipe = recipe_of(row, software)
-    slow = 1.0
-    if framework.startswith("llm-foundry") and "h100" in device.profile.name:
-        slow = device["flash2_on_hopper"]
-    software = replace(software, attention_slowdown=slow, recomputed=recomputed(row.text("recompute")))
+    for phrase in _known_software()["said"]:
+        if re.search(phrase["words"], row.text("notes") or ""):
+            software = replace(software, **phrase["software"])
+    software = replace(software, recomputed=recomputed(row.text("recompute"), framework))
     return backend, software, (stated, recipe) if recipe else (stated,)
 
 
