@@ -44,6 +44,8 @@ class Free:
     """Takes the scatter between rows into its interval: it differs from run to run."""
     profiles: tuple[str, ...] = ()
     """Profiles that hold it; `common` when empty."""
+    begin: float | None = None
+    """Where the search starts instead of the prior: a floor that binds nowhere has no gradient."""
 
     @property
     def key(self) -> str:
@@ -80,7 +82,7 @@ def posterior(free: Sequence[Free], residuals: Residuals, source: str) -> dict[s
         data = np.sign(errors) * np.sqrt(_soft(errors / SPREAD)) * weights
         return np.concatenate([data, (theta - start) / prior])
 
-    begin = np.minimum(start, top - 1e-3)
+    begin = np.minimum(np.log([f.begin or f.value for f in free]), top - 1e-3)
     found = least_squares(loss, begin, bounds=(-np.inf, top), diff_step=0.02, xtol=1e-4)
     errors, _ = residuals(np.exp(found.x).tolist())
     covariance = np.linalg.inv(found.jac.T @ found.jac)

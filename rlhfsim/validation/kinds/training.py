@@ -57,13 +57,11 @@ def conditions_of(row: Row, training: TrainingJob) -> Conditions:
 
 
 def part_of(row: Row) -> str:
-    """`fit` for the (publisher, model) pairs of training.csv whose MD5 says so, `report` for the others.
+    """`fit` for the (publisher, model) pairs whose MD5 says so, `report` for the others.
 
     The pair decides, not the row: variants of one experiment stay together, over all pages of one
     repository.
     """
-    if row.file != "training.csv":
-        return "report"
     key = f"{row.source.split('@')[0]}|{row.text('model_config_key') or row.text('model')}"
     return "fit" if int(hashlib.md5(key.encode()).hexdigest(), 16) % FIT_SHARE == 0 else "report"
 
