@@ -252,11 +252,12 @@ def adapter_time(device: Device, model: ModelSpec, work: Work, *, experts: bool)
 
         rows (k + 3 n) x 2 B: the input read again, the output of the adapter written, read and added
 
-    Adapters are eager modules (dropout, casts, scaling). Source: counting.
+    Eager modules (dropout, casts, scaling) pass more often. Source: counting.
     """
+    passes = 1.0 if work.fused else device["eager_traffic"]
     matrices = layers.layer_matrices(model, work.tp, work.ep, work.etp, experts=experts)
     elements = sum(_rows(x, work) * (x.k + 3.0 * x.n) for x in matrices if x.linear)
-    return device["eager_traffic"] * BF16 * elements / _hbm(device)
+    return passes * BF16 * elements / _hbm(device)
 
 
 def repeated_traffic(modules: tuple[str, ...]) -> float:

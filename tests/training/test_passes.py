@@ -13,10 +13,13 @@ from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.training.gradient_exchange import update, zero_calls
-from rlhfsim.training.layer_time import Work
+from rlhfsim.training.layer_time import OPERATORS, Work, adapter_time
 from rlhfsim.training.passes import Software, contention, launched, passes, slowed
+from rlhfsim.training.training import flash2_slowdown
 from rlhfsim.weight_sync.endpoints import weights_of
 from rlhfsim.weight_sync.offload import sleep
+
+WORK = Work(tokens=4096, length=4096)
 
 
 def _device(name: str, **values: float) -> Device:
@@ -84,3 +87,39 @@ def test_a_sharded_optimizer_step_takes_longer_on_a_core() -> None:
         for x in (Layout(dp=2, zero=1), Layout(dp=2, zero=0), Layout(zero=1))
     ]
     assert steps == [0.5, 0.0, 0.0]
+
+
+def test_each_kind_of_training_software_has_its_own_speeds() -> None:
+    slow = _device("h100", kernel_speed_eager=0.5, attention_speed_eager=1.0)
+    one = passes(slow, resolve_model("7b"), WORK, Software(stack="megatron"), "none")
+    two = passes(slow, resolve_model("7b"), WORK, Software(stack="eager"), "none")
+    speed = slow["kernel_speed_megatron"] / 0.5
+    assert two.forward.gemm == pytest.approx(speed * one.forward.gemm)
+    assert two.forward.memory == one.forward.memory
+
+
+def test_recomputation_by_operator_repeats_half_the_products_and_no_attention() -> None:
+    model, device = resolve_model("7b"), _device("h100")
+    kept = passes(device, model, WORK, Software(), "none")
+    again = passes(device, model, WORK, Software(recomputed=(OPERATORS,)), "none")
+    head = passes(device, model, WORK, Software(), "full").backward.gemm - kept.backward.gemm
+    assert again.backward.attention == kept.backward.attention
+    assert again.backward.gemm - kept.backward.gemm == pytest.approx(head / 2)
+
+
+def test_adapters_pass_over_inputs_and_outputs_of_every_matrix() -> None:
+    model, device = resolve_model("7b"), _device("h100")
+    ahead = adapter_time(device, model, WORK, experts=False)
+    widths = 4096 + 3 * 3 * 4096 + 4096 + 3 * 4096 + 4096 + 3 * 2 * 11008 + 11008 + 3 * 4096
+    rate = device.profile.hbm.value * device["hbm_efficiency"]
+    assert ahead == pytest.approx(WORK.tokens * 2 * widths / rate)
+    frozen = passes(device, model, WORK, Software(), "none", frozen=True)
+    free = passes(device, model, WORK, Software(), "none")
+    assert frozen.forward.memory - free.forward.memory == pytest.approx(32 * ahead)
+    assert frozen.launch == 2 * free.launch
+
+
+def test_flash_attention_2_is_slower_where_the_gpu_has_newer_kernels() -> None:
+    slowed = [flash2_slowdown(_device(name)) for name in ("a100", "l40s", "h100", "h200", "b200")]
+    hopper, blackwell = _device("h100")["flash2_on_hopper"], _device("b200")["flash2_on_blackwell"]
+    assert slowed == [1.0, 1.0, hopper, hopper, blackwell]

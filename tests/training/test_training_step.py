@@ -86,7 +86,7 @@ def test_full_recomputation_costs_about_a_third_more() -> None:
 
 
 def test_lora_saves_the_weight_gradients_and_the_exchange() -> None:
-    assert 0.55 < seconds(layout(), lora=Lora(rank=16)) / seconds(layout()) < 0.8
+    assert 0.65 < seconds(layout(), lora=Lora(rank=16)) / seconds(layout()) < 0.9
 
 
 def test_fp8_is_faster_than_bf16_but_not_twice() -> None:
