@@ -293,6 +293,11 @@ class Plan:
         return next(tuple(zip(m.nodes, m.gpus, strict=True)) for m in self.gpu_map if m.role == role)
 
     @property
+    def idle_gpus(self) -> int:
+        """GPUs of the cluster on which nothing runs; they are paid for like the others."""
+        return sum(h.gpus for h in self.hardware) - sum(pool.gpus for pool in self.placement.pools)
+
+    @property
     def topology(self) -> Topology:
         """How the rollout lies beside the policy's training."""
         return topology(self.gpus_of("actor"), self.gpus_of("rollout" if self.placement.rollout else "actor"))

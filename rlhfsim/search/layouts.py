@@ -8,7 +8,6 @@ recomputation does not compete either: with flash attention it saves no memory (
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -313,8 +312,7 @@ def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -
     """Whether such replicas do not lie well on these nodes, or the framework does not run them."""
     size = replica.replica_gpus
     one_node = size <= group.gpus_per_node
-    aligned = group.gpus <= group.gpus_per_node or math.gcd(group.gpus, group.gpus_per_node) % size == 0
-    if one_node and not aligned:
+    if one_node and group.gpus > group.gpus_per_node and group.gpus_per_node % size:
         return True  # some would lie across an edge between nodes
     replica = replace(replica, precision=request.workload.rollout_precision)
     return request.runs is not None and bool(request.runs.lacks_rollout(replica, one_node=one_node))

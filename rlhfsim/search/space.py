@@ -4,7 +4,8 @@ A skeleton is a plan without the layouts of its roles. The space is every partit
 pools, every split of the GPUs over those pools, every weight path that joins actor and rollout and
 every schedule that the request allows, times the layouts of every role (`search.layouts`).
 
-Pools are whole nodes on clusters of several nodes, and single GPUs inside one node. On more than
+Pools are whole nodes on clusters of several nodes, and single GPUs inside one node; the last pool may have
+GPUs of a part-filled node. On more than
 `MAX_UNITS` nodes pools grow in equal steps of several nodes, so that the space stays the same size.
 """
 
@@ -15,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations, product
-from math import gcd
 from typing import Literal
 
 import numpy as np
@@ -34,6 +34,8 @@ MAX_UNITS = 32
 """Sizes that a pool may have on a large cluster; half as many on a huge one."""
 HUGE = 512
 """Nodes."""
+FEW = 8
+"""Units of pools of which any number may stay idle."""
 SYNCHRONOUS = Schedule()
 Pace = Literal["batches", "pieces", "continuous"]
 
@@ -139,8 +141,8 @@ def groupings(roles: Group) -> Iterator[tuple[Group, ...]]:
 def unit(request: Request, hardware: int = 0) -> int:
     """GPUs by which pools of one kind of hardware grow."""
     pool = request.cluster.node_groups[hardware]
-    if pool.gpus < 2 * pool.gpus_per_node:
-        return gcd(pool.gpus, pool.gpus_per_node) if pool.gpus > pool.gpus_per_node else 1
+    if pool.gpus <= pool.gpus_per_node:
+        return 1
     nodes = pool.gpus // pool.gpus_per_node
     units = MAX_UNITS if nodes <= HUGE else MAX_UNITS // 2
     return pool.gpus_per_node * -(-nodes // units)
@@ -159,16 +161,21 @@ def compositions(total: int, parts: int) -> Ints:
 
 
 def splits(request: Request, partition: Partition) -> Ints:
-    """(n, groups) GPUs of each pool: all GPUs of every kind of hardware are used."""
+    """(n, groups) GPUs of each pool; some of a kind of hardware may stay idle (`_used`)."""
     blocks: list[Ints] = []
     columns: list[int] = []
     for hardware, pool in enumerate(request.cluster.node_groups):
         members = [i for i, h in enumerate(partition.hardware) if h == hardware]
         step = unit(request, hardware)
         whole, rest = divmod(pool.gpus, step)
-        sizes = compositions(whole, len(members)) * step
-        sizes[:, -1:] += rest
-        blocks.append(sizes)
+        parts = []
+        for units, extra in _used(whole, rest, nodes=step // pool.gpus_per_node):
+            parts.append(compositions(units, len(members)) * step)
+            parts[-1][:, -1:] += extra
+            if extra and len(members) > 1:
+                own = compositions(units, len(members) - 1) * step
+                parts.append(np.concatenate([own, np.full((len(own), 1), extra)], axis=1))
+        blocks.append(np.concatenate(parts))
         columns += members
     if any(not len(block) for block in blocks):
         return np.empty((0, len(partition.groups)), dtype=np.int64)
@@ -176,6 +183,24 @@ def splits(request: Request, partition: Partition) -> Ints:
     sizes = np.empty((len(rows), len(partition.groups)), dtype=np.int64)
     sizes[:, columns] = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
     return sizes[_allowed(request, partition, sizes)]
+
+
+def _used(whole: int, rest: int, *, nodes: int) -> Iterator[tuple[int, int]]:
+    """How many units of pools work, all of them first, and GPUs of a part-filled one for the last pool.
+
+    Of the rest also none and powers of two; of units any number up to `FEW`, else one less or the next 2^k or
+    3 2^k: layouts divide those, and n GPUs are never slower than fewer of them.
+    """
+    powers = {0} | {1 << i for i in range(rest.bit_length()) if nodes <= 1}
+    yield from ((whole, extra) for extra in sorted({r for r in powers if r < rest} | {rest}, reverse=True))
+    fewer = set(range(1, whole)) if whole <= FEW else {whole - 1, _round(whole - 1)}
+    yield from ((units, 0) for units in sorted(fewer, reverse=True))
+
+
+def _round(count: int) -> int:
+    """The largest 2^k or 3 2^k up to a count."""
+    power = 1 << (count.bit_length() - 1)
+    return max(power, power // 2 * 3 if power // 2 * 3 <= count else 0)
 
 
 def _allowed(request: Request, partition: Partition, sizes: Ints) -> Bools:

@@ -47,6 +47,7 @@ class Iteration:
     tokens: float
     """Prompt and response tokens of the step."""
     gpus: int
+    """Of the cluster, idle ones too."""
 
     @property
     def seconds(self) -> float:
@@ -100,7 +101,7 @@ def program(setting: Setting, kv_tokens: float | None = None, known: Known | Non
         generation=generation,
         continuous=continuous_cost(setting, kv_tokens),
         tokens=sequences_of(_unpadded(setting.workload), setting.drawn).tokens,
-        gpus=sum(pool.gpus for pool in setting.placement.pools),
+        gpus=sum(group.gpus for group in setting.cluster.node_groups),
         turns=turns_of(setting, kv_tokens),
     )
 

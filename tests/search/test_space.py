@@ -73,27 +73,37 @@ def test_compositions_are_stars_and_bars(total: int, parts: int) -> None:
 
 
 @pytest.mark.parametrize(("gpus", "each"), [(8, 8), (12, 8), (16, 8), (64, 8), (20, 8), (6, 2)])
-def test_splits_use_every_gpu_in_whole_nodes(gpus: int, each: int) -> None:
+def test_splits_are_of_whole_nodes_and_some_use_every_gpu(gpus: int, each: int) -> None:
     asked = request(gpus, each)
-    for of in (
-        partition(ROLES),
-        partition(("actor", "critic"), ("rollout",)),
-        partition(*((s,) for s in ROLES[:3])),
-    ):
+    for of in (partition(ROLES), partition(("actor", "critic"), ("rollout",))):
         sizes = splits(asked, of)
-        assert (sizes.sum(axis=1) == gpus).all()
+        used = sizes.sum(axis=1)
+        assert used.max() == gpus
         assert (sizes > 0).all()
-        if gpus >= 2 * each:
+        assert len({tuple(row) for row in sizes.tolist()}) == len(sizes)
+        if gpus > each:
             assert (sizes[:, :-1] % each == 0).all()  # the last pool takes a part-filled node
+            assert set(used[used % each > 0].tolist()) <= {gpus - gpus % each + r for r in (1, 2, 4)}
+
+
+def test_gpus_that_layouts_do_not_divide_may_stay_idle() -> None:
+    assert splits(request(17), partition(ROLES))[:, 0].tolist() == [17, 16, 8]
+    apart = partition(("actor", "critic"), ("rollout",))
+    assert splits(request(17), apart).tolist() == [[8, 9], [16, 1], [8, 8]]
+    assert splits(request(3), apart).tolist() == [[1, 2], [2, 1], [1, 1]]
+    # ten nodes and more: one less, and what layouts divide
+    used = splits(request(8 * 11), partition(ROLES))[:, 0] // 8
+    assert used.tolist() == [11, 10, 8]
+    assert splits(request(8 * 15), partition(ROLES))[1:, 0].tolist() == [14 * 8, 12 * 8]
 
 
 def test_one_node_is_split_gpu_by_gpu_and_more_nodes_than_limits_in_steps() -> None:
-    assert len(splits(request(8), partition(("actor",), ("rollout",)))) == 7
+    assert len(splits(request(8), partition(("actor",), ("rollout",)))) == 7 + 6 + 5 + 4 + 3 + 2 + 1
     assert unit(request(8)) == 1
     assert unit(request(64)) == 8
     nodes = 4 * MAX_UNITS
     assert unit(request(8 * nodes)) % 8 == 0
-    assert len(splits(request(8 * nodes), partition(("actor",), ("rollout",)))) <= MAX_UNITS
+    assert len(splits(request(8 * nodes), partition(("actor",), ("rollout",)))) <= 3 * MAX_UNITS
 
 
 def test_more_pools_than_gpus_have_no_split() -> None:
@@ -103,11 +113,13 @@ def test_more_pools_than_gpus_have_no_split() -> None:
 def test_mixed_hardware_is_used_kind_by_kind() -> None:
     asked = request(cluster=cluster((H100, 4, 4), (H20, 2, 2)))
     mixed = partition(("actor", "critic"), ("reward",), ("rollout",), hardware=(0, 1, 1))
-    assert splits(asked, mixed).tolist() == [[4, 1, 1]]
+    assert splits(asked, mixed).tolist() == [[n, 1, 1] for n in (4, 3, 2, 1)]
     pools = Skeleton(partition=mixed, sizes=(4, 1, 1)).pools()
     assert [(p.hardware, p.start, p.gpus) for p in pools] == [(0, 0, 4), (1, 0, 1), (1, 1, 1)]
     other = partition(("actor", "critic"), ("reward",), ("rollout",), hardware=(0, 1, 0))
-    assert sorted(splits(asked, other).tolist()) == [[1, 2, 3], [2, 2, 2], [3, 2, 1]]
+    every = splits(asked, other).tolist()
+    assert [row for row in sorted(every) if sum(row) == 6] == [[1, 2, 3], [2, 2, 2], [3, 2, 1]]
+    assert {row[1] for row in every} == {1, 2}
 
 
 def test_every_kind_of_hardware_is_used() -> None:
@@ -123,10 +135,10 @@ def test_limits_on_gpus_cut_splits() -> None:
         Limit(role="critic", field="gpus", relation="<=", value=5),
         Limit(role="rollout", field="gpus", relation="!=", value=4),
     )
-    assert splits(request(8, limits=limits), apart)[:, 0].tolist() == [1, 2, 3, 5]
-    assert splits(request(8, max_gpus_per_role=4), apart).tolist() == [[4, 4]]
+    assert splits(request(8, limits=limits), apart)[:4, 0].tolist() == [1, 2, 3, 5]
+    assert splits(request(8, max_gpus_per_role=4), apart).max() == 4
     # one pool for everything is not a large pool of one role
-    assert splits(request(8, max_gpus_per_role=4), partition(ROLES)).tolist() == [[8]]
+    assert splits(request(8, max_gpus_per_role=4), partition(ROLES)).max() == 8
 
 
 # --- paths and schedules ----------------------------------------------------------------------------

@@ -108,10 +108,23 @@ def show_choice(console: Console, answer: Design) -> None:
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = f"{-100 * (other.saved or 0.0):+.0f} %"
         console.print(f"{other.meaning}: {format(other.seconds, 's')}, {saved}: [bold]{other.option}[/bold]")
+    if answer.chosen.idle_gpus:
+        console.print(_idle(answer))
     console.print(_runner(answer), style="dim", highlight=False)
     placement = view.placement_table(answer.chosen, console.width)
     _part(console, "the chosen plan", placement, view.phase_table(answer.chosen, console.width))
     _part(console, "why", *(indented(Text(reason)) for reason in answer.reasons))
+
+
+def _idle(answer: Design) -> str:
+    """How many GPUs stay idle, and why: the space has plans with and without them."""
+    assert answer.chosen is not None
+    assert answer.best is not None
+    plan, idle = answer.chosen, answer.chosen.idle_gpus
+    of = f"{idle:,} of {sum(h.gpus for h in plan.hardware):,} GPUs stay{'s' * (idle == 1)} idle, and paid for"
+    gained = plan.prediction.step_s / answer.best.prediction.step_s - 1
+    faster = "is faster" if gained <= 0 or not answer.simpler else f"is faster by more than {gained:.1%}"
+    return f"{of}: layouts divide the others better, and no plan that uses more of them {faster}"
 
 
 def _runner(answer: Design) -> str:
