@@ -60,6 +60,8 @@ _FINE_COLUMNS: Axis = (
 _FINE_DEPTHS: Axis = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _HEAD_DIM: Axis = (64, 128, 256, 512)
 _GROUP: Axis = (1, 4, 8, 64)
+_STREAMS: Axis = (1, *_octaves(4, 12, 2), 16384)
+_CONTEXTS: Axis = (2, 64, *_octaves(8, 14, 2), 131072)
 KNOTS: Mapping[str, tuple[Axis, ...]] = {
     "gemm/bf16": (_ROWS, _FINE_COLUMNS, _FINE_DEPTHS),
     "gemm": (
@@ -68,6 +70,14 @@ KNOTS: Mapping[str, tuple[Axis, ...]] = {
         (32, 256, 1024, 2048, 4096, 8192, 16384, 65536),
     ),
     "decode": ((1, 4, *_octaves(4, 12), 16384), (2, 64, *_octaves(7, 15), 131072), _GROUP, _HEAD_DIM),
+    # the kernel of groups of queries is another one than that of single queries
+    "decode/fp8_trtllm": (
+        (1, *_octaves(4, 12), 16384),
+        (2, 64, *_octaves(7, 15), 131072),
+        (1, 2, 4, 8, 64),
+        (64, 128, 256),
+    ),
+    "decode/fp8_sglang": (_STREAMS, _CONTEXTS, _GROUP, _HEAD_DIM),
     "prefill": ((1, *_octaves(2, 11), 8192), (1, 64, *_octaves(7, 12), 16384), _GROUP, _HEAD_DIM),
     "mla_decode": (_octaves(0, 10), (2, 64, *_octaves(8, 17)), (1, 16, 32, 64, 128)),
     "mla_prefill": (_octaves(0, 8), (1, 64, *_octaves(7, 15)), (1, 4, 16, 32, 64, 128)),

@@ -35,6 +35,13 @@ SYSTEMS: Mapping[str, str] = {
     "l40s": "l40s",
 }
 """Profiles with tables of their own, and the package's name of the system."""
+BY_ENGINE: Mapping[str, tuple[str, ...]] = {
+    "gemm/fp8_static": ("h100_sxm", "h200_sxm"),
+    "decode/fp8_trtllm": ("h100_sxm", "h200_sxm"),
+    "decode/fp8_sglang": ("h100_sxm", "h200_sxm"),
+}
+"""Curves of one engine, and where its kernel is another one: FP8 caches on Hopper reach 0.82 to 0.86 of HBM in
+TensorRT-LLM, 0.61 to 0.79 in vLLM and 0.50 to 0.61 in SGLang."""
 ROUTING = "power_law_1.01"
 """Expert load: the package also has `balanced` and `power_law_1.2`."""
 ELEMENT = 2
@@ -84,6 +91,8 @@ class Choice:
     """Rows of the curve."""
     read: Callable[[pd.DataFrame], dict[str, Any]]
     """Coordinates, family and work of the rows."""
+    less: tuple[str, ...] = ()
+    """Tables of `quantize` whose time at the same m and k is in the row's and does not belong there."""
 
 
 def installed() -> bool:
@@ -98,7 +107,8 @@ def package() -> str:
 
 def read(profile: str) -> list[Samples]:
     """All curves that the package has for a profile."""
-    return [s for name in CHOICES if (s := read_curve(profile, name)) is not None]
+    wanted = (name for name in CHOICES if profile in BY_ENGINE.get(name, (profile,)))
+    return [s for name in wanted if (s := read_curve(profile, name)) is not None]
 
 
 def read_curve(profile: str, name: str) -> Samples | None:
@@ -107,9 +117,21 @@ def read_curve(profile: str, name: str) -> Samples | None:
     for framework in choice.frameworks:
         for path in _versions(SYSTEMS[profile], choice, framework):
             rows = choice.pick(pd.read_parquet(path))
+            for file in choice.less if len(rows) else ():
+                rows = _less(rows, _root() / SYSTEMS[profile] / "quantize" / framework, file)
             if len(rows):
                 return _samples(name, choice, rows, path)
     return None
+
+
+def _less(rows: pd.DataFrame, folder: Path, file: str) -> pd.DataFrame:
+    """The rows without the time of a quantisation kernel; those whose m and k it does not have are left out."""
+    newest = max(folder.glob(f"*/{file}_perf.parquet"), key=lambda path: _key(path.parent.name))
+    known = pd.read_parquet(newest)
+    each = known[known.quant_dtype == "fp8"].groupby(["m", "k"]).latency.median().rename("spared")
+    joined = rows.join(each, on=["m", "k"]).dropna(subset="spared")
+    rest = joined.assign(latency=joined.latency - joined.spared).drop(columns="spared")
+    return rest[rest.latency > 0]
 
 
 def _root() -> Path:
@@ -276,12 +298,18 @@ _KERNEL_ONLY = ("sglang", "trtllm")
 CHOICES: Mapping[str, Choice] = {
     "gemm/bf16": _gemm_choice("bfloat16", *_ANY),
     "gemm/fp8": _gemm_choice("fp8", *_ANY),
+    # checkpoints with static scales (ModelOpt): quantisation is fused into norm and activation
+    "gemm/fp8_static": Choice(
+        "gemm", "gemm", ("trtllm",), _where(gemm_dtype="fp8"), _gemm, ("computescale", "scale_matrix")
+    ),
     # vLLM's block-scaled table holds 55 to 280 us of host time a call (no CUDA graph), SGLang's on
     # Hopper has shapes at twice the time of both neighbours (m = 1024, n = k = 4096: 93 us, 46 at 1025)
     "gemm/fp8_block": _gemm_choice("fp8_block", "trtllm", "sglang"),
     "gemm/fp4": _gemm_choice("nvfp4", *_ANY),
     "decode/bf16": Choice("attention", "generation_attention", _ANY, _full("bfloat16"), _decode),
     "decode/fp8": Choice("attention", "generation_attention", _ANY, _full("fp8"), _decode),
+    "decode/fp8_trtllm": Choice("attention", "generation_attention", ("trtllm",), _full("fp8"), _decode),
+    "decode/fp8_sglang": Choice("attention", "generation_attention", ("sglang",), _full("fp8"), _decode),
     "prefill": Choice("attention", "context_attention", _ANY, _full("bfloat16"), _prefill),
     # vLLM publishes MLA as modules with projections; the kernel alone is in the other two
     "mla_decode/bf16": Choice(

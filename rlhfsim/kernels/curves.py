@@ -46,9 +46,12 @@ FALLBACKS: Mapping[str, tuple[str, ...]] = {
     "fp32": ("bf16",),
     "fp8": ("fp8", "fp8_block", "bf16"),
     "fp8_block": ("fp8_block", "fp8", "bf16"),
+    "fp8_static": ("fp8_static", "fp8", "fp8_block", "bf16"),
     "fp4": ("fp4", "fp8", "fp8_block", "bf16"),
 }
 """Tables tried in order for a precision."""
+SCALED = ("fp8_block", "fp8_static")
+"""FP8 with scales of 128 x 128 blocks, and with those of a calibrated checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Peaks:
 
     def rate(self, precision: str) -> float:
         """FLOP/s of a precision; one the GPU lacks runs at its 16-bit rate (weight-only kernels)."""
-        name = "fp8" if precision == "fp8_block" else precision
+        name = "fp8" if precision in SCALED else precision
         for known in (name, "bf16", "fp16", "fp32"):
             if known in self.compute:
                 return self.compute[known]
@@ -119,7 +122,8 @@ class KernelCurves:
     def gemm(self, m: ArrayLike, n: ArrayLike, k: ArrayLike, precision: str = "bf16") -> Floats:
         """Seconds of (m x k) times (k x n), BF16 out; m tokens.
 
-        `fp8` is per-tensor or per-channel scaled, `fp8_block` block scaled, `fp4` NVFP4.
+        `fp8` is per-tensor or per-channel scaled at run time, `fp8_static` per tensor by the checkpoint's
+        scales (quantisation fused into the kernels before), `fp8_block` block scaled, `fp4` NVFP4.
         Activation quantisation is inside where the framework's linear layer has it inside. FP32 and
         TF32 have no table: the BF16 time, at least their roofline at a typical efficiency.
         """
@@ -137,14 +141,19 @@ class KernelCurves:
         kv_heads: ArrayLike,
         head_dim: ArrayLike,
         kv_bytes: float = 2.0,
+        engine: str = "",
     ) -> Floats:
         """Seconds of attention of one new token per sequence over `context` tokens; one layer.
+
+        Kernels on an FP8 cache differ by engine, which has its own table where one was measured.
 
         Heads are those of one GPU. A window is a context clipped to it. Coordinates: KV streams
         b g, context, a / g, d.
         """
         streams, queries = np.multiply(batch, kv_heads), np.divide(heads, kv_heads)
-        name = self._by_bytes("decode", kv_bytes)
+        own = f"decode/fp8_{engine}"
+        mine = _is_fp8(kv_bytes) and own in self._grids
+        name = own if mine else self._by_bytes("decode", kv_bytes)
         return self._time(name, "bf16", streams, context, queries, head_dim, size=kv_bytes)
 
     def prefill_attention(
@@ -249,7 +258,7 @@ class KernelCurves:
         return np.where((n > 1) & (size > 0), seconds, 0.0)
 
     def _by_bytes(self, kind: str, kv_bytes: float) -> str:
-        name = f"{kind}/{'fp8' if kv_bytes < 2 else 'bf16'}"
+        name = f"{kind}/{'fp8' if _is_fp8(kv_bytes) else 'bf16'}"
         return name if name in self._grids else f"{kind}/bf16"
 
     def _table(self, kind: str, precision: str) -> str:
@@ -288,9 +297,13 @@ def _plain(values: tuple[ArrayLike, ...]) -> tuple[float, ...] | None:
     return tuple(numbers)
 
 
+def _is_fp8(kv_bytes: float) -> bool:
+    return kv_bytes < BYTES_PER_ELEMENT["bf16"]
+
+
 def element_bytes(precision: str) -> float:
     """Bytes of one operand element; block scales left out."""
-    return BYTES_PER_ELEMENT["fp8" if precision == "fp8_block" else precision]
+    return BYTES_PER_ELEMENT["fp8" if precision in SCALED else precision]
 
 
 def _kind(name: str) -> Kind:
@@ -352,4 +365,4 @@ def kv_size(name: str) -> float | None:
     """Bytes of a KV element in a decode table's name, None for other tables."""
     if "decode" not in name:
         return None
-    return 1.0 if name.endswith("fp8") else 2.0
+    return 1.0 if "/fp8" in name else 2.0

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from rlhfsim.kernels import collectives
+from rlhfsim.kernels.curves import element_bytes
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.layers import (
     Matrix,
@@ -35,7 +36,8 @@ from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
-Engine = Literal["vllm", "sglang", "trtllm"]
+Engine = Literal["vllm", "sglang", "trtllm", "trtllm_static"]
+"""`trtllm_static`: TensorRT-LLM on an FP8 checkpoint that carries its scales (ModelOpt)."""
 ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
 ACTIVATION_BYTES = 2.0
 """Activations and collectives of the rollout are BF16, whatever the weights are."""
@@ -64,80 +66,100 @@ def decode_step(
     """
     n = np.asarray(sequences, dtype=np.float64)
     c = np.asarray(context, dtype=np.float64)
-    work = gpu_work(device, model, layout, n, c)
+    work = gpu_work(device, model, layout, n, c, engine=engine)
     return work + overhead(device, model, layout, n, work.seconds, engine=engine)
 
 
 def gpu_work(
-    device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: Floats,
+    context: Floats,
+    *,
+    engine: Engine = "vllm",
 ) -> EngineStep:
-    """Kernels and collectives of one decode step, without the engine's own time."""
+    """Kernels and collectives of one decode step, without the engine's own time.
+
+    Rows count as captured (G5) without graphs too: kernels work in tiles of about that size, and an engine
+    that launches them one by one is never the faster one.
+    """
     n = sequences / layout.pp
-    rows = padded(np.ceil(n), layout.cuda_graphs)
-    layers = token_work(device, model, layout, rows)
-    layers = layers + decode_attention(device, model, layout, np.maximum(n, 1.0), context)
-    return pipelined(device, model, layout, sequences, layers, head_work(device, model, layout, rows))
+    rows = padded(np.ceil(n))
+    layers = token_work(device, model, layout, rows, engine)
+    layers = layers + decode_attention(device, model, layout, np.maximum(n, 1.0), context, engine=engine)
+    return pipelined(device, model, layout, sequences, layers, head_work(device, model, layout, rows, engine))
 
 
-def padded(rows: Floats, cuda_graphs: bool = True) -> Floats:
+def padded(rows: Floats) -> Floats:
     """Rows rounded up to the next captured batch size (G5).
 
-    1, 2, 4, then multiples of 8 to 256 and of 16 to 512; beyond, and without graphs, no padding.
+    1, 2, 4, then multiples of 8 to 256 and of 16 to 512; beyond, no padding.
     Source: vLLM, `cudagraph_capture_sizes` of `vllm/config`.
     """
-    if not cuda_graphs:
-        return rows
     small = np.where(rows <= 1, 1.0, np.where(rows <= 2, 2.0, np.where(rows <= 4, 4.0, 8.0)))
     grid = np.where(rows <= 8, small, np.where(rows <= 256, np.ceil(rows / 8) * 8, np.ceil(rows / 16) * 16))
     return np.where(rows > VLLM.graph_limit, rows, grid)
 
 
-def token_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def token_work(
+    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, engine: Engine = "vllm"
+) -> EngineStep:
     """All layers' matrix products, experts, collectives and element-wise kernels for `rows` tokens.
 
     `rows` are the tokens of one attention-DP rank in one pass; attention cores and the LM head
     apart. With pipeline stages this is one pass of `rows` tokens through all of them.
     """
-    precision, t = layout.precision, layout.tp
+    precision, t = linear_precision(layout, engine), layout.tp
     block = nothing()
     for matrix in attention_matrices(model, t):
         block = block + gemm(device, matrix, rows, precision)
     block = block + tp_all_reduce(device, model, rows, t) + _elementwise(device, model, rows)
     step = block.scaled(float(model.num_layers))
     if model.num_dense_layers:
-        step = step + _dense(device, model, layout, rows).scaled(float(model.num_dense_layers))
+        step = step + _dense(device, model, layout, rows, precision).scaled(float(model.num_dense_layers))
     if model.moe:
         step = step + _experts(device, model, layout, rows).scaled(float(model.num_moe_layers))
     return step
 
 
-def head_work(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def head_work(
+    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, engine: Engine = "vllm"
+) -> EngineStep:
     """LM head, gather of n V logits over TP (G4) and sampling, which reads FP32 logits several times."""
     head = head_matrix(model, layout.tp)
     size = rows * model.vocab * ACTIVATION_BYTES
-    passes = device["sampling_passes"] * LOGIT_BYTES * rows * model.vocab / layout.tp
+    passes = coefficient(device, "sampling_passes", engine) * LOGIT_BYTES * rows * model.vocab / layout.tp
     sampling = passes / (device.profile.hbm.value * device["hbm_efficiency"])
     gather = _collective(device, "all_gather", size, layout.tp)
     return gemm(device, head, rows, layout.precision) + gather + on("hbm", sampling)
 
 
 def decode_attention(
-    device: Device, model: ModelSpec, layout: RolloutLayout, sequences: Floats, context: Floats
+    device: Device,
+    model: ModelSpec,
+    layout: RolloutLayout,
+    sequences: Floats,
+    context: Floats,
+    *,
+    engine: Engine = "vllm",
 ) -> EngineStep:
     """Attention cores of all layers for one new token per sequence; windowed layers see their window.
 
     GQA: 4 a d n c FLOP and kappa n c bytes    absorbed MLA: 2 a (2 d_c + d_rope) n c    (G1)
     """
     at, windowed = model.attention, model.attention.num_windowed_layers
-    full = _decode_core(device, model, layout, sequences, context)
+    full = _decode_core(device, model, layout, sequences, context, engine)
     step = full.scaled(float(model.num_layers - windowed))
     if windowed and at.sliding_window:
         seen = np.minimum(context, at.sliding_window)
-        step = step + _decode_core(device, model, layout, sequences, seen).scaled(float(windowed))
+        step = step + _decode_core(device, model, layout, sequences, seen, engine).scaled(float(windowed))
     return step
 
 
-def _decode_core(device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats) -> EngineStep:
+def _decode_core(
+    device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats, engine: Engine
+) -> EngineStep:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
     c = np.maximum(c, 1.0)
@@ -150,25 +172,35 @@ def _decode_core(device: Device, model: ModelSpec, layout: RolloutLayout, n: Flo
         )
         flop = 2.0 * local.query * (2 * latent + rope) * n * c
         return kernel(device, seconds, flop=flop, size=n * c * (latent + rope) * kv_bytes, precision="bf16")
-    seconds = device.curves.decode_attention(n, c, local.query, local.kv, at.head_dim, kv_bytes)
+    kind = engine.removesuffix("_static")
+    seconds = device.curves.decode_attention(n, c, local.query, local.kv, at.head_dim, kv_bytes, kind)
     flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * n * c
     size = n * c * local.kv * (local.qk_dim + local.v_dim) * kv_bytes
     return kernel(device, seconds, flop=flop, size=size, precision="bf16")
 
 
+def linear_precision(layout: RolloutLayout, engine: Engine) -> str:
+    """Kernel name of the dense products."""
+    return "fp8_static" if layout.precision == "fp8" and engine == "trtllm_static" else layout.precision
+
+
 def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str) -> EngineStep:
     """One matrix product from the measured curve; routers and the LM head stay BF16."""
     name = precision if matrix.linear else "bf16"
-    m, each = np.maximum(rows, 1.0), BYTES_PER_ELEMENT[name]
+    m, each = np.maximum(rows, 1.0), element_bytes(name)
     size = each * matrix.n * matrix.k + m * (each * matrix.k + ACTIVATION_BYTES * matrix.n)
     seconds = device.curves.gemm(m, matrix.n, matrix.k, name)
-    return kernel(device, seconds, flop=2.0 * m * matrix.n * matrix.k, size=size, precision=name)
+    return kernel(
+        device, seconds, flop=2.0 * m * matrix.n * matrix.k, size=size, precision=name.removesuffix("_static")
+    )
 
 
-def _dense(device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats) -> EngineStep:
+def _dense(
+    device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, precision: str
+) -> EngineStep:
     step = tp_all_reduce(device, model, rows, layout.tp)
     for matrix in mlp_matrices(model, layout.tp):
-        step = step + gemm(device, matrix, rows, layout.precision)
+        step = step + gemm(device, matrix, rows, precision)
     return step
 
 
@@ -302,7 +334,7 @@ def pipelined(
     """
     if layout.pp == 1:
         return layers + head
-    rows = padded(np.ceil(sequences / layout.pp), layout.cuda_graphs)
+    rows = padded(np.ceil(sequences / layout.pp))
     hop = pipeline_hop(device, model, layout, rows)
     whole = layers + head + hop.scaled(layout.pp)
     share = -(-model.num_layers // layout.pp) / model.num_layers
@@ -331,18 +363,20 @@ def overhead(
     """Engine time that the kernels do not show: a_step p + a_layer L + a_seq n.
 
     One scheduler serves the p micro-batches of a pipeline one after the other.
-    Without CUDA graphs (or beyond the largest captured batch) the CPU launches every kernel: the
-    step then takes at least `eager_layer_overhead` x L.
+    Without CUDA graphs the CPU launches every kernel of an uncompiled model: the step then takes at least
+    `eager_decode_layer_time` x L; beyond the largest captured batch those of a compiled one,
+    `eager_layer_overhead` x L.
     """
     alpha = coefficient(device, "decode_step_overhead", engine) * layout.pp
     layers = coefficient(device, "decode_layer_overhead", engine) * model.num_layers
     seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
-    launch = device["eager_layer_overhead"] * model.num_layers
+    name = "eager_layer_overhead" if layout.cuda_graphs else "eager_decode_layer_time"
+    launch = device[name] * model.num_layers
     eager = ~np.asarray(layout.cuda_graphs & (sequences / layout.pp <= VLLM.graph_limit))
     return on("overhead", seconds + np.where(eager, np.maximum(0.0, launch - gpu_seconds), 0.0))
 
 
 def coefficient(device: Device, name: str, engine: Engine) -> float:
     """An engine's own coefficient where the profile has one (`<name>_<engine>`), else the common one."""
-    own = f"{name}_{engine}"
+    own = f"{name}_{engine.removesuffix('_static')}"
     return device[own] if own in device.profile.coefficients else device[name]

@@ -114,7 +114,14 @@ def generate(
         known = np.maximum(np.rint(np.asarray(lengths, dtype=np.float64)), 1.0)
         plan = schedule(known, requests, layout.dp, limit, capacity, shared_prompts)
     table = step_table(
-        device, model, layout, float(plan.slots), plan.prompt + plan.longest, engine=engine, worker=worker
+        device,
+        model,
+        layout,
+        float(plan.slots),
+        plan.prompt + plan.longest,
+        engine=engine,
+        worker=worker,
+        adapters=requests.adapters,
     )
     first = _first(device, model, layout, requests, plan, shared_prompts, engine)
     return _assemble(device, layout, plan, table, first, capacity, worker)
@@ -163,15 +170,20 @@ def step_table(
     *,
     engine: Engine = "vllm",
     worker: bool = False,
+    adapters: bool = False,
 ) -> StepTable:
-    """Step time of one replica for up to `most` sequences and `longest` tokens of context."""
+    """Step time of one replica for up to `most` sequences and `longest` tokens of context.
+
+    With LoRA `adapters` the host launches two more products beside every one of a layer, which bounds
+    the step from below (`adapter_layer_time`).
+    """
     top = 1.0
     while top < most:
         top *= 2
     reach = 1.0
     while reach < longest:
         reach *= 2
-    return _table(device, model, layout, top, reach, engine, worker)
+    return _table(device, model, layout, top, reach, engine, worker, adapters)
 
 
 @lru_cache(maxsize=512)
@@ -183,6 +195,7 @@ def _table(
     reach: float,
     engine: Engine,
     worker: bool,
+    adapters: bool,
 ) -> StepTable:
     powers = 2.0 ** np.arange(0, np.log2(max(top, 2.0)) + 1)
     between = np.concatenate([powers[:-1] * 1.5, powers[:-1] * 1.25, powers[:-1] * 1.75])
@@ -191,6 +204,9 @@ def _table(
     c = np.concatenate([[1.0], np.geomspace(low, max(reach, 2 * low), CONTEXT_POINTS)])
     per_rank = np.maximum(n / layout.attention_dp, 1.0)[:, None]
     step = decode_step(device, model, layout, per_rank, c[None, :], engine=engine)
+    if adapters:
+        launch = device["adapter_layer_time"] * model.num_layers
+        step = step + on("overhead", np.maximum(0.0, launch - step.seconds))
     if worker:
         step = step + on("overhead", device[WORKER_STEP])
     return tabulate(n, c, step)

@@ -55,10 +55,10 @@ def prefill(
     ramp = (passes + layout.pp - 1) / layout.pp
     tokens = np.asarray(budget)
     finished = max(1.0, prompts / passes)
-    work = token_work(device, model, layout, tokens)
+    work = token_work(device, model, layout, tokens, engine)
     if layout.pp > 1:
         work = work + pipeline_hop(device, model, layout, tokens).scaled(layout.pp)
-    work = work + head_work(device, model, layout, np.asarray(finished))
+    work = work + head_work(device, model, layout, np.asarray(finished), engine)
     attention = prefill_attention(device, model, layout, prompts, length, cached)
     gpu = (work + attention.scaled(1.0 / passes)).scaled(
         1.0 / coefficient(device, "prefill_efficiency", engine)
@@ -185,16 +185,16 @@ def serving_terms(
     mean context of a running request is its prompt and half its response.
     """
     n = np.asarray(float(sequences))
-    work = gpu_work(device, model, layout, n, np.asarray(input_tokens + output_tokens / 2))
+    work = gpu_work(device, model, layout, n, np.asarray(input_tokens + output_tokens / 2), engine=engine)
     alone = engine == "sglang"
     room = max(1.0, layout.max_batched_tokens - (0.0 if alone else float(n)))
     steps = max(1.0, output_tokens - 1.0)
     together = min(max(1.0, float(n) / steps), max(1.0, room / input_tokens))
     chunks = max(1.0, float(np.ceil(input_tokens / room))) / together
     rows = np.asarray(input_tokens / chunks + (0.0 if alone else float(n)))
-    passes = token_work(device, model, layout, rows).scaled(chunks)
+    passes = token_work(device, model, layout, rows, engine).scaled(chunks)
     passes = passes + prefill_attention(device, model, layout, 1.0, input_tokens)
-    base = token_work(device, model, layout, padded(n, layout.cuda_graphs)).seconds
+    base = token_work(device, model, layout, padded(n), engine).seconds
     return Terms(
         decode=float(work.seconds),
         mixed=float(passes.seconds),

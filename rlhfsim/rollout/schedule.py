@@ -31,6 +31,8 @@ class Requests:
     response_lengths: AnyLengths
     seed: int = 0
     """Seed of the deal of prompts to replicas."""
+    adapters: bool = False
+    """LoRA adapters are applied beside the base weights, which the engine does not merge."""
 
     @property
     def sequences(self) -> int:

@@ -81,7 +81,14 @@ def steady_state(
     own = prompt / requests.samples + age + VLLM.block_tokens / 2  # a prompt is shared by its group
     running = _running(layout, requests, staleness, capacity / own)
     table = step_table(
-        device, model, layout, running, prompt + _longest(requests, response), engine=engine, worker=worker
+        device,
+        model,
+        layout,
+        running,
+        prompt + _longest(requests, response),
+        engine=engine,
+        worker=worker,
+        adapters=requests.adapters,
     )
     step = _one_step(table, running, context)
     tau = sum(step.values())

@@ -75,7 +75,7 @@ def generator(seed: int, what: str, step: int = 0) -> np.random.Generator:
 
 def usual_lengths(setting: Setting) -> Floats:
     """Response lengths of every quiet step, tokens."""
-    return known_lengths(requests_of(setting.workload), setting.drawn)
+    return known_lengths(requests_of(setting.workload, setting.placement.weight_path), setting.drawn)
 
 
 def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats:

@@ -21,6 +21,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
@@ -80,7 +81,8 @@ def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | Non
     role = setting.placement.rollout
     if role is None or not setting.workload.generates:
         return None
-    generation = _rollout(setting, role, kv_tokens, requests_of(setting.workload), setting.drawn)
+    asked = requests_of(setting.workload, setting.placement.weight_path)
+    generation = _rollout(setting, role, kv_tokens, asked, setting.drawn)
     turns = turns_of(setting, kv_tokens)
     return generation if turns is None else with_environment(generation, turns)
 
@@ -90,7 +92,8 @@ def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
     workload, role = setting.workload, setting.placement.rollout
     if workload.environment is None or role is None or not workload.generates:
         return None
-    requests, drawn = requests_of(workload), setting.drawn
+    path, drawn = setting.placement.weight_path, setting.drawn
+    requests = requests_of(workload, path)
     buffers, first = [], 0
     parts = halves(workload.prompts, setting.placement.schedule.double_buffered)
     for prompts in parts:
@@ -117,7 +120,7 @@ def _rollout(
     return _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
 
 
-def requests_of(workload: Workload) -> Requests:
+def requests_of(workload: Workload, path: WeightPath) -> Requests:
     """What the rollout engine is asked for in one step."""
     return Requests(
         prompts=workload.prompts,
@@ -125,6 +128,7 @@ def requests_of(workload: Workload) -> Requests:
         prompt_lengths=workload.prompt_len,
         response_lengths=workload.response_len,
         seed=workload.seed,
+        adapters=WEIGHT_PATHS[path].adapters_only if path != "none" else False,
     )
 
 
@@ -142,7 +146,7 @@ def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
         setting.device(role),
         setting.models.actor,
         _rollout_layout(role, kv_tokens),
-        requests_of(setting.workload),
+        requests_of(setting.workload, setting.placement.weight_path),
         staleness=schedule.staleness,
         interrupted=schedule.partial_rollout,
         kv_tokens=kv_tokens,

@@ -60,7 +60,12 @@ def _prefill(seen: Seen, first: Profile) -> list[ProfileEntry]:
     few = [p for p in points if p.at[1] * p.at[2] == short]
     fixed, launch = nonnegative([(1.0, p.at[0]) for p in few], few)
     how = f"prefill of {short:g} tokens, {few[-1].how}"
-    pairs = ((fixed, "prefill_overhead_vllm"), (fixed, "prefill_overhead"), (launch, "eager_layer_overhead"))
+    pairs = (
+        (fixed, "prefill_overhead_vllm"),
+        (fixed, "prefill_overhead"),
+        (launch, "eager_layer_overhead"),
+        (launch, "eager_decode_layer_time"),
+    )
     entries = [seen.coefficient(name, fitted, how) for fitted, name in pairs]
     long = [p for p in points if p.at[1] * p.at[2] >= LONG]
     if not long:

@@ -124,8 +124,11 @@ def engine_of(
     slots = max(1, min(limit, int(capacity / (own + age)), math.ceil(admitted)))
     share = requests.sequences / (layout.dp * layout.attention_dp)
     first = group_prefill(device, model, layout, share, requests.samples, prompt).cost(device)
+    adapters, reach = requests.adapters, prompt + longest
     return ReplicaEngine(
-        clock=StepClock(step_table(device, model, layout, float(slots), prompt + longest, worker=worker)),
+        clock=StepClock(
+            step_table(device, model, layout, float(slots), reach, worker=worker, adapters=adapters)
+        ),
         slots=slots,
         capacity=capacity,
         prompt=prompt,

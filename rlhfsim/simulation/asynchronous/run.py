@@ -110,7 +110,7 @@ def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) ->
     """One priced replica of the plan."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
     assert role is not None
-    requests = requests_of(setting.workload)
+    requests = requests_of(setting.workload, setting.placement.weight_path)
     layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
     admitted = requests.sequences * (schedule.staleness + 1.0)
     return engine_of(
@@ -237,7 +237,7 @@ def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor
     longest = float(usual_lengths(setting).max())
     engine = rollout_engine(setting, kv_tokens, longest)
     assert setting.placement.rollout is not None
-    known = _known_floor(engine, requests_of(setting.workload), setting.drawn)
+    known = _known_floor(engine, requests_of(setting.workload, setting.placement.weight_path), setting.drawn)
     return known, setting.placement.rollout.layout.dp
 
 

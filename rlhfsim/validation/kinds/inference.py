@@ -29,8 +29,12 @@ from rlhfsim.validation.rows import Row, missing
 
 NEEDED = ("model_config_key", "gpu_type", "tp", "precision", "output_tok_s_total")
 LENGTHS = ("input_len", "output_len")
-ENGINES: tuple[tuple[str, Engine], ...] = (("TensorRT-LLM", "trtllm"), ("gpt-fast", "vllm"), ("vLLM", "vllm"))
-"""Start of the engine column to the engine that prices it."""
+ENGINES: tuple[tuple[str, Engine], ...] = (
+    ("TensorRT-LLM", "trtllm_static"),
+    ("gpt-fast", "vllm"),
+    ("vLLM", "vllm"),
+)
+"""Start of the engine column to the engine that prices it; TensorRT-LLM publishes ModelOpt checkpoints."""
 GPUS = {"GB200": "gb200_nvl72", "A100-80GB (330W cap)": "a100_sxm", "A100": "a100_sxm"}
 """GPU names of the table that are no alias of a profile."""
 FORMATS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
@@ -128,7 +132,7 @@ def job_of(row: Row) -> ServingJob:
         tp=tp,
         ep=min(tp, row.integer("ep_or_dep") or 1) if model.moe else 1,
         precision=precision,  # type: ignore[arg-type]
-        kv_precision="fp8" if precision == "fp8" and engine == "trtllm" else "bf16",
+        kv_precision="fp8" if precision == "fp8" and engine == "trtllm_static" else "bf16",
         max_num_seqs=batch or MOST,
     )
     name = _profile_name(row)
