@@ -20,12 +20,12 @@ from rlhfsim.specs.workload.workload import Reward, Rules, Workload
 MOVES = ["actor.sync.load", "actor.sync.unload"]
 
 
-def _plan(gpu: str, residency: str, folder: Path) -> Plan:
+def _plan(gpu: str, residency: str, folder: Path, backend: str = "deepspeed") -> Plan:
     """One device, one small step."""
     model = str(tiny.config(folder) / "config.json")
     role = {"pool": "all", "layout": {"dp": 1, "micro_batch": 4}, "residency": residency}
     fields = {
-        "backend": "deepspeed",
+        "backend": backend,
         "pools": [{"name": "all", "gpus": 1}],
         "weight_path": "ipc",
         "actor": role,
@@ -64,8 +64,9 @@ def test_they_are_those_of_training(tmp_path: Path) -> None:
     assert phases["actor.logprob.load"] == phases["actor.train.load"] > phases["reference.logprob.load"]
 
 
-def test_the_simulation_takes_as_long(tmp_path: Path) -> None:
-    plan = _plan("cpu-core", "offloaded", tmp_path)
+@pytest.mark.parametrize(("gpu", "backend"), [("cpu-core", "deepspeed"), ("h100", "megatron")])
+def test_the_simulation_takes_as_long(gpu: str, backend: str, tmp_path: Path) -> None:
+    plan = _plan(gpu, "offloaded", tmp_path, backend)
     write_plan(tmp_path / "plan.json", plan)
     [steps, *_] = simulate_file(tmp_path / "plan.json").runs
     assert sum(steps) / len(steps) == pytest.approx(plan.prediction.step_s, rel=0.02)
