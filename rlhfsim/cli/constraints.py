@@ -19,7 +19,7 @@ from rlhfsim.cli.params import (
     option,
     together,
 )
-from rlhfsim.cli.roles import MAX_DEGREE, check_layouts
+from rlhfsim.cli.roles import MAX_DEGREE, MAX_PACK, PACKS, check_layouts
 from rlhfsim.errors import unknown_name
 from rlhfsim.frameworks.runs import ANY, frameworks
 from rlhfsim.search.fixed_layouts import pool_sizes
@@ -46,6 +46,7 @@ PATHS = tuple(p for p in get_args(WeightPath) if p != "none")
 ARCHITECTURES = get_args(Architecture)
 WHOLE: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
+    **dict.fromkeys(PACKS, (1, MAX_PACK)),
     "zero": (0, 3),
     "sleep": (0, 2),
     "gpus": (1, MAX_GPUS),

@@ -32,9 +32,12 @@ OPTIONS = {
     "reward": "--reward-layout",
 }
 """RolePlacement -> option; the plain names of the others already name models."""
-ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "recompute")
+PACKS = ("pack_tokens", "score_pack_tokens")
+ROLE_FIELDS = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", *PACKS, "recompute")
 ROLLOUT_FIELDS = ("tp", "pp", "ep")
 MAX_DEGREE = 65536
+MAX_PACK = 100_000_000
+"""Tokens of a pack on a GPU."""
 
 
 def _role_option(role: str, name: str) -> Option:
@@ -72,7 +75,7 @@ def fixed_fields(role: str, text: str, option: str) -> Fields:
 def _value(option: str, name: str, value: str) -> int | str:
     if name == "recompute":
         return OneOf("recompute", get_args(Recompute)).read(value)
-    low, high = (0, 3) if name == "zero" else (1, MAX_DEGREE)
+    low, high = (0, 3) if name == "zero" else (1, MAX_PACK if name in PACKS else MAX_DEGREE)
     return Whole(low, high).read(value, f"{option} {name}")
 
 

@@ -19,7 +19,7 @@ from rlhfsim.what_if.engine import Question
 from rlhfsim.what_if.why_not import FORBID_PREFIX, ROLES, Alternative, alternative, named_plan
 
 OPTION = "--why-not"
-DEGREE_FIELDS = {"mb": "micro_batch", "x": "dp"}
+DEGREE_FIELDS = {"mb": "micro_batch", "pack": "pack_tokens", "x": "dp"}
 """Degrees that a label writes otherwise than `--fix`: `TP4 x8`."""
 _DEGREE = re.compile(r"([a-z]+?)-?(\d+)", re.IGNORECASE)
 

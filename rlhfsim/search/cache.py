@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from rlhfsim.kernels.devices import DeviceKey, domain_of
-from rlhfsim.search.layouts import is_long
+from rlhfsim.search.micro_batches import lengths_key
 from rlhfsim.search.options import Key, OptionTable
 from rlhfsim.search.request import Request
 from rlhfsim.specs.model.roles import Models
@@ -79,7 +79,7 @@ class SearchCache:
         synced = models.actor, request.backend, cluster.framework, work.lora, groups, cluster.oversubscription
         return SharedTables(
             options=self._table(
-                competing, domains, work.num_sequences // work.mini_batches, is_long(work), work.lora
+                competing, domains, work.num_sequences // work.mini_batches, lengths_key(work), work.lora
             ),
             fitting=self._table(*bytes_),
             roles=self._table(*times),

@@ -2,7 +2,7 @@
 
 ZeRO-0 does not compete for a trained role on several ranks: stage 1 moves the same bytes, holds
 fewer and updates faster. TP runs over powers of two inside one scale-up domain, PP over divisors of
-the layers and powers of two, CP from long contexts on, EP over divisors of the experts. Selective
+the layers and powers of two, CP to chunks of 128 tokens, EP over divisors of the experts. Selective
 recomputation does not compete either: with flash attention it saves no memory (physics M2').
 """
 
@@ -17,19 +17,18 @@ from itertools import product
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import domain_of
 from rlhfsim.memory.kv_cache import rollout_weights
+from rlhfsim.search import micro_batches
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import published_type
 from rlhfsim.specs.placement.backends import BackendRules, broken_rule
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.units import BILLION
 
-MICRO_BATCHES = (1, 2, 4, 8)
-"""Sequences per micro-batch."""
-LONG_CONTEXT = 8192
-"""Context parallelism is tried from this many tokens on."""
+SHORTEST_CHUNK = 128
+"""Tokens of the chunks, two a GPU, into which context parallelism cuts the longest sequence, at least."""
 MAX_PIPELINE = 16
 MAX_ROLLOUT_TP = 16
 """Inside one scale-up domain."""
@@ -82,25 +81,18 @@ def role_layouts(
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
     rules = request.trainer
     fixed = request.fix.get(role, {})
-    sequences = request.workload.num_sequences // request.workload.mini_batches
-    micros = _values(fixed, "micro_batch", MICRO_BATCHES)
     dropped: Counter[str] = Counter()
     shapes = []
     for layout in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        if reason := layout_refusal(request, model, layout, role):
-            dropped[reason] += len(micros)
+        every = micro_batches.sizes(request, role, layout)
+        if reason := layout_refusal(request, model, every[0], role):
+            dropped[reason] += len(every)
             continue
-        sizes = [
-            m
-            for m in micros
-            if layout.dp * m <= sequences
-            and (layout.vp == 1 or sequences // (layout.dp * m) % layout.pp == 0)
-        ]
-        dropped["too few sequences in a mini-batch for its ranks, stages and micro-batch"] += len(
-            micros
-        ) - len(sizes)
-        if sizes:
-            shapes.append(tuple(replace(layout, micro_batch=m) for m in sizes))
+        filled = tuple(x for x in every if micro_batches.has_work(x, request.workload))
+        lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
+        dropped[lacking] += len(every) - len(filled)
+        if filled:
+            shapes.append(filled)
     return Space(tuple(shapes), dropped)
 
 
@@ -194,12 +186,9 @@ def splits_layers(model: ModelSpec, pp: int) -> bool:
 
 
 def _contexts(request: Request, rules: BackendRules) -> tuple[int, ...]:
-    return (1, 2, 4, 8) if rules.context_parallel and is_long(request.workload) else (1,)
-
-
-def is_long(workload: Workload) -> bool:
-    """Whether context parallelism is tried."""
-    return workload.prompt_len.maximum + workload.response_len.maximum >= LONG_CONTEXT
+    longest = batch_lengths(request.workload).max_tokens
+    chunks = longest / (2 * SHORTEST_CHUNK)
+    return tuple(c for c in (1, 2, 4, 8) if c == 1 or c <= chunks) if rules.context_parallel else (1,)
 
 
 def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class Limit:
 
     def holds(self, value: Any) -> Any:
         """Whether a value (or each of an array) obeys."""
-        return RELATIONS[self.relation](value, self.value)
+        return value is not None and RELATIONS[self.relation](value, self.value)
 
     @property
     def text(self) -> str:

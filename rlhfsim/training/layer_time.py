@@ -182,9 +182,10 @@ def embedding(device: Device, model: ModelSpec, work: Work) -> Layer:
 def attention(device: Device, model: ModelSpec, work: Work) -> float:
     """Forward seconds of the attention core of one layer, averaged over windowed and full layers.
 
-        t = curve(batch = T c / s, s) / c x pairs(window)/pairs
+        t = curve(batch = T c / s, s) / c x (1 + s0 c / s) / (1 + s0 / s) x pairs(window)/pairs
 
-    Context parallelism splits the pairs evenly (zigzag order, Ring Attention, arXiv 2310.01889).
+    Context parallelism splits the pairs evenly (zigzag order, Ring Attention, arXiv 2310.01889), in c kernels
+    that see s/c keys each and have the rate of so short a sequence (s0 = `attention_half_length`).
     """
     at = model.attention
     local = layers.heads(at, work.tp)
@@ -192,6 +193,8 @@ def attention(device: Device, model: ModelSpec, work: Work) -> float:
     sequences = work.tokens * work.cp / length
     kernel = _flash if work.flash else _unfused
     seconds = kernel(device, local, sequences, length) / work.cp * work.attention_slowdown
+    half = device["attention_half_length"]
+    seconds *= (length + half * work.cp) / (length + half)
     seconds *= (local.qk_dim + local.v_dim) / (2 * local.qk_dim)
     seconds *= device["fp8_attention_time"] if work.fp8_attention else 1.0
     share = at.num_windowed_layers / model.num_layers
@@ -315,6 +318,7 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts
 
         norms and residuals 10 h T', rotary 4 (a + g) d_k T, gated activation 3 f T (2 f if not)
         MoE: permute and unpermute 4 k h T' and the activation on k rows
+        context parallelism: the sum of partial outputs 3 a d_v T a step of the ring after the first
     in elements of 2 B; eager kernels pass about twice. Quantisation to FP8 is inside the
     timed FP8 products. Source: counting.
     """
@@ -322,7 +326,7 @@ def _traffic(model: ModelSpec, matrices: tuple[Matrix, ...], work: Work, experts
     local = layers.heads(at, work.tp)
     norm = 10 * model.hidden * work.held
     rotary = 4 * (local.query + local.kv) * local.qk_dim * work.tokens
-    elements = norm + rotary
+    elements = norm + rotary + 3 * (work.cp - 1) * local.query * local.v_dim * work.tokens
     for matrix in matrices:
         rows = _rows(matrix, work)
         inside = work.fused_experts and matrix.experts > 1

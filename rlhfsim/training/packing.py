@@ -24,11 +24,14 @@ def pack_len(
 ) -> float | None:
     """Mean real tokens of a pack of `layout`; None where micro-batches count sequences.
 
-    Of the `drawn` response lengths, or of the expected ones.
+    Of the `drawn` response lengths, or of the expected ones; padded sequences are all as long as the longest.
     """
     tokens = layout.pack(scoring=scoring)
-    if tokens is None or not workload.packing:
+    if tokens is None:
         return None
+    if not workload.packing:
+        longest = workload.prompt_len.maximum + max(drawn or (workload.response_len.maximum,))
+        return max(1.0, tokens // longest) * longest
     return fill(workload, workload.num_sequences // (1 if scoring else workload.mini_batches), tokens, drawn)
 
 

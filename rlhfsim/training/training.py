@@ -95,7 +95,8 @@ def micro_batches(
         m = ceil(count / (steps d b)), with `pack_len` count = tokens / pack_len (T2)
 
     A rank with less than one full micro-batch runs a smaller one; at least one sequence. Where all
-    sequences are alike the fullest rank decides; others are dealt out by length, near the mean.
+    sequences are alike the fullest rank decides; others are dealt out by length, near the mean, and padded
+    to their chunks: 2 c t of equal length under context parallelism (zigzag order, sequence parallelism).
     """
     units = sequences.tokens / pack_len if pack_len else float(sequences.count)
     each = pack_len or sequences.tokens / sequences.count
@@ -103,7 +104,9 @@ def micro_batches(
     if not pack_len and sequences.deviation == 0:
         rank = math.ceil(rank - 1e-9)
     count = max(1, math.ceil(rank / layout.micro_batch - 1e-9))
-    return each * rank / count, count
+    chunks = 2 * layout.cp * layout.tp if layout.cp > 1 and sequences.deviation > 0 else 1
+    padding = (chunks - 1) / 2 / (sequences.tokens / sequences.count)
+    return each * rank / count * (1 + padding), count
 
 
 def work_of(

@@ -32,7 +32,10 @@ from rlhfsim.what_if.remedies import nearest_change, remedy
 
 MAX_RELEASED = 3
 """Fixed values that are tried one by one when nothing fits; each costs a search."""
-_GENTLE = ("micro_batch", "recompute", "zero", "vp", "cp", "ep", "dp", "pp", "tp")
+_GENTLE = (
+    *("score_pack_tokens", "pack_tokens", "micro_batch", "recompute"),
+    *("zero", "vp", "cp", "ep", "dp", "pp", "tp"),
+)
 """Order in which fixed values are released."""
 _PATH: dict[str, WeightPath] = {
     "naive": "host",

@@ -136,6 +136,9 @@ def _edits(placement: Placement) -> Iterator[Change]:
     for name, role in roles.items():
         if role.layout.micro_batch > 1:
             yield _edit(f"micro_batch 1 for {name}", f"{name}.layout.micro_batch", 1)
+        if role.layout.pack_tokens:
+            half = max(1, role.layout.pack_tokens // 2)
+            yield _edit(f"pack_tokens {half} for {name}", f"{name}.layout.pack_tokens", half)
     for name, role in roles.items():
         trained = name in TRAINED
         if trained and role.layout.recompute != "full":

@@ -96,7 +96,10 @@ class WhyNot:
 
 # --- the choice as a question -----------------------------------------------------------------------
 
-ROLE_DEGREES = ("tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "recompute")
+ROLE_DEGREES = (
+    *("tp", "pp", "dp", "cp", "ep", "vp", "zero"),
+    *("micro_batch", "pack_tokens", "score_pack_tokens", "recompute"),
+)
 """Fields of a layout that may be fixed to values which do not compete by themselves."""
 DEGREES = {"rollout": ("tp", "pp", "ep")}
 

@@ -44,7 +44,7 @@ def test_deepspeed_offers_zero_alone_autotp_a_pipeline_or_both() -> None:
 
 
 def test_a_fixed_field_is_the_only_one_tried() -> None:
-    fixed = request("megatron", fix={"actor": {"tp": 4, "pp": 2, "recompute": "full"}})
+    fixed = request("megatron", fix={"actor": {"tp": 4, "pp": 2, "cp": 1, "recompute": "full"}})
     space = role_layouts(fixed, "actor", MODEL, 16, 8, trained=True)
     assert {(s[0].tp, s[0].pp, s[0].dp, s[0].recompute) for s in space.shapes} == {(4, 2, 2, "full")}
 

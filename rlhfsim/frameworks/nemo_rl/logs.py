@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -103,7 +104,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
             per_node * nodes - (rollout or 0),
             **_degrees(s, megatron),
             zero=1 if megatron else 3,
-            micro_batch=max(1, s.whole("policy.train_micro_batch_size", default=4)),
+            **_micro_batch(s, _degrees(s, megatron)["cp"]),
             recompute=_recompute(s, megatron),
             offload_optimizer="cpu"
             if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron
@@ -133,6 +134,22 @@ def _own_gpus(s: FrameworkSettings, per_node: int, nodes: int) -> int:
     if nodes == 1:
         return s.whole(f"{prefix}.gpus_per_node")
     return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
+
+
+def _micro_batch(s: FrameworkSettings, cp: int) -> dict[str, int]:
+    """Sequences of a micro-batch, or tokens of a GPU: limits are of the cp ranks of a sequence together."""
+    size = max(1, s.whole("policy.train_micro_batch_size", default=4))
+    packed = s.flag("policy.sequence_packing.enabled", default=True)
+    if not (packed or s.flag("policy.dynamic_batching.enabled")):
+        return {"micro_batch": size}
+    name = f"policy.{'sequence_packing' if packed else 'dynamic_batching'}"
+    longest = s.whole("policy.max_total_sequence_length", default=512)
+    scored = s.whole("policy.logprob_batch_size", default=size) * longest
+    limits = {
+        "pack_tokens": s.whole(f"{name}.train_mb_tokens", default=size * longest),
+        "score_pack_tokens": s.whole(f"{name}.logprob_mb_tokens", default=scored),
+    }
+    return {field: max(1, math.ceil(tokens / cp)) for field, tokens in limits.items()}
 
 
 def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, int]:

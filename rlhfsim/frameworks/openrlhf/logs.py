@@ -114,12 +114,21 @@ def _layout(s: FrameworkSettings, gpus: int) -> Layout:
         tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
         cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1),
         zero=s.whole("ds.zero_stage", "zero_stage", default=2),
-        micro_batch=max(1, s.whole("train.micro_batch_size", "micro_train_batch_size", default=1)),
+        **_micro_batch(s),
         recompute="full"
         if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
         else "none",
         offload_optimizer="cpu" if s.flag("ds.adam_offload", "adam_offload") else "none",
     )
+
+
+def _micro_batch(s: FrameworkSettings) -> dict[str, int]:
+    """Sequences of a micro-batch, or tokens of a GPU."""
+    if not s.flag("train.dynamic_batch_enable", "use_dynamic_batch"):
+        return {"micro_batch": max(1, s.whole("train.micro_batch_size", "micro_train_batch_size", default=1))}
+    limit = max(1, s.whole("train.max_tokens_per_gpu", "train_max_tokens_per_gpu", default=16384))
+    scoring = s.whole("rollout.max_tokens_per_gpu", "rollout_max_tokens_per_gpu", default=limit)
+    return {"pack_tokens": limit, "score_pack_tokens": max(1, scoring)}
 
 
 def algorithm(s: FrameworkSettings) -> Algorithm:

@@ -115,7 +115,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
             gpus,
             **_degrees(s, megatron),
             zero=1 if megatron else 3,
-            micro_batch=max(1, _micro_batch(s, means)),
+            **_micro_batch(s),
             recompute=_recompute(s, megatron),
         ),
         actor_residency="offloaded" if s.flag(f"{trained}.param_offload") else "resident",
@@ -177,13 +177,13 @@ def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, int]:
     return megatron_degrees(s, f"{ACTOR}.megatron")
 
 
-def _micro_batch(s: FrameworkSettings, means: Mapping[str, float]) -> int:
-    """Sequences of a micro-batch: as given, or as many as the token limit holds on average."""
+def _micro_batch(s: FrameworkSettings) -> dict[str, int]:
+    """Sequences of a micro-batch, or tokens of a GPU; what scores has a limit of its own."""
     if not s.flag(f"{ACTOR}.use_dynamic_bsz"):
-        return s.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu", default=1)
-    limit = s.whole(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384)
-    tokens = means.get("prompt_length/mean", 0.0) + means.get("response_length/mean", 0.0)
-    return max(1, int(limit / tokens)) if tokens else 1
+        return {"micro_batch": max(1, s.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu", default=1))}
+    limit = max(1, s.whole(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384))
+    scoring = s.whole(f"{ROLL}.log_prob_max_token_len_per_gpu", default=limit)
+    return {"pack_tokens": limit, "score_pack_tokens": max(1, scoring)}
 
 
 def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:

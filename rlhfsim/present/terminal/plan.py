@@ -217,7 +217,9 @@ def _role_cells(name: str, role: RolePlacement | RolloutPlacement) -> tuple[str,
         return "", "", rest, _rollout_precision(role.layout)
     trained = name in TRAINED
     recompute = role.layout.recompute if trained else ""
-    return str(role.layout.micro_batch), recompute, _rest(role, trained), "bf16"
+    pack = role.layout.pack_tokens
+    size = f"{pack:,} tokens" if pack else str(role.layout.micro_batch)
+    return size, recompute, _rest(role, trained), "bf16"
 
 
 def _rest(role: RolePlacement, trained: bool) -> str:

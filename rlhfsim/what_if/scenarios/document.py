@@ -21,7 +21,9 @@ from rlhfsim.specs.quantities import Bytes, Positive, Ratio, Seconds, Text
 from rlhfsim.specs.workload.workload import Workload
 
 RoleName = Literal["rollout", "actor", "critic", "reference", "reward"]
-LayoutField = Literal["tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "recompute"]
+LayoutField = Literal[
+    "tp", "pp", "dp", "cp", "ep", "vp", "zero", "micro_batch", "pack_tokens", "score_pack_tokens", "recompute"
+]
 MemoryField = Literal["residency", "offload_optimizer", "offload_between", "sleep", "gpus"]
 FieldName = Literal[LayoutField, MemoryField]
 Of = Literal["step_time", "time_of_run", "cost_per_step", "cost_of_run"]
