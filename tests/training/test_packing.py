@@ -7,7 +7,7 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal
-from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.training.packing import fill, pack_len
 
@@ -57,3 +57,11 @@ def test_memory_is_sized_for_the_pack_or_the_longest_sequence() -> None:
     assert batch.tokens(Layout(pack_tokens=8192, score_pack_tokens=16384), scoring=True) == 16384
     assert batch.tokens(Layout(pack_tokens=10_000_000)) == batch.sequences * batch.mean_tokens
     assert batch.micro_batches(Layout(dp=4, micro_batch=4)) == 32
+
+
+def test_a_pack_holds_no_more_than_a_rank_has_for_one_optimizer_step() -> None:
+    lengths = BatchLengths(max_tokens=600, mean_tokens=350, deviation=0, sequences=1280)
+    wide = Layout(dp=32, zero=3, pack_tokens=24_000)
+    assert lengths.tokens(wide) == 40 * 350
+    assert lengths.tokens(wide, scoring=True) == 24_000
+    assert lengths.tokens(Layout(dp=8, zero=3, pack_tokens=24_000)) == 24_000

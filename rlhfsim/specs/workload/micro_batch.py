@@ -32,13 +32,18 @@ class BatchLengths(Hashed):
             min( b max, max( max, b mean + 4 sqrt(b) sd ) ), or max( max, pack )
 
         One sequence of the maximal length will come; that all b are that long will not, when they
-        are packed. A sequence longer than its pack comes alone; a pack holds no more than all there is.
+        are packed. A sequence longer than its pack comes alone; a pack holds no more than a rank has for one
+        optimizer step (in passes without gradients: than all ranks have).
         """
         if pack := layout.pack(scoring=scoring):
-            return max(self.max_tokens, min(pack, self.sequences * self.mean_tokens))
+            sequences = self.sequences if scoring else -(-self.sequences // layout.dp)
+            return max(self.max_tokens, min(pack, self._typical(sequences)))
         sequences = layout.micro_batch
-        typical = sequences * self.mean_tokens + 4 * math.sqrt(sequences) * self.deviation
-        return min(sequences * self.max_tokens, max(self.max_tokens, typical))
+        return min(sequences * self.max_tokens, max(self.max_tokens, self._typical(sequences)))
+
+    def _typical(self, sequences: int) -> float:
+        """b mean + 4 sqrt(b) sd."""
+        return sequences * self.mean_tokens + 4 * math.sqrt(sequences) * self.deviation
 
     def micro_batches(self, layout: Layout) -> int:
         """Micro-batches of an optimizer step on each data-parallel rank, at least; packs all full."""
