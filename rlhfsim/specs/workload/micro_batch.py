@@ -37,7 +37,8 @@ class BatchLengths(Hashed):
         """
         if pack := layout.pack(scoring=scoring):
             sequences = self.sequences if scoring else -(-self.sequences // layout.dp)
-            return max(self.max_tokens, min(pack, self._typical(sequences)))
+            most = min(self._typical(sequences), self.sequences * self.mean_tokens)
+            return max(self.max_tokens, min(pack, most))
         sequences = layout.micro_batch
         return min(sequences * self.max_tokens, max(self.max_tokens, self._typical(sequences)))
 
