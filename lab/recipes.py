@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rlhfsim import resources
@@ -108,11 +109,10 @@ def question(scenario: Scenario) -> Request:
         framework=scenario.cluster.framework or ANY,
         allow=frozenset(switch for switch, used in allowed.items() if used),
         max_staleness=max(1.0, placement.schedule.staleness),
-        time_limit=TIME_LIMIT,
     )
 
 
-def price(name: str, *, search: bool = True) -> Priced:
+def price(name: str, *, search: bool = True, time_limit: float = TIME_LIMIT) -> Priced:
     """One recipe, and with `search` the plan of its question."""
     scenario = load_scenario(FOLDER / f"{name}.yaml")
     try:
@@ -121,7 +121,7 @@ def price(name: str, *, search: bool = True) -> Priced:
         return Priced(name=name, title=scenario.title, refused=error.message)
     if not search:
         return Priced(name=name, title=scenario.title, recipe=recipe)
-    answer = design(question(scenario))
+    answer = design(replace(question(scenario), time_limit=time_limit))
     return Priced(
         name=name, title=scenario.title, recipe=recipe, plan=answer.best, proven=answer.certificate.proven
     )
@@ -227,15 +227,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="only these")
-    wanted = parser.parse_args().names
-    with ProcessPoolExecutor(max_workers=2) as pool:
-        priced = list(pool.map(price, wanted or names()))
-    text = report(priced)
-    if wanted:
-        print(text)
-    else:
-        REPORT.write_text(text)
+    parser.add_argument("names", nargs="*", help="only these, on the screen")
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, help="seconds of one search")
+    parser.add_argument("--workers", type=int, default=2)
+    given = parser.parse_args()
+    priced: list[Priced] = []
+    with ProcessPoolExecutor(max_workers=given.workers) as pool:
+        for one in pool.map(partial(price, time_limit=given.time_limit), given.names or names()):
+            priced.append(one)
+            if not given.names:
+                REPORT.write_text(report(priced))
+    if given.names:
+        print(report(priced))
 
 
 if __name__ == "__main__":
