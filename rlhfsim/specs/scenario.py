@@ -155,11 +155,14 @@ def _check_pool(placement: Placement, name: str, cluster: Cluster) -> None:
 
 
 def _check_role(name: str, tp: int, pp: int, placement: Placement, cluster: Cluster, pool: str) -> None:
-    """TP groups are consecutive GPUs of a pool inside one scale-up domain; a rollout's may fill several."""
+    """TP groups are consecutive GPUs of a pool inside one scale-up domain; a rollout's may also be of whole
+    nodes, of several domains. Where a rack's edge cuts one that a rack could hold, it is priced as held:
+    schedulers give such jobs whole racks, less a few nodes.
+    """
     gpus = placement.pool(pool)
     hardware = cluster.node_groups[gpus.hardware]
     domain = max(hardware.profile.scale_up.domain, hardware.gpus_per_node)
-    if name == "rollout" and tp % domain == 0 and gpus.start % domain == 0:
+    if name == "rollout" and not tp % hardware.gpus_per_node and not gpus.start % hardware.gpus_per_node:
         return
     if tp > domain:
         raise RlhfsimError(

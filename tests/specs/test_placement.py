@@ -159,6 +159,8 @@ def test_tensor_parallelism_stays_in_one_node() -> None:
 
 def test_a_rollout_replica_may_fill_whole_nodes() -> None:
     check(one_pool(rollout=rollout(tp=16, dp=1)))
+    racks = Cluster(node_groups=(node_group("gb200_nvl72", 144),))
+    check(one_pool(pools=(ResourcePool(name="all", gpus=144),), rollout=rollout(tp=16, dp=9)), cluster=racks)
 
 
 def test_a_pool_that_starts_inside_a_node_must_not_push_a_group_over_its_edge() -> None:
