@@ -81,14 +81,17 @@ def role_layouts(
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
     rules = request.trainer
     fixed = request.fix.get(role, {})
+    batch, given = batch_lengths(request.workload), "pack_tokens" in fixed
+    sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
     dropped: Counter[str] = Counter()
     shapes = []
     for layout in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        every = micro_batches.sizes(request, role, layout)
-        if reason := layout_refusal(request, model, every[0], role):
-            dropped[reason] += len(every)
+        every = [replace(layout, **fields) for fields in sizes[layout.cp]] if given else []
+        if reason := layout_refusal(request, model, every[0] if given else layout, role):
+            dropped[reason] += len(sizes[layout.cp])
             continue
-        filled = tuple(x for x in every if micro_batches.has_work(x, request.workload))
+        every = every or [replace(layout, **fields) for fields in sizes[layout.cp]]
+        filled = tuple(x for x in every if micro_batches.has_work(x, batch))
         lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
         dropped[lacking] += len(every) - len(filled)
         if filled:
@@ -107,7 +110,7 @@ def _shapes(
 ) -> Iterator[Layout]:
     tps = _values(fixed, "tp", powers_of_two(domain) if rules.tensor_parallel else (1,))
     pps = _values(fixed, "pp", _pipelines(model, gpus) if rules.pipeline_parallel else (1,))
-    cps = _values(fixed, "cp", _contexts(request, rules))
+    cps = _contexts(request, rules, fixed)
     for tp, pp, cp in product(tps, pps, cps):
         dp = gpus // (tp * pp * cp)
         if dp * tp * pp * cp != gpus or fixed.get("dp", dp) != dp:
@@ -185,10 +188,10 @@ def splits_layers(model: ModelSpec, pp: int) -> bool:
     return pp <= model.num_layers and (model.num_layers % pp == 0 or pp & (pp - 1) == 0)
 
 
-def _contexts(request: Request, rules: BackendRules) -> tuple[int, ...]:
-    longest = batch_lengths(request.workload).max_tokens
-    chunks = longest / (2 * SHORTEST_CHUNK)
-    return tuple(c for c in (1, 2, 4, 8) if c == 1 or c <= chunks) if rules.context_parallel else (1,)
+def _contexts(request: Request, rules: BackendRules, fixed: Mapping[str, int | str]) -> tuple[int, ...]:
+    chunks = batch_lengths(request.workload).max_tokens / (2 * SHORTEST_CHUNK)
+    degrees = (c for c in (1, 2, 4, 8) if c == 1 or c <= chunks) if rules.context_parallel else (1,)
+    return _values(fixed, "cp", degrees)
 
 
 def _experts(model: ModelSpec, rules: BackendRules, ranks: int) -> tuple[int, ...]:

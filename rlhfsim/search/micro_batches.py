@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from rlhfsim.search.request import Request
@@ -33,24 +32,23 @@ def lengths_key(workload: Workload) -> tuple[float, float, bool]:
     return batch.max_tokens, batch.mean_tokens, workload.packing and batch.deviation > 0
 
 
-def sizes(request: Request, role: str, layout: Layout) -> list[Layout]:
-    """A layout with every size of its micro-batch, smallest first."""
+def sizes(request: Request, role: str, cp: int) -> list[dict[str, Any]]:
+    """Fields of a layout with `cp` for every size of its micro-batch, smallest first."""
     batch, fixed = batch_lengths(request.workload), request.fix.get(role, {})
     if "pack_tokens" in fixed or (_packs(request, role, batch) and "micro_batch" not in fixed):
-        least = math.ceil(batch.max_tokens / layout.cp)
+        least = math.ceil(batch.max_tokens / cp)
         packs = _fixed(fixed, "pack_tokens") or [least * n for n in _doubled(least)]
         [scoring] = _fixed(fixed, "score_pack_tokens") or [None]
-        return [replace(layout, pack_tokens=size, score_pack_tokens=scoring) for size in packs]
-    sequences = _fixed(fixed, "micro_batch") or _doubled(batch.mean_tokens / layout.cp)
-    return [replace(layout, micro_batch=size) for size in sequences]
+        return [{"pack_tokens": size, "score_pack_tokens": scoring} for size in packs]
+    sequences = _fixed(fixed, "micro_batch") or _doubled(batch.mean_tokens / cp)
+    return [{"micro_batch": size} for size in sequences]
 
 
-def has_work(layout: Layout, workload: Workload) -> bool:
+def has_work(layout: Layout, batch: BatchLengths) -> bool:
     """Whether a mini-batch fills a micro-batch of every rank, and an interleaved pipeline evenly.
 
     A pack may stay part-filled where each rank has a single one.
     """
-    batch = batch_lengths(workload)
     pack = layout.pack(scoring=False)
     if pack is None:
         size = layout.dp * layout.micro_batch

@@ -14,6 +14,7 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
+from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Workload
 
 UNEVEN = Workload(
@@ -26,7 +27,7 @@ def request(workload: Workload = UNEVEN, **more: Any) -> Request:
 
 
 def tokens(asked: Request, layout: Layout) -> list[int | None]:
-    return [x.pack_tokens for x in sizes(asked, "actor", layout)]
+    return [fields.get("pack_tokens") for fields in sizes(asked, "actor", layout.cp)]
 
 
 def test_packs_double_from_the_longest_sequence_on() -> None:
@@ -36,7 +37,7 @@ def test_packs_double_from_the_longest_sequence_on() -> None:
 
 def test_small_sequences_double_on_until_weights_hide() -> None:
     short = replace(UNEVEN, prompt_len=Fixed(value=256), response_len=Fixed(value=256))
-    found = [x.micro_batch for x in sizes(request(short), "actor", Layout(dp=8))]
+    found = [fields["micro_batch"] for fields in sizes(request(short), "actor", 1)]
     assert found == [1, 2, 4, 8, 16, 32]  # 32 x 512 = 16,384 tokens
 
 
@@ -53,7 +54,7 @@ def test_sequences_compete_where_all_are_alike_or_the_framework_does_not_pack() 
     [({"micro_batch": 4}, None, 4), ({"pack_tokens": 6000}, 6000, 1), ({}, 4096, 1)],
 )
 def test_what_is_fixed_competes_alone(fix: dict[str, int], packs: int | None, sequences: int) -> None:
-    first = sizes(request(fix={"actor": fix}), "actor", Layout(dp=8))[0]
+    first = Layout(dp=8, **sizes(request(fix={"actor": fix}), "actor", 1)[0])
     assert (first.pack_tokens, first.micro_batch) == (packs, sequences)
 
 
@@ -65,9 +66,9 @@ def test_a_bound_on_sequences_asks_for_sequences() -> None:
 
 def test_every_rank_has_work() -> None:
     few = replace(UNEVEN, prompts=8)
-    assert has_work(Layout(dp=8, pack_tokens=4096), few)  # one sequence each
-    assert not has_work(Layout(dp=8, pack_tokens=8192), few)
-    assert not has_work(Layout(dp=16, pack_tokens=4096), few)
+    assert has_work(Layout(dp=8, pack_tokens=4096), batch_lengths(few))  # one sequence each
+    assert not has_work(Layout(dp=8, pack_tokens=8192), batch_lengths(few))
+    assert not has_work(Layout(dp=16, pack_tokens=4096), batch_lengths(few))
 
 
 def test_context_parallelism_competes_at_any_length_with_whole_chunks() -> None:
