@@ -56,12 +56,24 @@ def _coverage(kind: str, missed: str = "") -> Target:
     )
 
 
+FSDP2_FAST = (
+    "one row in five is of prime-rl or torchtitan (FSDP2 with compiled or eager modules), which no fit has "
+    "seen: they come out a quarter to a third too fast"
+)
 TARGETS: tuple[Target, ...] = (
     Target(
         kind="training", figure="predicted", limit=450, at_most=False, left_out=False, title="rows predicted"
     ),
-    Target(kind="training", figure="median_abs_error", limit=0.09, title="median error over rows"),
-    Target(kind="training", figure="p90_abs_error", limit=0.25, title="P90 error over rows"),
+    Target(
+        kind="training",
+        figure="median_abs_error",
+        limit=0.09,
+        title="median error over rows",
+        missed=FSDP2_FAST,
+    ),
+    Target(
+        kind="training", figure="p90_abs_error", limit=0.25, title="P90 error over rows", missed=FSDP2_FAST
+    ),
     _coverage("training"),
     Target(kind="memory.weights", figure="median_abs_error", limit=0.02, title="median error over rows"),
     Target(kind="memory.kv_tokens", figure="median_abs_error", limit=0.08, title="median error over rows"),
@@ -77,7 +89,13 @@ TARGETS: tuple[Target, ...] = (
         left_out=False,
         title="median error over rows kept back (one publication)",
     ),
-    Target(kind="inference", figure="median_abs_error", limit=0.14, title="median error over rows"),
+    Target(
+        kind="inference",
+        figure="median_abs_error",
+        limit=0.14,
+        title="median error over rows",
+        missed="TensorRT-LLM's tables (95 of 124 rows) come out a quarter too slow; no fit reads them",
+    ),
     Target(kind="rlhf.step", figure="mean_abs_error", limit=0.18, title="mean error over rows"),
     Target(kind="rlhf.step", figure="bias", least=-0.08, limit=0.08, title="bias"),
     Target(
@@ -87,7 +105,11 @@ TARGETS: tuple[Target, ...] = (
         at_most=False,
         title="pairs of plans in the right order",
     ),
-    _coverage("rlhf.step"),
+    _coverage(
+        "rlhf.step",
+        "four rows in five are of one publisher with small errors; their interval comes from the others, "
+        "which are few and farther off, so it is wide",
+    ),
     Target(
         kind="rlhf.calibrated",
         figure="median_abs_error",
@@ -101,8 +123,16 @@ TARGETS: tuple[Target, ...] = (
         limit=0.75,
         at_most=False,
         title="rows within a factor 1.5",
+        missed="refits and P2P transfers of NeMo-RL and miles come out a third to two thirds too fast",
     ),
-    Target(kind="oom", figure="recall", limit=0.85, at_most=False, title="recall"),
+    Target(
+        kind="oom",
+        figure="recall",
+        limit=0.85,
+        at_most=False,
+        title="recall",
+        missed="of the few cases that ran out (docs/validation_memory.md) those missed lie below one half",
+    ),
     Target(kind="oom", figure="false_alarms", limit=0.10, title="false alarms"),
 )
 
