@@ -177,6 +177,17 @@ def test_an_fp8_cache_is_read_at_the_rate_of_the_engine_that_runs():
     assert 0.35 < shares["sglang"] < shares["vllm"] < 0.6
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200", "h20"])
+def test_fp8_weights_never_slow_a_large_model_down(gpu):
+    model, n = resolve_model("qwen2.5-72b"), np.array([1.0, 16, 64, 128, 256, 512])
+    for tp in (4, 8):
+        plain, fp8 = (
+            decode_step(device(gpu), model, RolloutLayout(tp=tp, precision=precision), n, 2000.0).seconds
+            for precision in ("bf16", "fp8")
+        )
+        assert (fp8 <= plain * (1 + 1e-9)).all()
+
+
 def test_scales_of_a_checkpoint_spare_their_computation():
     fp8 = RolloutLayout(precision="fp8")
     own, static = (
