@@ -10,9 +10,9 @@ _SIX_ROWS = "fitted on the six rows of rlhf_nemo_rl_v03.csv, never scored (lab.f
 COSTS = Costs(
     shared={
         "rollout_step_overhead": Coefficient(
-            value=3.37e-3, low=3.05e-3, high=5.69e-3, source=_SIX_ROWS, dimension="s"
+            value=3.23e-3, low=2.90e-3, high=5.40e-3, source=_SIX_ROWS, dimension="s"
         ),
-        "rl_call_overhead": Coefficient(value=0.372, low=0.178, high=0.675, source=_SIX_ROWS),
+        "rl_call_overhead": Coefficient(value=0.433, low=0.228, high=0.676, source=_SIX_ROWS),
         "controller_time": Coefficient(value=0.64, low=0.0, high=3.83, source=_SIX_ROWS, dimension="s"),
     }
 )
