@@ -131,6 +131,7 @@ def _shapes(
                 zero=zero,
                 recompute=recompute,
                 offload_optimizer=offload,
+                offload_params=offload if rules.offloads_all else "none",
                 sequence_parallel=rules.sequence_parallel,
             )
 
@@ -138,8 +139,14 @@ def _shapes(
 def _states(
     rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int, trained: bool
 ) -> list[tuple[int, Offload]]:
-    """ZeRO stages with where optimizer states live; one rank offloads under the lowest that can."""
-    pairs = product(_zeros(rules, fixed, shards, trained), _offloads(request, trained))
+    """ZeRO stages with where optimizer states live; one rank offloads under the lowest that can.
+
+    Where the weights leave too, they come back layer by layer: under stage 3.
+    """
+    zeros, offloads = _zeros(rules, fixed, shards, trained), _offloads(request, trained)
+    if rules.offloads_all and "zero" not in fixed:
+        return [*((zero, "none") for zero in zeros), *((3, offload) for offload in offloads[1:])]
+    pairs = product(zeros, offloads)
     if shards > 1 or "zero" in fixed:
         return list(pairs)
     return [(zero if offload == "none" else min(rules.offload_stages), offload) for zero, offload in pairs]
@@ -164,11 +171,7 @@ def _recomputes(request: Request, fixed: Mapping[str, int | str], trained: bool)
 
 
 def _offloads(request: Request, trained: bool) -> tuple[Offload, ...]:
-    return (
-        ("none", "cpu")
-        if trained and "offload" not in request.left_out and request.backend != "fsdp2"
-        else ("none",)
-    )
+    return ("none", "cpu") if trained and "offload" not in request.left_out else ("none",)
 
 
 def _values(fixed: Mapping[str, int | str], name: str, default: Iterable[int]) -> tuple[int, ...]:

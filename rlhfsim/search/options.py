@@ -122,7 +122,7 @@ class OptionTable:
 def role_variants(request: Request, role: str, layout: Layout) -> Iterator[RolePlacement]:
     """What a role may do between its calls: stay, move its optimizer states, move altogether."""
     yield RolePlacement(pool=ALONE, layout=layout)
-    if "offload" in request.left_out:
+    if "offload" in request.left_out or layout.offload_params != "none":
         return
     if role in TRAINED and layout.offload_optimizer == "none":
         yield RolePlacement(pool=ALONE, layout=layout, offload_between=True)

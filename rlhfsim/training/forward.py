@@ -62,6 +62,8 @@ def forward(
         parts.append(part("bubble", total - busy, "pipeline schedule"))
         parts += send_parts(device, model, layout, work, count, 1.0, back=False)
     parts += exchange.gathers(device, model, layout, count, busy)
+    if layout.offload_params != "none":
+        parts.append(exchange.fetches(device, model, layout, backend, count))
     spread = spread_of(sequences, layout, 1, count, pack_len)
     launch = count / layout.pp * through.launch / 2
     parts += late_parts(device, sum(through.forward) * count / layout.pp, launch, spread, total / busy)

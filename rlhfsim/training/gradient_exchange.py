@@ -13,6 +13,7 @@ from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.links import host_rate, moved
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.weight_sync.endpoints import weights_of
 
@@ -243,6 +244,19 @@ def update(
     return [*_on_host(device, layout, owned, bytes_each), launch, own]
 
 
+def fetches(
+    device: Device, model: ModelSpec, layout: Layout, backend: Backend, passes: int, returned: int = 0
+) -> Part:
+    """Sharded weights from the host in `passes` passes over PCIe, which the GPUs of a node share.
+
+    FSDP2's shards are FP32, and it sends the gradients of each micro-batch down: of `returned` ones beside
+    those that the update counts (torch, CPUOffloadPolicy).
+    """
+    held = sum(s.owned(3) for s in shards(device, model, layout))
+    size = passes * FP32 + returned * FP32 if backend == "fsdp2" else passes * BF16
+    return moved(size * held, host_rate(device, min(device.gpus_per_node, layout.gpus)))
+
+
 def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) -> list[Part]:
     """Adam over `owned` parameters a GPU on the CPU, all GPUs of a node at once.
 
@@ -253,6 +267,7 @@ def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) ->
     reach eta_1 and all ranks together eta of the peak.
     """
     gpus = min(device.gpus_per_node, layout.gpus)
+    up = BF16 if layout.offload_params == "none" else 0.0  # else they stay there
     shares = {
         "cpu_adam_efficiency": device["cpu_adam_efficiency"],
         "cpu_adam_rank_efficiency": gpus * device["cpu_adam_rank_efficiency"],
@@ -261,7 +276,7 @@ def _on_host(device: Device, layout: Layout, owned: float, bytes_each: float) ->
     node = device.profile.node
     seconds = gpus * owned * bytes_each / (node.host_bandwidth.value * shares[name])
     parts = [
-        moved((FP32 + BF16) * owned, host_rate(device, gpus)),
+        moved((FP32 + up) * owned, host_rate(device, gpus)),
         part("host", seconds, name, spread=device.inverse_spread(name)),
     ]
     if layout.offload_optimizer == "nvme":

@@ -356,7 +356,8 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
     )
     exchanged += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
     if layout.offload_params != "none":
-        exchanged.append(_fetches(step))
+        count = step.micro_batches
+        exchanged.append(exchange.fetches(device, step.model, layout, step.backend, 2 * count, count - 1))
     return exchanged
 
 
@@ -367,12 +368,3 @@ def _room(device: Device, layout: Layout, seconds: float, raw: Pass) -> exchange
     for ranks, stride, time in groups:
         held["network" if collectives.crosses(device, ranks, stride) else "nvlink"] += time / layout.pp
     return exchange.Room(seconds / layout.pp, held)
-
-
-def _fetches(step: _Step) -> Part:
-    """ZeRO-3 parameters from the host: each rank's shard twice a micro-batch over PCIe."""
-    device, layout = step.device, step.layout
-    held = sum(s.owned(3) for s in exchange.shards(device, step.model, layout))
-    link = device.profile.pcie.value * device["pcie_efficiency"]
-    seconds = 2 * step.micro_batches * BF16 * held / link
-    return part("pcie", seconds, "pcie_efficiency", spread=device.inverse_spread("pcie_efficiency"))

@@ -10,6 +10,7 @@ from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import layer_tensors
 from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.workload.workload import Lora
@@ -301,3 +302,14 @@ def test_one_gpu_holds_every_element_of_the_checkpoint(name):
     model = resolve_model(name)
     held = memory.shard(model, Layout(), "megatron").elements
     assert held == pytest.approx(model.num_params, rel=4e-4)  # biases of attention are left out
+
+
+def test_fsdp2_offload_leaves_only_gathered_layers_on_the_gpu():
+    away = Layout(dp=2, zero=3, offload_optimizer="cpu", offload_params="cpu")
+    part = memory.shard(LLAMA8B, away, "fsdp2")
+    states = memory.trained_states(part, away, "fsdp2")
+    assert states.total == 0
+    assert states.host == pytest.approx(16 * LLAMA8B.num_params / 2)
+    half = replace(away, offload_params="none")
+    assert "together with the weights" in (violation("fsdp2", half) or "")
+    assert violation("fsdp2", away) is None

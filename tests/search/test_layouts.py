@@ -117,3 +117,13 @@ def test_a_large_moe_has_attention_data_parallelism_with_its_experts_over_all() 
     assert all(ep == tp * adp and tp * adp % 8 == 0 for tp, _, adp, ep in found if adp > 1)
     assert {adp for *_, adp, _ in replicas("deepseek-v3", 128, "nemo-rl")} == {1}  # its table has none
     assert {pp for _, pp, *_ in replicas("deepseek-v3", 128, "verl")} == {1}
+
+
+def test_fsdp2_offloads_weights_with_the_optimizer_under_stage_3() -> None:
+    cluster = parse_cluster(2, "h800")
+    request = Request(cluster=cluster, workload=Workload(algorithm="grpo"), backend="fsdp2", framework="verl")
+    model = resolve_model("14b")
+    found = role_layouts(request, "actor", model, 2, 2, trained=True)
+    away = [x for shape in found.shapes for x in shape if x.offload_optimizer == "cpu"]
+    assert away
+    assert all(x.offload_params == "cpu" and x.zero == 3 for x in away)

@@ -28,6 +28,8 @@ class BackendRules:
     """ZeRO stages together with pp > 1."""
     offload_stages: tuple[int, ...]
     """ZeRO stages under which optimizer states can live on the host."""
+    offloads_all: bool = False
+    """Weights leave for the host together with optimizer states, or neither does."""
     tp_with_pp: Literal["yes", "unverified", "no"]
     sequence_parallel: bool
     """Activations between TP regions are split over tp."""
@@ -80,6 +82,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages_tp=(3,),
         zero_stages_pp=(),
         offload_stages=(0, 2, 3),
+        offloads_all=True,
         tp_with_pp="no",
         sequence_parallel=True,
         virtual_stages=False,
@@ -137,6 +140,10 @@ def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
         (
             layout.offload_optimizer != "none" and layout.zero not in rules.offload_stages,
             f"offloads optimizer states with ZeRO {_listed(rules.offload_stages)} only",
+        ),
+        (
+            rules.offloads_all and layout.offload_optimizer != "none" and layout.offload_params == "none",
+            "offloads optimizer states together with the weights (offload_params) only",
         ),
     )
     return next((f"{rules.title} {reason}" for broken, reason in wanted if broken), None)
