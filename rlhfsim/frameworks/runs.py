@@ -49,6 +49,7 @@ FEATURES: Mapping[str, str] = {
     "LoRA": "leave out workload.lora",
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
     "8-bit Adam": "set workload.optimizer: adam",
+    "BF16 gradients": "leave out workload.gradients",
     "AMD GPUs": "use NVIDIA GPUs",
     "FP8 training": "set workload.train_precision: bf16",
     "micro-batches by tokens": "give micro_batch in place of pack_tokens",
@@ -290,6 +291,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "LoRA"
     if workload.optimizer == "adam8bit":
         yield "8-bit Adam"
+    if workload.gradients == "bf16":
+        yield "BF16 gradients"
     if workload.train_precision == "fp8":
         yield "FP8 training"
 

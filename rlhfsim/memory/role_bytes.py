@@ -10,7 +10,7 @@ to be emptied at every switch), and copies during start and checkpointing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
-from rlhfsim.memory.states import Optimizer, Stage, States
+from rlhfsim.memory.states import BF16, Optimizer, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
@@ -129,6 +129,8 @@ def role_bytes(
     """
     if beside_actor and workload.base_is_reference:
         return NOTHING
+    if workload.gradients == "bf16" and backend == "megatron":
+        stack = replace(stack, gradient_bytes=BF16)
     model, layout, trained = models.of(role), placed.layout, role in TRAINED
     kind = RoleKind(
         model=model,

@@ -22,6 +22,7 @@ SWITCHES: dict[str, str] = {
     "lora": "adapters are trained instead of all weights",
     "fp8": "the rollout runs in FP8; its log-probs differ from the trainer's",
     "adam8bit": "8-bit Adam moments",
+    "bf16-gradients": "gradients are kept and reduced in BF16 where the backend does so in FP32",
     "rollout-logprobs": "old log-probs come from the rollout engine, not from a forward of the trainer",
 }
 """Choices that change what is learnt; each competes only when allowed."""
@@ -195,6 +196,7 @@ def switched(workload: Workload, switches: frozenset[str]) -> Workload:
         "lora": {"lora": Lora(rank=LORA_RANK)},
         "fp8": {"rollout_precision": "fp8"},
         "adam8bit": {"optimizer": "adam8bit"},
+        "bf16-gradients": {"gradients": "bf16"},
         "rollout-logprobs": {"old_logprobs": "rollout"},
     }
     for switch in switches & set(changes):

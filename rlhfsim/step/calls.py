@@ -19,6 +19,7 @@ from rlhfsim.rollout.steady_state import steady_state
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
@@ -30,7 +31,8 @@ from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import pack_len
-from rlhfsim.training.training import train
+from rlhfsim.training.passes import Software
+from rlhfsim.training.training import default_software, train
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
@@ -212,11 +214,18 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         optimizer_steps=workload.mini_batches,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
+        software=_software(workload, setting.placement.backend),
         value_head=role == "critic",
         precision=workload.train_precision,
         pack_len=pack_len(workload, placed.layout, setting.drawn),
     )
     return _called(setting, device, cost).scaled(workload.epochs)
+
+
+def _software(workload: Workload, backend: Backend) -> Software:
+    """What the training stack does; gradients in BF16 are two bytes on the wire."""
+    software = default_software(backend)
+    return software if workload.gradients == "backend" else replace(software, reduce_bytes=2.0)
 
 
 def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:

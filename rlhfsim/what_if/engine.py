@@ -27,6 +27,7 @@ from rlhfsim.what_if.dotted_paths import keys, put
 T = TypeVar("T")
 TOUCHED: dict[str, frozenset[str]] = {
     "adam8bit": frozenset({"actor", "critic"}),
+    "bf16-gradients": frozenset({"actor", "critic"}),
     "fp8": frozenset({"rollout"}),
     "lora": frozenset({"actor", "reference", "rollout"}),
     "rollout-logprobs": frozenset({"actor"}),

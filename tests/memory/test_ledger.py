@@ -26,6 +26,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+from rlhfsim.step.calls import Setting, train_cost
 from rlhfsim.step.prediction import _entries
 from rlhfsim.units import GIB
 
@@ -313,3 +314,21 @@ def test_probability_falls_with_the_limit():
     items = [Item(value=2.0, low=1.5, high=3.0), Item(value=5.0, low=4.0, high=6.0)]
     chances = [probability_above(items, limit) for limit in (5.0, 7.0, 9.0, 12.0)]
     assert chances == sorted(chances, reverse=True)
+
+
+def test_gradients_in_bf16_take_two_bytes_less_and_half_the_wire():
+    layout = Layout(tp=4, dp=4, zero=1, micro_batch=1)
+    role = RolePlacement(pool="all", layout=layout)
+    pools = (ResourcePool(name="all", gpus=16),)
+    placement = Placement(pools=pools, actor=role, reference=role, backend="megatron")
+    workload = replace(GRPO, algorithm="dpo")
+    less = replace(workload, gradients="bf16")
+    usual, found = (_bytes(_ledger(placement, w), "actor.train") for w in (workload, less))
+    assert usual - found == pytest.approx(2 * models_of(GRPO).actor.num_params / 4, rel=0.01)
+    seconds = [
+        train_cost(
+            Setting(models=models_of(w), placement=placement, workload=w, cluster=CLUSTER), "actor", role
+        ).seconds
+        for w in (workload, less)
+    ]
+    assert seconds[1] < seconds[0]

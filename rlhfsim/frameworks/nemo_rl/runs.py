@@ -38,6 +38,7 @@ RUNS = Runs(
         "FP8 rollout",
         "offload to the host",
         "LoRA",
+        "BF16 gradients",
         "FP8 training",
         "micro-batches by tokens",
     ),

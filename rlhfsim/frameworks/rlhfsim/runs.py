@@ -17,6 +17,7 @@ _NOT_RUN = {
     "offload to NVMe",
     "FP8 training",
     "LoRA with tensor or pipeline parallelism",
+    "BF16 gradients",  # DeepSpeed's are; FSDP2 reduces in FP32
     "AMD GPUs",  # the pinned wheels are for CUDA
 }
 _WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them

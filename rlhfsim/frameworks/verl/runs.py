@@ -50,6 +50,7 @@ RUNS = Runs(
         "FP8 rollout",
         "offload to the host",
         "LoRA",
+        "BF16 gradients",
         "AMD GPUs",
         "micro-batches by tokens",
     ),

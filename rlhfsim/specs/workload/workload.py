@@ -101,6 +101,8 @@ class Workload(Hashed):
     lora: Lora | None = None
     environment: Environment | None = None
     optimizer: Literal["adam", "adam8bit"] = "adam"
+    gradients: Literal["backend", "bf16"] = "backend"
+    """As the training backend keeps and reduces them, or in BF16 where that is FP32 (Megatron)."""
     rollout_precision: Literal["bf16", "fp8"] = "bf16"
     train_precision: Literal["bf16", "fp8"] = "bf16"
     """Matrix products of training and scoring."""
