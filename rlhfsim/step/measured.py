@@ -203,13 +203,21 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 
 def _run(cells: dict[str, str]) -> MeasuredRun:
-    words = {n: cells[n] for n in ("kind", "framework", "backend", "gpu", "model", "algorithm", "precision")}
-    numbers = {n: float(cells[n]) for n in ("params", "length")}
+    conditions = Conditions(
+        kind=cells["kind"],
+        framework=cells["framework"],
+        backend=cells["backend"],
+        gpu=cells["gpu"],
+        model=cells["model"],
+        params=float(cells["params"]),
+        moe=cells["moe"] == "1",
+        length=float(cells["length"]),
+        gpus=int(cells["gpus"]),
+        algorithm=cells["algorithm"],
+        precision=cells["precision"],
+    )
     return MeasuredRun(
-        conditions=Conditions(**words, **numbers, moe=cells["moe"] == "1", gpus=int(cells["gpus"])),
-        release=cells["release"],
-        error=float(cells["error"]),
-        source=cells["source"],
+        conditions=conditions, release=cells["release"], error=float(cells["error"]), source=cells["source"]
     )
 
 

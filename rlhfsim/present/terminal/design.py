@@ -107,7 +107,8 @@ def show_choice(console: Console, answer: Design) -> None:
     console.print(_considered(answer))
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = f"{-100 * (other.saved or 0.0):+.0f} %"
-        console.print(f"{other.meaning}: {format(other.seconds, 's')}, {saved}: [bold]{other.option}[/bold]")
+        elsewhere = f"{other.meaning}: {format(other.seconds, 's')}, {saved}: "
+        console.print(Text.assemble(elsewhere, (other.option, "bold")))
     if answer.chosen.idle_gpus:
         console.print(_idle(answer))
     console.print(_runner(answer), style="dim", highlight=False)

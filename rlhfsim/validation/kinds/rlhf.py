@@ -175,8 +175,9 @@ def _phase_outcomes(
         measured = row.number(column)
         if measured:
             blind = timed_cost(row, unseen, kind) if unseen else None
-            known = {"label": label, "measured": measured, "assumptions": shown, "blind": blind}
-            scored.append(_outcome(row, kind, cost, **known))
+            scored.append(
+                _outcome(row, kind, cost, label=label, measured=measured, assumptions=shown, blind=blind)
+            )
     return scored
 
 
