@@ -70,7 +70,7 @@ def test_a_system_fits_where_the_real_one_runs(name: str) -> None:
 def test_sample_factory_hides_its_sync_and_is_bound_by_its_slower_side() -> None:
     plan = estimate_file("sample-factory")
     sides = (
-        seconds(plan, "actor.generate"),
+        sum(seconds(plan, name) for name in ("actor.generate", "actor.generate.wait")),
         sum(seconds(plan, name) for name in ("rules.score", "controller", "actor.train")),
     )
     assert plan.prediction.step_s == pytest.approx(max(sides))

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from rlhfsim.calibration.evidence import Datum, evidence
-from rlhfsim.calibration.identify import Unidentified, identify, moved_by, settled
+from rlhfsim.calibration.identify import Unidentified, blurred, identify, moved_by, settled
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
@@ -169,12 +169,17 @@ def fitted(
     for _ in range(ROUNDS):
         others = [p for p in known if p.name in {u.name for u in left}]
         posterior = fit(model, data, chosen, others, start)
-        settled_priors = settled(posterior)
-        if len(settled_priors) == len(chosen):
+        kept, reason = settled(posterior), "the runs scatter too much to tell"
+        if len(kept) == len(chosen):
+            worst, reason = (
+                blurred(posterior),
+                "what is not known of others that move the same phases hides it",
+            )
+            kept = [p for p in chosen if p is not worst]
+        if len(kept) == len(chosen):
             break
-        reason = "the runs scatter too much to tell"
-        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in settled_priors]
-        chosen, start = settled_priors, posterior.of(settled_priors)
+        left += [Unidentified(name=p.name, reason=reason) for p in chosen if p not in kept]
+        chosen, start = kept, posterior.of(kept)
     return posterior, left
 
 

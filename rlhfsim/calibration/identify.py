@@ -24,6 +24,8 @@ from rlhfsim.calibration.priors import Prior
 Floats = NDArray[np.float64]
 NARROWER = 0.8
 """A posterior wider than this share of its prior says nothing new."""
+WIDER = 2.0
+"""Beyond this share of the prior's width, what is not known of other coefficients hides one."""
 NO_EFFECT = 0.01
 """Change of ln seconds, for one prior standard deviation, below which a phase does not depend on it."""
 
@@ -99,6 +101,15 @@ def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int
     like = {c: abs(scaled[:, k] @ scaled[:, c]) / (norms[k] * norms[c]) for c in chosen}
     twin = known[max(like, key=lambda c: like[c])].name
     return Unidentified(name=name, reason=f"moves the same phases as {twin}", collinear_with=twin)
+
+
+def blurred(posterior: Posterior) -> Prior | None:
+    """The fitted coefficient that the doubt of the others leaves widest, if too wide."""
+    widths = np.sqrt(np.diag(posterior.covariance))
+    prior = [p.deviation(theta) for p, theta in zip(posterior.priors, posterior.theta, strict=True)]
+    ratios = [float(width / before) for width, before in zip(widths, prior, strict=True)]
+    worst = max(range(len(ratios)), key=ratios.__getitem__, default=None)
+    return None if worst is None or ratios[worst] <= WIDER else posterior.priors[worst]
 
 
 def settled(posterior: Posterior) -> list[Prior]:

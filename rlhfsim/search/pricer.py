@@ -44,11 +44,14 @@ from rlhfsim.specs.placement.placement import (
     RolloutPlacement,
     Schedule,
 )
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.step.calls import Setting, forward_cost, generation_of, train_cost
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
+
+ADAPTERS = next(path for path, rules in WEIGHT_PATHS.items() if rules.adapters_only)
 
 
 class Pricer:
@@ -341,7 +344,7 @@ class Pricer:
         """The bound of a rollout that never drains; 0 where none may compete."""
         if "async" not in self.request.switches:
             return 0.0
-        name = (key.hardware, key.gpus, role.layout, engine.kv_tokens)
+        name = (key.hardware, key.gpus, key.adapters, role.layout, engine.kv_tokens)
         if name not in self._paces:
             setting = self._with(key, role)
             # staleness admits more sequences at a time, and a fuller engine works faster
@@ -353,7 +356,10 @@ class Pricer:
     def _with(self, key: Key, role: RolloutPlacement) -> Setting:
         setting = self._setting(key)
         schedule = Schedule(double_buffered=key.double_buffered)
-        return replace(setting, placement=replace(setting.placement, rollout=role, schedule=schedule))
+        placed = replace(setting.placement, rollout=role, schedule=schedule)
+        if key.adapters:  # they cost a decode step time of their own
+            placed = replace(placed, weight_path=ADAPTERS)
+        return replace(setting, placement=placed)
 
     def _generation(self, key: Key, role: RolloutPlacement, kv_tokens: float) -> Generation:
         """The rollout stage; more KV cache changes nothing once all sequences run together."""
@@ -361,7 +367,7 @@ class Pricer:
         name = (
             key.hardware,
             key.gpus,
-            (layout.tp, layout.pp, layout.ep, layout.attention_dp, key.double_buffered),
+            (layout.tp, layout.pp, layout.ep, layout.attention_dp, key.double_buffered, key.adapters),
         )
         generation = self._rollouts.get(name)
         if generation is None or generation.waves > 1 or kv_tokens < generation.kv_tokens:

@@ -136,7 +136,7 @@ def test_the_ledger_prices_what_a_rank_holds(
         ("fsdp2-layout", {"cp": 2, "zero": 3}, "adam"),
         ("fsdp2-layout", {"zero": 1}, "adam"),
         ("fsdp2-layout", {"zero": 3, "recompute": "selective"}, "adam"),
-        ("fsdp2-offload", {"zero": 3, "offload_optimizer": "cpu"}, "adam"),
+        ("fsdp2-layout", {"zero": 3, "offload_optimizer": "cpu"}, "adam"),
         ("fsdp2-adam8bit", {"zero": 3}, "adam8bit"),
     ],
 )

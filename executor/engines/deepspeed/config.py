@@ -6,7 +6,8 @@ from typing import Any
 
 from executor.settings import Optimizer, Precision
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.placement.backends import violation
+from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.placement.backends import broken_rule
 from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
 from rlhfsim.specs.placement.layout import Layout
 
@@ -57,11 +58,9 @@ def clips_itself(layout: Layout, precision: Precision) -> bool:
 
 
 def _check(layout: Layout) -> None:
-    reason = violation("deepspeed", layout)
+    reason = broken_rule(framework(OWN).trainers["deepspeed"], layout)
     if reason is not None:
-        raise RlhfsimError(
-            "deepspeed-layout", reason, help="see the rules in rlhfsim/specs/placement/backends.py"
-        )
+        raise RlhfsimError("deepspeed-layout", reason, help="rlhfsim frameworks shows what runs")
     if "nvme" in (layout.offload_optimizer, layout.offload_params):
         raise RlhfsimError(
             "deepspeed-nvme", "the executor does not offload to NVMe", help="use offload_optimizer: cpu"

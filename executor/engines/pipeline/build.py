@@ -30,7 +30,8 @@ from executor.engines.pipeline.weights import read
 from executor.engines.protocols import EngineSpec
 from executor.engines.transformers.heads import ScalarHead, TokenHead, draw_head
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.specs.placement.backends import violation
+from rlhfsim.frameworks.runs import OWN, framework
+from rlhfsim.specs.placement.backends import broken_rule
 
 _TIED = "embedding"
 
@@ -45,7 +46,7 @@ def check(spec: EngineSpec, model: Decoder) -> None:
     layout, layers = spec.layout, len(model.layers)
     if spec.lora_rank is not None:
         raise RlhfsimError("pipeline-lora", "LoRA does not run with pipeline parallelism", help="use pp: 1")
-    if broken := violation("deepspeed", layout):
+    if broken := broken_rule(framework(OWN).trainers["deepspeed"], layout):
         raise RlhfsimError(
             "deepspeed-layout", broken, help="see the rules in rlhfsim/specs/placement/backends.py"
         )
