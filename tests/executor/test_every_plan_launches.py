@@ -16,8 +16,8 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.memory_peaks import memory_peaks
 
-FAST, SLOW = range(24), range(24, 74)
-LONG = [range(start, start + 50) for start in range(74, 324, 50)]
+FAST, SLOW = range(16), range(16, 44)
+LONG = [range(start, start + 40) for start in range(44, 324, 40)]
 """More questions than the test command has time for."""
 
 

@@ -156,6 +156,7 @@ def test_the_peak_of_a_core_is_vector_width_times_clock() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_quick_measurement_is_what_design_then_uses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

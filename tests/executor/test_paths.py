@@ -67,7 +67,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", list(CASES))
+WITH_TIME = {"workers created and destroyed"}
+"""A system that does so runs in test_systems_run.py."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.long if case in WITH_TIME else ()) for case in CASES]
+)
 def test_it_runs(case: str, tiny_model: Path, tmp_path: Path, ray_address: str) -> None:
     architecture, algorithm, changes = CASES[case]
     made = runs.plan(architecture, algorithm, tiny_model, **changes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,17 @@ LAYOUTS = {
 """More than one training rank; one elsewhere, because every process takes its time to start."""
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.parametrize("architecture", list(runs.ARCHITECTURES))
+WITH_TIME = {("naive", "ppo"), ("smart", "ppo"), ("async", "ppo")}
+"""What a critic adds is the same there as in the two that always run."""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "algorithm"),
+    [
+        pytest.param(*case, marks=pytest.mark.long if case in WITH_TIME else ())
+        for case in product(runs.ARCHITECTURES, ("grpo", "ppo"))
+    ],
+)
 def test_every_architecture_runs(
     architecture: str, algorithm: str, tiny_model: Path, tmp_path: Path, ray_address: str
 ) -> None:

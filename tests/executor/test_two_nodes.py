@@ -64,7 +64,7 @@ def scaled(architecture: str, model: Path) -> Plan:
     return estimate(placement, scaled_workload(chosen.workload, str(model / "config.json")), cluster)
 
 
-@pytest.mark.parametrize("architecture", ["hybrid", "disaggregated"])
+@pytest.mark.parametrize("architecture", ["hybrid", pytest.param("disaggregated", marks=pytest.mark.long)])
 def test_the_readmes_plan_runs_on_two_nodes(
     architecture: str, tiny_model: Path, tmp_path: Path, two_nodes: str
 ) -> None:
