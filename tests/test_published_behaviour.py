@@ -93,11 +93,16 @@ def winners(found: Cell) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "gpus"), [("13B", 64), ("13B", 96), ("34B", 64), ("34B", 96), ("34B", 128)]
-)
+@pytest.mark.parametrize(("model", "gpus"), [("13B", 64), ("13B", 96), ("34B", 96), ("34B", 128)])
 def test_the_published_placement_wins_or_ties(model: str, gpus: int) -> None:
     assert PAPER[model, gpus] in winners(cell(model, gpus))
+
+
+@pytest.mark.slow
+def test_34b_on_64_gpus_is_a_near_miss() -> None:
+    found = cell("34B", 64)
+    assert winners(found) == {"split"}  # the paper has one pool in front; the document says so
+    assert (found["colocated"] or 0.0) < 1.02 * (found["split"] or 0.0)
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("7B", 16), ("13B", 32)])
