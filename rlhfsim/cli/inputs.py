@@ -32,6 +32,7 @@ from rlhfsim.specs.loading import convert, parse_json
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
+from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm, Rules, Workload
 
 MAX_SEQUENCES = 10_000_000
@@ -106,6 +107,10 @@ def _workload(*, required: bool) -> Callable[[F], F]:
     sequences, tokens, algorithms = Whole(1, MAX_SEQUENCES), Words("TOKENS"), get_args(Algorithm)
     model = Words("NAME", completion.models)
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
+    refilled = (
+        "Share of the groups whose rewards differ; the others are thrown away and generated anew (DAPO). "
+        "With more: kept=0.5,gen_prompts=1536,max_gen_batches=10."
+    )
     ruled = "Rewards by rules on CPUs: seconds_per_sample=5ms,workers=64."
     return together(
         option(
@@ -122,6 +127,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         option("--reference", NAME, "Reference model, same or none.", default="same"),
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
+        option("--dynamic-sampling", Words("KEPT"), refilled),
         flag("--no-kl", "No KL term, so no reference model."),
         flag("--no-packing", "Pad every sequence to the longest."),
         option("--seed", Whole(0, 2**63 - 1), "Seed of drawn lengths.", default=0),
@@ -176,6 +182,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "reward": _reward(given),
         "prompt_len": lengths(given["prompt_len"], "--prompt-len"),
         "response_len": lengths(given["response_len"], "--response-len"),
+        "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
         "kl": not given["no_kl"],
         "packing": not given["no_packing"],
     }
@@ -202,6 +209,15 @@ def _reward(given: Mapping[str, Any]) -> dict[str, Any]:
     if parsed is not None:
         from_pairs(Rules, parsed, "--rules")
     return {"model": None if model == "none" else model, "rules": parsed}
+
+
+def _dynamic_sampling(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    option = "--dynamic-sampling"
+    pairs = parse_pairs(text if "=" in text else f"kept={text}", option)
+    from_pairs(DynamicSampling, pairs, option)
+    return dict(pairs)
 
 
 # --- lengths ----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ FEATURES: Mapping[str, str] = {
     "weights sent while the next batch is generated": "set overlapped_sync: false",
     "streaming": "use --forbid streaming",
     "double buffering": "set double_buffered: false",
+    "dynamic sampling": "leave out workload.dynamic_sampling; the simulator prices it",
     "environments": "leave out workload.environment; the simulator prices it",
     "roles on GPUs of their own": "place them with the actor: --forbid split,standalone",
     "rollout by the training modules": "place the rollout: rollout: {pool: ..., layout: {...}}",
@@ -287,6 +288,8 @@ def _hardware_features(vendors: Collection[str]) -> Iterator[str]:
 def _workload_features(workload: Workload) -> Iterator[str]:
     if workload.environment is not None:
         yield "environments"
+    if workload.dynamic_sampling is not None:
+        yield "dynamic sampling"
     if workload.lora is not None:
         yield "LoRA"
     if workload.optimizer == "adam8bit":

@@ -9,6 +9,7 @@ from rlhfsim.plan import Asked, Plan
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
+from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Workload
 
 
@@ -77,8 +78,17 @@ def _workload(work: Workload) -> dict[str, object]:
         "rules": f"seconds_per_sample={rules.seconds_per_sample:g},workers={rules.workers}"
         if rules
         else None,
+        "dynamic-sampling": _sampling(work.dynamic_sampling),
         "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
     }
+
+
+def _sampling(sampling: DynamicSampling | None) -> str | None:
+    if sampling is None:
+        return None
+    names = ("kept", "gen_prompts", "max_gen_batches")
+    given = {name: value for name in names if (value := getattr(sampling, name)) is not None}
+    return ",".join(f"{name}={value:.10g}" for name, value in given.items())
 
 
 def lengths(spec: AnyLengths) -> str:

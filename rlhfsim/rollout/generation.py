@@ -43,7 +43,9 @@ class Generation:
     """Of the slowest replica. `tail` is the decode time after fewer than `TAIL_SHARE` of its first
     batch still runs; the other parts leave that time out."""
     decode_tokens: float
-    """Response tokens of all replicas."""
+    """Response tokens of all replicas, those thrown away included."""
+    discarded_tokens: float = 0.0
+    """Response tokens that are thrown away."""
     prefill_seconds: float
     """Part of `cost` before the first decode step, and recomputation after preemption."""
     running: float

@@ -44,12 +44,12 @@ def rules_seconds(workload: Workload) -> float:
     rules = workload.reward.rules
     if rules is None or not workload.generates:
         return 0.0
-    return workload.num_sequences * rules.seconds_per_sample / rules.workers
+    return workload.num_rewarded * rules.seconds_per_sample / rules.workers
 
 
 def head_seconds(workload: Workload) -> float:
     """Time between generation and the first forward call: rules that are not overlapped."""
-    return 0.0 if workload.reward.overlapped else rules_seconds(workload)
+    return rules_seconds(workload) if workload.rules_first else 0.0
 
 
 def controller_seconds(request: Request, partition: Partition) -> float:

@@ -39,7 +39,7 @@ class Noise:
     """What varies between steps."""
 
     lengths: bool = False
-    """Response lengths are drawn anew for every step."""
+    """Response lengths, and with dynamic sampling the generation batches, are drawn anew for every step."""
     reward_spread: float = 0.0
     """Standard deviation of the log of reward times (rules and reward models); their mean stays."""
     straggler_share: float = 0.0
@@ -75,7 +75,7 @@ def generator(seed: int, what: str, step: int = 0) -> np.random.Generator:
 
 def usual_lengths(setting: Setting) -> Floats:
     """Response lengths of every quiet step, tokens."""
-    return known_lengths(requests_of(setting.workload, setting.placement.weight_path), setting.drawn)
+    return known_lengths(requests_of(setting), setting.drawn)
 
 
 def known_lengths(requests: Requests, drawn: tuple[float, ...] | None) -> Floats:
@@ -100,8 +100,17 @@ class Draws:
         workload = self.base.workload
         rng = generator(self.seed, "lengths", step)
         if self.noise.lengths:
-            return np.maximum(draw(workload.response_len, workload.num_sequences, rng), 1.0)
+            return np.maximum(draw(workload.response_len, self._sequences(step), rng), 1.0)
         return rng.permutation(usual_lengths(self.base))
+
+    def _sequences(self, step: int) -> int:
+        """Sequences that a step generates."""
+        requests, workload = requests_of(self.base), self.base.workload
+        sampling, schedule = workload.dynamic_sampling, self.base.placement.schedule
+        if sampling is None or schedule.continuous:
+            return requests.sequences
+        batches = sampling.drawn_batches(workload.prompts, generator(self.seed, "kept groups", step))
+        return batches * requests.sequences
 
     def program(self, kv_tokens: float | None, step: int) -> Program:
         """The priced calls of a step as they run: its lengths, reward times and slow ranks."""

@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,6 +14,7 @@ from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.rollout.generation import Generation, Requests, generate
 from rlhfsim.rollout.steady_state import steady_state
@@ -22,7 +24,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
+from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
@@ -46,7 +48,12 @@ class Setting:
     workload: Workload
     cluster: Cluster
     drawn: tuple[float, ...] | None = None
-    """Response lengths of one step, tokens; None: expected order statistics of the distribution."""
+    """Response lengths of all that one step generates, tokens; None: expected order statistics."""
+
+    @property
+    def trained(self) -> tuple[float, ...] | None:
+        """The drawn response lengths that the step trains on; kept ones are as long as all."""
+        return None if self.drawn is None else self.drawn[: self.workload.num_sequences]
 
     def device(self, role: RolePlacement | RolloutPlacement) -> Device:
         """The device of the pool a role sits in."""
@@ -83,10 +90,23 @@ def generation_of(setting: Setting, kv_tokens: float | None) -> Generation | Non
     role = setting.placement.rollout
     if role is None or not setting.workload.generates:
         return None
-    asked = requests_of(setting.workload, setting.placement.weight_path)
-    generation = _rollout(setting, role, kv_tokens, asked, setting.drawn)
+    if setting.workload.dynamic_sampling is not None:
+        return _generation_batches(setting, role, kv_tokens)
+    generation = _rollout(setting, role, kv_tokens, requests_of(setting), setting.drawn)
     turns = turns_of(setting, kv_tokens)
     return generation if turns is None else with_environment(generation, turns)
+
+
+def _generation_batches(setting: Setting, role: RolloutPlacement, kv_tokens: float | None) -> Generation:
+    """Batches until the step is full: as many as drawn, or those of the mean step."""
+    workload, asked, drawn = setting.workload, requests_of(setting), setting.drawn
+    if drawn is None:
+        batches, count = [_rollout(setting, role, kv_tokens, asked, None)], workload.gen_batches
+    else:
+        parts = [drawn[i : i + asked.sequences] for i in range(0, len(drawn), asked.sequences)]
+        batches, count = [_rollout(setting, role, kv_tokens, asked, part) for part in parts], len(parts)
+    trained = stats(workload.response_len).mean * workload.num_sequences
+    return one_after_the_other(batches, count, sum(setting.trained) if setting.trained else trained)
 
 
 def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
@@ -94,8 +114,7 @@ def turns_of(setting: Setting, kv_tokens: float | None) -> Turns | None:
     workload, role = setting.workload, setting.placement.rollout
     if workload.environment is None or role is None or not workload.generates:
         return None
-    path, drawn = setting.placement.weight_path, setting.drawn
-    requests = requests_of(workload, path)
+    drawn, requests = setting.drawn, requests_of(setting)
     buffers, first = [], 0
     parts = halves(workload.prompts, setting.placement.schedule.double_buffered)
     for prompts in parts:
@@ -122,10 +141,14 @@ def _rollout(
     return _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
 
 
-def requests_of(workload: Workload, path: WeightPath) -> Requests:
-    """What the rollout engine is asked for in one step."""
+def requests_of(setting: Setting) -> Requests:
+    """What the rollout engine is asked for: a generation batch, or what a step needs if it never drains."""
+    workload, path = setting.workload, setting.placement.weight_path
+    sampling, prompts = workload.dynamic_sampling, workload.gen_prompts
+    if sampling is not None and setting.placement.schedule.continuous:
+        prompts = math.ceil(workload.prompts / sampling.kept)
     return Requests(
-        prompts=workload.prompts,
+        prompts=prompts,
         samples=workload.samples,
         prompt_lengths=workload.prompt_len,
         response_lengths=workload.response_len,
@@ -148,7 +171,7 @@ def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
         setting.device(role),
         setting.models.actor,
         _rollout_layout(role, kv_tokens),
-        requests_of(setting.workload, setting.placement.weight_path),
+        requests_of(setting),
         staleness=schedule.staleness,
         interrupted=schedule.partial_rollout,
         kv_tokens=kv_tokens,
@@ -198,7 +221,7 @@ def rules_cost(workload: Workload) -> Cost:
     """Rule rewards on parallel CPU workers: n t / workers."""
     rules = workload.reward.rules
     assert rules is not None
-    seconds = workload.num_sequences * rules.seconds_per_sample / rules.workers
+    seconds = workload.num_rewarded * rules.seconds_per_sample / rules.workers
     return Cost(parts=(part("host", seconds, "rules.seconds_per_sample"),))
 
 
@@ -209,7 +232,7 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         device,
         setting.models.of(role),
         placed.layout,
-        sequences_of(workload, setting.drawn),
+        sequences_of(workload, setting.trained),
         backend=setting.placement.backend,
         optimizer_steps=workload.mini_batches,
         optimizer=workload.optimizer,
@@ -217,7 +240,7 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         software=_software(workload, setting.placement.backend),
         value_head=role == "critic",
         precision=workload.train_precision,
-        pack_len=pack_len(workload, placed.layout, setting.drawn),
+        pack_len=pack_len(workload, placed.layout, setting.trained),
     )
     return _called(setting, device, cost).scaled(workload.epochs)
 
@@ -236,11 +259,11 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
         device,
         setting.models.of(call.role),
         role.layout,
-        sequences_of(setting.workload, setting.drawn),
+        sequences_of(setting.workload, setting.trained),
         backend=setting.placement.backend,
         head=call.kind,
         precision=setting.workload.train_precision,
-        pack_len=pack_len(setting.workload, role.layout, setting.drawn, scoring=True),
+        pack_len=pack_len(setting.workload, role.layout, setting.trained, scoring=True),
     )
     return _called(setting, device, cost)
 

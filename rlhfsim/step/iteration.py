@@ -100,7 +100,7 @@ def program(setting: Setting, kv_tokens: float | None = None, known: Known | Non
         steps=tuple(steps),
         generation=generation,
         continuous=continuous_cost(setting, kv_tokens),
-        tokens=sequences_of(_unpadded(setting.workload), setting.drawn).tokens,
+        tokens=sequences_of(_unpadded(setting.workload), setting.trained).tokens,
         gpus=sum(group.gpus for group in setting.cluster.node_groups),
         turns=turns_of(setting, kv_tokens),
     )

@@ -61,7 +61,7 @@ def test_without_noise_a_call_is_left_as_it_is() -> None:
 def test_every_step_has_the_same_lengths_in_another_order() -> None:
     first, second = (Draws(SETTING, seed=1).lengths(k) for k in (0, 1))
     assert not np.array_equal(first, second)
-    expected = np.sort(expected_lengths(requests_of(WORKLOAD, "ipc")))
+    expected = np.sort(expected_lengths(requests_of(SETTING)))
     assert np.array_equal(np.sort(first), expected)
     assert np.array_equal(np.sort(second), expected)
 

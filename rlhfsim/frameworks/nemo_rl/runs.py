@@ -30,6 +30,7 @@ RUNS = Runs(
         "one step off",
         "staleness above 1",
         "partial rollouts",
+        "dynamic sampling",
         "environments",
         "rollout tensor parallelism",
         "rollout pipeline parallelism",

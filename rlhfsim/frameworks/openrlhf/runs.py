@@ -32,6 +32,7 @@ RUNS = Runs(
         "one step off",
         "staleness above 1",
         "partial rollouts",
+        "dynamic sampling",
         "environments",
         "roles on GPUs of their own",
         "rollout tensor parallelism",

@@ -9,6 +9,7 @@ from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 _NOT_RUN = {
+    "dynamic sampling",
     "environments",
     "double buffering",
     "rollout by the training modules",

@@ -42,6 +42,7 @@ RUNS = Runs(
         "one step off",
         "staleness above 1",
         "partial rollouts",
+        "dynamic sampling",
         "environments",
         "rollout tensor parallelism",
         "rollout expert parallelism",

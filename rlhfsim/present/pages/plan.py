@@ -15,6 +15,7 @@ from rlhfsim.present.figures import trust as figures_trust
 from rlhfsim.present.figures.picture import picture
 from rlhfsim.present.html.content import Block, Listing, Mark, Page, PageSection, Tile, section
 from rlhfsim.present.known import known
+from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
 from rlhfsim.specs.placement.backends import BACKENDS
@@ -102,7 +103,7 @@ def _sure(plan: Plan) -> Iterator[str]:
         f"8 in 10 that a step takes between {words.seconds(p.low_s)} and {words.seconds(p.high_s)} "
         "(P10 to P90 of everything the time rests on)."
     )
-    yield from (f"{text[0].upper()}{text[1:]}." for text in known(plan).values())
+    yield from (f"{text[0].upper()}{text[1:]}." for text in {**sampling(plan), **known(plan)}.values())
     if plan.choice is None:
         yield GIVEN
     else:

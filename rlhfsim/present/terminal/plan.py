@@ -18,6 +18,7 @@ from rlhfsim.plan import Plan, PredictedPhase
 from rlhfsim.present import words
 from rlhfsim.present.basis import evidence, profile_under
 from rlhfsim.present.known import known
+from rlhfsim.present.sampling import sampling
 from rlhfsim.present.tables import CUT, REST, WORDS, Fit, added, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, Axis, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, drawn, labelled, resource_text
@@ -39,7 +40,7 @@ SMALL = 0.02
 
 def header(plan: Plan) -> RenderableType:
     """What is computed on what, and how: a title line, then batch, architecture, roles, what is known."""
-    rows = {"batch": _batch(plan), "plan": _way(plan), "roles": _roles(plan), **known(plan)}
+    rows = {"batch": _batch(plan), **sampling(plan), "plan": _way(plan), "roles": _roles(plan), **known(plan)}
     return Group(Text(_task(plan), style="bold"), labelled(rows))
 
 

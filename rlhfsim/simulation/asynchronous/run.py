@@ -110,7 +110,7 @@ def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) ->
     """One priced replica of the plan."""
     role, schedule = setting.placement.rollout, setting.placement.schedule
     assert role is not None
-    requests = requests_of(setting.workload, setting.placement.weight_path)
+    requests = requests_of(setting)
     layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
     admitted = requests.sequences * (schedule.staleness + 1.0)
     return engine_of(
@@ -125,13 +125,13 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
     schedule = setting.placement.schedule
 
     def lengths(k: int) -> list[list[float]]:
-        groups: list[list[float]] = draws.lengths(k).reshape(workload.prompts, -1).tolist()
+        groups: list[list[float]] = draws.lengths(k).reshape(-1, workload.samples).tolist()
         return groups
 
     return RolloutPool(
         replicas=[RolloutReplica(engine, pace) for pace in draws.replica_paces()],
         lengths=lengths,
-        batch=workload.prompts,
+        batch=requests_of(setting).prompts,
         staleness=schedule.staleness,
         partial=schedule.partial_rollout,
         queue=schedule.queue,
@@ -237,7 +237,7 @@ def floor_and_replicas(setting: Setting, kv_tokens: float | None) -> tuple[Floor
     longest = float(usual_lengths(setting).max())
     engine = rollout_engine(setting, kv_tokens, longest)
     assert setting.placement.rollout is not None
-    known = _known_floor(engine, requests_of(setting.workload, setting.placement.weight_path), setting.drawn)
+    known = _known_floor(engine, requests_of(setting), setting.drawn)
     return known, setting.placement.rollout.layout.dp
 
 

@@ -54,7 +54,7 @@ def _scoring_calls(workload: Workload) -> list[Call]:
     calls = []
     if workload.generates and workload.reward.rules is not None:
         calls.append(Call(role="rules", kind="score", needs=source))
-        if not workload.reward.overlapped:
+        if workload.rules_first:
             source = ("rules.score",)
     if workload.has_reward_model:
         calls.append(Call(role="reward", kind="score", needs=source))

@@ -12,6 +12,7 @@ from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.lengths import Fixed, Lengths
+from rlhfsim.specs.workload.sampling import DynamicSampling
 
 Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
@@ -100,6 +101,7 @@ class Workload(Hashed):
     """Old log-probs from a forward of the training engine, or those of the rollout engine."""
     lora: Lora | None = None
     environment: Environment | None = None
+    dynamic_sampling: DynamicSampling | None = None
     optimizer: Literal["adam", "adam8bit"] = "adam"
     gradients: Literal["backend", "bf16"] = "backend"
     """As the training backend keeps and reduces them, or in BF16 where that is FP32 (Megatron)."""
@@ -123,11 +125,52 @@ class Workload(Hashed):
                 f"{self.num_sequences} sequences do not split into {self.mini_batches} mini-batches",
                 help="choose mini_batches that divides prompts x samples",
             )
+        if self.dynamic_sampling is not None:
+            self._check_dynamic_sampling(self.dynamic_sampling)
+
+    def _check_dynamic_sampling(self, sampling: DynamicSampling) -> None:
+        what = None
+        if not self.generates or self.has_critic or self.samples < 2:
+            what, remedy = (
+                "groups of samples",
+                "use grpo, dr-grpo, rloo or reinforce++ with 2 samples or more",
+            )
+        elif self.reward.rules is None or self.reward.model is not None:
+            what, remedy = ("rewards by rules alone", "set reward: {rules: {}}; a model's are never equal")
+        elif self.environment is not None:
+            what, remedy = "a rollout without environment", "leave out one of the two"
+        if what is not None:
+            raise RlhfsimError("no-dynamic-sampling", f"dynamic sampling needs {what}", help=remedy)
+        sampling.check(self.prompts)
 
     @property
     def num_sequences(self) -> int:
         """Sequences per step: prompts x samples (DPO: pairs count twice)."""
         return self.prompts * self.samples * (2 if self.algorithm == "dpo" else 1)
+
+    @property
+    def gen_prompts(self) -> int:
+        """Prompts that are generated at a time."""
+        sampling = self.dynamic_sampling
+        return self.prompts if sampling is None else sampling.prompts_of(self.prompts)
+
+    @property
+    def gen_batches(self) -> float:
+        """Generation batches of a mean step, one after the other."""
+        sampling = self.dynamic_sampling
+        return 1.0 if sampling is None else sampling.expected_batches(self.prompts)
+
+    @property
+    def num_rewarded(self) -> float:
+        """Sequences that rules score in a mean step, those thrown away included."""
+        if self.dynamic_sampling is None:
+            return self.num_sequences
+        return self.gen_batches * self.gen_prompts * self.samples
+
+    @property
+    def rules_first(self) -> bool:
+        """Whether every other call waits for rule rewards."""
+        return not self.reward.overlapped or self.dynamic_sampling is not None
 
     @property
     def generates(self) -> bool:
