@@ -101,6 +101,7 @@ def question(scenario: Scenario) -> Request:
         "fp8": workload.rollout_precision == "fp8",
         "rollout-logprobs": workload.old_logprobs == "rollout",
         "adam8bit": workload.optimizer == "adam8bit",
+        "bf16-gradients": workload.gradients == "bf16",
     }
     return Request(
         cluster=scenario.cluster,

@@ -84,6 +84,8 @@ class Runs:
     heads: Mapping[Backend, Head] = field(default_factory=dict)
     """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks
     (Megatron: `UNFUSED`)."""
+    frees_gradients: Collection[Backend] = ()
+    """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str

@@ -45,6 +45,8 @@ class Stack(Hashed):
     """Bytes per stored gradient element; default the backend's."""
     head: Head | None = None
     """Where the logits of all tokens stand at once; default the executor's chunks."""
+    frees_gradients: bool = False
+    """Gradient buffers of Megatron and DeepSpeed stand during training calls alone."""
     flash: bool = True
     """Attention without a stored score matrix."""
 
@@ -56,7 +58,9 @@ DEFAULT_STACK = Stack()
 def stack_of(name: str | None, backend: Backend) -> Stack:
     """What a framework does otherwise, by its name; of an unknown one (None) nothing is known."""
     known = next((x for x in frameworks() if x.name == name), None)
-    return Stack(head=known.heads.get(backend)) if known else DEFAULT_STACK
+    if known is None:
+        return DEFAULT_STACK
+    return Stack(head=known.heads.get(backend), frees_gradients=backend in known.frees_gradients)
 
 
 class Extra(NamedTuple):
@@ -145,7 +149,7 @@ def role_bytes(
     standing, score, train = _calls(kind, layout, stage, batch_lengths(workload), imbalance, waste)
     return RoleBytes(
         states=standing.states,
-        kept=_kept(standing.states, placed, backend, trained),
+        kept=_kept(standing.states, placed, backend, trained, stack),
         score=score,
         train=train,
         framework=0.0 if beside_actor and backend != "deepspeed" else profile["framework_bytes"],
@@ -162,18 +166,21 @@ def most_host(stages: Sequence[RoleBytes]) -> float:
     return max(part.host for part in stages)
 
 
-def rested(part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool) -> RoleBytes:
+def rested(
+    part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool, stack: Stack = DEFAULT_STACK
+) -> RoleBytes:
     """The bytes of a layout as `role_bytes` gives them, where something else happens between its calls."""
     if part is NOTHING:
         return part
-    kept = _kept(part.states, role, backend, trained)
+    kept = _kept(part.states, role, backend, trained, stack)
     return part._replace(kept=kept, recreated=role.residency == "recreated")
 
 
-def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool) -> States:
+def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool, stack: Stack) -> States:
     """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
 
-    FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their flat buffers.
+    FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their flat buffers, unless a
+    framework gives them back.
     A frozen role that is created again reads its weights from disk; a trained one from the host.
     """
     if role.residency != "resident":
@@ -181,7 +188,8 @@ def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool) 
         return States(host=away)
     if role.offload_between:
         return States(weights=states.weights, host=states.optimizer)
-    return states._replace(gradients=0.0 if backend == "fsdp2" else states.gradients, host=0.0)
+    freed = backend == "fsdp2" or stack.frees_gradients
+    return states._replace(gradients=0.0 if freed else states.gradients, host=0.0)
 
 
 class _Standing(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain, groupby
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, most_host, rested, role_bytes, stack_of
+from rlhfsim.memory.role_bytes import RoleBytes, Stack, most_host, rested, role_bytes, stack_of
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -167,6 +168,7 @@ class Pricer:
         """The options of a role that run when nobody else is there, not yet timed."""
         options, pool, backend = self._options(key), self.hardware(key), self.request.backend
         trained, usable = key.role in TRAINED, pool.profile.usable_memory.value
+        rest = partial(rested, backend=backend, trained=trained, stack=self._stack)
         roles, parts = list[RolePlacement](), list[list[RoleBytes]]()
         for shape in options.shapes:
             for variants in filter(None, shape):
@@ -175,7 +177,7 @@ class Pricer:
                     break  # whatever happens between its calls; a larger micro-batch needs more
                 roles += variants
                 ends = views[0], views[-1]
-                parts += [[rested(p, s, backend=backend, trained=trained) for p in ends] for s in variants]
+                parts += [[rest(p, s) for p in ends] for s in variants]
         process = pool.profile["host_process_bytes"]
         host = np.array([most_host(ends) + (ends[0].framework > 0) * process for ends in parts])
         rows = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
@@ -229,6 +231,10 @@ class Pricer:
         options = (s for x in layouts for s in rollout_variants(x, adapters=key.adapters))
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
+    @property
+    def _stack(self) -> Stack:
+        return stack_of(self.request.cluster.framework, self.request.backend)
+
     def _bytes(self, key: Key, placed: RolePlacement) -> list[RoleBytes]:
         """On the first and on the last pipeline stage."""
         return [
@@ -241,7 +247,7 @@ class Pricer:
                 profile=self.hardware(key).profile,
                 stage=stage,
                 beside_actor=key.beside_actor,
-                stack=stack_of(self.request.cluster.framework, self.request.backend),
+                stack=self._stack,
             )
             for stage in stages(placed.layout)
         ]

@@ -20,6 +20,7 @@ RUNS = Runs(
             "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
         )
     },
+    frees_gradients=("megatron",),  # prepare_for_lp_inference of megatron_policy_worker.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),
