@@ -298,7 +298,7 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "8-bit Adam"
     if workload.gradients == "bf16":
         yield "BF16 gradients"
-    if workload.train_precision == "fp8":
+    if workload.train_precision in ("fp8", "fp4"):
         yield "FP8 training"
 
 

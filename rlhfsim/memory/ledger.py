@@ -18,7 +18,6 @@ from rlhfsim.memory.components import MemoryEntry
 from rlhfsim.memory.kv_cache import EngineBytes, kv_bytes_per_token, rollout_weights
 from rlhfsim.memory.residency import engine_in_plan, entries, plan_moments, pool_bytes, profile_of
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement, RolloutPlacement
@@ -135,11 +134,9 @@ class Ledger:
 # --- the ledger -----------------------------------------------------------------------------------
 
 
-def ledger(
-    models: Models, placement: Placement, workload: Workload, cluster: Cluster, *, stack: Stack | None = None
-) -> Ledger:
-    """Memory of a plan through one step; `stack`: of its trainer, if not that of the cluster's framework."""
-    pools = {p.name: pool_bytes(models, placement, workload, cluster, p.name, stack) for p in placement.pools}
+def ledger(models: Models, placement: Placement, workload: Workload, cluster: Cluster) -> Ledger:
+    """Memory of a plan through one step."""
+    pools = {p.name: pool_bytes(models, placement, workload, cluster, p.name) for p in placement.pools}
     phases: list[LedgerPhase] = []
     others: list[LedgerPhase] = []
     for moment in plan_moments(placement, workload):

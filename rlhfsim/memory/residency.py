@@ -28,13 +28,14 @@ from rlhfsim.memory.components import (
     role_components,
 )
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
-from rlhfsim.memory.role_bytes import DEFAULT_STACK, RoleBytes, Stack, most_host, role_bytes, stack_of
+from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_bytes, software_of
 from rlhfsim.memory.states import Stage, lora_params
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 from rlhfsim.specs.workload.dataflow import Call, dataflow
 from rlhfsim.specs.workload.workload import Lora, Workload
@@ -74,7 +75,7 @@ def role_in_plan(
     profile: Profile,
     role: str,
     stage: Stage = "only",
-    stack: Stack = DEFAULT_STACK,
+    software: Software | None = None,
 ) -> RoleBytes:
     """What a role of a plan holds on a GPU of `stage`."""
     placed = placement.roles[role]
@@ -88,7 +89,7 @@ def role_in_plan(
         profile=profile,
         stage=stage if placed.layout.pp > 1 else "only",
         beside_actor=role == "reference" and placed.pool == placement.actor.pool,
-        stack=stack,
+        software=software,
     )
 
 
@@ -125,20 +126,15 @@ def sync_bytes(
 
 
 def pool_bytes(
-    models: Models,
-    placement: Placement,
-    workload: Workload,
-    cluster: Cluster,
-    pool: str,
-    stack: Stack | None = None,
+    models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str
 ) -> PoolBytes:
-    """Everything that sits in `pool`; `stack`: if not that of the cluster's framework."""
-    stack = stack or stack_of(cluster.framework, placement.backend)
+    """Everything that sits in `pool`."""
+    software = software_of(placement.software, cluster.framework, placement.backend)
     profile, stages = profile_of(placement, cluster, pool), _stages(placement, pool)
     placed = placement.roles
     here = [r for r in ROLES if getattr(models, r) is not None and r in placed and placed[r].pool == pool]
     roles = {
-        r: [role_in_plan(models, placement, workload, profile, r, s, stack) for s in stages] for r in here
+        r: [role_in_plan(models, placement, workload, profile, r, s, software) for s in stages] for r in here
     }
     host = sum(most_host(parts) for parts in roles.values())
     processes = sum(parts[0].framework > 0 for parts in roles.values())

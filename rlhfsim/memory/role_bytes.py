@@ -9,8 +9,8 @@ to be emptied at every switch), and copies during start and checkpointing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -20,47 +20,30 @@ from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
 from rlhfsim.memory.states import BF16, Optimizer, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
-from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import BatchLengths, batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Workload
 
 
-@hashed_once
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack(Hashed):
-    """What a training framework does otherwise than its backend's default."""
-
-    train_tokens: float | None = None
-    """Tokens of a training micro-batch over its cp ranks; default micro_batch x longest sequence."""
-    score_tokens: float | None = None
-    """The same for scoring forwards."""
-    gradient_bytes: float | None = None
-    """Bytes per stored gradient element; default the backend's."""
-    head: Head | None = None
-    """Where the logits of all tokens stand at once; default the executor's chunks."""
-    frees_gradients: bool = False
-    """Gradient buffers of Megatron and DeepSpeed stand during training calls alone."""
-    flash: bool = True
-    """Attention without a stored score matrix."""
-
-
-DEFAULT_STACK = Stack()
-
-
 @cache
-def stack_of(name: str | None, backend: Backend) -> Stack:
-    """What a framework does otherwise, by its name; of an unknown one (None) nothing is known."""
-    known = next((x for x in frameworks() if x.name == name), None)
+def software_of(given: Software | None, framework: str | None, backend: Backend) -> Software:
+    """The training stack of a plan, with the head of its framework where the plan names none."""
+    software = given or default_software(backend)
+    known = next((x for x in frameworks() if x.name == framework), None)
     if known is None:
-        return DEFAULT_STACK
-    return Stack(head=known.heads.get(backend), frees_gradients=backend in known.frees_gradients)
+        return software
+    frees = software.frees_gradients
+    return replace(
+        software,
+        head=software.head or known.heads.get(backend),
+        frees_gradients=backend in known.frees_gradients if frees is None else frees,
+    )
 
 
 class Extra(NamedTuple):
@@ -112,7 +95,9 @@ class RoleKind(NamedTuple):
     trained: bool
     optimizer: Optimizer
     lora: Lora | None
-    stack: Stack
+    software: Software
+    fp8: bool
+    """Matrix products of training keep their inputs in FP8."""
 
 
 def role_bytes(
@@ -125,7 +110,7 @@ def role_bytes(
     profile: Profile,
     stage: Stage = "only",
     beside_actor: bool = False,
-    stack: Stack = DEFAULT_STACK,
+    software: Software | None = None,
 ) -> RoleBytes:
     """What a role holds on a GPU of `stage`; `beside_actor`: a reference in the actor's pool.
 
@@ -133,23 +118,28 @@ def role_bytes(
     """
     if beside_actor and workload.base_is_reference:
         return NOTHING
+    software = software or default_software(backend)
     if workload.gradients == "bf16" and backend == "megatron":
-        stack = replace(stack, gradient_bytes=BF16)
+        software = replace(software, gradient_bytes=BF16)
     model, layout, trained = models.of(role), placed.layout, role in TRAINED
+    if software.fp32_combine and model.moe is not None:
+        model = replace(model, moe=replace(model.moe, fp32_combine=True))
     kind = RoleKind(
         model=model,
         backend=backend,
         trained=trained,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
-        stack=stack,
+        software=software,
+        fp8=workload.train_precision == "fp8",
     )
-    imbalance = profile["ep_hot_rank_factor"] if model.moe and layout.ep > 1 else 1.0
+    skewed = model.moe is not None and layout.ep > 1 and not software.balanced
+    imbalance = profile["ep_hot_rank_factor"] if skewed else 1.0
     waste = profile["fragmentation"] - 1
     standing, score, train = _calls(kind, layout, stage, batch_lengths(workload), imbalance, waste)
     return RoleBytes(
         states=standing.states,
-        kept=_kept(standing.states, placed, backend, trained, stack),
+        kept=_kept(standing.states, placed, backend, trained, software),
         score=score,
         train=train,
         framework=0.0 if beside_actor and backend != "deepspeed" else profile["framework_bytes"],
@@ -167,16 +157,16 @@ def most_host(stages: Sequence[RoleBytes]) -> float:
 
 
 def rested(
-    part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool, stack: Stack = DEFAULT_STACK
+    part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool, software: Software
 ) -> RoleBytes:
     """The bytes of a layout as `role_bytes` gives them, where something else happens between its calls."""
     if part is NOTHING:
         return part
-    kept = _kept(part.states, role, backend, trained, stack)
+    kept = _kept(part.states, role, backend, trained, software)
     return part._replace(kept=kept, recreated=role.residency == "recreated")
 
 
-def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool, stack: Stack) -> States:
+def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool, software: Software) -> States:
     """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
 
     FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their flat buffers, unless a
@@ -188,7 +178,7 @@ def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool, 
         return States(host=away)
     if role.offload_between:
         return States(weights=states.weights, host=states.optimizer)
-    freed = backend == "fsdp2" or stack.frees_gradients
+    freed = backend == "fsdp2" or bool(software.frees_gradients)
     return states._replace(gradients=0.0 if freed else states.gradients, host=0.0)
 
 
@@ -203,23 +193,35 @@ class _Standing(NamedTuple):
     step: float
     """Of the optimizer step alone."""
     communicators: int
+    layers: int
+    """Of this stage."""
 
 
 @lru_cache(maxsize=65536)
 def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     """States and buffers of a role under every layout with these fields."""
-    model, backend, lora = kind.model, kind.backend, kind.lora
+    model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
     layout = Layout(**dict(zip(memory.CUT, cut, strict=True)))
     part = memory.shard(model, layout, backend, stage)
     trainable = part
     if kind.trained and lora is not None:
-        base, adapters = memory.lora_states(model, part, layout, backend, lora, optimizer=kind.optimizer)
-        states = adapters._replace(weights=base.weights + adapters.weights, host=base.host + adapters.host)
+        base, own = memory.lora_states(
+            model, part, layout, backend, lora, optimizer=kind.optimizer, base_width=software.base_bytes
+        )
+        states = own._replace(
+            weights=base.weights + software.adapters * own.weights,
+            gradients=software.adapters * own.gradients,
+            host=base.host + own.host,
+        )
         trainable = memory.adapter_shard(model, part, layout, lora)
     elif kind.trained:
-        gradient_bytes = kind.stack.gradient_bytes
         states = memory.trained_states(
-            part, layout, backend, optimizer=kind.optimizer, gradient_bytes=gradient_bytes
+            part,
+            layout,
+            backend,
+            optimizer=kind.optimizer,
+            gradient_bytes=software.gradient_bytes,
+            moment_bytes=software.moment_bytes,
         )
     else:
         states = memory.frozen_states(part, layout)
@@ -228,9 +230,10 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     return _Standing(
         states=states,
         gathered=memory.gathered_bytes(part, layout, backend) if gathers else 0.0,
-        buffers=memory.gradient_buffer_bytes(trainable, layout, backend),
+        buffers=memory.gradient_buffer_bytes(trainable, layout, backend, overlap=software.overlaps_reduction),
         step=memory.step_bytes(trainable, layout, backend),
         communicators=memory.communicators(layout),
+        layers=part.num_layers,
     )
 
 
@@ -243,17 +246,17 @@ def _calls(
     `imbalance`: tokens of the fullest expert rank over the mean; `waste`: bytes that the caching
     allocator reserves for each byte of tensors that come and go.
     """
-    stack = kind.stack
-    score_length = 0.0 if stack.flash else batch.max_tokens
+    software = kind.software
+    score_length = 0.0 if software.flash else batch.max_tokens
     standing = _standing(kind, memory.cut(layout), stage)
     forward = activations.forward_activations(
         kind.model,
         layout,
         kind.backend,
-        tokens=stack.score_tokens or batch.tokens(layout, scoring=True),
+        tokens=batch.tokens(layout, scoring=True),
         imbalance=imbalance,
         score_length=score_length,
-        head=stack.head,
+        head=software.head,
     )
     score = _extra(standing.gathered, 0.0, forward, waste)
     if not kind.trained:
@@ -262,18 +265,49 @@ def _calls(
         kind.model,
         layout,
         kind.backend,
-        tokens=stack.train_tokens or batch.tokens(layout),
+        tokens=batch.tokens(layout),
         micro_batches=batch.micro_batches(layout),
         stage=stage,
         imbalance=imbalance,
         score_length=score_length,
-        head=stack.head,
+        fp8=kind.fp8 and kind.backend == "megatron",
+        head=software.head,
         frozen=kind.lora is not None,
+        compiled=software.stack == "compiled",
     )
+    backward = backward._replace(saved=backward.saved * _share_kept(kind, layout, standing.layers))
     buffers = backward.beside(standing.buffers) if kind.backend == "fsdp2" else standing.buffers
     if standing.step > standing.gathered + buffers + backward.peak:
         return standing, score, Extra(buffers=standing.step)  # short batches: the optimizer step is the peak
     return standing, score, _extra(standing.gathered, buffers, backward, waste)
+
+
+_DROPPED: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("mlp_activation_input", "mlp_activation"),
+    "mla_up_proj": ("query_key_value",),
+    "moe_act": ("expert_mlp_activation",),
+    "layernorm": ("attention_input", "mlp_input"),
+}
+"""Module of Megatron's selective recomputation -> saved tensors that it computes again."""
+
+
+def _share_kept(kind: RoleKind, layout: Layout, layers: int) -> float:
+    """Share of the saved activations that stays on the GPU: not on the host, not computed again by module."""
+    software = kind.software
+    if software.inputs_kept is not None:
+        return min(1.0, software.inputs_kept / layers)
+    names = [tensor for module in software.recomputed for tensor in _DROPPED.get(module, ())]
+    if not names or layout.recompute == "full":
+        return 1.0
+    tensors = activations.layer_tensors(
+        kind.model,
+        layout.tp,
+        layout.etp,
+        sequence_parallel=layout.tp > 1,
+        experts=kind.model.moe is not None,
+        fp8=kind.fp8,
+    )
+    return 1.0 - sum(tensors.saved.get(name, 0.0) for name in names) / tensors.total
 
 
 def _extra(gathered: float, buffers: float, held: Activations, waste: float) -> Extra:

@@ -16,7 +16,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, Stack, most_host, rested, role_bytes, stack_of
+from rlhfsim.memory.role_bytes import RoleBytes, most_host, rested, role_bytes, software_of
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -45,6 +45,7 @@ from rlhfsim.specs.placement.placement import (
     RolloutPlacement,
     Schedule,
 )
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
@@ -168,7 +169,7 @@ class Pricer:
         """The options of a role that run when nobody else is there, not yet timed."""
         options, pool, backend = self._options(key), self.hardware(key), self.request.backend
         trained, usable = key.role in TRAINED, pool.profile.usable_memory.value
-        rest = partial(rested, backend=backend, trained=trained, stack=self._stack)
+        rest = partial(rested, backend=backend, trained=trained, software=self._software)
         roles, parts = list[RolePlacement](), list[list[RoleBytes]]()
         for shape in options.shapes:
             for variants in filter(None, shape):
@@ -232,8 +233,8 @@ class Pricer:
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
 
     @property
-    def _stack(self) -> Stack:
-        return stack_of(self.request.cluster.framework, self.request.backend)
+    def _software(self) -> Software:
+        return software_of(None, self.request.cluster.framework, self.request.backend)
 
     def _bytes(self, key: Key, placed: RolePlacement) -> list[RoleBytes]:
         """On the first and on the last pipeline stage."""
@@ -247,7 +248,7 @@ class Pricer:
                 profile=self.hardware(key).profile,
                 stage=stage,
                 beside_actor=key.beside_actor,
-                stack=self._stack,
+                software=self._software,
             )
             for stage in stages(placed.layout)
         ]

@@ -21,9 +21,9 @@ from rlhfsim.rollout.steady_state import steady_state
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
@@ -33,8 +33,7 @@ from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import pack_len
-from rlhfsim.training.passes import Software
-from rlhfsim.training.training import default_software, train
+from rlhfsim.training.training import train
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
@@ -237,7 +236,7 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         optimizer_steps=workload.mini_batches,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
-        software=_software(workload, setting.placement.backend),
+        software=_software(workload, setting.placement),
         value_head=role == "critic",
         precision=workload.train_precision,
         pack_len=pack_len(workload, placed.layout, setting.trained),
@@ -245,9 +244,9 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
     return _called(setting, device, cost).scaled(workload.epochs)
 
 
-def _software(workload: Workload, backend: Backend) -> Software:
+def _software(workload: Workload, placement: Placement) -> Software:
     """What the training stack does; gradients in BF16 are two bytes on the wire."""
-    software = default_software(backend)
+    software = placement.software or default_software(placement.backend)
     return software if workload.gradients == "backend" else replace(software, reduce_bytes=2.0)
 
 
@@ -264,6 +263,7 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
         head=call.kind,
         precision=setting.workload.train_precision,
         pack_len=pack_len(setting.workload, role.layout, setting.trained, scoring=True),
+        software=setting.placement.software,
     )
     return _called(setting, device, cost)
 

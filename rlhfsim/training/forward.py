@@ -11,18 +11,11 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
-from rlhfsim.training.passes import Software, contention, passes, slowed
-from rlhfsim.training.training import (
-    default_software,
-    late_parts,
-    micro_batches,
-    send_parts,
-    spread_of,
-    work_of,
-    work_parts,
-)
+from rlhfsim.training.passes import contention, passes, slowed
+from rlhfsim.training.training import late_parts, micro_batches, send_parts, spread_of, work_of, work_parts
 
 Head = Literal["logprob", "value", "score"]
 

@@ -7,54 +7,16 @@ than the host launches them. Everything here is cached: a planner prices many la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from rlhfsim.kernels.device import Device
-from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import Recompute
+from rlhfsim.specs.placement.software import Graphs, Software
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training.layer_time import NOTHING, Layer, Pass, Work
-
-Graphs = Literal["none", "partial", "full"]
-Stack = Literal["megatron", "compiled", "eager"]
-"""Kinds of training software, whose kernels keep different shares of their speed: Megatron-Core with
-Transformer Engine, torch.compile, modules of PyTorch one by one."""
-
-
-@hashed_once
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software(Hashed):
-    """What a training stack does to the kernels; the default is the backend's own."""
-
-    stack: Stack = "megatron"
-    """Whose `kernel_speed_*`, `attention_speed_*` and `fp8_speed_*` hold."""
-    fused: bool = True
-    """Element-wise chains run as one kernel."""
-    graphs: Graphs = "none"
-    """CUDA graphs: none, over attention and router, over the whole iteration."""
-    flash: bool = True
-    """FlashAttention; False: scores go through memory."""
-    flash2: bool = False
-    """FlashAttention-2 (SDPA of PyTorch), where the GPU has a faster generation."""
-    reduce_bytes: float | None = None
-    """Bytes per gradient element on the wire; the backend's when absent."""
-    balanced: bool = False
-    """Experts receive equal loads (benchmarks force it)."""
-    recomputed: tuple[str, ...] = ()
-    """Modules repeated in the backward besides `Layout.recompute`: keys of `roofline.MODULES`."""
-    fused_experts: bool = False
-    """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
-    token_once: bool = True
-    """Dispatch sends a token once per domain and GPU (DeepEP, HybridEP); else once per expert."""
-    fp8_attention: bool = False
-    """The attention core runs in FP8."""
-    user_buffers: bool = False
-    """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
-    scheduled_ep: bool = False
-    """All-to-all of one micro-batch runs beside the compute of another (two-batch overlap)."""
 
 
 class Passes(NamedTuple):

@@ -18,12 +18,13 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
 from rlhfsim.training.gradient_exchange import Optimizer
 from rlhfsim.training.layer_time import Pass, Work
-from rlhfsim.training.passes import Passes, Software, contention, passes, slowed
+from rlhfsim.training.passes import Passes, contention, passes, slowed
 
 BF16 = 2.0
 HOPPER, BLACKWELL = ("h100", "h200", "h800", "h20"), ("b200", "b300", "gb200", "gb300")
@@ -77,14 +78,6 @@ def train(
     spread = spread_of(sequences, layout, optimizer_steps, count, pack_len)
     cost = _iteration(step, spread)
     return cost if optimizer_steps == 1 else cost.scaled(optimizer_steps)
-
-
-@lru_cache(maxsize=8)
-def default_software(backend: Backend) -> Software:
-    """Fused kernels in Megatron-Core; the others run eager PyTorch modules."""
-    if backend == "megatron":
-        return Software()
-    return Software(stack="eager", fused=False)
 
 
 def micro_batches(

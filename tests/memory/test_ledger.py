@@ -11,7 +11,7 @@ from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_comp
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.memory.residency import engine_in_plan, role_in_plan
 from rlhfsim.memory.risk import Item, probability_above
-from rlhfsim.memory.role_bytes import Stack, stack_of
+from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.roles import models_of
@@ -23,6 +23,7 @@ from rlhfsim.specs.placement.placement import (
     RolloutPlacement,
     Schedule,
 )
+from rlhfsim.specs.placement.software import default_software
 from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
@@ -285,20 +286,22 @@ def test_fast_path_agrees_with_the_ledger():
 
 
 def test_a_framework_with_small_gradients_needs_less():
-    small = _ledger(_colocated(), stack=Stack(gradient_bytes=1.0))
+    lean = replace(default_software("deepspeed"), gradient_bytes=1.0)
+    small = _ledger(replace(_colocated(), software=lean))
     assert _bytes(small, "actor.train") < _bytes(_ledger(_colocated()), "actor.train")
 
 
 def test_a_framework_that_frees_gradients_has_room_while_roles_score():
-    kept, freed = _ledger(_colocated()), _ledger(_colocated(), stack=Stack(frees_gradients=True))
+    frees = replace(default_software("deepspeed"), frees_gradients=True)
+    kept, freed = _ledger(_colocated()), _ledger(replace(_colocated(), software=frees))
     assert _bytes(freed, "reference.logprob") < _bytes(kept, "reference.logprob")
     trained = [e.bytes for e in _entry(freed, "actor.train", "gradients")]
     assert trained == [e.bytes for e in _entry(kept, "actor.train", "gradients") if e.role == "actor"]
 
 
 def test_nemo_rl_frees_the_gradient_buffers_of_megatron():
-    assert stack_of("nemo-rl", "megatron").frees_gradients
-    assert not stack_of("verl", "megatron").frees_gradients
+    assert software_of(None, "nemo-rl", "megatron").frees_gradients
+    assert not software_of(None, "verl", "megatron").frees_gradients
 
 
 def test_a_plan_has_one_record_per_entry():

@@ -9,7 +9,7 @@ import pytest
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.present import words
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.validation.cases.training import device_for, shipped_profile
+from rlhfsim.validation.cases.training import nodes_of, shipped_profile
 from rlhfsim.validation.kinds.memory import _profile
 from rlhfsim.validation.rows import Row, shipped
 
@@ -78,7 +78,7 @@ def test_a_training_row_runs_on_the_machine_that_it_names(gpu: str, profile: str
 
     row = next(r for r in shipped("training") if r.text("micro_batch") and r.text("recompute"))
     row = row.filled({"gpu_type": gpu})
-    assert device_for(row, layout_of(row), shipped_profile).profile.name == profile
+    assert nodes_of(row, layout_of(row), shipped_profile).profile.name == profile
 
 
 def test_a_memory_row_holds_the_memory_of_its_machine() -> None:

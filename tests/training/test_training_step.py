@@ -17,12 +17,12 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import preset
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import layer_time as roofline
 from rlhfsim.training import pipeline
 from rlhfsim.training.forward import forward
-from rlhfsim.training.passes import Software
 from rlhfsim.training.training import Spread, micro_batches, spread_of, train, waits
 from tests.oracles import one_f_one_b
 

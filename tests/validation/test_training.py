@@ -1,17 +1,24 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from lab.fits.posterior import Free, posterior, written
+from rlhfsim.api import estimate, estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.flop import training_flop
+from rlhfsim.plan import write_plan
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
-from rlhfsim.validation.cases.training import job, measured, model_of, recomputed
+from rlhfsim.validation.cases.training import config_of, job, measured, model_of, recomputed
 from rlhfsim.validation.kinds.training import outcomes, part_of
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row, shipped
+from rlhfsim.what_if.estimate import priced_placement, step_of
 
 ROWS = [r for r in shipped("training") if r.file == "training.csv"]
 OUTCOMES = outcomes(ROWS)
@@ -54,6 +61,33 @@ def test_the_result_of_a_row_does_not_enter_its_prediction() -> None:
     assert after.measured != before.measured
 
 
+def test_every_row_is_what_estimate_says_of_its_plan_file(tmp_path: Path) -> None:
+    compared = 0
+    for r in shipped("training"):
+        filled = assumptions.apply("training", r)[0]
+        try:
+            it = job(filled)
+        except Skip:
+            continue
+        workload, known = it.setting.workload, config_of(filled)
+        if not isinstance(known, str):  # a user's model is its config.json
+            path = tmp_path / "config.json"
+            path.write_text(json.dumps(dict(known)), encoding="utf-8")
+            workload = replace(workload, model=str(path))
+        if not isinstance(known, str) or compared % 8 == 0:
+            plan = estimate(it.setting.placement, workload, it.setting.cluster)
+            write_plan(tmp_path / "plan.json", plan)
+            plan = estimate_file(tmp_path / "plan.json")
+            found = {phase.name: phase.seconds for phase in plan.prediction.phases}["actor.train"]
+        else:
+            asked = it.setting
+            priced = priced_placement(asked.placement, asked.workload, asked.cluster)
+            found = next(p.cost.seconds for p in step_of(priced).phases if p.name == "actor.train")
+        assert found == outcomes([r])[0].predicted
+        compared += 1
+    assert compared >= 640
+
+
 def test_variants_of_one_model_fall_in_one_part() -> None:
     parts: dict[tuple[str, str], set[str]] = {}
     for r in ROWS:
@@ -74,8 +108,8 @@ def test_no_prediction_beats_the_peak_of_its_precision() -> None:
             it = job(filled)
         except Skip:
             continue
-        peak = it.device.profile.peak[it.precision].value * it.layout.gpus
-        flop = training_flop(it.model, it.sequences) * (2 / 3 if it.lora else 1)
+        peak = it.device.profile.peak[it.setting.workload.train_precision].value * it.layout.gpus
+        flop = training_flop(it.model, it.sequences) * (2 / 3 if it.setting.workload.lora else 1)
         assert outcomes([r])[0].predicted > flop / peak  # type: ignore[operator]
 
 

@@ -24,8 +24,9 @@ from rlhfsim.specs.hardware.measured import HEADS, HIDDEN, KV_HEADS, TINY_FFN, T
 from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.model.model import Attention, ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.software import default_software
 from rlhfsim.training.layer_time import Work
-from rlhfsim.training.passes import Software, passes
+from rlhfsim.training.passes import passes
 
 Floats = NDArray[np.float64]
 DRAWS = 400
@@ -168,7 +169,7 @@ def train_kernels(profile: Profile, point: Measured) -> float:
         _device(with_coefficients(profile, {"host_layer_time": 0.0})),
         tiny_model(int(layers)),
         work,
-        Software(),
+        default_software("megatron"),
         "none",
     ).layer
 

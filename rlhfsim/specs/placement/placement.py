@@ -12,6 +12,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
 Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "async"]
@@ -118,6 +119,8 @@ class Placement:
     weight_path: WeightPath = "none"
     schedule: Schedule = Schedule()
     backend: Backend = "deepspeed"
+    software: Software | None = None
+    """What the training stack does; None: as its backend and framework usually do."""
 
     def __post_init__(self) -> None:
         """Check that pools have names of their own and that every role names one and fits in it."""

@@ -15,6 +15,8 @@ from rlhfsim.specs.workload.lengths import Fixed, Lengths
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
 Algorithm = Literal["ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "dpo", "kto"]
+Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+"""Of matrix products."""
 Count = Annotated[int, Field(ge=1, le=10_000_000)]
 ONLINE: frozenset[str] = frozenset({"ppo", "grpo", "dr-grpo", "rloo", "reinforce++"})
 """Algorithms that generate; the others learn from given pairs or labels."""
@@ -106,7 +108,7 @@ class Workload(Hashed):
     gradients: Literal["backend", "bf16"] = "backend"
     """As the training backend keeps and reduces them, or in BF16 where that is FP32 (Megatron)."""
     rollout_precision: Literal["bf16", "fp8"] = "bf16"
-    train_precision: Literal["bf16", "fp8"] = "bf16"
+    train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""
     seed: int = 0
     """Seed of drawn lengths."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.kv_cache import rollout_weights
-from rlhfsim.memory.role_bytes import Stack
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
 from rlhfsim.specs.model.model import ModelSpec
@@ -21,6 +20,7 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout, Offload, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.lengths import Fixed
@@ -44,7 +44,7 @@ PRIME_2025 = Head(
     source="prime-rl before its fused head: BF16 logits, FP32 logits, their shifted and scaled copy, saved "
     "log-softmax and its gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)",
 )
-VERL_DYNAMIC_TOKENS = 16384.0
+VERL_DYNAMIC_TOKENS = 16384
 """verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
 GPUS = (
     ("H100", "h100"),
@@ -83,7 +83,6 @@ class Configuration:
     placement: Placement
     workload: Workload
     cluster: Cluster
-    stack: Stack
 
 
 def configuration(row: Row) -> Configuration:
@@ -106,9 +105,7 @@ def configuration(row: Row) -> Configuration:
         raise
     except RlhfsimError as error:
         raise Skip(f"not a layout this tool expresses: {error.message}") from error
-    return Configuration(
-        models=models, placement=placement, workload=workload, cluster=cluster, stack=_stack(row, placement)
-    )
+    return Configuration(models=models, placement=placement, workload=workload, cluster=cluster)
 
 
 # --- models, GPUs, workload -----------------------------------------------------------------------
@@ -214,7 +211,7 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
     tp, pp, cp = (row.integer(c) or 1 for c in ("tp", "pp", "cp_sp"))
     stated = zero_stage(row.text("shard"))
     zero = {"fsdp2": 3, "megatron": 1}.get(backend, 3 if stated is None else stated)
-    ep = row.integer("ep") or 1
+    ep, budget = row.integer("ep") or 1, _budget(row)
     checkpoints = row.text("grad_ckpt")
     if checkpoints is None:
         raise Skip("gradient checkpointing is not stated")
@@ -225,7 +222,8 @@ def _layout(row: Row, backend: Backend, gpus: int, micro: int) -> Layout:
         ep=ep,
         dp=max(1, gpus // (tp * pp * cp)),
         zero=zero,
-        micro_batch=micro,
+        micro_batch=1 if budget else micro,
+        pack_tokens=budget,
         recompute="none" if checkpoints == "no" else "full",
         offload_optimizer=_train_offload(row),
         offload_params="none",
@@ -304,6 +302,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         rollout=_rollout(row, sizes, placed_roles, models),
         weight_path=_path(row, sizes),
         backend=backend,
+        software=_software(row, backend),
     )
 
 
@@ -369,24 +368,27 @@ def _hybrid_engine(
     )
 
 
-def _stack(row: Row, placement: Placement) -> Stack:
-    """Token budgets, gradient types and attention kernels of the row's framework."""
+def _software(row: Row, backend: Backend) -> Software:
+    """Gradient types, logits and attention kernels of the row's framework."""
     framework = row.text("framework") or ""
-    cp = placement.actor.layout.cp
-    budget = row.number("max_tokens_per_gpu")
-    dynamic = "dynamic" in (row.text("micro_train") or "")
-    if budget is None and dynamic and "verl" in framework:
-        budget = VERL_DYNAMIC_TOKENS
-    padded = framework.startswith("verl") and budget is None
-    nemo = framework.startswith("NeMo-RL") and placement.backend == "megatron"
+    padded = framework.startswith("verl") and _budget(row) is None
+    nemo = framework.startswith("NeMo-RL") and backend == "megatron"
     volta = (row.text("gpu_type") or "").startswith("V100")
-    return Stack(
-        train_tokens=budget * cp if budget else None,
-        score_tokens=budget * cp if budget else None,
+    return replace(
+        default_software(backend),
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
-        head=_head(framework, padded and placement.backend == "fsdp2"),
+        head=_head(framework, padded and backend == "fsdp2"),
         flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
     )
+
+
+def _budget(row: Row) -> int | None:
+    """Tokens a GPU of a micro-batch, where a budget rules."""
+    budget = row.number("max_tokens_per_gpu")
+    dynamic = "dynamic" in (row.text("micro_train") or "")
+    if budget is None and dynamic and "verl" in (row.text("framework") or ""):
+        return VERL_DYNAMIC_TOKENS
+    return int(budget) if budget else None
 
 
 def _head(framework: str, padded: bool) -> Head:

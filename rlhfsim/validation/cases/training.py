@@ -6,7 +6,7 @@ Only the row's configuration is read for the prediction; its results only for th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
@@ -16,18 +16,23 @@ import yaml
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.device import Device
-from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.flop import attention_flop, matmul_flop
-from rlhfsim.kernels.sequences import Sequences, uniform
-from rlhfsim.specs.hardware.hardware import NodeGroup, Profile
+from rlhfsim.kernels.sequences import Sequences
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.specs.model.model import Attention, ModelSpec
-from rlhfsim.specs.model.presets import preset, preset_name
+from rlhfsim.specs.loading import Source
+from rlhfsim.specs.model.config import read_config
+from rlhfsim.specs.model.model import ModelSpec
+from rlhfsim.specs.model.presets import preset, preset_name, published_config
+from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, Recompute
-from rlhfsim.specs.workload.workload import Lora
+from rlhfsim.specs.placement.placement import Placement, ResourcePool, RolePlacement
+from rlhfsim.specs.placement.software import Software
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Lora, Precision, Workload
+from rlhfsim.step.calls import Setting, sequences_of
 from rlhfsim.training.layer_time import OPERATORS
-from rlhfsim.training.passes import Software
 from rlhfsim.units import TERA
 from rlhfsim.validation.outcome import Skip
 from rlhfsim.validation.rows import Row, zero_stage
@@ -35,31 +40,40 @@ from rlhfsim.validation.rows import Row, zero_stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """One training job as the cost model takes it."""
+    """One training job as a user writes it: the actor of a KTO plan, the one workload that trains on given
+    sequences. Its reference waits on the host."""
 
-    device: Device
-    model: ModelSpec
-    layout: Layout
-    sequences: Sequences
-    """One optimizer step."""
-    backend: Backend
-    precision: str
-    software: Software
-    lora: Lora | None
-    flushes: int
-    """Times that the pipeline drains in one optimizer step."""
+    setting: Setting
     stated: tuple[str, ...]
     """What the software of the row is taken to do, with its source."""
+
+    @property
+    def device(self) -> Device:
+        """A GPU of the cluster."""
+        return self.setting.device(self.setting.placement.actor)
+
+    @property
+    def model(self) -> ModelSpec:
+        """What is trained."""
+        return self.setting.models.actor
+
+    @property
+    def layout(self) -> Layout:
+        """How it is cut."""
+        return self.setting.placement.actor.layout
+
+    @property
+    def sequences(self) -> Sequences:
+        """One optimizer step."""
+        return sequences_of(self.setting.workload)
 
 
 Lookup = Callable[[str], Profile]
 """Finds a hardware profile by name or alias; always the same object for the same name."""
 
 
-@cache
-def shipped_profile(name: str) -> Profile:
-    """A profile by name or alias, read once."""
-    return load_profile(name)
+shipped_profile: Lookup = cache(load_profile)
+"""A profile by name or alias, read once."""
 
 
 @cache
@@ -77,32 +91,61 @@ def job(row: Row, lookup: Lookup = shipped_profile) -> TrainingJob:
         Skip: a column that decides the time is blank, or the model cannot be expressed.
     """
     model, layout = model_of(row), layout_of(row)
-    device = device_for(row, layout, lookup)
-    backend, software, stated = software_of(row, device)
+    group = nodes_of(row, layout, lookup)
+    software, stated = software_of(row)
+    trained = RolePlacement(pool="all", layout=layout)
     return TrainingJob(
-        device=device,
-        model=model,
-        layout=layout,
-        sequences=batch(row, layout),
-        backend=backend,
-        precision=precision_of(row, device),
-        software=software,
-        lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
-        flushes=flushes_of(row, layout),
+        setting=Setting(
+            models=Models(actor=model, reference=model),
+            placement=Placement(
+                pools=(ResourcePool(name="all", gpus=layout.gpus),),
+                actor=trained,
+                reference=replace(trained, residency="offloaded"),
+                backend=backend_of(row, layout),
+                software=software,
+            ),
+            workload=workload_of(row, layout, model, precision_of(row, group.profile)),
+            cluster=Cluster(node_groups=(group,)),
+        ),
         stated=stated,
     )
 
 
+def workload_of(row: Row, layout: Layout, model: ModelSpec, precision: Precision) -> Workload:
+    """The sequences of one optimizer step, all of one length, and what is trained on them."""
+    count, length = batch(row, layout)
+    return Workload(
+        algorithm="kto",
+        model=model.name,
+        prompts=count,
+        prompt_len=Fixed(value=length - 1),
+        response_len=Fixed(value=1),
+        mini_batches=flushes_of(row, layout),
+        packing=False,
+        lora=Lora(rank=32) if (row.text("workload") or "") == "LoRA" else None,
+        train_precision=precision,
+    )
+
+
 def model_of(row: Row) -> ModelSpec:
-    """The model: preset of the config key or name, cut to the row's `layers`; else GPT by its shape."""
-    shape = tuple(row.integer(c) for c in ("layers", "hidden"))
+    """The model of a row, from its preset or its config.json."""
+    known = config_of(row)
+    if isinstance(known, str):
+        return preset(known)
+    return read_config(Source(row.file, "", known), row.text("model") or "gpt")
+
+
+def config_of(row: Row) -> str | Mapping[str, Any]:
+    """A preset by config key or name, or its config cut to the `layers`; else GPT-2's by the shape."""
+    layers, hidden = row.integer("layers"), row.integer("hidden")
     for name in (row.text("model_config_key"), _clean(row.text("model") or "")):
         known = preset_name(name) if name else None
         if known:
             model = preset(known)
-            if shape[1] in (None, model.hidden):
-                return _with_depth(model, shape[0] or _predicting(row, model))
-    if None in shape or _has_experts(row):
+            if hidden in (None, model.hidden):
+                deep = layers or _predicting(row, model) or model.num_layers
+                return known if deep == model.num_layers else _cut(known, deep)
+    if layers is None or hidden is None or _has_experts(row):
         raise Skip(f"no shape of model {row.text('model')}")
     return _gpt(row)
 
@@ -134,38 +177,31 @@ def _clean(name: str) -> str:
     return name
 
 
-def _with_depth(model: ModelSpec, layers: int | None) -> ModelSpec:
-    if layers is None or layers == model.num_layers:
-        return model
-    moe = model.moe
-    if moe:
-        dense = min(model.num_dense_layers, layers - 1)
-        moe = replace(moe, num_moe_layers=layers - dense)
-    at = model.attention
-    windowed = round(at.num_windowed_layers * layers / model.num_layers)
-    at = replace(at, num_windowed_layers=windowed)
-    return replace(model, num_layers=layers, moe=moe, attention=at)
+def _cut(known: str, layers: int) -> Mapping[str, Any]:
+    """The published config of a preset with another number of layers, one of them with experts at least."""
+    config = dict(published_config(known) or {})
+    config["num_hidden_layers"] = layers
+    if "layer_types" in config:
+        config["layer_types"] = config["layer_types"][:layers]
+    if "first_k_dense_replace" in config:
+        config["first_k_dense_replace"] = min(config["first_k_dense_replace"], layers - 1)
+    return config
 
 
-def _gpt(row: Row) -> ModelSpec:
-    """GPT-3 style: MLP of 4 h, learned positions, tied embedding; vocabulary from the notes."""
-    hidden, layers = row.integer("hidden") or 0, row.integer("layers") or 0
+def _gpt(row: Row) -> Mapping[str, Any]:
+    """GPT-2's block, which GPT-3 has too; vocabulary from the notes."""
+    hidden = row.integer("hidden") or 0
     heads = row.integer("heads") or max(1, hidden // 128)
     vocab = re.search(r"vocab (\d+)", row.text("notes") or "")
-    return ModelSpec(
-        name=row.text("model") or "gpt",
-        num_layers=layers,
-        hidden=hidden,
-        vocab=int(vocab[1]) if vocab else 51200,
-        ffn=4 * hidden,
-        gated=False,
-        mlp_bias=True,
-        norm="layernorm",
-        tied_embeddings=True,
-        attention=Attention(
-            num_heads=heads, num_kv_heads=row.integer("kv_heads") or heads, head_dim=hidden // heads
-        ),
-    )
+    return {
+        "model_type": "gpt2",
+        "n_layer": row.integer("layers") or 0,
+        "n_embd": hidden,
+        "n_head": heads,
+        "num_key_value_heads": row.integer("kv_heads") or heads,
+        "vocab_size": int(vocab[1]) if vocab else 51200,
+        "n_positions": row.integer("seq_len") or 2048,
+    }
 
 
 def layout_of(row: Row) -> Layout:
@@ -194,8 +230,8 @@ def layout_of(row: Row) -> Layout:
 
 
 def _stage(zero: int, pp: int) -> int:
-    """Pipelines accumulate gradients before they reduce them: ZeRO-2 then exchanges as ZeRO-1."""
-    return 1 if zero == 2 and pp > 1 else zero
+    """Pipelines accumulate gradients before they reduce them: ZeRO-2 and 3 then exchange as ZeRO-1."""
+    return 1 if zero >= 2 and pp > 1 else zero
 
 
 def _zero(text: str, framework: str) -> int:
@@ -228,19 +264,19 @@ def recomputed(text: str | None, framework: str = "") -> tuple[str, ...]:
     return tuple(n.strip() for n in names if n.strip() in known)
 
 
-def device_for(row: Row, layout: Layout, lookup: Lookup) -> Device:
-    """The GPU in its usual node; NVL72 profiles keep their rack."""
+def nodes_of(row: Row, layout: Layout, lookup: Lookup) -> NodeGroup:
+    """The GPUs in their usual nodes; NVL72 profiles keep their rack."""
     name = (row.text("gpu_type") or "").strip()
     try:
         profile = lookup(name)
     except RlhfsimError as error:
         raise Skip(f"no hardware profile for {name}") from error
     node = min(profile.node.gpus, layout.gpus)
-    return device_of(NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node))
+    return NodeGroup(profile=profile, gpus=layout.gpus, gpus_per_node=node)
 
 
-def batch(row: Row, layout: Layout) -> Sequences:
-    """The sequences of one optimizer step."""
+def batch(row: Row, layout: Layout) -> tuple[int, float]:
+    """Sequences of one optimizer step, and their length in tokens."""
     count = row.integer("global_batch_seqs")
     if count is None and (accumulated := row.integer("grad_accum")):
         count = accumulated * layout.micro_batch * layout.dp
@@ -251,17 +287,18 @@ def batch(row: Row, layout: Layout) -> Sequences:
         raise Skip("global batch or sequence length is not published")
     if count < layout.dp:
         raise Skip("the published degrees leave ranks without a sequence")
-    return uniform(count, length)
+    return count, length
 
 
-def precision_of(row: Row, device: Device) -> str:
+def precision_of(row: Row, profile: Profile) -> Precision:
     """`bf16`, `fp8` or `fp4`."""
     text = (row.text("precision") or "").lower()
     if not text:
         raise Skip("precision is not published")
-    precision = "fp4" if "fp4" in text else "fp8" if "fp8" in text else "fp16" if "fp16" in text else "bf16"
-    if precision not in device.profile.peak:
-        raise Skip(f"{device.profile.title} has no {precision}")
+    known: tuple[Precision, ...] = ("fp4", "fp8", "fp16")
+    precision: Precision = next((name for name in known if name in text), "bf16")
+    if profile.peak.get(precision) is None:
+        raise Skip(f"{profile.title} has no {precision}")
     return precision
 
 
@@ -271,15 +308,29 @@ def flushes_of(row: Row, layout: Layout) -> int:
     return (row.integer("grad_accum") or 1) if automodel and layout.pp > 1 else 1
 
 
-def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str, ...]]:
-    """Backend, its habits and where they are stated."""
+def backend_of(row: Row, layout: Layout) -> Backend:
+    """Whose sharding runs: ZeRO-3 is FSDP2's, and what it does in a pipeline is Megatron's ZeRO-1.
+
+    There weights are gathered once a step (`reshard_after_forward = not pp_enabled` of torchtitan 9dec370).
+    """
+    if layout.zero == 3:
+        return "fsdp2"
+    known = _habits(row)
+    return known["backend"] if known and layout.pp == 1 else "megatron"
+
+
+def _habits(row: Row) -> Mapping[str, Any] | None:
     framework = row.text("framework") or ""
-    backend: Backend = "fsdp2" if _zero(row.text("fsdp_or_zero") or "", "") == 3 else "megatron"
-    software, stated = Software(stack="eager", fused=False), "eager PyTorch modules (default)"
     entries = _known_software()["frameworks"]
-    known = next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
+    return next((entry for entry in entries if framework.startswith(entry["prefix"])), None)
+
+
+def software_of(row: Row) -> tuple[Software, tuple[str, ...]]:
+    """What the training stack does, and where that is stated."""
+    framework, known = row.text("framework") or "", _habits(row)
+    software, stated = Software(stack="eager", fused=False), "eager PyTorch modules (default)"
     if known:
-        backend, software, stated = known["backend"], Software(**known["software"]), known["source"]
+        software, stated = Software(**known["software"]), known["source"]
     if (row.text("source") or "").startswith(("arXiv:2205.05198", "NVIDIA/Megatron-LM@README.md")):
         software, stated = replace(software, flash=False), "arXiv 2205.05198: before FlashAttention"
     software, recipe = recipe_of(row, software)
@@ -287,7 +338,7 @@ def software_of(row: Row, device: Device) -> tuple[Backend, Software, tuple[str,
         if re.search(phrase["words"], row.text("notes") or ""):
             software = replace(software, **phrase["software"])
     software = replace(software, recomputed=recomputed(row.text("recompute"), framework))
-    return backend, software, (stated, recipe) if recipe else (stated,)
+    return software, (stated, recipe) if recipe else (stated,)
 
 
 def recipe_of(row: Row, software: Software) -> tuple[Software, str]:

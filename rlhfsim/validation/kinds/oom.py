@@ -60,7 +60,7 @@ def _outcome(row: Row) -> Outcome:
         plan = configuration(filled)
     except Skip as skip:
         return basic(skipped=skip.message)
-    memory = ledger(plan.models, plan.placement, plan.workload, plan.cluster, stack=plan.stack)
+    memory = ledger(plan.models, plan.placement, plan.workload, plan.cluster)
     peak = memory.peak
     return basic(
         measured=OUTCOME[row.text("kind") or ""],

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 
 from rlhfsim.kernels.cost import Cost
+from rlhfsim.step.calls import train_cost
 from rlhfsim.step.measured import Conditions
-from rlhfsim.training.training import train
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.training import TrainingJob, job, measured
 from rlhfsim.validation.left_out import publisher, refits, without
@@ -24,18 +24,9 @@ def outcomes(rows: Iterable[Row]) -> list[Outcome]:
 
 
 def price(training: TrainingJob) -> Cost:
-    """The predicted optimizer step of a job."""
-    return train(
-        training.device,
-        training.model,
-        training.layout,
-        training.sequences,
-        backend=training.backend,
-        optimizer_steps=training.flushes,
-        precision=training.precision,
-        lora=training.lora,
-        software=training.software,
-    )
+    """The predicted optimizer step of a job: `actor.train` of its plan."""
+    setting = training.setting
+    return train_cost(setting, "actor", setting.placement.actor)
 
 
 def conditions_of(row: Row, training: TrainingJob) -> Conditions:
@@ -44,7 +35,7 @@ def conditions_of(row: Row, training: TrainingJob) -> Conditions:
     return Conditions(
         kind="training",
         framework=framework,
-        backend=training.backend,
+        backend=training.setting.placement.backend,
         gpu=training.device.profile.name,
         model=training.model.name,
         params=training.model.num_params,
@@ -52,7 +43,7 @@ def conditions_of(row: Row, training: TrainingJob) -> Conditions:
         length=training.sequences.tokens / training.sequences.count,
         gpus=training.layout.gpus,
         algorithm="pre-training",
-        precision=training.precision,
+        precision=training.setting.workload.train_precision,
     )
 
 

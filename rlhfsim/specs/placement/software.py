@@ -1,0 +1,78 @@
+"""What a training stack does to kernels, messages and tensors, whatever GPU it runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhfsim.specs.hashing import Hashed, hashed_once
+from rlhfsim.specs.loading import checked
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.heads import Head
+
+Graphs = Literal["none", "partial", "full"]
+Stack = Literal["megatron", "compiled", "eager"]
+"""Kinds of training software, whose kernels keep different shares of their speed: Megatron-Core with
+Transformer Engine, torch.compile, modules of PyTorch one by one."""
+Bytes = Annotated[float, Field(gt=0, le=64)]
+
+
+@hashed_once
+@checked
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software(Hashed):
+    """A training stack; a plan without one has `default_software` of its backend."""
+
+    stack: Stack = "megatron"
+    """Whose `kernel_speed_*`, `attention_speed_*`, `fp8_speed_*` hold; `compiled` saves fewer activations."""
+    fused: bool = True
+    """Element-wise chains run as one kernel."""
+    graphs: Graphs = "none"
+    """CUDA graphs: none, over attention and router, over the whole iteration."""
+    flash: bool = True
+    """FlashAttention; False: scores go through memory."""
+    flash2: bool = False
+    """FlashAttention-2 (SDPA of PyTorch), where the GPU has a faster generation."""
+    reduce_bytes: Bytes | None = None
+    """Bytes per gradient element on the wire; the backend's when absent."""
+    balanced: bool = False
+    """Experts receive equal loads (benchmarks force it)."""
+    recomputed: tuple[str, ...] = ()
+    """Modules repeated in the backward besides `Layout.recompute`: keys of `layer_time.MODULES`."""
+    fused_experts: bool = False
+    """Grouped MLP with activation and quantisation in its kernels (Transformer Engine op fuser)."""
+    token_once: bool = True
+    """Dispatch sends a token once per domain and GPU (DeepEP, HybridEP); else once per expert."""
+    fp8_attention: bool = False
+    """The attention core runs in FP8."""
+    user_buffers: bool = False
+    """Tensor-parallel collectives run in chunks beside their GEMMs (Transformer Engine)."""
+    scheduled_ep: bool = False
+    """All-to-all of one micro-batch runs beside the compute of another (two-batch overlap)."""
+    head: Head | None = None
+    """Where the logits of all tokens stand at once; the framework's when absent."""
+    gradient_bytes: Bytes | None = None
+    """Bytes per stored gradient element; the backend's when absent."""
+    frees_gradients: bool | None = None
+    """Gradient buffers stand during training calls alone; None: as in the framework."""
+    moment_bytes: Bytes | None = None
+    """Bytes of both Adam moments of an element; the optimizer's when absent."""
+    base_bytes: Bytes = 2.0
+    """Bytes of an element of the frozen base under adapters."""
+    adapters: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Sets of adapters that stand side by side; all have gradients, one has an optimizer."""
+    fp32_combine: bool = False
+    """Router weights multiply what comes back from experts in FP32."""
+    overlaps_reduction: bool = True
+    """DeepSpeed reduces one bucket while it fills another (its own default under ZeRO-3 alone)."""
+    inputs_kept: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Inputs of layers that stay on the GPU, where the others wait on the host; None: all stay."""
+
+
+@cache
+def default_software(backend: Backend) -> Software:
+    """Fused kernels in Megatron-Core; the others run eager PyTorch modules."""
+    return Software() if backend == "megatron" else Software(stack="eager", fused=False)
