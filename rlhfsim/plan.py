@@ -124,6 +124,8 @@ class Prediction:
     """None: no price known for this hardware."""
     kwh_per_step: float
     kg_co2e_per_step: float
+    generated_tokens: float = 0.0
+    """Response tokens that a step generates."""
     discarded_tokens: float = 0.0
     """Response tokens of a step that are generated and not trained on."""
     phases: tuple[PredictedPhase, ...]

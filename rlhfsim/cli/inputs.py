@@ -107,6 +107,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
     sequences, tokens, algorithms = Whole(1, MAX_SEQUENCES), Words("TOKENS"), get_args(Algorithm)
     model = Words("NAME", completion.models)
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
+    started = "Further prompts started, as a share: 0.25; the first to finish are trained on."
     refilled = (
         "Share of the groups whose rewards differ; the others are thrown away and generated anew (DAPO). "
         "With more: kept=0.5,gen_prompts=1536,max_gen_batches=10."
@@ -128,6 +129,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         option("--reward", NAME, "Reward model, same or none; default: same, or none with --rules."),
         option("--rules", Words("KEY=VALUE,..."), ruled),
         option("--dynamic-sampling", Words("KEPT"), refilled),
+        option("--oversampling", Number(0, 16), started, default=0.0),
         flag("--no-kl", "No KL term, so no reference model."),
         flag("--no-packing", "Pad every sequence to the longest."),
         option("--seed", Whole(0, 2**63 - 1), "Seed of drawn lengths.", default=0),
@@ -182,6 +184,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "reward": _reward(given),
         "prompt_len": lengths(given["prompt_len"], "--prompt-len"),
         "response_len": lengths(given["response_len"], "--response-len"),
+        "oversampling": given["oversampling"],
         "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
         "kl": not given["no_kl"],
         "packing": not given["no_packing"],

@@ -35,6 +35,7 @@ FEATURES: Mapping[str, str] = {
     "streaming": "use --forbid streaming",
     "double buffering": "set double_buffered: false",
     "dynamic sampling": "leave out workload.dynamic_sampling; the simulator prices it",
+    "oversampling": "leave out workload.oversampling; the simulator prices it",
     "environments": "leave out workload.environment; the simulator prices it",
     "roles on GPUs of their own": "place them with the actor: --forbid split,standalone",
     "rollout by the training modules": "place the rollout: rollout: {pool: ..., layout: {...}}",
@@ -292,6 +293,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "environments"
     if workload.dynamic_sampling is not None:
         yield "dynamic sampling"
+    if workload.oversampling:
+        yield "oversampling"
     if workload.lora is not None:
         yield "LoRA"
     if workload.optimizer == "adam8bit":

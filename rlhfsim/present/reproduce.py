@@ -78,6 +78,7 @@ def _workload(work: Workload) -> dict[str, object]:
         "rules": f"seconds_per_sample={rules.seconds_per_sample:g},workers={rules.workers}"
         if rules
         else None,
+        "oversampling": _unless(f"{work.oversampling:.10g}", "0"),
         "dynamic-sampling": _sampling(work.dynamic_sampling),
         "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
     }

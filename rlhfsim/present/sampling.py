@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rlhfsim.plan import Plan
 from rlhfsim.present.words import percent
-from rlhfsim.specs.workload.lengths import stats
 
 
 def sampling(plan: Plan) -> dict[str, str]:
@@ -20,6 +19,8 @@ def _parts(plan: Plan) -> Iterator[str]:
     if (dynamic := work.dynamic_sampling) is not None:
         batches = f"generation batches of {work.gen_prompts:,} prompts: {work.gen_batches:.2g} in the mean"
         yield f"{percent(dynamic.kept)} of the groups are taken to be kept; {batches}"
+    if work.oversampling:
+        yield f"{work.gen_prompts:,} prompts are started, the first {work.prompts:,} to finish are trained on"
     if discarded := plan.prediction.discarded_tokens:
-        trained = work.num_sequences * stats(work.response_len).mean
-        yield f"{percent(discarded / (discarded + trained))} of the response tokens are thrown away"
+        share = percent(discarded / plan.prediction.generated_tokens)
+        yield f"{share} of the response tokens are thrown away"

@@ -178,7 +178,7 @@ def continuous_timeline(lengths: Floats, slots: int, prompt: float) -> Timeline:
     List scheduling in the order given, steps as the clock: every running sequence gains one token
     a step whatever the step takes.
     """
-    starts = _starts(lengths, slots)
+    starts = start_steps(lengths, slots)
     real = lengths > 0
     when = np.concatenate([starts, starts + lengths], axis=1)
     order = np.argsort(when, axis=1, kind="stable")
@@ -208,7 +208,7 @@ def _completions(ended: Ints, some: NDArray[np.bool_], replica: Ints) -> Floats:
     return np.asarray(after - so_far)
 
 
-def _starts(lengths: Floats, slots: int) -> Floats:
+def start_steps(lengths: Floats, slots: int) -> Floats:
     """When each sequence of each replica starts, steps: in the order given, as slots fall free."""
     replicas, count = lengths.shape
     starts = np.zeros((replicas, count))

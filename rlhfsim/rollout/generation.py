@@ -19,6 +19,7 @@ from rlhfsim.memory.kv_cache import engine_bytes
 from rlhfsim.rollout.continuous_batching import StepTable, Timeline, lower_bound, tabulate
 from rlhfsim.rollout.decode import Engine, decode_step
 from rlhfsim.rollout.engine_step import Floats, cost_of, on
+from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import group_prefill
 from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_schedule, schedule
 from rlhfsim.specs.model.model import ModelSpec
@@ -67,7 +68,7 @@ class Generation:
     mean_running: float
     """Sequences that run on average over the time of the slowest replica."""
     lower_bound: float
-    """l_max tau(1), seconds: more replicas never go below it."""
+    """l_max tau(1), seconds: more replicas never go below it; 0 where the longest is not waited for."""
     finish: tuple[float, ...]
     """Seconds after which 1/64, 2/64, ... of all sequences have finished."""
 
@@ -229,6 +230,8 @@ def _assemble(
     capacity: float,
     worker: bool,
 ) -> Generation:
+    cut = None if plan.wanted is None else aborted(plan, table, plan.wanted)
+    plan = plan if cut is None else cut.plan
     timeline = plan.timeline
     end = timeline.start + timeline.steps
     seconds = table.between(timeline.running, timeline.start, end)
@@ -243,6 +246,7 @@ def _assemble(
     return Generation(
         cost=first + spent_on,
         decode_tokens=plan.tokens,
+        discarded_tokens=0.0 if cut is None else plan.tokens - cut.trained_tokens,
         prefill_seconds=first.seconds,
         running=float(n[0]),
         waves=plan.each / plan.slots,
@@ -253,9 +257,15 @@ def _assemble(
         decode_steps=float(steps.sum()),
         mean_step=float(spent.sum() / steps.sum()),
         mean_running=float((n * spent).sum() / spent.sum()),
-        lower_bound=lower_bound(table, plan.longest, plan.prompt),
-        finish=_finish(timeline, seconds, first.seconds),
+        lower_bound=lower_bound(table, plan.longest, plan.prompt) if cut is None else 0.0,
+        finish=_finish(timeline, seconds, first.seconds) if cut is None else _points(cut, first.seconds),
     )
+
+
+def _points(cut: Aborted, first: float) -> tuple[float, ...]:
+    """Seconds until each 64th of the groups trained on has finished, prefill before decode."""
+    at = np.ceil(np.arange(1, FINISH_POINTS + 1) / FINISH_POINTS * len(cut.finish)).astype(int) - 1
+    return tuple(float(first + t) for t in cut.finish[at])
 
 
 def worker_cost(device: Device, busy: dict[Resource, float], steps: float) -> Cost:

@@ -6,12 +6,12 @@ Nothing here depends on the GPU: steps are the clock. `rollout.generation` turns
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
-from rlhfsim.rollout.continuous_batching import Timeline, continuous_timeline, one_wave
+from rlhfsim.rollout.continuous_batching import Timeline, continuous_timeline, one_wave, start_steps
 from rlhfsim.rollout.engine_step import Floats
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.workload.lengths import AnyLengths, stats
@@ -29,6 +29,8 @@ class Requests:
     """Responses per prompt (G)."""
     prompt_lengths: AnyLengths
     response_lengths: AnyLengths
+    wanted: int | None = None
+    """Prompts whose samples must finish; the others are aborted then. None: all."""
     seed: int = 0
     """Seed of the deal of prompts to replicas."""
     adapters: bool = False
@@ -61,6 +63,12 @@ class SequenceSchedule:
     """Sequences of a replica that lose their KV cache once."""
     recomputed: float
     """Tokens of context that they prefill again."""
+    group_ends: Floats | None = None
+    """(replicas, groups) steps until the last sample of a prompt finishes, 0 pads; None: all are wanted."""
+    group_tokens: Floats | None = None
+    """(replicas, groups) response tokens."""
+    wanted: int | None = None
+    """Groups that must finish; None: all."""
 
     @property
     def kv_tokens(self) -> float:
@@ -101,7 +109,7 @@ def schedule(
     dealt = deal(lengths, replicas, requests.samples, requests.seed)
     timeline, slots = _fitted(dealt, prompt, saved, most, capacity)
     preempted, recomputed = _preemption(int(dealt.shape[1]), slots, most, prompt - saved, capacity)
-    return SequenceSchedule(
+    schedule = SequenceSchedule(
         timeline=timeline,
         each=int(dealt.shape[1]),
         slots=slots,
@@ -112,6 +120,30 @@ def schedule(
         preempted=preempted,
         recomputed=recomputed,
     )
+    return schedule if requests.wanted is None else _with_groups(schedule, dealt, requests)
+
+
+def _with_groups(schedule: SequenceSchedule, dealt: Floats, requests: Requests) -> SequenceSchedule:
+    """With the end and the tokens of each prompt's samples; those that are spread count alone."""
+    assert requests.wanted is not None
+    slots, size = schedule.slots, requests.samples if requests.prompts >= len(dealt) else 1
+    ends = dealt if slots >= dealt.shape[1] else start_steps(dealt, slots) + dealt
+    shape = len(dealt), -1, size
+    return replace(
+        schedule,
+        group_ends=np.where(dealt > 0, ends, 0.0).reshape(shape).max(axis=2),
+        group_tokens=dealt.reshape(shape).sum(axis=2),
+        wanted=requests.wanted * requests.samples // size,
+    )
+
+
+@lru_cache(maxsize=64)
+def first_to_finish(requests: Requests, drawn: tuple[float, ...] | None) -> tuple[float, ...]:
+    """Response lengths of the wanted groups, those with the shortest longest response, tokens."""
+    lengths = expected_lengths(requests) if drawn is None else np.asarray(drawn)
+    groups = np.random.default_rng(requests.seed).permutation(lengths).reshape(-1, requests.samples)
+    order = np.argsort(groups.max(axis=1), kind="stable")
+    return tuple(groups[order[: requests.wanted]].ravel().tolist())
 
 
 def deal(lengths: Floats, replicas: int, samples: int, seed: int) -> Floats:

@@ -17,6 +17,7 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.rollout.batches import one_after_the_other
 from rlhfsim.rollout.environment import Turns, answered_at_least, halves, with_environment
 from rlhfsim.rollout.generation import Generation, Requests, generate
+from rlhfsim.rollout.schedule import first_to_finish
 from rlhfsim.rollout.steady_state import steady_state
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
@@ -51,7 +52,9 @@ class Setting:
 
     @property
     def trained(self) -> tuple[float, ...] | None:
-        """The drawn response lengths that the step trains on; kept ones are as long as all."""
+        """Response lengths that the step trains on; those that dynamic sampling keeps are as long as all."""
+        if (asked := requests_of(self)).wanted is not None:
+            return first_to_finish(asked, self.drawn)
         return None if self.drawn is None else self.drawn[: self.workload.num_sequences]
 
     def device(self, role: RolePlacement | RolloutPlacement) -> Device:
@@ -146,8 +149,11 @@ def requests_of(setting: Setting) -> Requests:
     sampling, prompts = workload.dynamic_sampling, workload.gen_prompts
     if sampling is not None and setting.placement.schedule.continuous:
         prompts = math.ceil(workload.prompts / sampling.kept)
+    if workload.oversampling and setting.placement.schedule.continuous:
+        prompts = workload.prompts  # what is left over goes on into the next batch
     return Requests(
         prompts=prompts,
+        wanted=workload.prompts if workload.oversampling and prompts > workload.prompts else None,
         samples=workload.samples,
         prompt_lengths=workload.prompt_len,
         response_lengths=workload.response_len,

@@ -65,6 +65,7 @@ def prediction(
         usd_per_step=usd_per_step(cluster, priced.seconds, price),
         kwh_per_step=kwh,
         kg_co2e_per_step=kwh * cluster.node_group.profile["grid_kg_co2_per_kwh"],
+        generated_tokens=priced.generation.decode_tokens if priced.generation else 0.0,
         discarded_tokens=priced.generation.discarded_tokens if priced.generation else 0.0,
         phases=tuple(_phases(priced)),
         ledger=tuple(_entries(memory)),

@@ -134,6 +134,8 @@ def _call_flop(call: Call, workload: Workload, models: Models) -> float:
     response = stats(workload.response_len)
     spread = math.sqrt(max(0.0, response.mean_square - response.mean**2) / workload.num_sequences)
     drawn = max(0.0, response.mean - SURE * spread) * workload.num_sequences
+    if workload.oversampling:
+        drawn = float(workload.num_sequences)  # the shortest are trained on
     if call.kind == "generate":
         return 2 * active * max(0.0, drawn - workload.num_sequences)
     prompts = sequences_of(replace(workload, packing=True)).tokens - response.mean * workload.num_sequences

@@ -10,6 +10,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 
 _NOT_RUN = {
     "dynamic sampling",
+    "oversampling",
     "environments",
     "double buffering",
     "rollout by the training modules",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -104,6 +105,8 @@ class Workload(Hashed):
     lora: Lora | None = None
     environment: Environment | None = None
     dynamic_sampling: DynamicSampling | None = None
+    oversampling: Annotated[float, Field(ge=0, le=16)] = 0.0
+    """Further prompts over those of the step; the first groups to finish are trained on, the rest aborted."""
     optimizer: Literal["adam", "adam8bit"] = "adam"
     gradients: Literal["backend", "bf16"] = "backend"
     """As the training backend keeps and reduces them, or in BF16 where that is FP32 (Megatron)."""
@@ -129,6 +132,12 @@ class Workload(Hashed):
             )
         if self.dynamic_sampling is not None:
             self._check_dynamic_sampling(self.dynamic_sampling)
+        if self.oversampling and (not self.generates or self.environment or self.dynamic_sampling):
+            raise RlhfsimError(
+                "no-oversampling",
+                "oversampling needs a rollout, without environment and without dynamic sampling",
+                help="leave out one of the two; beside dynamic sampling give its gen_prompts",
+            )
 
     def _check_dynamic_sampling(self, sampling: DynamicSampling) -> None:
         what = None
@@ -153,8 +162,9 @@ class Workload(Hashed):
     @property
     def gen_prompts(self) -> int:
         """Prompts that are generated at a time."""
-        sampling = self.dynamic_sampling
-        return self.prompts if sampling is None else sampling.prompts_of(self.prompts)
+        if self.dynamic_sampling is not None:
+            return self.dynamic_sampling.prompts_of(self.prompts)
+        return math.ceil(self.prompts * (1 + self.oversampling) - 1e-9)
 
     @property
     def gen_batches(self) -> float:
