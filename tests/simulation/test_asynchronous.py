@@ -485,3 +485,69 @@ def test_no_steady_state_is_faster_than_its_bound_nor_staler_than_allowed(data: 
     assert found.staleness is not None
     assert found.staleness.max <= math.ceil(schedule.staleness)
     chained(found)
+    consistent(found)
+
+
+def consistent(found: Simulated) -> None:
+    """The mean step is that of the steps told, and lies in its own intervals."""
+    assert np.mean(found.step_seconds) == pytest.approx(found.seconds)
+    low, high = found.interval or (found.seconds, found.seconds)
+    assert low <= found.seconds * (1 + 1e-9)
+    assert found.seconds <= high * (1 + 1e-9)
+    low, high = found.iteration.cost.interval
+    assert low <= found.seconds * (1 + 1e-9)
+    assert found.seconds <= high * (1 + 1e-9)
+
+
+# --- statements about any asynchronous run ------------------------------------------------------------
+
+
+SHARES = (0.3, 0.6, 0.9)
+"""Of the usual response lengths."""
+
+
+def drawn_run(seed: int, share: float = 1.0, *, noisy: bool = False) -> Simulated:
+    """A run with stale samples drawn by its seed; every response `share` as long."""
+    rng = np.random.default_rng(seed)
+    schedule = Schedule(
+        staleness=float(rng.choice([0.5, 1, 1.5, 2, 3, 4])),
+        partial_rollout=bool(rng.integers(2)),
+        overlapped_sync=bool(rng.integers(2)),
+    )
+    prompts, samples = int(rng.integers(4, 33)), int(rng.integers(1, 5))
+    usual = np.clip(rng.lognormal(5, rng.uniform(0.1, 1.2), prompts * samples), 8, 4000)
+    slots, fixed = int(rng.choice([4, 16, 64])), float(rng.uniform(0.2, 2))
+    replicas, each, read = int(rng.integers(1, 5)), float(rng.uniform(0, 0.1)), float(rng.uniform(0, 1e-3))
+    busy = float(usual.sum()) * (fixed / slots + each) / replicas
+    learn, sync = float(rng.uniform(0.2, 2)) * busy, float(rng.uniform(0, 0.1)) * busy + 0.01
+    replica = engine(slots=slots, fixed=fixed, each=each, read=read, again=float(rng.choice([0, 1e-4])))
+    sigma = LogNormal(mean=share * 150, sigma=0.8, max=share * 2000)
+    made = setting(
+        schedule,
+        rollout=replicas,
+        prompts=prompts,
+        samples=samples,
+        lengths=sigma if noisy else None,
+        drawn=None if noisy else (share * usual).tolist(),
+    )
+    priced = by_hand(busy, learn, sync)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stale, "rollout_engine", lambda *a: replica)
+        patch.setattr(stale.Draws, "program", lambda *a: priced)
+        noise = Noise(lengths=True) if noisy else None
+        return simulate(made, 1e5, steps=20, seed=seed, priced=priced, noise=noise)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_mean_of_an_asynchronous_run_is_not_above_its_p90(seed: int) -> None:
+    for noisy in (False, True):
+        found = drawn_run(seed, noisy=noisy)
+        consistent(found)
+        assert found.seconds <= np.percentile(found.step_seconds, 90) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_shorter_responses_never_make_an_asynchronous_run_slower(seed: int) -> None:
+    times = [drawn_run(seed, share).seconds for share in (*SHARES, 1.0)]
+    for shorter, longer in itertools.pairwise(times):
+        assert shorter <= 1.005 * longer

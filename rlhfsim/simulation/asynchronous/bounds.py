@@ -59,6 +59,10 @@ class Floor:
         """Tokens per second at n = 0, 1, 2, ...: least concave majorant."""
         return _rates(self.engine, self.longest)
 
+    def needs(self, total: float, square: float) -> float:
+        """Work of a batch with these sums of its response lengths and of their squares (W)."""
+        return self.prefill + self.alpha * total + self.beta * (self.engine.prompt * total + square / 2)
+
     def done(self, prefilled: float, tokens: float, attended: float) -> float:
         """Work done, seconds of replica time, from what replicas have counted."""
         return prefilled + self.alpha * tokens + self.beta * attended

@@ -44,11 +44,20 @@ class LearnerRun:
         return tuple(float(x) for x in np.diff(self.ends[self.warmup - 1 :]))
 
     @property
-    def mean(self) -> float:
-        """Seconds of a step over the window, which begins one step early where that makes pairs."""
+    def counted(self) -> int:
+        """Steps of the window, which begins one step early where that makes pairs."""
         count = len(self.ends) - self.warmup
-        count += count % 2 if self.paired else 0
-        return self.shortfall * (self.ends[-1] - self.ends[-1 - count]) / count
+        return count + (count % 2 if self.paired else 0)
+
+    @property
+    def steady(self) -> tuple[float, ...]:
+        """Seconds of each step of the window as the steady state has them."""
+        return tuple(self.shortfall * float(x) for x in np.diff(self.ends[-1 - self.counted :]))
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a step over the window: the mean of `steady`."""
+        return self.shortfall * (self.ends[-1] - self.ends[-1 - self.counted]) / self.counted
 
     @property
     def over(self) -> bool:

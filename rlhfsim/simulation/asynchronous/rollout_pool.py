@@ -82,6 +82,8 @@ class RolloutPool:
     """Groups in flight or in the queue, by version."""
     _waiting: dict[int, int] = field(default_factory=dict)
     """Groups in the queue, by version."""
+    sums: list[tuple[float, float]] = field(default_factory=list)
+    """Response tokens of each batch begun, and the sum of their squares."""
     _batch_lengths: list[list[float]] = field(default_factory=list)
     _blocked_since: float | None = None
 
@@ -199,6 +201,8 @@ class RolloutPool:
         index = self.started % self.batch
         if index == 0:
             self._batch_lengths = self.lengths(self.started // self.batch)
+            flat = [length for group in self._batch_lengths for length in group]
+            self.sums.append((math.fsum(flat), math.fsum(length * length for length in flat)))
         lengths, version = self._batch_lengths[index], replica.version
         self.groups[self.started] = SampleGroup(version, len(lengths), version)
         if not self.partial:

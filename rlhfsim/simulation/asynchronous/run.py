@@ -142,16 +142,15 @@ def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:
 
 
 def _simulated(run: LearnerRun, usual: Program, seed: int | None, plan_hash: str) -> Simulated:
-    simulator, seconds = run.simulator, run.seconds
+    simulator, seconds = run.simulator, run.steady
     ages = [age for step in run.ages[run.warmup : len(run.ends)] for age in step]
     recorder, memory_timeline = simulator.recorder, simulator.memory_timeline
-    spread = interval_of(seconds)
     return Simulated(
         iteration=_iteration(run, usual),
         step_seconds=seconds,
         trace=recorder.trace(plan_hash=plan_hash, seed=seed, steps=len(run.ends)) if recorder.on else None,
         staleness=Staleness(mean=float(np.mean(ages)), max=float(max(map(max, run.ages)))),
-        interval=None if spread is None else (spread[0] * run.shortfall, spread[1] * run.shortfall),
+        interval=interval_of(seconds),
         lost=dict(sorted(simulator.shared_links.lost.items())),
         peaks=memory_timeline.peaks() if memory_timeline is not None else (),
         stopped=run.stopped,

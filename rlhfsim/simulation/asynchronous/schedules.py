@@ -169,7 +169,7 @@ class Async:
     # --- measures -----------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Work and tokens of the window, from its opening to now."""
+        """Work and tokens of the window, from its opening to now, in mean batches begun since it opened."""
         run, pool = self.run, self.pool
         done = len(run.ends) - run.warmup
         if done < 0:
@@ -180,7 +180,10 @@ class Async:
         if self.opened is None:
             self.opened = work, tokens
             return
-        batches = ((work - self.opened[0]) / self.floor.work, (tokens - self.opened[1]) / self.floor.tokens)
+        begun = pool.sums[run.warmup :]
+        needs = math.fsum(self.floor.needs(*sums) for sums in begun) / len(begun)
+        length = math.fsum(total for total, _ in begun) / len(begun)
+        batches = ((work - self.opened[0]) / needs, (tokens - self.opened[1]) / length)
         run.shortfall = max(1.0, done / max(min(batches), 1e-9))
 
     def _count(self) -> None:
