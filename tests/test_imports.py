@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -189,3 +190,12 @@ def test_modules_have_no_cycle() -> None:
     for module in MODULES:
         if module != "rlhfsim":  # the package re-exports its API
             visit(module, ())
+
+
+def test_design_starts_without_libraries_that_only_other_commands_need() -> None:
+    code = "import sys, rlhfsim.cli.design; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert "numpy" in loaded
+    assert not {"scipy", "pandas", "plotly", "pyarrow", "ray", "torch", "jinja2"} & set(loaded)

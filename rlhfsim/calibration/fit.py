@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, blurred, identify, moved_by, settled
@@ -216,7 +216,7 @@ def _calibrated(
 
 def quantile(spare: float) -> float:
     """90th percentile of a t distribution: wider than the normal one where tau rests on few data."""
-    return float(student.ppf(0.9, max(LEAST_SPARE, spare)))
+    return float(stdtrit(max(LEAST_SPARE, spare), 0.9))
 
 
 # --- what people should know ----------------------------------------------------------------------

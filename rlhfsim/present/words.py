@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rlhfsim.plan import Plan
 from rlhfsim.search.explain import kind
+from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed
 from rlhfsim.units import BILLION, DAY, HOUR, MILLION, MINUTE, TERA, format, significant
 
@@ -306,6 +307,23 @@ def span(low: str, high: str, joint: str = "-") -> str:
     """`1.2-3.4 ms`: the unit once where both ends have it."""
     (first, _, unit), (_, _, other) = low.partition(" "), high.partition(" ")
     return f"{first if unit == other else low}{joint}{high}"
+
+
+def error_text(share: float | None) -> str:
+    """`3.4 %`, `12 times` from a factor of ten; `-` where unknown."""
+    if share is None:
+        return "-"
+    return f"{significant(100 * share, 2)} %" if share < 10 else f"{share:,.0f} times"
+
+
+def value_text(c: Coefficient) -> str:
+    """A coefficient with its unit."""
+    return format(c.value, c.dimension)
+
+
+def between(c: Coefficient) -> str:
+    """`0.72-0.81`, `1.2-3.4 ms`: P10 and P90 of a coefficient."""
+    return span(format(c.low, c.dimension), format(c.high, c.dimension))
 
 
 def lengths(spec: AnyLengths, *, file: bool = False) -> str:

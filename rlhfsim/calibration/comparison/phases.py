@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from statistics import median, stdev
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from rlhfsim.calibration.observation import Observation, phase_seconds
 from rlhfsim.errors import Place, RlhfsimError
@@ -166,7 +166,7 @@ def _spread(times: Sequence[float]) -> float | None:
     if n < 2 or min(times) <= 0:
         return None
     s = stdev(math.log(t) for t in times)
-    return float(student.ppf(0.9, n - 1)) * MEDIAN_LOSS * s / math.sqrt(n)
+    return float(stdtrit(n - 1, 0.9)) * MEDIAN_LOSS * s / math.sqrt(n)
 
 
 def warm(trace: Trace) -> dict[str, tuple[float, ...]]:

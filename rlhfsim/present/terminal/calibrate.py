@@ -9,14 +9,13 @@ from statistics import median
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rlhfsim import units
 from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.predict import STEP
 from rlhfsim.calibration.profile_writer import error_pair, provenance
 from rlhfsim.present.tables import CUT, REST, grid, table
 from rlhfsim.present.terminal.console import drawn, labelled
-from rlhfsim.present.words import decimals, fixed, plural, span
+from rlhfsim.present.words import between, decimals, error_text, fixed, plural, value_text
 from rlhfsim.specs.quantities import Coefficient
 
 BOUND = 1.001
@@ -59,19 +58,12 @@ def summary(fitted: Calibration) -> dict[str, str]:
 
 def _error_line(rows: Sequence[PhaseError]) -> str:
     pairs = [(word, error_pair(rows, step=step)) for word, step in (("step", True), ("phase", False))]
-    medians = [f"{word} {percent(p[0])} -> {percent(p[1])}" for word, p in pairs if p is not None]
+    medians = [f"{word} {error_text(p[0])} -> {error_text(p[1])}" for word, p in pairs if p is not None]
     if not medians:
         return "unknown: there is no second distinct run to test on"
     worse = [word for word, pair in pairs if pair is not None and pair[1] > pair[0]]
     warning = f"; NO BETTER in {' and '.join(worse)}" * bool(worse)
     return f"median {', '.join(medians)} (runs that the fit had not seen){warning}"
-
-
-def percent(share: float | None) -> str:
-    """An error: `3.4 %`, `12 times` from a factor of ten."""
-    if share is None:
-        return "-"
-    return f"{units.significant(100 * share, 2)} %" if share < 10 else f"{share:,.0f} times"
 
 
 # --- coefficients ---------------------------------------------------------------------------------
@@ -99,16 +91,6 @@ def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
         ),
         width,
     )
-
-
-def value_text(c: Coefficient) -> str:
-    """With its unit."""
-    return units.format(c.value, c.dimension)
-
-
-def between(c: Coefficient) -> str:
-    """`0.72-0.81`, `1.2-3.4 ms`: the unit once where both ends have it."""
-    return span(units.format(c.low, c.dimension), units.format(c.high, c.dimension))
 
 
 def _at_end(c: Coefficient) -> bool:
@@ -148,7 +130,7 @@ def _by_phase(rows: Sequence[PhaseError], width: int) -> RenderableType:
         before = [off(e.before_s, e.measured_s) or 0.0 for e in of_phase]
         after = [off(e.after_s, e.measured_s) or 0.0 for e in of_phase if e.after_s is not None]
         shares = (median(before), median(after) if after else None, max(before), max(after, default=None))
-        return phase, str(len(of_phase)), *(percent(x) for x in shares)
+        return phase, str(len(of_phase)), *(error_text(x) for x in shares)
 
     phases = list(dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)))
     titles = ("median error of", ">runs", ">before", ">after", ">largest before", ">largest after")
@@ -167,9 +149,9 @@ def _by_run(rows: Sequence[PhaseError], width: int) -> RenderableType:
             ("step of", lambda e: e.run),
             (">measured s", lambda e: fixed(e.measured_s, digits)),
             (">before s", lambda e: fixed(e.before_s, digits)),
-            (">error", lambda e: percent(off(e.before_s, e.measured_s))),
+            (">error", lambda e: error_text(off(e.before_s, e.measured_s))),
             (">after s", lambda e: fixed(e.after_s, digits)),
-            (">error", lambda e: percent(off(e.after_s, e.measured_s))),
+            (">error", lambda e: error_text(off(e.after_s, e.measured_s))),
             fit={"step of": CUT},
         ),
         width,

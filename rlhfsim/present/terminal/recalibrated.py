@@ -11,9 +11,8 @@ from rich.text import Text
 from rlhfsim import units
 from rlhfsim.plan import Plan
 from rlhfsim.present.tables import CUT, fields, grid, table
-from rlhfsim.present.terminal.calibrate import between, percent, value_text
 from rlhfsim.present.terminal.console import drawn, indented
-from rlhfsim.present.words import plan_text, plural
+from rlhfsim.present.words import between, error_text, plan_text, plural, value_text
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.what_if.recalibrated import Recalibrated
 
@@ -44,8 +43,8 @@ def _origin(name: str, origin: Provenance) -> str:
     error = ""
     if origin.step_error is not None:
         error = (
-            f"; median step error on unseen runs {percent(origin.step_error[0])} -> "
-            f"{percent(origin.step_error[1])}"
+            f"; median step error on unseen runs {error_text(origin.step_error[0])} -> "
+            f"{error_text(origin.step_error[1])}"
         )
     return f"{name}: {origin.base}, calibrated on {runs} of {origin.device}, {origin.date}{error}"
 
