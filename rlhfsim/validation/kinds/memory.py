@@ -20,10 +20,11 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.step.calls import Setting
 from rlhfsim.step.measured import Conditions
 from rlhfsim.units import GB, GIB
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.cases.memory_peaks import training_peak
+from rlhfsim.validation.cases.memory_peaks import peak_setting, training_peak
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 
@@ -249,8 +250,8 @@ def _models() -> dict[str, ModelSpec]:
 
 def _training(row: Row) -> Outcome:
     measured, unit = _measured_peak(row)
-    model = _models().get(row.text("model") or "") or model_of(row)
-    peak = training_peak(row, model)
+    setting = setting_of(row)
+    peak = training_peak(row, setting)
     return _outcome(
         row,
         "memory.training_peak",
@@ -259,9 +260,15 @@ def _training(row: Row) -> Outcome:
         predicted=peak.bytes / GB,
         low=peak.low / GB,
         high=peak.high / GB,
-        conditions=conditions_of(row, model),
+        conditions=conditions_of(row, setting.models.actor),
         detail=peak.detail,
     )
+
+
+def setting_of(row: Row) -> Setting:
+    """The plan of a training row."""
+    model = _models().get(row.text("model") or "") or model_of(row)
+    return peak_setting(row, model, _profile(row))
 
 
 def conditions_of(row: Row, model: ModelSpec) -> Conditions:
