@@ -11,12 +11,13 @@ log-probs of the rollout) the plan may use too.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from textwrap import fill
 
+from lab.claims import believed, reason
 from rlhfsim import resources
 from rlhfsim.api import design, estimate
 from rlhfsim.errors import RlhfsimError
@@ -33,8 +34,10 @@ TIME_LIMIT = 60.0
 """Seconds of one search."""
 MUCH = 1.5
 """A plan that is faster by more than this factor must say why."""
-LEAST_SHARE = 0.1
-"""A phase is named as a reason from this share of the seconds saved."""
+WIDTH = 100
+"""Columns of the page's texts."""
+MOST_SETTINGS = 8
+"""Differences that are named of one recipe."""
 SETTINGS = [
     "tp",
     "pp",
@@ -131,26 +134,6 @@ def price(name: str, *, search: bool = True, time_limit: float = TIME_LIMIT) -> 
 # --- in words ---------------------------------------------------------------------------------------------
 
 
-def saved(priced: Priced) -> Iterator[tuple[str, float, float]]:
-    """Phases that account for the seconds between recipe and plan: name, seconds before and after."""
-    assert priced.recipe is not None
-    assert priced.plan is not None
-    before, after = _phases(priced.recipe), _phases(priced.plan)
-    gain = priced.recipe.prediction.step_s - priced.plan.prediction.step_s
-    found = [(name, s, after.get(name, 0.0)) for name, s in before.items()]
-    for name, one, other in sorted(found, key=lambda x: x[2] - x[1])[:3]:
-        if one - other >= LEAST_SHARE * abs(gain):
-            yield name, one, other
-
-
-def _phases(plan: Plan) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    for phase in plan.prediction.phases:
-        name = phase.name.removesuffix(".load").removesuffix(".unload")
-        seconds[name] = seconds.get(name, 0.0) + phase.seconds
-    return seconds
-
-
 def different(priced: Priced) -> Iterator[str]:
     """Settings of actor and rollout that the plan has otherwise."""
     assert priced.recipe is not None
@@ -168,59 +151,93 @@ def _word(value: object) -> str:
 
 
 def verdict(priced: Priced) -> str:
-    """Whether the two predictions should be believed, and why."""
+    """What becomes of a recipe, in a few words."""
     if priced.refused:
-        return f"refused: {priced.refused}"
-    assert priced.recipe is not None
-    chance = priced.recipe.prediction.probability_out_of_memory
-    alarm = "" if priced.fits else f"does not fit ({chance:.0%} risk, {_peak(priced.recipe)}); "
+        return "refused"
     if priced.plan is None or priced.factor is None:
-        return alarm + "no plan of the space fits"
+        return "no plan of the space fits"
+    alarm = "" if priced.fits else "does not fit; "
     if priced.factor < 1 and priced.proven:
-        return alarm + "faster than a plan called proven: the space lacks something the recipe has"
-    phases = ", ".join(f"{name} {one:,.0f} -> {other:,.0f} s" for name, one, other in saved(priced))
-    settings = ", ".join(list(different(priced))[:8])
-    if priced.factor > MUCH:
-        return f"{alarm}x{priced.factor:.1f}, from {phases}: {settings}"
-    return f"{alarm}within {MUCH:g}: {settings or 'the same settings'}"
+        return alarm + "faster than a plan called proven"
+    return alarm + ("proven" if priced.proven else "not proven")
 
 
-def _peak(plan: Plan) -> str:
-    told = plan.prediction
-    return f"{told.peak_memory_bytes / GB:.0f} of {told.capacity_bytes / GB:.0f} GB"
+def told(priced: Priced) -> str:
+    """Why the plan is faster, what it has otherwise, and what its seconds should be held against."""
+    if priced.refused:
+        return f"refused: {priced.refused}."
+    memory = "" if priced.fits else f"The recipe {_overflow(priced)}. "
+    if priced.recipe is None or priced.plan is None or priced.factor is None:
+        return memory + "No plan of the space fits."
+    settings = ", ".join(list(different(priced))[:MOST_SETTINGS]) or "the same settings"
+    why = f"{reason(priced.recipe, priced.plan)}. " if priced.factor > 1 else ""
+    if priced.recipe.framework is None:
+        settings += ". No table says what this framework runs, so the plan may use what it does not"
+    lack = "The space lacks something that the recipe has. " if priced.factor < 1 and priced.proven else ""
+    support = believed(priced.plan, proven=priced.proven)
+    return f"{memory}x{priced.factor:.2f}: {lack}{why}Differs: {settings}. Believed because {support}."
+
+
+def _overflow(priced: Priced) -> str:
+    """What fills the GPU of a recipe that is said not to fit."""
+    assert priced.recipe is not None
+    seen = priced.recipe.prediction
+    at_peak = sorted((e for e in seen.ledger if e.phase == seen.peak_phase), key=lambda e: -e.bytes)
+    parts = ", ".join(f"{e.role} {e.component.replace('_', ' ')} {e.bytes / GB:.0f}" for e in at_peak[:4])
+    return (
+        f"does not fit ({seen.probability_out_of_memory:.0%} risk): {seen.peak_phase} holds "
+        f"{seen.peak_memory_bytes / GB:.0f} of {seen.capacity_bytes / GB:.0f} GB, {parts}"
+    ).replace("%", " %")
 
 
 def report(priced: Sequence[Priced]) -> str:
     """The page."""
     fast = [p for p in priced if p.factor is not None and p.factor < 1 and p.proven]
     much = [p for p in priced if p.factor is not None and p.factor > MUCH]
+    proven = sum(p.proven for p in priced)
+    left_out = len(names()) - len(priced)
+    counted = (
+        f"{len(priced)} recipes{f' ({left_out} more are not priced here)' if left_out > 0 else ''}: "
+        f"{sum(p.refused is not None for p in priced)} refused, "
+        f"{sum(not p.fits and not p.refused for p in priced)} that do not fit, {len(fast)} predicted faster than "
+        f"a plan called proven, {len(much)} whose plan claims more than {MUCH:g} times. {proven} plans are proven."
+    )
+    intro = (
+        "What frameworks ship and people run (`scenarios/recipes`, each with source and commit), as predicted, "
+        "beside the plan that `design` chooses for the same question with the recipe's framework. Written by "
+        "`python -m lab.recipes`. Nobody measured these runs here."
+    )
+    rest = [p for p in priced if p not in much]
     lines = [
         "# Published recipes\n",
-        "What frameworks ship and people run (`scenarios/recipes`, each with source and commit), as predicted, beside the "
-        "plan that `design` chooses for the same question with the recipe's framework. Written by `python -m "
-        "lab.recipes`. Nobody measured these runs here.\n",
-        f"{len(priced)} recipes: {sum(p.refused is not None for p in priced)} refused, "
-        f"{sum(not p.fits and not p.refused for p in priced)} that do not fit, {len(fast)} predicted faster than a plan "
-        f"called proven, {len(much)} whose plan claims more than {MUCH:g} times.\n",
-        "| recipe | GPUs | recipe, s (P10 to P90) | plan, s | proven | verdict |",
-        "| --- | --- | --- | --- | --- | --- |",
+        fill(intro, WIDTH) + "\n",
+        fill(counted, WIDTH) + "\n",
+        "| recipe | GPUs | recipe, s | P10 to P90 | plan, s | times | plan is |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *map(_line, priced),
+        f"\n## Plans that claim more than {MUCH:g} times\n",
+        *map(_paragraph, much),
+        "## The others\n",
+        *map(_paragraph, rest),
+        *(f"[{p.name}]: ../scenarios/recipes/{p.name}.yaml" for p in priced),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _line(priced: Priced) -> str:
-    gpus, seconds, best = "", "", ""
+    gpus, seconds, span, best, times = "", "", "", "", ""
     if priced.recipe is not None:
         gpus = " + ".join(f"{h.gpus} {h.profile}" for h in priced.recipe.hardware)
-        told = priced.recipe.prediction
-        seconds = f"{told.step_s:,.0f} ({told.low_s:,.0f} to {told.high_s:,.0f})"
+        seen = priced.recipe.prediction
+        seconds, span = f"{seen.step_s:,.0f}", f"{seen.low_s:,.0f} to {seen.high_s:,.0f}"
     if priced.plan is not None:
-        best = f"{priced.plan.prediction.step_s:,.0f}"
-    shown = f"[{priced.name}](../scenarios/recipes/{priced.name}.yaml): {priced.title}"
-    return (
-        f"| {shown} | {gpus} | {seconds} | {best} | {'yes' if priced.proven else 'no'} | {verdict(priced)} |"
-    )
+        best, times = f"{priced.plan.prediction.step_s:,.0f}", f"{priced.factor:.2f}"
+    return f"| [{priced.name}] | {gpus} | {seconds} | {span} | {best} | {times} | {verdict(priced)} |"
+
+
+def _paragraph(priced: Priced) -> str:
+    text = f"**{priced.name}** ({priced.title}). {told(priced)}"
+    return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def main() -> None:
@@ -230,14 +247,16 @@ def main() -> None:
     )
     parser.add_argument("names", nargs="*", help="only these, on the screen")
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, help="seconds of one search")
-    parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
     priced: list[Priced] = []
-    with ProcessPoolExecutor(max_workers=given.workers) as pool:
-        for one in pool.map(partial(price, time_limit=given.time_limit), given.names or names()):
-            priced.append(one)
-            if not given.names:
-                REPORT.write_text(report(priced))
+    for name in given.names or names():
+        begun = time.monotonic()
+        priced.append(price(name, time_limit=given.time_limit))
+        factor = priced[-1].factor
+        times = "" if factor is None else f"x{factor:.2f}, "
+        print(f"{name}: {times}{verdict(priced[-1])} ({time.monotonic() - begun:.0f} s)", flush=True)
+        if not given.names:
+            REPORT.write_text(report(priced))
     if given.names:
         print(report(priced))
 

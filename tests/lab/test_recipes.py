@@ -45,20 +45,29 @@ def test_a_recipe_is_asked_with_what_it_allows_itself() -> None:
     assert plain.allow == frozenset()
 
 
-def test_the_verdict_names_phases_and_settings_of_a_large_claim() -> None:
+def test_a_large_claim_names_phases_terms_and_settings() -> None:
     slow, fast = PRICED["skyrl-dapo-7b"], PRICED["verl-grpo-qwen3-8b"]
-    told = recipes.verdict(replace(slow, plan=fast.recipe, proven=True))
-    assert re.search(r"x\d+\.\d, from actor\.\w+ [\d,]+ -> [\d,]+ s", told)
+    told = recipes.told(replace(slow, plan=fast.recipe, proven=True))
+    assert re.search(r"x\d+\.\d\d: actor\.\w+ [\d,.]+ -> [\d,.]+ s, [\d,.]+ s of it ", told)
+    assert "CUDA graphs" in told
     assert "rollout.cuda_graphs False -> True" in told
+    assert "no plan of the space is predicted faster" in told
 
 
 def test_a_recipe_faster_than_a_proven_plan_is_said() -> None:
     one, other = PRICED["verl-grpo-qwen3-8b"], PRICED["skyrl-dapo-7b"]
-    told = recipes.verdict(replace(one, plan=other.recipe, proven=True))
-    assert told.startswith("faster than a plan called proven")
+    priced = replace(one, plan=other.recipe, proven=True)
+    assert recipes.verdict(priced) == "faster than a plan called proven"
+    assert "The space lacks something" in recipes.told(priced)
 
 
-def test_the_page_counts_and_shows_every_recipe() -> None:
+def test_a_recipe_that_does_not_fit_says_what_fills_the_gpu() -> None:
+    told = recipes.told(PRICED["openrlhf-reinforce-qwen3-4b"])
+    assert "actor.train holds 133 of 85 GB, rollout kv cache 53, actor logits 39" in told
+
+
+def test_the_page_counts_and_shows_every_recipe_in_readable_lines() -> None:
     page = recipes.report(list(PRICED.values()))
     assert f"{len(PRICED)} recipes: 0 refused" in page
-    assert all(f"scenarios/recipes/{name}.yaml" in page for name in PRICED)
+    assert all(f"../scenarios/recipes/{name}.yaml" in page for name in PRICED)
+    assert all(len(line) <= 120 for line in page.splitlines())
