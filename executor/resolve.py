@@ -98,6 +98,7 @@ def _engine_spec(job: Job, role: str, placed: RolePlacement) -> EngineSpec:
         optimizer=optimizer,
         optimizer_kind=workload.optimizer,
         precision=job.precision,
+        gradients=workload.gradients,
         micro_tokens=int(batch_lengths(workload).tokens(placed.layout)),
         score_tokens=int(batch_lengths(workload).tokens(placed.layout, scoring=True)),
         packing=workload.packing,

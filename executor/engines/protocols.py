@@ -17,6 +17,7 @@ from executor.settings import Optimizer, Precision
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import Transport
+from rlhfsim.specs.workload.workload import GradientSums
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +42,8 @@ class EngineSpec:
     """None: the engine only infers."""
     optimizer_kind: Literal["adam", "adam8bit"] = "adam"
     precision: Precision = "fp32"
+    gradients: GradientSums = "backend"
+    """What DeepSpeed sums the gradients of BF16 weights in: as it does by default (BF16), or FP32."""
     micro_tokens: int | None = None
     """Tokens that the memory of a micro-batch was priced with, padding included; None: as many as
     `layout.micro_batch` of the longest sequences at hand have."""

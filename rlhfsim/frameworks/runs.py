@@ -14,11 +14,19 @@ from importlib import import_module, resources
 from typing import Literal, TypeVar
 
 from rlhfsim.specs.model.model import ModelSpec
-from rlhfsim.specs.placement.backends import BACKENDS, Backend, BackendRules, broken_rule
+from rlhfsim.specs.placement.backends import (
+    BACKENDS,
+    Backend,
+    BackendRules,
+    broken_rule,
+    broken_sums,
+    sums_fp32,
+)
 from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Workload
 
 Known = Literal["run on GPUs", "run on CPUs", "written only"]
@@ -52,6 +60,7 @@ FEATURES: Mapping[str, str] = {
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
     "8-bit Adam": "set workload.optimizer: adam",
     "BF16 gradients": "leave out workload.gradients",
+    "FP32 gradient sums": "leave out workload.gradients",
     "AMD GPUs": "use NVIDIA GPUs",
     "FP8 training": "set workload.train_precision: bf16",
     "micro-batches by tokens": "give micro_batch in place of pack_tokens",
@@ -103,6 +112,10 @@ class Runs:
         if (broken := broken_rule(rules, layout)) is not None:
             remedy = "design again: rlhfsim design keeps to what the framework runs"
             return Lacks(code="layout-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
+        sums = role in TRAINED and sums_fp32(workload, backend)
+        if sums and (broken := broken_sums(rules, layout)) is not None:
+            remedy = "use zero: 2, or leave out workload.gradients"
+            return Lacks(code="fp32-sums-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
         return self._first(_layout_features(layout, adapters=trained and workload.lora is not None))
 
     def lacks_model(self, layout: Layout, model: ModelSpec, model_type: str | None) -> Lacks | None:
@@ -301,6 +314,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "8-bit Adam"
     if workload.gradients == "bf16":
         yield "BF16 gradients"
+    if workload.gradients == "fp32":
+        yield "FP32 gradient sums"
     if workload.train_precision in ("fp8", "fp4"):
         yield "FP8 training"
 

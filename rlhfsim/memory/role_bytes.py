@@ -18,11 +18,11 @@ from rlhfsim.frameworks.runs import frameworks
 from rlhfsim.memory import activations
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import Activations
-from rlhfsim.memory.states import BF16, Optimizer, Stage, States
+from rlhfsim.memory.states import BF16, FP32, Optimizer, Stage, States
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
-from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.backends import Backend, sums_fp32
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement
 from rlhfsim.specs.placement.software import Software, default_software
@@ -119,6 +119,8 @@ def role_bytes(
     if beside_actor and workload.base_is_reference:
         return NOTHING
     software = software or default_software(backend)
+    if sums_fp32(workload, backend):
+        software = replace(software, gradient_bytes=FP32)
     if workload.gradients == "bf16" and backend == "megatron":
         software = replace(software, gradient_bytes=BF16)
     model, layout, trained = models.of(role), placed.layout, role in TRAINED
@@ -203,10 +205,17 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     model, backend, lora, software = kind.model, kind.backend, kind.lora, kind.software
     layout = Layout(**dict(zip(memory.CUT, cut, strict=True)))
     part = memory.shard(model, layout, backend, stage)
-    trainable = part
+    trainable, fp32_sums = part, backend == "deepspeed" and software.gradient_bytes == FP32
     if kind.trained and lora is not None:
         base, own = memory.lora_states(
-            model, part, layout, backend, lora, optimizer=kind.optimizer, base_width=software.base_bytes
+            model,
+            part,
+            layout,
+            backend,
+            lora,
+            optimizer=kind.optimizer,
+            base_width=software.base_bytes,
+            gradient_bytes=FP32 if fp32_sums else None,
         )
         states = own._replace(
             weights=base.weights + software.adapters * own.weights,
@@ -230,8 +239,10 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     return _Standing(
         states=states,
         gathered=memory.gathered_bytes(part, layout, backend) if gathers else 0.0,
-        buffers=memory.gradient_buffer_bytes(trainable, layout, backend, overlap=software.overlaps_reduction),
-        step=memory.step_bytes(trainable, layout, backend),
+        buffers=memory.gradient_buffer_bytes(
+            trainable, layout, backend, overlap=software.overlaps_reduction, fp32_sums=fp32_sums
+        ),
+        step=memory.step_bytes(trainable, layout, backend, fp32_sums=fp32_sums),
         communicators=memory.communicators(layout),
         layers=part.num_layers,
     )

@@ -160,11 +160,14 @@ def bytes_per_element(
     """Weights, gradients and optimizer bytes per element of Psi that one GPU keeps in training.
 
         Megatron, distributed optimizer: 2 + 4 + 12/d
-        DeepSpeed ZeRO-1: 2 + 2 + 12/d    ZeRO-2: 2 + 2/d + 12/d    ZeRO-3: 16/d
+        DeepSpeed ZeRO-1: 2 + g + 12/d    ZeRO-2: 2 + g/d + 12/d    ZeRO-3: (14 + g)/d
+        g = 2, with sums in FP32 4
         FSDP2, full shard: 4/d + 4/d + 8/d (the FP32 shard is weight and master in one)
 
     Source: Rajbhandari et al., arXiv 1910.02054, section 3; Megatron-Core
-    docs/source/api-guide/dist_optimizer.md; DeepSpeed PR #5099; PyTorch `fully_shard`.
+    docs/source/api-guide/dist_optimizer.md; DeepSpeed PR #5099; PyTorch `fully_shard`. FP32 sums: DeepSpeed
+    0.19.8, fp32_groups_gradients_flat of runtime/bf16_optimizer.py (stage 1), stage_1_and_2.py,
+    _build_compact_grad_partition_buffer (2), grad_partitions_flat_buffer of stage3.py (3).
     """
     gradient = BACKENDS[backend].gradient_bytes if gradient_bytes is None else gradient_bytes
     moments = MOMENTS[optimizer] if moment_bytes is None else moment_bytes
@@ -269,11 +272,12 @@ def lora_states(
     *,
     optimizer: Optimizer = "adam",
     base_width: float = BF16,
+    gradient_bytes: float | None = None,
 ) -> tuple[States, States]:
     """The frozen base, of `base_width` bytes an element, and the trained adapters."""
     adapters = adapter_shard(model, part, layout, lora)
     return frozen_states(part, layout, width=base_width), trained_states(
-        adapters, layout, backend, optimizer=optimizer
+        adapters, layout, backend, optimizer=optimizer, gradient_bytes=gradient_bytes
     )
 
 
@@ -301,28 +305,32 @@ def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     return 0.0
 
 
-def gradient_buffer_bytes(part: Shard, layout: Layout, backend: Backend, *, overlap: bool = True) -> float:
+def gradient_buffer_bytes(
+    part: Shard, layout: Layout, backend: Backend, *, overlap: bool = True, fp32_sums: bool = False
+) -> float:
     """Gradients between backward and reduction: buckets, and whole layers before reduce-scatter.
 
     DeepSpeed allocates whole buckets at any number of ranks, of `DEEPSPEED.reduce_bucket` elements or, where
     fewer are trained, of those: one (ZeRO-1), two where the reduction overlaps (ZeRO-2), one and the copy
-    that a reduce-scatter interleaves (ZeRO-3). FSDP2 holds BF16 gradients of two layers and of the root, and
+    that a reduce-scatter interleaves (ZeRO-3); none where ZeRO-1 sums in FP32, one gradient after the other.
+    FSDP2 holds BF16 gradients of two layers and of the root, and
     one FP32 reduce-scatter input. Megatron reduces in place in its FP32 buffer.
     `overlap`: as the executor asks for; DeepSpeed's own default overlaps under ZeRO-3 alone.
     Source: DeepSpeed 0.19.8, setup_buckets of runtime/zero/stage_1_and_2.py, reduce_scatter_coalesced of
     runtime/comm/coalesced_collectives.py (tests/executor/test_deepspeed_buckets.py runs both).
     """
     if backend == "deepspeed":
-        buckets = (0, 1, 2 if overlap else 1, 2)[layout.zero]
+        buckets = (0, 0 if fp32_sums else 1, 2 if overlap else 1, 2)[layout.zero]
         return BF16 * buckets * min(part.elements, DEEPSPEED.reduce_bucket)
     if backend == "megatron" or layout.dp * layout.cp == 1:
         return 0.0
     return BF16 * (2 * part.layer + part.root) + FP32 * part.layer if layout.zero >= 2 else 0.0
 
 
-def step_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
+def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool = False) -> float:
     """What the optimizer step itself needs: FP32 gradients (DeepSpeed), intermediates (FSDP2).
 
+    FP32 sums serve as they are, but ZeRO-1 reduces them whole, from a copy in BF16.
     It runs when activations are gone, so it counts only where it exceeds them. The fused Adam of
     Megatron works in place.
     """
@@ -331,6 +339,8 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend) -> float:
     owned = part.elements
     if layout.zero:
         owned = part.dense / part.dense_ranks + part.expert / part.expert_ranks
+    if fp32_sums and layout.zero < 3:
+        return BF16 * part.elements if layout.zero == 1 else 0.0
     if backend == "deepspeed" and layout.zero == 3:
         owned = min(owned, DEEPSPEED.sub_group)
     return FP32 * owned

@@ -22,8 +22,9 @@ from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import published_type
-from rlhfsim.specs.placement.backends import BackendRules, broken_rule
+from rlhfsim.specs.placement.backends import BackendRules, broken_rule, broken_sums, sums_fp32
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
+from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.units import BILLION
 
@@ -144,6 +145,8 @@ def _states(
     Where the weights leave too, they come back layer by layer: under stage 3.
     """
     zeros, offloads = _zeros(rules, fixed, shards, trained), _offloads(request, trained)
+    if shards == 1 and trained and "zero" not in fixed and sums_fp32(request.workload, request.backend):
+        zeros = rules.fp32_sums[:1]
     if rules.offloads_all and "zero" not in fixed:
         return [*((zero, "none") for zero in zeros), *((3, offload) for offload in offloads[1:])]
     pairs = product(zeros, offloads)
@@ -221,7 +224,8 @@ def layout_refusal(
         return "TP does not divide the attention heads"
     if isinstance(layout, RolloutLayout):
         return None
-    if broken := broken_rule(request.trainer, layout):
+    sums = role in TRAINED and sums_fp32(request.workload, request.backend)
+    if broken := broken_rule(request.trainer, layout) or (sums and broken_sums(request.trainer, layout)):
         return f"the backend cannot run it ({broken})"
     lacks = request.runs and (
         request.runs.lacks_layout(request.backend, layout, request.workload, role)

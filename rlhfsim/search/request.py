@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -26,6 +26,8 @@ SWITCHES: dict[str, str] = {
     "rollout-logprobs": "old log-probs come from the rollout engine, not from a forward of the trainer",
 }
 """Choices that change what is learnt; each competes only when allowed."""
+FP32_SUMS = "fp32-sums"
+"""Sums in FP32 where the backend's are BF16: `design` takes them by itself where sums are long."""
 FORBIDDABLE: dict[str, str] = {
     "naive": "all roles resident all the time",
     "smart": "same pool, memory freed and offloaded between phases",
@@ -190,13 +192,14 @@ def second_pool_for_rollout(request: Request) -> Request:
     return replace(request, limits=(*request.limits, *limits))
 
 
-def switched(workload: Workload, switches: frozenset[str]) -> Workload:
+def switched(workload: Workload, switches: Set[str]) -> Workload:
     """The workload with numerics-changing switches turned on."""
     changes: dict[str, dict[str, Any]] = {
         "lora": {"lora": Lora(rank=LORA_RANK)},
         "fp8": {"rollout_precision": "fp8"},
         "adam8bit": {"optimizer": "adam8bit"},
         "bf16-gradients": {"gradients": "bf16"},
+        FP32_SUMS: {"gradients": "fp32"},
         "rollout-logprobs": {"old_logprobs": "rollout"},
     }
     for switch in switches & set(changes):

@@ -22,6 +22,7 @@ from rlhfsim.rollout.steady_state import steady_state
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import sums_fp32
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software, default_software
@@ -253,7 +254,9 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
 def _software(workload: Workload, placement: Placement) -> Software:
     """What the training stack does; gradients in BF16 are two bytes on the wire."""
     software = placement.software or default_software(placement.backend)
-    return software if workload.gradients == "backend" else replace(software, reduce_bytes=2.0)
+    if workload.gradients == "bf16":
+        return replace(software, reduce_bytes=2.0)
+    return replace(software, fp32_sums=True) if sums_fp32(workload, placement.backend) else software
 
 
 def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:

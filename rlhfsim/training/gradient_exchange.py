@@ -71,15 +71,22 @@ def _shards(
 
 
 def traffic(
-    device: Device, shard: GradientShard, layout: Layout, micro_batches: int, reduce_bytes: float
+    device: Device,
+    shard: GradientShard,
+    layout: Layout,
+    micro_batches: int,
+    reduce_bytes: float,
+    *,
+    whole: bool = False,
 ) -> tuple[float, float]:
     """Raw seconds of (parameter gathers, gradient reductions) per optimizer step (T5).
 
         ZeRO-0: AR(b_g Psi) ; 1: AG(b_w Psi), RS(b_g Psi) ; 2: AG, m RS ; 3: 2 m AG, m RS
 
-    Source: Rajbhandari et al., arXiv 1910.02054, section 7; FSDP's reshard after forward.
+    `whole`: ranks reduce all gradients though they own a share. Source: Rajbhandari et al., arXiv 1910.02054,
+    section 7; FSDP's reshard after forward.
     """
-    gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0)
+    gather, reduce = _once(device, shard, reduce_bytes, layout.zero > 0 and not whole)
     if layout.zero == 0:
         return 0.0, reduce
     if layout.zero == 1:
@@ -122,26 +129,28 @@ def exchange(
     forward: Room,
     backward: Room,
     reduce_bytes: float,
+    whole: bool = False,
     share: float = 1.0,
 ) -> list[Part]:
     """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
+
+    `whole`: all gradients are reduced on all ranks after the last backward pass (ZeRO-1 with FP32 sums).
 
     All shards on one link share it and the time it is free: no step is shorter than the traffic of a
     link. Collectives that run beside kernels take a share of the SMs (Calculon, arXiv 2305.06990).
     """
     parts: list[Part] = []
     eta, depth = device["overlap_dp"], -(-model.num_layers // layout.pp)
-    whole = shards(device, model, layout, share=share)
+    parts_held = shards(device, model, layout, share=share)
     for link in LINKS:
         raw = [
-            traffic(device, shard, layout, micro_batches, reduce_bytes)
-            for shard in whole
+            traffic(device, shard, layout, micro_batches, reduce_bytes, whole=whole)
+            for shard in parts_held
             if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
         ]
         gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
-        seen = exposed(
-            layout.zero, micro_batches, gather, reduce, forward.free(link), backward.free(link), eta, depth
-        )
+        behind = 0.0 if whole else backward.free(link)
+        seen = exposed(layout.zero, micro_batches, gather, reduce, forward.free(link), behind, eta, depth)
         taken = "sm_share_nic" if link == "network" else "sm_share_nvlink"
         slowed = device[taken] * max(0.0, gather + reduce - seen)
         parts.append(part(link, seen, "overlap_dp", spread=(0.4, 1.8)))
@@ -149,6 +158,17 @@ def exchange(
     if layout.zero == 3:  # a gather ahead and one back; reductions go by bucket
         parts.append(zero_calls(device, model, layout, 2 * micro_batches))
     return parts
+
+
+def summed(device: Device, model: ModelSpec, layout: Layout, micro_batches: int, *, share: float) -> Part:
+    """What sums in FP32 take beside sums in BF16: they are read and written once a micro-batch.
+
+    m Psi_held (2 + 2) / (B_m eta)        Psi_held = Psi, of its owner from ZeRO-2 on
+    """
+    held = sum(s.owned(layout.zero >= 2) for s in shards(device, model, layout, share=share))
+    name = "optimizer_hbm_efficiency"
+    seconds = micro_batches * held * 2 * (FP32 - BF16) / (device.profile.hbm.value * device[name])
+    return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
 def exposed(

@@ -345,8 +345,11 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
         forward=_room(device, layout, ahead, through.sent[0]),
         backward=_room(device, layout, back, through.sent[1]),
         reduce_bytes=reduce,
+        whole=step.software.fp32_sums and layout.zero == 1,
         share=share,
     )
+    if step.software.fp32_sums:
+        exchanged.append(exchange.summed(device, step.model, layout, step.micro_batches, share=share))
     exchanged += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
     if layout.offload_params != "none":
         count = step.micro_batches

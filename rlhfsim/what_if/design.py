@@ -157,7 +157,8 @@ def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: b
     yield from reasons(chosen, ranked[0], ranked[1:])
     its, ours = (_sums(request, plan) for plan in (ranked[0], chosen))
     if close and ours < its > BF16_SUMS[0]:
-        yield f"the fastest plan sums the gradients of {its:,} micro-batches in BF16, this one of {ours:,}"
+        other = f"this one of {ours:,}" if ours > 1 else "this one in FP32"
+        yield f"the fastest plan sums the gradients of {its:,} micro-batches in BF16, {other}"
     if close and ours > BF16_SUMS[0]:
         yield (
             f"the gradients of {ours:,} micro-batches are summed in BF16, which drops what is small beside "
@@ -171,15 +172,17 @@ def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: b
 
 def _sums(request: Request, plan: Plan) -> int:
     """Most micro-batches whose gradients a role sums in BF16."""
+    request = replace(request, workload=plan.workload)
     return max(bf16_sums(request, name, role) for name, role in plan.placement.roles.items())
 
 
 def _simpler(best: Candidate, prices: Prices, at_most: float) -> Plan | None:
     """The simplest plan close to the best one; None where that is the simplest."""
-    request, simple = prices.request, simplest(best, prices, at_most=at_most)
-    if simple.placement == best.placement:
+    request = prices.request
+    simple, workload = simplest(best, prices, at_most=at_most)
+    if simple.placement == best.placement and workload == request.workload:
         return None
-    return plan_of(simple, request.workload, models_of(request.workload), request.cluster, request.price)
+    return plan_of(simple, workload, models_of(workload), request.cluster, request.price)
 
 
 def _searched(request: Request, *, rivals: bool) -> Iterator[tuple[Workload, SearchResult]]:

@@ -18,7 +18,7 @@ from rlhfsim.search.candidates import Candidate, judged
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.parallel import mapped
 from rlhfsim.search.pricer import Pricer
-from rlhfsim.search.request import FIXABLE_ROLES, Limit, Request, switched
+from rlhfsim.search.request import FIXABLE_ROLES, FP32_SUMS, Limit, Request, switched
 from rlhfsim.search.space import Partition
 from rlhfsim.specs.model.roles import Models, models_of
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
@@ -28,6 +28,7 @@ T = TypeVar("T")
 TOUCHED: dict[str, frozenset[str]] = {
     "adam8bit": frozenset({"actor", "critic"}),
     "bf16-gradients": frozenset({"actor", "critic"}),
+    FP32_SUMS: frozenset({"actor", "critic"}),
     "fp8": frozenset({"rollout"}),
     "lora": frozenset({"actor", "reference", "rollout"}),
     "rollout-logprobs": frozenset({"actor"}),

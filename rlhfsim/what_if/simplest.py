@@ -18,22 +18,25 @@ from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, u
 from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import AnyRolePlacement
 from rlhfsim.search.pareto import SAFE
-from rlhfsim.search.request import Request
+from rlhfsim.search.request import FP32_SUMS, Request, switched
 from rlhfsim.search.space import ROLES, Partition
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import batch_lengths
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.engine import Prices, Question, answer, good
 
 BF16_SUMS = (32, 64, 128)
 """Micro-batches whose gradients may be summed in BF16: with 8 significant bits an addition rounds by up to
 2^-9 of the sum, 6 % of what the 32nd of equal terms adds, all of it from the 256th on. The first that some
-plan keeps is asked for. DeepSpeed 0.19 sums in the weights' precision (`get_data_types`, `grad_accum_dtype`
-unset)."""
+plan keeps is asked for. DeepSpeed 0.19 sums in the weights' precision (`get_data_types`) unless
+`workload.gradients` is fp32 (`grad_accum_dtype`)."""
 CLOSE = 0.03
 """Share of the shortest step that a simpler plan may cost: less than the error of the best predictions."""
 DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
 """Roles in the order in which one is let be less simple: those that hold most first."""
+FEATURE = "FP32 gradient sums"
+"""Of a framework."""
 RISKS = (SAFE, 0.02, 0.05)
 """Risks that are asked for, one after the other, until some close plan keeps it."""
 
@@ -111,7 +114,8 @@ def _stages(placement: Placement) -> Iterator[list[Rule]]:
 def bf16_sums(request: Request, name: str, role: AnyRolePlacement) -> int:
     """Micro-batches of a step whose gradients a role sums in BF16; 1 where it sums in FP32, or trains not."""
     on_cpus = all(group.profile.vendor == "cpu" for group in request.cluster.node_groups)
-    if name not in TRAINED or on_cpus or request.trainer.gradient_bytes > 2:
+    fp32 = request.workload.gradients == "fp32" or request.trainer.gradient_bytes > 2
+    if name not in TRAINED or on_cpus or fp32:
         return 1
     assert isinstance(role, RolePlacement)
     return batch_lengths(request.workload).micro_batches(role.layout)
@@ -130,22 +134,23 @@ LADDER: tuple[Callable[[Placement], Iterator[list[Rule]]], ...] = (
 """Rules in the order of `complexity`: of each list the first that a close plan obeys."""
 
 
-def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> Candidate:
+def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> tuple[Candidate, Workload]:
     """The plan that is recommended, where `best` is the fastest of the question of `prices`; often that one.
 
-    Where that one sums too many gradients in BF16, the fastest that does not stands in its place, if any.
+    With the workload that it is for: where `best` sums too many gradients in BF16, the fastest that sums in
+    FP32, or fewer, stands in its place, if any.
 
     `at_most`: the seconds that targets leave to it.
     """
-    request = prices.request
     best, asked = _precise(best, prices, at_most)
+    request = asked.request
     limit = max(best.seconds, min(best.seconds * (1 + CLOSE), at_most))
     for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
         narrower = replace(request, max_oom=risk)
         question = replace(asked, request=narrower, below=math.nextafter(limit, math.inf))
         if plan := _simplified(best, question, prices):
-            return plan
-    return best
+            return plan, request.workload
+    return best, request.workload
 
 
 def _sums_at_most(most: int, request: Request) -> Rule:
@@ -153,20 +158,48 @@ def _sums_at_most(most: int, request: Request) -> Rule:
 
 
 def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate, Question]:
-    """The fastest plan that sums few gradients in BF16, a safe one where that is not `best`, and the question
-    about such plans."""
-    request = prices.request
-    anything = Question(request=request, rivals=False)
+    """The fastest plan that sums few gradients in BF16 or all in FP32, and the question about such plans.
+
+    A safe one where that is not `best`.
+    """
+    anything = Question(request=prices.request, rivals=False)
+    if _sums_at_most(BF16_SUMS[0], prices.request).obeyed(best.placement):
+        return best, _sums_at_most(BF16_SUMS[0], prices.request).ask(anything)
     in_time = replace(anything, below=math.nextafter(at_most, math.inf))
+    few = _with_few_sums(best, in_time, prices)
+    exact = _in_fp32(in_time)
+    if few and exact:
+        exact = replace(exact, below=min(exact.below, few[0].seconds))
+    if exact and (plan := _safe(exact, prices)):
+        return plan, replace(exact, below=math.inf)
+    return few or (best, anything)
+
+
+def _with_few_sums(best: Candidate, in_time: Question, prices: Prices) -> tuple[Candidate, Question] | None:
+    """The fastest plan that keeps to the first of `BF16_SUMS` that one can keep to."""
     for most in BF16_SUMS:
-        rule = _sums_at_most(most, request)
+        rule = _sums_at_most(most, in_time.request)
         if rule.obeyed(best.placement):
-            return best, rule.ask(anything)
-        few = rule.ask(in_time)
-        safe = replace(few, request=replace(request, max_oom=min(SAFE, request.max_oom)))
-        if (found := answer(safe, prices).best or answer(few, prices).best) is not None:
-            return found, rule.ask(anything)
-    return best, anything
+            return best, rule.ask(replace(in_time, below=math.inf))
+        if (plan := _safe(rule.ask(in_time), prices)) is not None:
+            return plan, rule.ask(replace(in_time, below=math.inf))
+    return None
+
+
+def _in_fp32(question: Question) -> Question | None:
+    """The same question with FP32 sums; None where the framework has none."""
+    request = question.request
+    runs = request.runs is None or FEATURE in request.runs.features
+    if not runs or request.workload.gradients != "backend":
+        return None
+    return replace(question, request=replace(request, workload=switched(request.workload, {FP32_SUMS})))
+
+
+def _safe(question: Question, prices: Prices) -> Candidate | None:
+    """The fastest plan of a question that is safe; where none is, the fastest."""
+    request = question.request
+    safe = replace(question, request=replace(request, max_oom=min(SAFE, request.max_oom)))
+    return answer(safe, prices).best or answer(question, prices).best
 
 
 def _simplified(best: Candidate, question: Question, prices: Prices) -> Candidate | None:

@@ -50,6 +50,7 @@ STAGES: dict[str, dict[str, Any]] = {
 BF16: dict[str, dict[str, Any]] = {
     "bf16 zero0": {"zero": 0, "precision": "bf16"},
     "bf16 zero2 offload": {"zero": 2, "precision": "bf16", "offload_optimizer": "cpu"},
+    **{f"bf16 zero{z} fp32 sums": {"zero": z, "precision": "bf16", "gradients": "fp32"} for z in (1, 2, 3)},
     "bf16 zero3 offload": {
         "zero": 3,
         "precision": "bf16",
@@ -282,6 +283,21 @@ def check_recompute(zero: int, loss: LossSpec) -> int:
     return len(runs)
 
 
+def check_sums(**options: Any) -> dict[str, float]:
+    """Norm of the gradient of 64 like micro-batches over that of one, all of which have the same mean."""
+    engine = training.build(spec(model("llama"), micro_batch=1, precision="bf16", **options))
+    rank = samples(2, 5)[RANK]
+    norms = []
+    for count in (1, 64):
+        mine = tuple(replace(rank, id=number) for number in range(count))
+        tokens = count * sum(sample.num_tokens for sample in samples(2, 5))
+        one = MiniBatch(samples=mine, global_tokens=tokens, global_sequences=count * 2)
+        engine.load(FOLDER / "sums") if norms else engine.save(FOLDER / "sums")
+        norms.append(engine.train(one, LOSS)["grad_norm"])
+    engine.close()
+    return {"ratio": norms[1] / norms[0]}
+
+
 def check_refused() -> str:
     engine = training.build(spec(model("llama"), zero=2))
     try:
@@ -322,6 +338,8 @@ def first() -> dict[str, Callable[[], Any]]:
         "value": check_value_head,
         "recompute dpo": partial(check_recompute, 3, LossSpec(name="dpo", settings={})),
         "recompute policy": partial(check_recompute, 2, LOSS),
+        "bf16 sums": partial(check_sums, zero=2),
+        **{f"fp32 sums {stage}": partial(check_sums, zero=stage, gradients="fp32") for stage in (1, 2, 3)},
         "refused": check_refused,
         "scoring": check_scoring,
         "memory": check_memory,

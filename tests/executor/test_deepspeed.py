@@ -15,7 +15,8 @@ import pytest
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FULL_PRECISION = ("zero0", "zero1 packed", "zero2 recompute", "zero3", "zero3 packed recompute")
-HALF_PRECISION = ("bf16 zero0", "bf16 zero2 offload", "bf16 zero3 offload")
+FP32_SUMS = tuple(f"bf16 zero{stage} fp32 sums" for stage in (1, 2, 3))
+HALF_PRECISION = ("bf16 zero0", "bf16 zero2 offload", "bf16 zero3 offload", *FP32_SUMS)
 
 
 def write_models(folder: Path) -> None:
@@ -131,6 +132,12 @@ def test_a_step_without_finite_gradient_is_skipped(first: dict[str, Any], name: 
 def test_half_precision_learns_as_full_precision_does(first: dict[str, Any]) -> None:
     for name in HALF_PRECISION:
         assert first[name]["losses"] == pytest.approx(first["zero0"]["losses"], abs=0.05)
+
+
+def test_64_micro_batches_add_up_in_fp32_and_not_in_bf16(first: dict[str, Any]) -> None:
+    for stage in (1, 2, 3):
+        assert first[f"fp32 sums {stage}"]["ratio"] == pytest.approx(1, abs=1e-5)
+    assert abs(first["bf16 sums"]["ratio"] - 1) > 1e-4
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2])

@@ -11,7 +11,9 @@ from executor.engines.optimizers import adam, learning_rate
 from executor.engines.protocols import EngineSpec
 from executor.settings import Optimizer
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import framework
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.workload import Workload
 
 
 def test_the_configuration_is_plain_json() -> None:
@@ -35,6 +37,25 @@ def test_accumulation_is_left_to_the_engine() -> None:
     config = ds_config(Layout(micro_batch=8), Optimizer(), "fp32")
     assert config["gradient_accumulation_steps"] == 1
     assert config["train_micro_batch_size_per_gpu"] == 8
+
+
+def test_sums_in_fp32_are_asked_for_where_weights_are_bf16() -> None:
+    for stage in (1, 2, 3):
+        config = ds_config(Layout(dp=2, zero=stage), Optimizer(), "bf16", gradients="fp32")
+        assert config["data_types"] == {"grad_accum_dtype": "fp32"}
+        assert config["bf16"]["immediate_grad_update"] is (stage == 1)
+    assert "data_types" not in ds_config(Layout(dp=2), Optimizer(), "fp32", gradients="fp32")
+    assert "data_types" not in ds_config(Layout(dp=2), Optimizer(), "bf16")
+
+
+@pytest.mark.parametrize("layout", [Layout(zero=0), Layout(dp=2, zero=2, offload_optimizer="cpu")])
+def test_sums_in_fp32_are_refused_where_deepspeed_has_none(layout: Layout) -> None:
+    with pytest.raises(RlhfsimError) as refused:
+        ds_config(layout, Optimizer(), "bf16", gradients="fp32")
+    assert refused.value.code == "deepspeed-fp32-sums"
+    lacks = framework("rlhfsim").lacks_layout("deepspeed", layout, Workload(gradients="fp32"), "actor")
+    assert lacks is not None
+    assert lacks.code == "fp32-sums-not-run"
 
 
 def test_offload_names_the_host_and_pins_its_memory_only_beside_a_gpu() -> None:

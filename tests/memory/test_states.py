@@ -9,6 +9,7 @@ import pytest
 from rlhfsim.memory import activations, kv_cache, logits
 from rlhfsim.memory import states as memory
 from rlhfsim.memory.activations import layer_tensors
+from rlhfsim.memory.role_bytes import RoleKind, _standing
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.heads import UNFUSED, Head
@@ -119,6 +120,18 @@ def test_moe_layer_keeps_top_k_copies():
 )
 def test_bytes_per_parameter_are_those_of_m1(backend, zero, expected):
     assert sum(memory.bytes_per_element(backend, zero, 8)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("zero", "expected"), [(1, 6 + 12 / 8), (2, 2 + 16 / 8), (3, 18 / 8)])
+def test_fp32_sums_of_deepspeed_hold_two_bytes_more_for_each_gradient_that_a_rank_keeps(zero, expected):
+    assert sum(memory.bytes_per_element("deepspeed", zero, 8, gradient_bytes=4)) == pytest.approx(expected)
+    part = memory.shard(LLAMA8B, Layout(dp=8, zero=zero), "deepspeed")
+    kind = RoleKind(LLAMA8B, "deepspeed", True, "adam", None, Software(gradient_bytes=4))
+    standing = _standing(kind, memory.cut(Layout(dp=8, zero=zero)), "only")
+    assert standing.states.total == pytest.approx(expected * part.elements)
+    # beside them: stage 1 reduces a BF16 copy of all, stage 2 steps on the sums, stage 3 flattens one GB
+    assert standing.step == {1: 2 * part.elements, 2: 0.0, 3: 4 * min(part.elements / 8, 1e9)}[zero]
+    assert standing.buffers == {1: 0.0, 2: 2 * 2 * 5e8, 3: 2 * 2 * 5e8}[zero]
 
 
 def test_eight_bit_adam_saves_six_bytes_of_moments():

@@ -27,7 +27,7 @@ def test_no_close_plan_of_so_little_risk_is_simpler_or_as_simple_and_better(
         if found.best is None:
             continue
         compared += 1
-        plan = simplest(found.best, Prices(request=case.request, pricer=found.pricer))
+        plan, _ = simplest(found.best, Prices(request=case.request, pricer=found.pricer))
         least = questions.value(case, found.best)
         every = [questions.outcome(case, placement) for _, placement in case.written_out()]
         close = [p for p in every if p and questions.value(case, p) <= least * (1 + CLOSE)]

@@ -115,6 +115,19 @@ def test_zero_3_moves_half_as_much_again_as_zero_2_with_one_micro_batch() -> Non
     assert three == pytest.approx(1.5 * two, rel=0.01)  # arXiv 1910.02054: 3 Psi against 2 Psi
 
 
+def test_sums_in_fp32_cost_traffic_of_memory_and_under_zero_1_a_whole_reduction() -> None:
+    d, exact = device(8), Software(stack="eager", fused=False, fp32_sums=True)
+    rate = PROFILE.hbm.value * d["optimizer_hbm_efficiency"]
+    for zero, held in ((1, 1), (2, 1 / 8), (3, 1 / 8)):
+        where = layout(zero=zero)
+        more = exchange.summed(d, LLAMA, where, 16, share=1.0).seconds
+        assert more == pytest.approx(16 * 4 * held * LLAMA.num_params / rate, rel=0.01)
+        assert seconds(where, backend="deepspeed", software=exact) > seconds(where, backend="deepspeed")
+    shard = exchange.shards(d, LLAMA, layout())[0]
+    part, whole = (exchange.traffic(d, shard, layout(), 16, 2.0, whole=w)[1] for w in (False, True))
+    assert whole == pytest.approx(2 * part, rel=0.2)  # all-reduce against reduce-scatter
+
+
 def test_the_optimizer_reads_and_writes_34_bytes_a_parameter() -> None:
     d = device(8)
     moved = exchange.update(d, LLAMA, layout(), optimizer="adam")[0].seconds

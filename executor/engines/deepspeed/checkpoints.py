@@ -59,6 +59,7 @@ def masters(engine: Any) -> list[Tensor]:
         "fp32_partitioned_groups_flat",
         "single_partition_of_fp32_groups",
         "fp32_groups",
+        "fp32_groups_flat_partition",
         "fp32_groups_flat",
     ):
         if (groups := getattr(outer, name, None)) is not None:

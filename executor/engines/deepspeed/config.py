@@ -7,9 +7,10 @@ from typing import Any
 from executor.settings import Optimizer, Precision
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import OWN, framework
-from rlhfsim.specs.placement.backends import broken_rule
+from rlhfsim.specs.placement.backends import BACKENDS, broken_rule, broken_sums
 from rlhfsim.specs.placement.engine_numbers import DEEPSPEED
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.workload import GradientSums
 
 
 def ds_config(
@@ -19,6 +20,7 @@ def ds_config(
     *,
     cuda: bool = False,
     trained: int | None = None,
+    gradients: GradientSums = "backend",
 ) -> dict[str, Any]:
     """The configuration that `deepspeed.initialize` gets; without `optimizer` for ZeRO-3 inference.
 
@@ -31,6 +33,9 @@ def ds_config(
         RlhfsimError: a layout that DeepSpeed does not run.
     """
     _check(layout)
+    fp32_sums = gradients == "fp32" and precision == "bf16" and optimizer is not None
+    if fp32_sums and (reason := broken_sums(BACKENDS["deepspeed"], layout)) is not None:
+        raise RlhfsimError("deepspeed-fp32-sums", reason, help="set workload.gradients: backend")
     ds_clips = not clips_itself(layout, precision)
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": layout.micro_batch,
@@ -47,6 +52,10 @@ def ds_config(
     if precision == "bf16" and optimizer is not None:
         # a step with a gradient that is not finite is skipped and reported, as in fp32
         config["bf16"]["check_grad_overflow"] = True
+    if fp32_sums:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        # each gradient goes into its sum and is freed at once, not at the end of the backward pass
+        config["bf16"]["immediate_grad_update"] = layout.zero == 1
     if layout.tp > 1:
         config["tensor_parallel"] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
     return config

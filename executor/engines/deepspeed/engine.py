@@ -83,7 +83,14 @@ def _loaded(spec: EngineSpec) -> tuple[heads.HeadedModel, Unread | None]:
 
 def _initialize(spec: EngineSpec, model: heads.HeadedModel, unread: Unread | None) -> Any:
     """DeepSpeed's engine over the model, all of its weights read; a collective."""
-    settings = partial(ds_config, spec.layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
+    settings = partial(
+        ds_config,
+        spec.layout,
+        spec.optimizer,
+        spec.precision,
+        cuda=torch.cuda.is_available(),
+        gradients=spec.gradients,
+    )
     start = partial(deepspeed.initialize, model=model, dist_init_required=False)
     if unread is not None and spec.layout.zero == 3:
         shards.partition(model, unread, settings())

@@ -156,7 +156,9 @@ def engine(spec: EngineSpec, module: Any, apply: Callable[[Callable[[], None]], 
     from executor.engines.deepspeed.process_groups import of_pipeline
 
     layout = replace(spec.layout, tp=1)
-    config = ds_config(layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available())
+    config = ds_config(
+        layout, spec.optimizer, spec.precision, cuda=torch.cuda.is_available(), gradients=spec.gradients
+    )
     config |= {"pipeline": {"pipe_partitioned": False, "grad_partitioned": False}}
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     with of_pipeline(module.mpu()):

@@ -41,6 +41,7 @@ RUNS = Runs(
         "offload to the host",
         "LoRA",
         "BF16 gradients",
+        "FP32 gradient sums",
         "FP8 training",
         "micro-batches by tokens",
     ),

@@ -39,6 +39,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "offload to the host",
         "LoRA",
+        "FP32 gradient sums",
         "micro-batches by tokens",
     ),
     source="OpenRLHF 0.11.2: its command line, read 2026-11-22",

@@ -47,6 +47,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "FP8 rollout",
         "LoRA",
+        "FP32 gradient sums",
         "8-bit Adam",
     ),
     source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve",

@@ -52,6 +52,7 @@ RUNS = Runs(
         "offload to the host",
         "LoRA",
         "BF16 gradients",
+        "FP32 gradient sums",
         "AMD GPUs",
         "micro-batches by tokens",
     ),

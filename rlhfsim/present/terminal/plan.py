@@ -25,7 +25,7 @@ from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, drawn, labe
 from rlhfsim.present.words import RESOURCES, fixed, percent, size
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import load_profile
-from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.backends import BACKENDS, sums_fp32
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
@@ -196,7 +196,7 @@ def placement_table(plan: Plan, width: int = WIDTH) -> RenderableType:
         titles = ["role", "GPUs", "layout", ">micro\nbatch", "re-\ncompute", "between calls", ""]
         fit = dict.fromkeys(titles[1:-1], WORDS)
     rows = (
-        (name, _where(plan, role), _layout(role), *_role_cells(name, role))
+        (name, _where(plan, role), _layout(role), *_role_cells(plan, name, role))
         for name, role in plan.placement.roles.items()
     )
     return drawn(grid(titles, rows, fit=fit), width)
@@ -210,7 +210,7 @@ def _where(plan: Plan, role: RolePlacement | RolloutPlacement) -> str:
     return f"{where} {pool.name}" if len(plan.placement.pools) > 1 else where
 
 
-def _role_cells(name: str, role: RolePlacement | RolloutPlacement) -> tuple[str, str, str, str]:
+def _role_cells(plan: Plan, name: str, role: RolePlacement | RolloutPlacement) -> tuple[str, str, str, str]:
     """Micro-batch, recompute, what happens between calls, precision."""
     if isinstance(role, RolloutPlacement):
         sleep = {0: "stays", 1: "sleeps, weights to host", 2: "sleeps, memory freed"}[role.sleep]
@@ -220,7 +220,8 @@ def _role_cells(name: str, role: RolePlacement | RolloutPlacement) -> tuple[str,
     recompute = role.layout.recompute if trained else ""
     pack = role.layout.pack_tokens
     size = f"{pack:,} tokens" if pack else str(role.layout.micro_batch)
-    return size, recompute, _rest(role, trained), "bf16"
+    sums = trained and sums_fp32(plan.workload, plan.placement.backend)
+    return size, recompute, _rest(role, trained), "bf16, FP32 sums" if sums else "bf16"
 
 
 def _rest(role: RolePlacement, trained: bool) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.workload import Workload
 
 Backend = Literal["deepspeed", "fsdp2", "megatron"]
 
@@ -42,6 +43,10 @@ class BackendRules:
     """Bytes per gradient element as stored for the optimizer step."""
     reduce_bytes: float
     """Bytes per gradient element as reduced over data-parallel ranks."""
+    fp32_sums: tuple[int, ...] = ()
+    """ZeRO stages under which gradients that are stored in fewer bytes can be summed in FP32."""
+    fp32_sums_offload: tuple[int, ...] = ()
+    """The same with optimizer states on the host."""
     source: str
 
 
@@ -63,6 +68,8 @@ BACKENDS: dict[Backend, BackendRules] = {
         trains_pieces=False,
         gradient_bytes=2,
         reduce_bytes=2,
+        fp32_sums=(1, 2, 3),
+        fp32_sums_offload=(3,),
         source="Ulysses of DeepSpeed, ring attention of OpenRLHF 0.11.2 (--ds.ring_attn_size); "
         "DeepSpeed 0.19 AutoTP (ZeRO 0-2) and pipeline engine (ZeRO 0-1) documentation; PR #5099 "
         "for 2-byte gradients; "
@@ -147,6 +154,25 @@ def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
         ),
     )
     return next((f"{rules.title} {reason}" for broken, reason in wanted if broken), None)
+
+
+def broken_sums(rules: BackendRules, layout: Layout) -> str | None:
+    """Why the gradients of a trained layout cannot be summed in FP32 (`workload.gradients: fp32`), or None.
+
+    DeepSpeed 0.19.8 has no FP32 sums under stage 0, and adds up on the host in the weights' precision under
+    stages 1 and 2 (`accumulated_grads_in_cpu` of runtime/zero/stage_1_and_2.py).
+    """
+    offloads = layout.offload_optimizer != "none"
+    stages = rules.fp32_sums_offload if offloads else rules.fp32_sums
+    if rules.gradient_bytes >= 4 or layout.zero in stages:
+        return None
+    where = " with the optimizer on the host" if offloads else ""
+    return f"{rules.title} sums gradients in FP32 with ZeRO {_listed(stages)} only{where}"
+
+
+def sums_fp32(workload: Workload, backend: Backend) -> bool:
+    """Whether a backend that stores gradients in fewer bytes is asked to sum them in FP32."""
+    return workload.gradients == "fp32" and BACKENDS[backend].gradient_bytes < 4
 
 
 def _stages(rules: BackendRules, layout: Layout) -> tuple[int, ...]:

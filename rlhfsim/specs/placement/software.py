@@ -38,6 +38,8 @@ class Software(Hashed):
     """FlashAttention-2 (SDPA of PyTorch), where the GPU has a faster generation."""
     reduce_bytes: Bytes | None = None
     """Bytes per gradient element on the wire; the backend's when absent."""
+    fp32_sums: bool = False
+    """Gradients that arrive in BF16 are summed in FP32; under ZeRO-1 all ranks then reduce all of them."""
     balanced: bool = False
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()

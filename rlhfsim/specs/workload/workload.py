@@ -58,6 +58,7 @@ class Environment:
     """Parallel CPU workers over the whole cluster."""
 
 
+GradientSums = Literal["backend", "bf16", "fp32"]
 LORA_ALPHA_OVER_RANK = 2.0
 """Scale of every adapter: the usual alpha = 2 rank."""
 
@@ -108,8 +109,9 @@ class Workload(Hashed):
     oversampling: Annotated[float, Field(ge=0, le=16)] = 0.0
     """Further prompts over those of the step; the first groups to finish are trained on, the rest aborted."""
     optimizer: Literal["adam", "adam8bit"] = "adam"
-    gradients: Literal["backend", "bf16"] = "backend"
-    """As the training backend keeps and reduces them, or in BF16 where that is FP32 (Megatron)."""
+    gradients: GradientSums = "backend"
+    """As the training backend keeps and sums them; in BF16 where that is FP32 (Megatron); in FP32 where that
+    is BF16 (DeepSpeed)."""
     rollout_precision: Literal["bf16", "fp8"] = "bf16"
     train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""

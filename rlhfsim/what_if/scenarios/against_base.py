@@ -61,6 +61,7 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
         "FP8 rollout": w.rollout_precision == "fp8",
         "8-bit Adam": w.optimizer == "adam8bit",
         "BF16 gradients": w.gradients == "bf16",
+        "FP32 gradient sums": w.gradients == "fp32",
     }
     return {**decisions, "switches": ", ".join(name for name, on in switches.items() if on) or "none"}
 
