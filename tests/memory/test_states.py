@@ -14,6 +14,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.placement.heads import UNFUSED, Head
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.units import GIB
 
@@ -126,7 +127,7 @@ def test_bytes_per_parameter_are_those_of_m1(backend, zero, expected):
 def test_fp32_sums_of_deepspeed_hold_two_bytes_more_for_each_gradient_that_a_rank_keeps(zero, expected):
     assert sum(memory.bytes_per_element("deepspeed", zero, 8, gradient_bytes=4)) == pytest.approx(expected)
     part = memory.shard(LLAMA8B, Layout(dp=8, zero=zero), "deepspeed")
-    kind = RoleKind(LLAMA8B, "deepspeed", True, "adam", None, Software(gradient_bytes=4))
+    kind = RoleKind(LLAMA8B, "deepspeed", True, "adam", None, Software(gradient_bytes=4), False)
     standing = _standing(kind, memory.cut(Layout(dp=8, zero=zero)), "only")
     assert standing.states.total == pytest.approx(expected * part.elements)
     # beside them: stage 1 reduces a BF16 copy of all, stage 2 steps on the sums, stage 3 flattens one GB
