@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from rlhfsim.specs.placement.layout import Layout
-from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.lengths import Floats, stats
 from rlhfsim.specs.workload.workload import Workload
 
 MOST_SEQUENCES = 2048
@@ -24,7 +24,8 @@ def pack_len(
 ) -> float | None:
     """Mean real tokens of a pack of `layout`; None where micro-batches count sequences.
 
-    Of the `drawn` response lengths, or of the expected ones; padded sequences are all as long as the longest.
+    Of the `drawn` response lengths, or of the expected ones; padded sequences are as long as the longest. A
+    pack holds no more than a data-parallel rank has for one optimizer step, or the longest sequence.
     """
     tokens = layout.pack(scoring=scoring)
     if tokens is None:
@@ -32,20 +33,18 @@ def pack_len(
     if not workload.packing:
         longest = workload.prompt_len.maximum + max(drawn or (workload.response_len.maximum,))
         return max(1.0, tokens // longest) * longest
-    return fill(workload, workload.num_sequences // (1 if scoring else workload.mini_batches), tokens, drawn)
+    count = workload.num_sequences // (1 if scoring else workload.mini_batches)
+    return min(fill(workload, count, tokens, drawn), _rank(workload, count, layout.dp, drawn))
 
 
 @lru_cache(maxsize=1024)
 def fill(workload: Workload, count: int, tokens: float, drawn: tuple[float, ...] | None = None) -> float:
     """Mean real tokens of a pack: tokens of `count` sequences over the packs that hold them.
 
-    Lengths are the mean prompt plus the first `drawn` responses, or the expected order statistics of
-    all; one above `tokens` stands alone.
+    One above `tokens` stands alone.
     """
-    number = max(1, min(count, MOST_SEQUENCES))
-    responses = stats(workload.response_len).representative(number) if drawn is None else drawn[:number]
-    lengths = np.sort(stats(workload.prompt_len).mean + np.asarray(responses))[::-1]
-    room = np.zeros(number)
+    lengths = _lengths(workload, count, drawn)
+    room = np.zeros(len(lengths))
     packs = 0
     for length in lengths:
         place = int(np.argmax(room[: packs + 1] >= length)) if packs else packs
@@ -54,3 +53,17 @@ def fill(workload: Workload, count: int, tokens: float, drawn: tuple[float, ...]
             room[place] = max(tokens, length)
         room[place] -= length
     return float(lengths.sum() / packs)
+
+
+@lru_cache(maxsize=1024)
+def _rank(workload: Workload, count: int, ranks: int, drawn: tuple[float, ...] | None) -> float:
+    """Tokens of the fullest of `ranks` balanced ranks with `count` sequences: the mean or the longest."""
+    lengths = _lengths(workload, count, drawn)
+    return max(float(lengths[0]), float(lengths.mean()) * count / ranks)
+
+
+def _lengths(workload: Workload, count: int, drawn: tuple[float, ...] | None) -> Floats:
+    """The mean prompt plus the first `drawn` responses, or the expected order statistics, longest first."""
+    number = max(1, min(count, MOST_SEQUENCES))
+    responses = stats(workload.response_len).representative(number) if drawn is None else drawn[:number]
+    return np.sort(stats(workload.prompt_len).mean + np.asarray(responses))[::-1]

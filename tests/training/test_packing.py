@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlhfsim.errors import RlhfsimError
@@ -65,3 +67,12 @@ def test_a_pack_holds_no_more_than_a_rank_has_for_one_optimizer_step() -> None:
     assert lengths.tokens(wide) == 40 * 350
     assert lengths.tokens(wide, scoring=True) == 24_000
     assert lengths.tokens(Layout(dp=8, zero=3, pack_tokens=24_000)) == 24_000
+
+
+def test_a_pack_holds_no_more_than_a_rank_has() -> None:
+    # 512 sequences of 1650 tokens: 105,600 a rank on 8 ranks, although one pack would hold 245,760
+    even = Workload(prompts=32, samples=16, prompt_len=Fixed(value=150), response_len=Fixed(value=1500))
+    wide = Layout(cp=4, dp=8, zero=3, pack_tokens=61440)
+    assert pack_len(even, wide) == 512 * 1650 / 8
+    assert pack_len(even, replace(wide, dp=32)) == 512 * 1650 / 32
+    assert pack_len(even, replace(wide, dp=1024)) == 1650  # a sequence is never cut
