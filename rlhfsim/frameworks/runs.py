@@ -54,6 +54,7 @@ FEATURES: Mapping[str, str] = {
     "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
     "FP8 rollout": "set rollout precision to bf16",
     "offload to the host": "use --forbid offload",
+    "partial optimizer offload": "leave out offload_fraction",
     "offload to NVMe": "use offload_optimizer: cpu",
     "roles created anew for each call": "use residency: offloaded",
     "LoRA": "leave out workload.lora",
@@ -259,6 +260,8 @@ def _layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
         yield "offload to the host"
     if "nvme" in offloads:
         yield "offload to NVMe"
+    if layout.offload_fraction < 1:
+        yield "partial optimizer offload"
     if layout.pack_tokens:
         yield "micro-batches by tokens"
     if adapters and (layout.tp > 1 or layout.pp > 1):

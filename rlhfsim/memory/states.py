@@ -73,7 +73,7 @@ class States(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
-CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_params")
+CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_fraction", "offload_params")
 """Fields of a layout that decide states and buffers; the others decide activations."""
 cut = attrgetter(*CUT)
 
@@ -206,14 +206,15 @@ def _offloaded(states: States, part: Shard, layout: Layout, backend: Backend) ->
     """The same states with those that live on the host (or on NVMe) taken off the GPU.
 
     DeepSpeed moves optimizer and partitioned gradients (FP32 on the host: 16 B/param in all,
-    ZeRO-Offload, arXiv 2101.06840); Megatron keeps GPU gradients and adds a pinned FP32 copy.
+    ZeRO-Offload, arXiv 2101.06840); Megatron keeps GPU gradients and adds a pinned FP32 copy. Of a share
+    (`offload_fraction`) the rest keeps its states on the GPU, gradients go as without one.
     """
     weights, gradients, optimizer, host = states.weights, states.gradients, states.optimizer, 0.0
     if layout.offload_optimizer != "none":
         owned = part.dense / part.dense_ranks + part.expert / part.expert_ranks
-        moved = optimizer + (owned * FP32 if layout.zero else 0.0)
+        moved = layout.offload_fraction * (optimizer + (owned * FP32 if layout.zero else 0.0))
         host += moved if layout.offload_optimizer == "cpu" else 0.0
-        optimizer = 0.0
+        optimizer *= 1 - layout.offload_fraction
         gradients = 0.0 if backend != "megatron" and layout.zero >= 2 else gradients
     if layout.offload_params != "none":
         host += weights if layout.offload_params == "cpu" else 0.0
@@ -334,7 +335,7 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool
     It runs when activations are gone, so it counts only where it exceeds them. The fused Adam of
     Megatron works in place.
     """
-    if backend == "megatron" or layout.offload_optimizer != "none":
+    if backend == "megatron" or (layout.offload_optimizer != "none" and layout.offload_fraction == 1):
         return 0.0
     owned = part.elements
     if layout.zero:
@@ -343,7 +344,7 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool
         return BF16 * part.elements if layout.zero == 1 else 0.0
     if backend == "deepspeed" and layout.zero == 3:
         owned = min(owned, DEEPSPEED.sub_group)
-    return FP32 * owned
+    return FP32 * owned * (1 if layout.offload_optimizer == "none" else 1 - layout.offload_fraction)
 
 
 def communicators(layout: Layout) -> int:

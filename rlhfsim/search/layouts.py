@@ -42,6 +42,8 @@ LARGE_MOE = 200 * BILLION
 """Parameters from which replicas of several scale-up domains compete."""
 ROOM = 0.8
 """Share of usable memory that weights take, above which a replica hardly runs."""
+SHARES = (0.25, 0.5, 0.75)
+"""Of the optimizer states on the host, where they need not all go."""
 UTILIZATIONS = (0.9, 0.7, 0.55, 0.4, 0.25)
 """Shares of usable memory that a rollout engine may claim."""
 
@@ -119,7 +121,7 @@ def _shapes(
         eps = _values(fixed, "ep", _experts(model, rules, tp * cp * dp))
         vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
         states = _states(rules, request, fixed, dp * cp, trained)
-        for ep, vp, (zero, offload), recompute in product(
+        for ep, vp, (zero, offload, share), recompute in product(
             eps, vps, states, _recomputes(request, fixed, trained)
         ):
             yield Layout(
@@ -132,6 +134,7 @@ def _shapes(
                 zero=zero,
                 recompute=recompute,
                 offload_optimizer=offload,
+                offload_fraction=share,
                 offload_params=offload if rules.offloads_all else "none",
                 sequence_parallel=rules.sequence_parallel,
             )
@@ -139,11 +142,22 @@ def _shapes(
 
 def _states(
     rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int, trained: bool
-) -> list[tuple[int, Offload]]:
-    """ZeRO stages with where optimizer states live; one rank offloads under the lowest that can.
+) -> list[tuple[int, Offload, float]]:
+    """ZeRO stages with where optimizer states live, and which share of them is away."""
+    pairs = _zeros_and_offloads(rules, request, fixed, shards, trained)
+    parts = () if "partial-offload" in request.left_out else SHARES
+    return [
+        (zero, offload, share)
+        for zero, offload in pairs
+        for share in (*(parts if offload != "none" and zero in rules.partial_offload else ()), 1.0)
+    ]
 
-    Where the weights leave too, they come back layer by layer: under stage 3.
-    """
+
+def _zeros_and_offloads(
+    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int, trained: bool
+) -> list[tuple[int, Offload]]:
+    """One rank offloads under the lowest stage that can; where the weights leave too, they come back layer by
+    layer, under stage 3."""
     zeros, offloads = _zeros(rules, fixed, shards, trained), _offloads(request, trained)
     if shards == 1 and trained and "zero" not in fixed and sums_fp32(request.workload, request.backend):
         zeros = rules.fp32_sums[:1]

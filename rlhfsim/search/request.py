@@ -38,6 +38,7 @@ FORBIDDABLE: dict[str, str] = {
     "colocated": "all roles in one pool",
     "streaming": "finished samples are scored while others still generate, and trained where the backend can",
     "offload": "anything moved to host memory between or during phases",
+    "partial-offload": "a share of the optimizer states on the host while training",
     "recompute": "activations computed again in the backward pass",
     **{path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")},
 }
@@ -52,6 +53,7 @@ RELATIONS: dict[str, Callable[[Any, Any], Any]] = {
 WITHOUT: dict[str, tuple[str, ...]] = {
     "streaming": ("streaming",),
     "offload to the host": ("offload",),
+    "partial optimizer offload": ("partial-offload",),
     "roles on GPUs of their own": ("split", "standalone"),
 }
 """Feature of a framework -> choices that do not compete without it."""

@@ -239,6 +239,8 @@ def update(
         GPU:  Psi_own (state + 2 x 4 gradient) / (B_m eta)
         host: PCIe down and up, then the node's memory (`_on_host`)
 
+    Of a share on the host the rest is updated on the GPU, one after the other.
+
     Source: counting (T9); ZeRO-Offload, arXiv 2101.06840, for the host. `zero_step_time` is what a
     sharded step takes on top, 0 on GPUs.
     """
@@ -257,11 +259,12 @@ def update(
         "zero_step_time",
         spread=device.spread("zero_step_time"),
     )
-    if layout.offload_optimizer == "none":
-        name = "optimizer_hbm_efficiency"
-        seconds = owned * bytes_each / (device.profile.hbm.value * device[name])
-        return [part("hbm", seconds, name, spread=device.inverse_spread(name)), launch, own]
-    return [*_on_host(device, layout, owned, bytes_each), launch, own]
+    away = 0.0 if layout.offload_optimizer == "none" else layout.offload_fraction
+    name = "optimizer_hbm_efficiency"
+    seconds = (1 - away) * owned * bytes_each / (device.profile.hbm.value * device[name])
+    here = [part("hbm", seconds, name, spread=device.inverse_spread(name))] if away < 1 else []
+    there = _on_host(device, layout, away * owned, bytes_each) if away else []
+    return [*here, *there, launch, own]
 
 
 def fetches(

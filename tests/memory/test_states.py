@@ -181,6 +181,26 @@ def test_cpu_offload_moves_sixteen_bytes_per_parameter_to_the_host():
     assert states.gradients == 0
 
 
+def test_a_share_of_the_optimizer_on_the_host_holds_its_share_of_bytes_there():
+    psi = LLAMA8B.num_params / 8  # distributed optimizer of eight ranks
+    half, none = (
+        _states(LLAMA8B, Layout(dp=8, zero=1, **away), "megatron")
+        for away in ({"offload_optimizer": "cpu", "offload_fraction": 0.5}, {})
+    )
+    assert half.optimizer == pytest.approx(6 * psi, rel=1e-3)  # half of master weights and moments
+    assert half.host == pytest.approx(8 * psi, rel=1e-3)  # half of those and of FP32 gradients
+    assert (half.weights, half.gradients) == (none.weights, none.gradients)
+
+
+@pytest.mark.parametrize("backend", ["megatron", "deepspeed"])
+def test_the_more_of_the_optimizer_is_away_the_less_stays(backend):
+    zero = 3 if backend == "deepspeed" else 1
+    layouts = [Layout(dp=8, zero=zero, offload_optimizer="cpu", offload_fraction=f) for f in (0.25, 0.5, 1.0)]
+    held = [_states(LLAMA8B, layout, backend) for layout in (Layout(dp=8, zero=zero), *layouts)]
+    assert [s.total for s in held] == sorted((s.total for s in held), reverse=True)
+    assert [s.host for s in held] == sorted(s.host for s in held)
+
+
 def test_nvme_offload_takes_neither_gpu_nor_host_memory():
     states = _states(LLAMA8B, Layout(zero=3, offload_optimizer="nvme"), "deepspeed")
     assert states.host == 0

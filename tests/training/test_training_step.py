@@ -140,6 +140,21 @@ def test_an_optimizer_on_the_host_is_slower() -> None:
     assert seconds(layout(offload_optimizer="nvme")) > seconds(layout(offload_optimizer="cpu"))
 
 
+def test_a_share_of_the_optimizer_on_the_host_takes_its_share_of_the_time() -> None:
+    d, where = device(8), layout(offload_optimizer="cpu")
+
+    def parts(share: float) -> dict[str, float]:
+        found = exchange.update(d, LLAMA, replace(where, offload_fraction=share), optimizer="adam")
+        return {p.resource: p.seconds for p in found if p.resource != "overhead"}
+
+    quarter, whole = parts(0.25), parts(1.0)
+    for link in ("pcie", "host"):
+        assert quarter[link] == pytest.approx(whole[link] / 4)
+    rate = PROFILE.hbm.value * d["optimizer_hbm_efficiency"]
+    assert quarter["hbm"] == pytest.approx(0.75 * LLAMA.num_params / 8 * 34 / rate, rel=0.01)
+    assert "hbm" not in whole
+
+
 def _on_host(model: str, where: Layout, gpu: str = "h100_sxm", gpus: int = 8) -> float:
     pool = NodeGroup(profile=load_profile(gpu), gpus=gpus, gpus_per_node=8)
     parts = exchange.update(device_of(pool), preset(model), where, optimizer="adam")

@@ -78,7 +78,9 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         s.whole("grpo.num_prompts_per_step", "ppo.num_prompts_per_step", default=32),
         s.whole("grpo.num_generations_per_prompt", "ppo.num_generations_per_prompt", default=16),
     )
-    gen = "policy.generation.vllm_cfg"
+    gen, adam = "policy.generation.vllm_cfg", "policy.megatron_cfg.optimizer"
+    hosted = megatron and s.flag(f"{adam}.optimizer_cpu_offload")
+    away = s.share(f"{adam}.optimizer_offload_fraction", default=1.0) if hosted else 0.0
     ppo = s.has("ppo")
     stale = s.flag("grpo.async_grpo.enabled", default=False)
     return RunDescription(
@@ -106,9 +108,8 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
             zero=1 if megatron else 3,
             **_micro_batch(s, _degrees(s, megatron)["cp"]),
             recompute=_recompute(s, megatron),
-            offload_optimizer="cpu"
-            if s.flag("policy.megatron_cfg.optimizer.optimizer_cpu_offload") and megatron
-            else "none",
+            offload_optimizer="cpu" if away else "none",
+            offload_fraction=away or 1.0,
         ),
         optimizer_leaves=rollout is None,
         scoring_residency="offloaded",

@@ -50,6 +50,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "FP8 rollout",
         "offload to the host",
+        "partial optimizer offload",
         "LoRA",
         "BF16 gradients",
         "FP32 gradient sums",

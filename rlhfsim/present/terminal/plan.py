@@ -233,7 +233,8 @@ def _rest(role: RolePlacement, trained: bool) -> str:
     if role.offload_between:
         parts.append("optimizer to host")
     if trained and role.layout.offload_optimizer != "none":
-        parts.append(f"Adam on {role.layout.offload_optimizer.replace('cpu', 'CPU')}")
+        share = "" if role.layout.offload_fraction == 1 else f"{percent(role.layout.offload_fraction)} of "
+        parts.append(f"{share}Adam on {role.layout.offload_optimizer.replace('cpu', 'CPU')}")
     if role.layout.offload_params != "none":
         parts.append("weights on host")
     return ", ".join(parts) or "stays"

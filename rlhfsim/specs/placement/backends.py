@@ -29,6 +29,8 @@ class BackendRules:
     """ZeRO stages together with pp > 1."""
     offload_stages: tuple[int, ...]
     """ZeRO stages under which optimizer states can live on the host."""
+    partial_offload: tuple[int, ...] = ()
+    """Those under which only a share of them can (`offload_fraction`)."""
     offloads_all: bool = False
     """Weights leave for the host together with optimizer states, or neither does."""
     tp_with_pp: Literal["yes", "unverified", "no"]
@@ -61,6 +63,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages_tp=(0, 1, 2),
         zero_stages_pp=(0, 1),
         offload_stages=(1, 2, 3),
+        partial_offload=(3,),
         tp_with_pp="yes",
         sequence_parallel=False,
         virtual_stages=False,
@@ -110,6 +113,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages_tp=(0, 1),
         zero_stages_pp=(0, 1),
         offload_stages=(0, 1),
+        partial_offload=(0, 1),
         tp_with_pp="yes",
         sequence_parallel=True,
         virtual_stages=True,
@@ -117,7 +121,8 @@ BACKENDS: dict[Backend, BackendRules] = {
         trains_pieces=True,
         gradient_bytes=4,
         reduce_bytes=4,
-        source="Megatron-Core: distributed optimizer, FP32 main gradients, sequence parallelism with TP",
+        source="Megatron-Core: distributed optimizer, FP32 main gradients, sequence parallelism with TP, "
+        "--optimizer-offload-fraction",
     ),
 }
 
@@ -147,6 +152,10 @@ def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
         (
             layout.offload_optimizer != "none" and layout.zero not in rules.offload_stages,
             f"offloads optimizer states with ZeRO {_listed(rules.offload_stages)} only",
+        ),
+        (
+            layout.offload_fraction < 1 and layout.zero not in rules.partial_offload,
+            f"offloads a share of the optimizer states with ZeRO {_listed(rules.partial_offload)} only",
         ),
         (
             rules.offloads_all and layout.offload_optimizer != "none" and layout.offload_params == "none",

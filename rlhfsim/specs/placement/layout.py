@@ -46,6 +46,8 @@ class Layout(Hashed):
     recompute: Recompute = "full"
     offload_optimizer: Offload = "none"
     """Optimizer states live (and Adam runs) on the host during training."""
+    offload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of them that does; the rest stays on the GPU."""
     offload_params: Offload = "none"
     """ZeRO-3 parameters live on the host and are fetched per layer."""
 
@@ -63,6 +65,12 @@ class Layout(Hashed):
                 "micro-batch-or-packs",
                 f"{other}: a micro-batch is sequences, or one pack of pack_tokens",
                 help="give micro_batch or pack_tokens (and score_pack_tokens beside it)",
+            )
+        if self.offload_fraction < 1 and self.offload_optimizer == "none":
+            raise RlhfsimError(
+                "fraction-of-nothing",
+                f"offload_fraction {self.offload_fraction:g} without offload_optimizer",
+                help="set offload_optimizer: cpu",
             )
         if self.vp > 1 and self.pp == 1:
             raise RlhfsimError(
