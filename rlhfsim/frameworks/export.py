@@ -1,0 +1,250 @@
+"""A plan as the launch of another framework: its settings with reasons, and what it cannot be told.
+
+A framework that can be written for has a module `export` in its folder with an `EXPORT`; nothing lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module, resources
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import framework
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.units import format
+
+Value = bool | int | float | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One key of a framework."""
+
+    key: str
+    value: Value
+    why: str = ""
+    """The choice or the prediction behind it; empty where the question itself says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Settings that belong together."""
+
+    title: str
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaid:
+    """Something in a plan that a framework has no key for."""
+
+    what: str
+    instead: str
+    """What is written in its place, or what the framework does by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A plan in the keys of a framework."""
+
+    sections: tuple[Section, ...]
+    unsaid: tuple[Unsaid, ...] = ()
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """Key -> value."""
+        return {s.key: s.value for section in self.sections for s in section.settings}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exporter:
+    """How plans are written for one framework."""
+
+    version: str
+    """Release whose keys are written."""
+    write: Callable[[Plan], Written]
+    files: Callable[[Plan, Written], Mapping[str, str]]
+    """File name -> content; a name that ends in `.sh` can be run."""
+    start: str
+    """The one command, run in the folder of the files."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the command reads -> what they hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What `rlhfsim export` writes."""
+
+    framework: str
+    version: str
+    written: Written
+    files: Mapping[str, str]
+    start: str
+
+
+@cache
+def exporters() -> tuple[str, ...]:
+    """Frameworks that plans can be written for, by name."""
+    folders = resources.files("rlhfsim.frameworks").iterdir()
+    return tuple(sorted(f.name.replace("_", "-") for f in folders if (f / "export.py").is_file()))
+
+
+@cache
+def exporter(name: str) -> Exporter:
+    """How plans are written for one of `exporters`."""
+    found: Exporter = import_module(f"rlhfsim.frameworks.{name.replace('-', '_')}.export").EXPORT
+    return found
+
+
+def export(plan: Plan, name: str, vendors: frozenset[str]) -> Exported:
+    """A plan as the files of a framework.
+
+    Raises:
+        RlhfsimError: the framework does not run the plan.
+    """
+    check_runs(plan, name, vendors)
+    way = exporter(name)
+    written = way.write(plan)
+    files = dict(way.files(plan, written)) | {"README.md": readme(plan, name, way, written)}
+    return Exported(framework=name, version=way.version, written=written, files=files, start=way.start)
+
+
+def check_runs(plan: Plan, name: str, vendors: frozenset[str]) -> None:
+    """Refuse a plan that the framework does not run, with everything that it lacks."""
+    runs = framework(name)
+    found = runs.lacks(
+        plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node, vendors=vendors
+    )
+    lacking = [missing.what for missing in found]
+    if lacking:
+        raise RlhfsimError(
+            "framework-does-not-run-plan",
+            f"{runs.title} does not run this plan: {'; '.join(lacking)}",
+            help=f"design for it: rlhfsim design ... --framework {name} --out plan.json",
+        )
+
+
+def readme(plan: Plan, name: str, way: Exporter, written: Written) -> str:
+    """The page beside the files: the command, what is predicted, what could not be said."""
+    title = framework(name).title
+    lines = [f"# {headline(plan)}, {title} {way.version}", "", f"{predicted(plan)}. {memory(plan)}."]
+    lines += ["", "```sh", *(f"export {key}=...   # {what}" for key, what in way.needs.items())]
+    lines += [way.start, "```", ""]
+    if written.unsaid:
+        lines += [f"What {title} cannot be told of this plan:", ""]
+        lines += [f"- {unsaid.what}: {unsaid.instead}." for unsaid in written.unsaid]
+    else:
+        lines.append(f"{title} is told all of this plan.")
+    lines += [
+        "",
+        "Written from `plan.json` (beside this page) by `rlhfsim export`. After the run,",
+        f"`rlhfsim import-run LOG --framework {name}` holds what was measured against what is predicted.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def headline(plan: Plan) -> str:
+    """What runs where, in short."""
+    policy = next(m.name for m in plan.models if m.role == "actor")
+    gpus = " + ".join(f"{h.gpus} {h.profile}" for h in plan.hardware)
+    return f"{plan.workload.algorithm.upper()} of {policy} on {gpus}"
+
+
+def predicted(plan: Plan) -> str:
+    """The step in words."""
+    p = plan.prediction
+    return (
+        f"A step is predicted to take {format(p.step_s, 's')} (P10 to P90: {format(p.low_s, 's')} to "
+        f"{format(p.high_s, 's')})"
+    )
+
+
+def memory(plan: Plan) -> str:
+    """The fullest GPU in words."""
+    p = plan.prediction
+    return (
+        f"The fullest GPU holds {format(p.peak_memory_bytes, 'byte')} of {format(p.capacity_bytes, 'byte')} "
+        f"({p.peak_role}, {p.peak_phase}; risk of running out {p.probability_out_of_memory:.1%})"
+    )
+
+
+def call(plan: Plan, name: str) -> str:
+    """What is predicted of a call: `actor.train: 12 s, compute`; empty where the plan has none."""
+    found = [phase for phase in plan.prediction.phases if phase.name == name]
+    if not found:
+        return ""
+    return f"{name} {format(sum(p.seconds for p in found), 's')}, bound by {found[0].bound_by}"
+
+
+def held(plan: Plan, phase: str, pool: str) -> str:
+    """What the ledger says a GPU of a pool holds during a phase; empty where the plan has no such phase."""
+    total = sum(entry.bytes for entry in plan.prediction.ledger if (entry.phase, entry.pool) == (phase, pool))
+    if not total:
+        return ""
+    return f"{phase} holds {format(total, 'byte')} of {format(plan.prediction.capacity_bytes, 'byte')} a GPU"
+
+
+def longest_prompt(plan: Plan) -> int:
+    """Tokens."""
+    return math.ceil(plan.workload.prompt_len.maximum)
+
+
+def longest_response(plan: Plan) -> int:
+    """Tokens."""
+    return math.ceil(plan.workload.response_len.maximum)
+
+
+def the_rollout(plan: Plan, title: str) -> RolloutPlacement:
+    """The rollout of a plan.
+
+    Raises:
+        RlhfsimError: the plan trains on given pairs or labels.
+    """
+    if plan.placement.rollout is None:
+        raise RlhfsimError(
+            "algorithm-not-exported",
+            f"{title} is written for algorithms that generate, not for {plan.workload.algorithm}",
+            help="export to trl, which trains DPO and KTO",
+        )
+    return plan.placement.rollout
+
+
+def nodes_of(plan: Plan, gpus: int) -> tuple[int, int]:
+    """(nodes, GPUs of each) that so many GPUs are.
+
+    Raises:
+        RlhfsimError: they do not fill whole nodes.
+    """
+    each = plan.hardware[0].gpus_per_node
+    if gpus <= each:
+        return 1, gpus
+    if gpus % each:
+        raise RlhfsimError(
+            "pool-is-not-whole-nodes",
+            f"a pool of {gpus} GPUs does not fill nodes of {each}, and frameworks count nodes",
+            help=f"design with pools of whole nodes, for example on {gpus // each * each} GPUs",
+        )
+    return gpus // each, each
+
+
+def script(
+    head: str, needs: Mapping[str, str], written: Written, render: Callable[[Setting], str], command: str
+) -> str:
+    """A bash script whose settings stand in one array, each below its reason."""
+    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in head.splitlines()), "set -euo pipefail", ""]
+    lines += [f': "${{{name}:?{what}}}"' for name, what in needs.items()]
+    lines += ["", "settings=(", *_array(written, render), ")", "", f'{command} "${{settings[@]}}" "$@"']
+    return "\n".join(lines) + "\n"
+
+
+def _array(written: Written, render: Callable[[Setting], str]) -> Iterator[str]:
+    for section in written.sections:
+        yield f"    # --- {section.title}"
+        for setting in section.settings:
+            if setting.why:
+                yield f"    # {setting.why}"
+            yield f"    {render(setting)}"

@@ -1,0 +1,226 @@
+"""A plan as overrides of NeMo-RL's example configurations (NVIDIA-NeMo/RL at 7ea279a: examples/configs)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.export import (
+    Exporter,
+    Section,
+    Setting,
+    Unsaid,
+    Value,
+    Written,
+    call,
+    headline,
+    held,
+    longest_prompt,
+    longest_response,
+    memory,
+    nodes_of,
+    predicted,
+    script,
+    the_rollout,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+
+GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
+NEEDS = {"NEMO_RL": "folder of the NeMo-RL repository", "MODEL": "folder or Hugging Face name of the policy"}
+BASES = {"megatron": "grpo_math_1B_megatron.yaml", "fsdp2": "grpo_math_1B.yaml"}
+"""Training backend -> the configuration under examples/configs that is overridden."""
+
+
+def write(plan: Plan) -> Written:
+    """The plan in NeMo-RL's keys.
+
+    Raises:
+        RlhfsimError: an algorithm of another entry point, or a rollout that is not whole nodes.
+    """
+    rollout = the_rollout(plan, "NeMo-RL's run_grpo.py")
+    if plan.workload.algorithm == "ppo":
+        raise RlhfsimError(
+            "algorithm-not-exported",
+            "NeMo-RL trains PPO by run_ppo.py, whose configuration is not written yet",
+            help="export to verl or openrlhf",
+        )
+    sections = (
+        Section(title="where it runs", settings=tuple(_where(plan, rollout))),
+        Section(title="batch and lengths", settings=tuple(_batch(plan))),
+        Section(title="algorithm", settings=tuple(_algorithm(plan))),
+        Section(title="training", settings=tuple(_training(plan))),
+        Section(title="rollout", settings=tuple(_rollout(plan, rollout))),
+    )
+    return Written(sections=sections, unsaid=tuple(_unsaid(plan, rollout)))
+
+
+def _where(plan: Plan, rollout: RolloutPlacement) -> Iterator[Setting]:
+    trained = plan.placement.pool(plan.placement.actor.pool).gpus
+    apart = rollout.pool != plan.placement.actor.pool
+    own = plan.placement.pool(rollout.pool).gpus if apart else 0
+    nodes, each = nodes_of(plan, trained + own)
+    yield Setting(key="cluster.num_nodes", value=nodes, why=f"rollout included. {predicted(plan)}")
+    yield Setting(key="cluster.gpus_per_node", value=each)
+    yield Setting(key=f"{GEN}.colocated.enabled", value=not apart)
+    if apart:
+        alone, per_node = (None, own) if nodes == 1 else nodes_of(plan, own)
+        if nodes > 1 and per_node != each:
+            raise RlhfsimError(
+                "pool-is-not-whole-nodes",
+                f"NeMo-RL gives the rollout whole nodes: {own} GPUs are none of {each}",
+                help="design with a rollout pool of whole nodes",
+            )
+        yield Setting(key=f"{GEN}.colocated.resources.num_nodes", value=alone)
+        yield Setting(key=f"{GEN}.colocated.resources.gpus_per_node", value=per_node)
+    schedule = plan.placement.schedule
+    if schedule.asynchronous:
+        yield Setting(key="grpo.async_grpo.enabled", value=True, why="the rollout never waits for an update")
+        lag = max(1, math.ceil(schedule.staleness))
+        yield Setting(key="grpo.async_grpo.max_trajectory_age_steps", value=lag)
+        yield Setting(key="grpo.async_grpo.in_flight_weight_updates", value=schedule.partial_rollout)
+        yield Setting(key="loss_fn.use_importance_sampling_correction", value=True)
+        yield Setting(key=f"{GEN}.vllm_cfg.async_engine", value=True)
+
+
+def _batch(plan: Plan) -> Iterator[Setting]:
+    work = plan.workload
+    yield Setting(key="grpo.num_prompts_per_step", value=work.prompts)
+    yield Setting(key="grpo.num_generations_per_prompt", value=work.samples)
+    each = work.num_sequences // work.mini_batches
+    yield Setting(key="policy.train_global_batch_size", value=each, why="samples of one optimizer step")
+    total = longest_prompt(plan) + longest_response(plan)
+    yield Setting(key="policy.max_total_sequence_length", value=total, why="prompt and response")
+    yield Setting(key=f"{GEN}.max_new_tokens", value=longest_response(plan))
+
+
+def _algorithm(plan: Plan) -> Iterator[Setting]:
+    work = plan.workload
+    if work.algorithm == "reinforce++":
+        yield Setting(key="grpo.adv_estimator.name", value="reinforce_plus_plus")
+    yield Setting(key="grpo.use_leave_one_out_baseline", value=work.algorithm == "rloo")
+    yield Setting(key="grpo.normalize_rewards", value=work.algorithm not in ("dr-grpo", "rloo"))
+    if plan.placement.reference is None:
+        yield Setting(key="loss_fn.reference_policy_kl_penalty", value=0.0)
+        yield Setting(key="grpo.skip_reference_policy_logprobs_calculation", value=True)
+    if work.old_logprobs == "rollout":
+        yield Setting(key="loss_fn.force_on_policy_ratio", value=True, why="one forward pass less")
+
+
+def _training(plan: Plan) -> Iterator[Setting]:
+    placed, work = plan.placement.actor, plan.workload
+    megatron = plan.placement.backend == "megatron"
+    yield Setting(key="policy.model_name", value="${MODEL}")
+    yield Setting(key=f"{MEGATRON}.enabled", value=megatron)
+    yield Setting(key=f"{DTENSOR}.enabled", value=not megatron)
+    yield from (_megatron if megatron else _dtensor)(placed, call(plan, "actor.train"))
+    why = held(plan, "actor.train", placed.pool)
+    prefix = MEGATRON if megatron else DTENSOR
+    recomputed = placed.layout.recompute != "none"
+    yield Setting(key=f"{prefix}.activation_checkpointing", value=recomputed, why=why)
+    if megatron and work.gradients == "bf16":
+        yield Setting(key=f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32", value=False)
+    if work.lora is not None:
+        adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
+        yield Setting(key=f"{adapters}.enabled", value=True)
+        yield Setting(key=f"{adapters}.dim", value=work.lora.rank)
+        yield Setting(key=f"{adapters}.alpha", value=2 * work.lora.rank)
+    if work.train_precision == "fp8":
+        yield Setting(key=f"{MEGATRON}.fp8_cfg.enabled", value=True)
+    yield from _micro_batch(plan, placed.layout, why)
+
+
+def _megatron(placed: RolePlacement, why: str) -> Iterator[Setting]:
+    layout = placed.layout
+    degrees: Mapping[str, Value] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp,
+        "sequence_parallel": layout.sequence_parallel and layout.tp > 1,
+    }
+    for i, (name, value) in enumerate(degrees.items()):
+        yield Setting(key=f"{MEGATRON}.{name}", value=value, why="" if i else why)
+    if layout.recompute == "selective":
+        yield Setting(key=f"{MEGATRON}.recompute_granularity", value="selective")
+    if layout.offload_optimizer == "cpu":
+        yield Setting(key=f"{MEGATRON}.optimizer.optimizer_cpu_offload", value=True)
+        yield Setting(key=f"{MEGATRON}.optimizer.optimizer_offload_fraction", value=1.0)
+
+
+def _dtensor(placed: RolePlacement, why: str) -> Iterator[Setting]:
+    layout = placed.layout
+    yield Setting(key=f"{DTENSOR}.tensor_parallel_size", value=layout.tp, why=why)
+    yield Setting(key=f"{DTENSOR}.context_parallel_size", value=layout.cp)
+    yield Setting(key=f"{DTENSOR}.sequence_parallel", value=layout.sequence_parallel and layout.tp > 1)
+    if layout.ep > 1:
+        yield Setting(key=f"{DTENSOR}.expert_parallel_size", value=layout.ep)
+    yield Setting(key=f"{DTENSOR}.cpu_offload", value=layout.offload_optimizer == "cpu")
+
+
+def _micro_batch(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
+    packed = layout.pack_tokens is not None
+    yield Setting(key="policy.sequence_packing.enabled", value=packed or plan.workload.packing)
+    yield Setting(key="policy.dynamic_batching.enabled", value=False)
+    yield Setting(key="policy.train_micro_batch_size", value=layout.micro_batch, why=why)
+    yield Setting(key="policy.logprob_batch_size", value=layout.micro_batch)
+    if layout.pack_tokens is not None:
+        train, score = layout.pack(scoring=False), layout.pack(scoring=True)
+        yield Setting(key="policy.sequence_packing.train_mb_tokens", value=train, why="of all CP ranks")
+        yield Setting(key="policy.sequence_packing.logprob_mb_tokens", value=score)
+
+
+def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
+    layout = placed.layout
+    vllm = f"{GEN}.vllm_cfg"
+    yield Setting(key=f"{vllm}.tensor_parallel_size", value=layout.tp, why=call(plan, "actor.generate"))
+    yield Setting(key=f"{vllm}.pipeline_parallel_size", value=layout.pp)
+    yield Setting(key=f"{vllm}.expert_parallel_size", value=layout.ep)
+    why = held(plan, "actor.generate", placed.pool)
+    yield Setting(key=f"{vllm}.gpu_memory_utilization", value=layout.memory_utilization, why=why)
+    yield Setting(key=f"{vllm}.enforce_eager", value=not layout.cuda_graphs)
+    if layout.precision == "fp8":
+        yield Setting(key=f"{vllm}.precision", value="fp8")
+    if layout.kv_precision == "fp8":
+        yield Setting(key=f"{vllm}.kv_cache_dtype", value="fp8")
+    yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_seqs", value=layout.max_num_seqs)
+    yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_batched_tokens", value=layout.max_batched_tokens)
+
+
+def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
+    placement = plan.placement
+    if placement.actor.layout.vp > 1:
+        yield Unsaid(what=f"virtual pipeline stages {placement.actor.layout.vp}", instead="one a GPU")
+    reference = placement.reference
+    if reference is not None and reference.layout != placement.actor.layout:
+        yield Unsaid(
+            what=f"the reference's own layout {reference.layout.label}",
+            instead="its weights are swapped into the policy's modules",
+        )
+    if rollout.pool == placement.actor.pool and rollout.sleep != 2:
+        yield Unsaid(what=f"sleep {rollout.sleep}", instead="a colocated rollout drops weights and KV cache")
+    if placement.reward is not None:
+        yield Unsaid(what="a reward model", instead="rewards come from an environment: env.* of the base")
+
+
+def override(setting: Setting) -> str:
+    """`key=value` as bash and Hydra's grammar read it."""
+    value = setting.value
+    if isinstance(value, str):
+        return f'{setting.key}="{value}"'
+    return f"{setting.key}={json.dumps(value)}"
+
+
+def files(plan: Plan, written: Written) -> dict[str, str]:
+    """The launch script."""
+    head = f"{headline(plan)}, NeMo-RL 7ea279a\n{predicted(plan)}\n{memory(plan)}"
+    base = f"examples/configs/{BASES[plan.placement.backend]}"
+    command = f'cd "${{NEMO_RL}}" && exec uv run examples/run_grpo.py --config {base}'
+    return {"launch.sh": script(head, NEEDS, written, override, command)}
+
+
+EXPORT = Exporter(version="7ea279a", write=write, files=files, start="bash launch.sh", needs=NEEDS)

@@ -1,0 +1,265 @@
+"""A plan as the configuration of TRL and of accelerate (TRL 1.16.0: `trl grpo`, `rloo`, `dpo`, `kto`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.export import (
+    Exporter,
+    Section,
+    Setting,
+    Unsaid,
+    Written,
+    call,
+    headline,
+    held,
+    longest_prompt,
+    longest_response,
+    memory,
+    nodes_of,
+    predicted,
+)
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.placement import RolloutPlacement
+
+COMMANDS = {"grpo": "grpo", "dr-grpo": "grpo", "rloo": "rloo", "dpo": "dpo", "kto": "kto"}
+ACCELERATE = "accelerate"
+"""Title of the section that becomes accelerate.yaml."""
+NEEDS = {
+    "MODEL": "folder or Hugging Face name of the policy",
+    "DATASET": "data set of prompts",
+    "REWARD": "reward function, module.name",
+}
+FIXED = {
+    "compute_environment": "LOCAL_MACHINE",
+    "downcast_bf16": "no",
+    "machine_rank": 0,
+    "main_training_function": "main",
+    "mixed_precision": "bf16",
+    "rdzv_backend": "static",
+    "same_network": True,
+    "use_cpu": False,
+}
+
+
+def write(plan: Plan) -> Written:
+    """The plan in the keys of TRL and accelerate.
+
+    Raises:
+        RlhfsimError: an algorithm without a command of TRL, a schedule of another trainer, or a batch that
+            does not split.
+    """
+    command(plan)
+    if plan.placement.schedule.asynchronous:
+        raise RlhfsimError(
+            "schedule-not-exported",
+            "TRL's asynchronous GRPO is a Python class without command",
+            help="design with --forbid async, or export to verl, openrlhf or nemo-rl",
+        )
+    sections = [
+        Section(title=ACCELERATE, settings=tuple(_accelerate(plan))),
+        Section(title="batch and lengths", settings=tuple(_batch(plan))),
+        Section(title="training", settings=tuple(_training(plan))),
+    ]
+    rollout = plan.placement.rollout
+    if rollout is not None:
+        sections.append(Section(title="algorithm", settings=tuple(_algorithm(plan))))
+        sections.append(Section(title="rollout", settings=tuple(_rollout(plan, rollout))))
+    return Written(sections=tuple(sections), unsaid=tuple(_unsaid(plan)))
+
+
+def command(plan: Plan) -> str:
+    """`grpo` of `trl grpo`."""
+    if plan.workload.algorithm not in COMMANDS:
+        raise RlhfsimError(
+            "algorithm-not-exported",
+            f"TRL has no command that trains {plan.workload.algorithm}",
+            help=f"it has {', '.join(COMMANDS)}; or export to verl or openrlhf",
+        )
+    return COMMANDS[plan.workload.algorithm]
+
+
+def _accelerate(plan: Plan) -> Iterator[Setting]:
+    placed = plan.placement.actor
+    nodes, each = nodes_of(plan, plan.placement.pool(placed.pool).gpus)
+    yield Setting(key="num_machines", value=nodes, why=predicted(plan))
+    yield Setting(key="num_processes", value=nodes * each)
+    zero, offloaded = placed.layout.zero, placed.layout.offload_optimizer == "cpu"
+    if plan.placement.backend == "deepspeed":
+        yield Setting(key="distributed_type", value="DEEPSPEED" if zero else "MULTI_GPU")
+        if zero:
+            prefix = "deepspeed_config"
+            yield Setting(key=f"{prefix}.zero_stage", value=zero, why=call(plan, "actor.train"))
+            where = "cpu" if offloaded else "none"
+            yield Setting(key=f"{prefix}.offload_optimizer_device", value=where)
+            params = "cpu" if placed.layout.offload_params == "cpu" else "none"
+            yield Setting(key=f"{prefix}.offload_param_device", value=params)
+            yield Setting(key=f"{prefix}.zero3_init_flag", value=zero == 3)
+            yield Setting(key=f"{prefix}.zero3_save_16bit_model", value=zero == 3)
+        return
+    yield Setting(key="distributed_type", value="FSDP")
+    yield Setting(key="fsdp_config.fsdp_version", value=2, why=call(plan, "actor.train"))
+    yield Setting(key="fsdp_config.fsdp_auto_wrap_policy", value="TRANSFORMER_BASED_WRAP")
+    yield Setting(key="fsdp_config.fsdp_cpu_ram_efficient_loading", value=True)
+    yield Setting(key="fsdp_config.fsdp_offload_params", value=offloaded)
+    yield Setting(key="fsdp_config.fsdp_reshard_after_forward", value=zero == 3)
+    yield Setting(key="fsdp_config.fsdp_state_dict_type", value="FULL_STATE_DICT")
+
+
+def accumulation(plan: Plan) -> int:
+    """Micro-batches of a rank in one optimizer step.
+
+    Raises:
+        RlhfsimError: the samples of an optimizer step do not split into them.
+    """
+    work, layout = plan.workload, plan.placement.actor.layout
+    pairs = 2 if work.algorithm == "dpo" else 1
+    each = layout.dp * max(1, layout.micro_batch // pairs)
+    samples = work.num_sequences // work.mini_batches // pairs
+    if samples % each:
+        raise RlhfsimError(
+            "batch-not-cut-by-micro-batches",
+            f"TRL accumulates whole micro-batches: {samples} samples of an optimizer step are no multiple "
+            f"of {layout.dp} ranks x {each // layout.dp}",
+            help="design with --prompts, --samples and --mini-batches that the GPUs divide",
+        )
+    return samples // each
+
+
+def _batch(plan: Plan) -> Iterator[Setting]:
+    work, layout = plan.workload, plan.placement.actor.layout
+    steps = accumulation(plan)
+    pairs = 2 if work.algorithm == "dpo" else 1
+    yield Setting(
+        key="per_device_train_batch_size",
+        value=max(1, layout.micro_batch // pairs),
+        why=held(plan, "actor.train", plan.placement.actor.pool),
+    )
+    yield Setting(key="gradient_accumulation_steps", value=steps)
+    if not work.generates:
+        yield Setting(key="max_length", value=longest_prompt(plan) + longest_response(plan))
+        return
+    yield Setting(key="num_generations", value=work.samples)
+    why = f"{work.prompts} prompts x {work.samples} samples, {work.mini_batches} optimizer steps a batch"
+    yield Setting(key="steps_per_generation", value=steps * work.mini_batches, why=why)
+    yield Setting(key="num_iterations", value=work.epochs)
+    yield Setting(key="max_completion_length", value=longest_response(plan))
+
+
+def _training(plan: Plan) -> Iterator[Setting]:
+    work, layout = plan.workload, plan.placement.actor.layout
+    yield Setting(key="bf16", value=True)
+    why = held(plan, "actor.train", plan.placement.actor.pool)
+    yield Setting(key="gradient_checkpointing", value=layout.recompute != "none", why=why)
+    if work.optimizer == "adam8bit":
+        yield Setting(key="optim", value="adamw_bnb_8bit")
+    if work.lora is not None:
+        yield Setting(key="use_peft", value=True)
+        yield Setting(key="lora_r", value=work.lora.rank)
+        yield Setting(key="lora_alpha", value=2 * work.lora.rank)
+
+
+def _algorithm(plan: Plan) -> Iterator[Setting]:
+    kl = plan.placement.reference is not None
+    yield Setting(key="beta", value=0.001 if kl else 0.0, why="" if kl else "no reference model")
+    if command(plan) == "grpo":
+        doctor = plan.workload.algorithm == "dr-grpo"
+        yield Setting(key="loss_type", value="dr_grpo" if doctor else "grpo")
+        if doctor:
+            yield Setting(key="scale_rewards", value="none")
+
+
+def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
+    layout, apart = placed.layout, placed.pool != plan.placement.actor.pool
+    yield Setting(key="use_vllm", value=True, why=call(plan, "actor.generate"))
+    yield Setting(key="vllm_mode", value="server" if apart else "colocate")
+    total = longest_prompt(plan) + longest_response(plan)
+    yield Setting(key="vllm_max_model_length", value=total)
+    if apart:
+        return
+    yield Setting(key="vllm_tensor_parallel_size", value=layout.tp)
+    why = held(plan, "actor.generate", placed.pool)
+    yield Setting(key="vllm_gpu_memory_utilization", value=layout.memory_utilization, why=why)
+    yield Setting(key="vllm_enable_sleep_mode", value=placed.sleep > 0)
+
+
+def _unsaid(plan: Plan) -> Iterator[Unsaid]:
+    if plan.workload.generates:
+        yield Unsaid(
+            what=f"prompts of at most {longest_prompt(plan)} tokens",
+            instead="TRL has no limit: filter the data set",
+        )
+    rollout = plan.placement.rollout
+    if rollout is not None and rollout.pool == plan.placement.actor.pool:
+        yield Unsaid(what=f"max_num_seqs {rollout.layout.max_num_seqs}", instead="vLLM's own")
+    reference = plan.placement.reference
+    if reference is not None and reference.layout != plan.placement.actor.layout:
+        yield Unsaid(what="the reference's own layout", instead="as the policy's")
+
+
+def files(plan: Plan, written: Written) -> dict[str, str]:
+    """Configuration of TRL and of accelerate, and the script that starts them."""
+    kind = command(plan)
+    head = f"# {headline(plan)}, TRL 1.16.0\n# {predicted(plan)}\n# {memory(plan)}\n"
+    return {
+        f"{kind}.yaml": head + "\n".join(_lines(written)) + "\n",
+        "accelerate.yaml": yaml.safe_dump(_accelerate_file(written), sort_keys=True),
+        "launch.sh": _script(plan, kind),
+    }
+
+
+def _lines(written: Written) -> Iterator[str]:
+    for section in written.sections:
+        if section.title == ACCELERATE:
+            continue
+        yield f"# --- {section.title}"
+        for setting in section.settings:
+            if setting.why:
+                yield f"# {setting.why}"
+            yield yaml.safe_dump({setting.key: setting.value}).strip()
+
+
+def _accelerate_file(written: Written) -> dict[str, Any]:
+    found: dict[str, Any] = dict(FIXED)
+    section = next(s for s in written.sections if s.title == ACCELERATE)
+    for setting in section.settings:
+        group, _, name = setting.key.rpartition(".")
+        (found.setdefault(group, {}) if group else found)[name] = setting.value
+    return found
+
+
+def _script(plan: Plan, kind: str) -> str:
+    needs = dict(NEEDS) if plan.workload.generates else {k: NEEDS[k] for k in ("MODEL", "DATASET")}
+    lines = ["#!/usr/bin/env bash", f"# {headline(plan)}, TRL 1.16.0", "set -euo pipefail", ""]
+    lines += [f': "${{{name}:?{what}}}"' for name, what in needs.items()]
+    lines += [""]
+    rollout = plan.placement.rollout
+    if rollout is not None and rollout.pool != plan.placement.actor.pool:
+        lines += [*_server(plan, rollout), ""]
+    lines.append(f"exec trl {kind} --config {kind}.yaml --accelerate_config accelerate.yaml \\")
+    reward = ' --reward_funcs "${REWARD}"' if plan.workload.generates else ""
+    lines.append(f'    --model_name_or_path "${{MODEL}}" --dataset_name "${{DATASET}}"{reward} "$@"')
+    return "\n".join(lines) + "\n"
+
+
+def _server(plan: Plan, placed: RolloutPlacement) -> list[str]:
+    layout = placed.layout
+    total = math.ceil(longest_prompt(plan) + longest_response(plan))
+    eager = "" if layout.cuda_graphs else " --enforce-eager"
+    return [
+        "# On the GPUs of the rollout, before the trainer starts (name them with CUDA_VISIBLE_DEVICES):",
+        '# VLLM_SERVER_DEV_MODE=1 vllm serve "${MODEL}" --weight-transfer-config \'{"backend":"nccl"}\' \\',
+        f"#     --tensor-parallel-size {layout.tp} --data-parallel-size {layout.dp} "
+        f"--pipeline-parallel-size {layout.pp} \\",
+        f"#     --gpu-memory-utilization {layout.memory_utilization} --max-num-seqs {layout.max_num_seqs} "
+        f"--max-model-len {total}{eager} \\",
+        "#     --logprobs-mode processed_logprobs --max-logprobs -1",
+    ]
+
+
+EXPORT = Exporter(version="1.16.0", write=write, files=files, start="bash launch.sh", needs=NEEDS)

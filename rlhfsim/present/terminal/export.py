@@ -1,0 +1,29 @@
+"""What `rlhfsim export` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim.frameworks.export import Exported
+from rlhfsim.frameworks.runs import framework
+
+
+def report(found: Exported, out: Path) -> Iterator[Table | str]:
+    """Sections with their settings, what cannot be said, the next command."""
+    title = framework(found.framework).title
+    table = Table(box=None, pad_edge=False, title_justify="left", show_header=False)
+    for section in found.written.sections:
+        table.add_row(Text(section.title, style="bold"))
+        for setting in section.settings:
+            table.add_row(Text(f"  {setting.key}"), Text(str(setting.value)))
+    yield table
+    for unsaid in found.written.unsaid:
+        yield f"[yellow]{title} cannot be told:[/yellow] {escape(unsaid.what)}; {escape(unsaid.instead)}"
+    names = ", ".join(sorted([*found.files, "plan.json"]))
+    yield f"{title} {found.version}, in {escape(str(out))}: {names}"
+    yield f"next: cd {escape(str(out))} && {found.start}"

@@ -1,0 +1,192 @@
+"""`rlhfsim export`: what is written is what the framework has a key for, and says the same plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from rlhfsim.api import estimate_file
+from rlhfsim.cli.main import cli
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.export import Exported, export, exporter, exporters
+from rlhfsim.plan import Plan, write_plan
+
+ROOT = Path(__file__).parents[2]
+RECIPES = {name: sorted((ROOT / "scenarios/recipes").glob(f"{name}-*.yaml")) for name in exporters()}
+NOT_WRITTEN = {
+    "nemo-rl-ppo-dsr1-7b": "algorithm-not-exported",
+    "nemo-rl-dpo-llama-8b": "algorithm-not-exported",
+}
+"""Recipe -> why it is refused."""
+EVERY = [
+    pytest.param(name, path, id=path.stem)
+    for name, paths in RECIPES.items()
+    for path in paths
+    if path.stem not in NOT_WRITTEN
+]
+
+
+@cache
+def planned(path: Path) -> Plan:
+    return estimate_file(path)
+
+
+def written(name: str, path: Path) -> Exported:
+    return export(planned(path), name, frozenset())
+
+
+@pytest.mark.parametrize("stem", NOT_WRITTEN)
+def test_an_algorithm_of_another_entry_point_is_refused(stem: str) -> None:
+    with pytest.raises(RlhfsimError) as error:
+        written("nemo-rl", ROOT / f"scenarios/recipes/{stem}.yaml")
+    assert error.value.code == NOT_WRITTEN[stem]
+
+
+@cache
+def known_keys(name: str) -> frozenset[str]:
+    lines = (ROOT / f"tests/data/framework_keys/{name.replace('-', '_')}.txt").read_text().splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.parametrize(("name", "path"), EVERY)
+def test_every_key_is_one_of_the_framework(name: str, path: Path) -> None:
+    found = written(name, path)
+    sections = [s for s in found.written.sections if s.title != "accelerate"]
+    keys = {setting.key for section in sections for setting in section.settings}
+    added = {key for key in keys if key.startswith("+")}
+    assert {key for key in keys - added if key not in known_keys(name)} == set()
+    parents = ("engine_kwargs.vllm", "vllm_kwargs", "override_optimizer_config")
+    assert all(any(parent in key for parent in parents) for key in added)
+
+
+@pytest.mark.parametrize(("name", "path"), EVERY)
+def test_gpus_and_batch_are_those_of_the_plan(name: str, path: Path) -> None:
+    plan, values = planned(path), written(name, path).written.values
+    work = plan.workload
+    assert COUNTS[name](values) == {
+        "gpus": plan.placement.pool(plan.placement.actor.pool).gpus,
+        "samples": work.num_sequences,
+        "updates": work.mini_batches,
+    }
+
+
+def _verl(v: dict) -> dict:
+    return {
+        "gpus": v["trainer.nnodes"] * v["trainer.n_gpus_per_node"],
+        "samples": v["data.train_batch_size"] * v["actor_rollout_ref.rollout.n"],
+        "updates": v["data.train_batch_size"] // v["actor_rollout_ref.actor.ppo_mini_batch_size"],
+    }
+
+
+def _openrlhf(v: dict) -> dict:
+    samples = v["--rollout.batch_size"] * v["--rollout.n_samples_per_prompt"]
+    return {
+        "gpus": v["--actor.num_nodes"] * v["--actor.num_gpus_per_node"],
+        "samples": samples,
+        "updates": samples // v["--train.batch_size"],
+    }
+
+
+def _nemo_rl(v: dict) -> dict:
+    samples = v["grpo.num_prompts_per_step"] * v["grpo.num_generations_per_prompt"]
+    gpus = v["cluster.num_nodes"] * v["cluster.gpus_per_node"]
+    own = "policy.generation.colocated.resources"
+    if not v["policy.generation.colocated.enabled"]:
+        gpus -= (v[f"{own}.num_nodes"] or 1) * v[f"{own}.gpus_per_node"]
+    return {"gpus": gpus, "samples": samples, "updates": samples // v["policy.train_global_batch_size"]}
+
+
+def _trl(v: dict) -> dict:
+    ranks = v["num_processes"]
+    update = ranks * v["per_device_train_batch_size"] * v["gradient_accumulation_steps"]
+    samples = ranks * v["per_device_train_batch_size"] * v["steps_per_generation"]
+    return {"gpus": ranks, "samples": samples, "updates": samples // update}
+
+
+COUNTS = {"verl": _verl, "openrlhf": _openrlhf, "nemo-rl": _nemo_rl, "trl": _trl}
+
+
+@pytest.mark.parametrize("name", exporters())
+def test_scripts_parse_and_the_page_says_what_cannot_be_told(name: str, tmp_path: Path) -> None:
+    for path in (p for p in RECIPES[name] if p.stem not in NOT_WRITTEN):
+        found = written(name, path)
+        script = tmp_path / "launch.sh"
+        script.write_text(found.files["launch.sh"])
+        assert subprocess.run(["bash", "-n", str(script)], capture_output=True).returncode == 0
+        page = found.files["README.md"]
+        assert all(unsaid.what in page and unsaid.instead in page for unsaid in found.written.unsaid)
+        assert found.start in page
+        for line in page.splitlines():
+            assert len(line) < 400
+
+
+def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    write_plan(plan, planned(RECIPES["verl"][0]))
+    asked = ["export", str(plan), "--to", "verl", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(cli, [*asked, "--json"], catch_exceptions=False)
+    data = json.loads(done.output)
+    assert {f.name for f in (tmp_path / "run").iterdir()} == {"launch.sh", "README.md", "plan.json"}
+    assert (tmp_path / "run/launch.sh").stat().st_mode & 0o111
+    assert (tmp_path / "run/plan.json").read_bytes() == plan.read_bytes()
+    text = (tmp_path / "run/launch.sh").read_text()
+    assert all(row["key"] in text for row in data["settings"])
+    assert any(row["why"] for row in data["settings"])
+    with pytest.raises(RlhfsimError, match="holds files"):
+        CliRunner().invoke(cli, asked, catch_exceptions=False)
+    assert not [f for f in tmp_path.iterdir() if f.name.startswith(".run")]
+
+
+def test_a_plan_that_the_framework_does_not_run_is_refused_with_all_that_it_lacks(tmp_path: Path) -> None:
+    megatron = next(p for p in RECIPES["verl"] if planned(p).placement.backend == "megatron")
+    with pytest.raises(RlhfsimError, match="TRL does not run this plan: training by Megatron"):
+        export(planned(megatron), "trl", frozenset())
+    with pytest.raises(RlhfsimError, match="AMD GPUs"):
+        export(planned(RECIPES["openrlhf"][0]), "openrlhf", frozenset({"amd"}))
+    plan = tmp_path / "plan.json"
+    write_plan(plan, planned(megatron))
+    asked = ["export", str(plan), "--to", "verl", "--version", "0.2", "--out", str(tmp_path / "x")]
+    with pytest.raises(RlhfsimError, match=r"0\.2 are not known"):
+        CliRunner().invoke(cli, asked, catch_exceptions=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_pack_shorter_than_the_longest_sample_is_raised_for_verl_and_said() -> None:
+    path = next(p for p in RECIPES["verl"] if planned(p).placement.actor.layout.pack_tokens)
+    plan = planned(path)
+    layout = replace(plan.placement.actor.layout, pack_tokens=64, score_pack_tokens=None)
+    short = replace(
+        plan, placement=replace(plan.placement, actor=replace(plan.placement.actor, layout=layout))
+    )
+    found = export(short, "verl", frozenset()).written
+    longest = plan.workload.prompt_len.maximum + plan.workload.response_len.maximum
+    limit = found.values["actor_rollout_ref.actor.ppo_max_token_len_per_gpu"]
+    assert isinstance(limit, int)
+    assert limit * layout.cp >= longest
+    assert any("packs of 64 tokens" in unsaid.what for unsaid in found.unsaid)
+
+
+def test_trl_files_are_yaml_and_name_the_ranks() -> None:
+    found = written("trl", RECIPES["trl"][0])
+    accelerate = yaml.safe_load(found.files["accelerate.yaml"])
+    assert accelerate["num_processes"] == found.written.values["num_processes"]
+    assert (
+        yaml.safe_load(found.files["grpo.yaml"])["num_generations"]
+        == planned(RECIPES["trl"][0]).workload.samples
+    )
+
+
+def test_versions_are_those_of_the_tables() -> None:
+    assert {name: exporter(name).version for name in exporters()} == {
+        "nemo-rl": "7ea279a",
+        "openrlhf": "0.11.2",
+        "trl": "1.16.0",
+        "verl": "0.9.1",
+    }
