@@ -61,7 +61,13 @@ EXECUTOR_RANK = {name: rank for rank, names in enumerate(EXECUTOR_LAYERS) for na
 THIRD_PARTY = {  # library -> the only places that may import it
     "numpy": {"rlhfsim", "executor"},
     "pydantic": {"rlhfsim.specs", "rlhfsim.plan", "rlhfsim.trace", "rlhfsim.what_if", "executor.settings"},
-    "yaml": {"rlhfsim.specs", "rlhfsim.frameworks", "rlhfsim.validation", "rlhfsim.calibration", "executor.coordination"},
+    "yaml": {
+        "rlhfsim.specs",
+        "rlhfsim.frameworks",
+        "rlhfsim.validation",
+        "rlhfsim.calibration",
+        "executor.coordination",
+    },
     "click": {"rlhfsim.cli"},
     "rich": {"rlhfsim.cli", "rlhfsim.present"},
     "pandas": {"rlhfsim.validation", "rlhfsim.calibration", "rlhfsim.what_if"},
