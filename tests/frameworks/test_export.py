@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,10 @@ from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
 from rlhfsim.plan import Plan, write_plan
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.placement.placement import RolePlacement, Schedule
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {name: sorted((ROOT / "scenarios/recipes").glob(f"{name}-*.yaml")) for name in exporters()}
@@ -62,7 +66,7 @@ def test_every_key_is_one_of_the_framework(name: str, path: Path) -> None:
     keys = {setting.key for section in sections for setting in section.settings}
     added = {key for key in keys if key.startswith("+")}
     assert {key for key in keys - added if key not in known_keys(name)} == set()
-    parents = ("engine_kwargs.vllm", "vllm_kwargs", "override_optimizer_config")
+    parents = ("engine_kwargs.vllm", "vllm_kwargs", "override_optimizer_config", "override_ddp_config")
     assert all(any(parent in key for parent in parents) for key in added)
 
 
@@ -190,3 +194,33 @@ def test_versions_are_those_of_the_tables() -> None:
         "trl": "1.16.0",
         "verl": "0.9.1",
     }
+
+
+WRITTEN_OR_REFUSED = {
+    Workload: "algorithm critic dynamic_sampling environment epochs gradients kl lora mini_batches model "
+    "old_logprobs optimizer oversampling packing prompt_len prompts reference response_len reward "
+    "rollout_precision samples seed train_precision",
+    Layout: "cp dp ep etp micro_batch offload_optimizer offload_params pack_tokens pp recompute "
+    "score_pack_tokens sequence_parallel tp vp zero",
+    RolloutLayout: "attention_dp cuda_graphs dp ep kv_precision max_batched_tokens max_num_seqs "
+    "memory_utilization pp precision tp",
+    Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming",
+    RolePlacement: "layout offload_between pool residency",
+}
+"""What exporters write, say that they cannot, or leave to the table of what the framework runs."""
+
+
+@pytest.mark.parametrize("spec", WRITTEN_OR_REFUSED, ids=lambda spec: spec.__name__)
+def test_no_field_of_a_plan_is_unknown_to_exporters(spec: type) -> None:
+    assert {field.name for field in fields(spec)} == set(WRITTEN_OR_REFUSED[spec].split())
+
+
+def test_dynamic_sampling_and_gradients_are_written() -> None:
+    asked = {"verl": "filter_groups.enable", "openrlhf": "dynamic_filtering_enable", "nemo-rl": "use_dynamic"}
+    for name, key in asked.items():
+        plan = planned(next(p for p in RECIPES[name] if p.stem not in NOT_WRITTEN))
+        sampling = DynamicSampling(kept=0.5, gen_prompts=3 * plan.workload.prompts, max_gen_batches=4)
+        filtered = replace(plan, workload=replace(plan.workload, dynamic_sampling=sampling))
+        values = export(filtered, name, frozenset()).written.values
+        assert any(key in k and v is True for k, v in values.items())
+        assert {3 * plan.workload.prompts, 3.0} & set(values.values())

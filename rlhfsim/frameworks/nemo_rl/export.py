@@ -90,6 +90,13 @@ def _batch(plan: Plan) -> Iterator[Setting]:
     work = plan.workload
     yield Setting(key="grpo.num_prompts_per_step", value=work.prompts)
     yield Setting(key="grpo.num_generations_per_prompt", value=work.samples)
+    if work.dynamic_sampling is not None:
+        sampling = work.dynamic_sampling
+        why = f"{sampling.kept:.0%} of the groups are expected to be kept"
+        yield Setting(key="grpo.use_dynamic_sampling", value=True, why=why)
+        yield Setting(key="grpo.batch_multiplier", value=sampling.prompts_of(work.prompts) / work.prompts)
+        if sampling.max_gen_batches is not None:
+            yield Setting(key="grpo.dynamic_sampling_max_gen_batches", value=sampling.max_gen_batches)
     each = work.num_sequences // work.mini_batches
     yield Setting(key="policy.train_global_batch_size", value=each, why="samples of one optimizer step")
     total = longest_prompt(plan) + longest_response(plan)

@@ -117,6 +117,11 @@ def _batch(plan: Plan) -> Iterator[Setting]:
     yield Setting(key="--data.prompt_dataset", value="${PROMPTS}")
     yield Setting(key="--rollout.batch_size", value=work.prompts, why="prompts")
     yield Setting(key="--rollout.n_samples_per_prompt", value=work.samples)
+    if work.dynamic_sampling is not None:
+        why = f"{work.dynamic_sampling.kept:.0%} of the groups are expected to be kept"
+        yield Setting(key="--algo.dynamic_filtering_enable", value=True, why=why)
+        each = work.dynamic_sampling.prompts_of(work.prompts)
+        yield Setting(key="--rollout.vllm_generate_batch_size", value=each)
     each = work.num_sequences // work.mini_batches
     yield Setting(key="--train.batch_size", value=each, why="samples of one optimizer step")
     yield Setting(key="--train.max_epochs", value=work.epochs)
@@ -151,6 +156,8 @@ def _training(plan: Plan) -> Iterator[Setting]:
         yield Setting(key="--ds.ring_attn_size", value=layout.cp)
     if work.packing:
         yield Setting(key="--ds.packing_samples", value=True)
+    if work.gradients == "fp32":
+        yield Setting(key="--ds.grad_accum_dtype", value="fp32")
     if work.lora is not None:
         yield Setting(key="--ds.lora.rank", value=work.lora.rank)
         yield Setting(key="--ds.lora.alpha", value=2 * work.lora.rank)

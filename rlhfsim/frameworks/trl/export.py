@@ -197,6 +197,8 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
     rollout = plan.placement.rollout
     if rollout is not None and rollout.pool == plan.placement.actor.pool:
         yield Unsaid(what=f"max_num_seqs {rollout.layout.max_num_seqs}", instead="vLLM's own")
+    if plan.workload.gradients == "fp32" and plan.placement.backend == "deepspeed":
+        yield Unsaid(what="gradients summed in FP32", instead="accelerate's file has no key: DeepSpeed's own")
     reference = plan.placement.reference
     if reference is not None and reference.layout != plan.placement.actor.layout:
         yield Unsaid(what="the reference's own layout", instead="as the policy's")

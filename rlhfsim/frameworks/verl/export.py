@@ -27,6 +27,7 @@ from rlhfsim.frameworks.export import (
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.workload.sampling import DynamicSampling
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 ESTIMATORS = {
@@ -108,10 +109,21 @@ def _batch(plan: Plan) -> Iterator[Setting]:
     yield Setting(key="data.max_prompt_length", value=longest_prompt(plan))
     yield Setting(key="data.max_response_length", value=longest_response(plan))
     yield Setting(key="data.filter_overlong_prompts", value=True)
+    if work.dynamic_sampling is not None:
+        yield from _dynamic(plan, work.dynamic_sampling)
     yield Setting(key=f"{ROLL}.n", value=work.samples)
     yield Setting(key=f"{ACTOR}.ppo_mini_batch_size", value=work.prompts // work.mini_batches)
     if work.epochs > 1:
         yield Setting(key=f"{ACTOR}.ppo_epochs", value=work.epochs)
+
+
+def _dynamic(plan: Plan, sampling: DynamicSampling) -> Iterator[Setting]:
+    each = sampling.prompts_of(plan.workload.prompts)
+    why = f"{sampling.kept:.0%} of the groups are expected to be kept"
+    yield Setting(key="algorithm.filter_groups.enable", value=True, why=why)
+    yield Setting(key="data.gen_batch_size", value=each)
+    limit = sampling.max_gen_batches or 0
+    yield Setting(key="algorithm.filter_groups.max_num_gen_batches", value=limit)
 
 
 def _algorithm(plan: Plan) -> Iterator[Setting]:
@@ -141,6 +153,7 @@ def _actor(plan: Plan) -> Iterator[Setting]:
         yield Setting(key="actor_rollout_ref.model.lora_alpha", value=2 * work.lora.rank)
     yield from _engine(plan, ACTOR, placed, trained=True)
     why = held(plan, "actor.train", placed.pool)
+    yield from _gradients(plan)
     yield from _recompute(plan, placed.layout, why)
     yield from _micro_batch(plan, placed.layout, why)
 
@@ -182,6 +195,12 @@ def _megatron(prefix: str, layout: Layout, why: str) -> Iterator[Setting]:
         if value is not None:
             yield Setting(key=f"{prefix}.{name}", value=value, why=why if i == 0 else "")
     yield Setting(key=f"{prefix}.sequence_parallel", value=layout.sequence_parallel and layout.tp > 1)
+
+
+def _gradients(plan: Plan) -> Iterator[Setting]:
+    if plan.workload.gradients == "bf16" and plan.placement.backend == "megatron":
+        override = f"{ACTOR}.megatron.override_ddp_config"
+        yield Setting(key=f"+{override}.grad_reduce_in_fp32", value=False)
 
 
 def _recompute(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
