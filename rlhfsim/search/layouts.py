@@ -120,7 +120,9 @@ def _shapes(
             continue
         eps = _values(fixed, "ep", _experts(model, rules, tp * cp * dp))
         vps = _values(fixed, "vp", _virtual(model, rules, pp)) if trained else (1,)
-        states = _states(rules, request, fixed, dp * cp, trained)
+        runs = rules.zero_stages_pp if pp > 1 else rules.zero_stages_tp if tp > 1 else rules.zero_stages
+        alone = None if dp * cp > 1 else (0,) if 0 in runs else runs
+        states = _states(rules, request, fixed, alone, trained)
         for ep, vp, (zero, offload, share), recompute in product(
             eps, vps, states, _recomputes(request, fixed, trained)
         ):
@@ -141,10 +143,14 @@ def _shapes(
 
 
 def _states(
-    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int, trained: bool
+    rules: BackendRules,
+    request: Request,
+    fixed: Mapping[str, int | str],
+    alone: tuple[int, ...] | None,
+    trained: bool,
 ) -> list[tuple[int, Offload, float]]:
     """ZeRO stages with where optimizer states live, and which share of them is away."""
-    pairs = _zeros_and_offloads(rules, request, fixed, shards, trained)
+    pairs = _zeros_and_offloads(rules, request, fixed, alone, trained)
     parts = () if "partial-offload" in request.left_out else SHARES
     return [
         (zero, offload, share)
@@ -154,28 +160,35 @@ def _states(
 
 
 def _zeros_and_offloads(
-    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], shards: int, trained: bool
+    rules: BackendRules,
+    request: Request,
+    fixed: Mapping[str, int | str],
+    alone: tuple[int, ...] | None,
+    trained: bool,
 ) -> list[tuple[int, Offload]]:
     """One rank offloads under the lowest stage that can; where the weights leave too, they come back layer by
     layer, under stage 3."""
-    zeros, offloads = _zeros(rules, fixed, shards, trained), _offloads(request, trained)
-    if shards == 1 and trained and "zero" not in fixed and sums_fp32(request.workload, request.backend):
+    zeros, offloads = _zeros(rules, fixed, alone, trained), _offloads(request, trained)
+    if alone is not None and trained and "zero" not in fixed and sums_fp32(request.workload, request.backend):
         zeros = rules.fp32_sums[:1]
     if rules.offloads_all and "zero" not in fixed:
         return [*((zero, "none") for zero in zeros), *((3, offload) for offload in offloads[1:])]
     pairs = product(zeros, offloads)
-    if shards > 1 or "zero" in fixed:
+    if alone is None or "zero" in fixed:
         return list(pairs)
     return [(zero if offload == "none" else min(rules.offload_stages), offload) for zero, offload in pairs]
 
 
 def _zeros(
-    rules: BackendRules, fixed: Mapping[str, int | str], shards: int, trained: bool
+    rules: BackendRules, fixed: Mapping[str, int | str], alone: tuple[int, ...] | None, trained: bool
 ) -> tuple[int, ...]:
-    """Stages that compete; 0 only for a single rank, or for a role without optimizer."""
+    """Stages that compete; 0 only for a single rank, or for a role without optimizer.
+
+    `alone`: those of a single rank; where the framework shards whatever the ranks (verl), its own.
+    """
     stages = {*rules.zero_stages, *rules.zero_stages_tp, *rules.zero_stages_pp}
-    if shards == 1:
-        return _values(fixed, "zero", (0,))
+    if alone is not None:
+        return _values(fixed, "zero", alone)
     return _values(fixed, "zero", sorted(stages - {0} if trained else stages & {0, 3}))
 
 

@@ -165,3 +165,16 @@ def test_fsdp2_offloads_weights_with_the_optimizer_under_stage_3() -> None:
     away = [x for shape in found.shapes for x in shape if x.offload_optimizer == "cpu"]
     assert away
     assert all(x.offload_params == "cpu" and x.zero == 3 for x in away)
+
+
+def test_a_framework_that_always_shards_has_layouts_on_one_gpu() -> None:
+    def stages(framework: str, gpus: int, tp: int) -> set[int]:
+        request = Request(
+            cluster=parse_cluster(gpus, "h100"), workload=Workload(), backend="fsdp2", framework=framework
+        )
+        found = role_layouts(request, "actor", resolve_model("3b"), gpus, gpus, trained=True)
+        return {x.zero for shape in found.shapes for x in shape if x.tp == tp and x.offload_params == "none"}
+
+    assert stages("verl", 1, 1) == {2, 3}
+    assert stages("nemo-rl", 1, 1) == {0}
+    assert stages("nemo-rl", 2, 2) == {3}
