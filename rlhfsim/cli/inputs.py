@@ -31,6 +31,7 @@ from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.loading import convert, parse_json
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Empirical, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm, Rules, Workload
@@ -108,6 +109,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
     model = Words("NAME", completion.models)
     drawn = "Tokens, or lognormal:mean=2000,sigma=0.8,max=8192; more in docs/workload.md."
     started = "Further prompts started, as a share: 0.25; the first to finish are trained on."
+    drafted = "Speculative decoding may compete: method=eagle,draft_tokens=3,acceptance=0.65."
     refilled = (
         "Share of the groups whose rewards differ; the others are thrown away and generated anew (DAPO). "
         "With more: kept=0.5,gen_prompts=1536,max_gen_batches=10."
@@ -130,6 +132,7 @@ def _workload(*, required: bool) -> Callable[[F], F]:
         option("--rules", Words("KEY=VALUE,..."), ruled),
         option("--dynamic-sampling", Words("KEPT"), refilled),
         option("--oversampling", Number(0, 16), started, default=0.0),
+        option("--speculation", Words("KEY=VALUE,..."), drafted),
         flag("--no-kl", "No KL term, so no reference model."),
         flag("--no-packing", "Pad every sequence to the longest."),
         option("--seed", Whole(0, 2**63 - 1), "Seed of drawn lengths.", default=0),
@@ -184,6 +187,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "reward": _reward(given),
         "prompt_len": lengths(given["prompt_len"], "--prompt-len"),
         "response_len": lengths(given["response_len"], "--response-len"),
+        "speculation": _speculation(given["speculation"]),
         "oversampling": given["oversampling"],
         "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
         "kl": not given["no_kl"],
@@ -220,6 +224,14 @@ def _dynamic_sampling(text: str | None) -> dict[str, Any] | None:
     option = "--dynamic-sampling"
     pairs = parse_pairs(text if "=" in text else f"kept={text}", option)
     from_pairs(DynamicSampling, pairs, option)
+    return dict(pairs)
+
+
+def _speculation(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    pairs = parse_pairs(text, "--speculation")
+    from_pairs(Speculation, pairs, "--speculation")
     return dict(pairs)
 
 

@@ -52,6 +52,7 @@ FEATURES: Mapping[str, str] = {
     "rollout expert parallelism": "use rollout tp and dp",
     "rollout attention data parallelism": "use rollout tp and dp",
     "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
+    "speculative decoding": "leave out speculation, of workload and rollout layout",
     "FP8 rollout": "set rollout precision to bf16",
     "offload to the host": "use --forbid offload",
     "partial optimizer offload": "leave out offload_fraction",
@@ -282,6 +283,7 @@ def _rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]
         "rollout expert parallelism": layout.ep > 1,
         "rollout attention data parallelism": layout.attention_dp > 1,
         "rollout replicas across nodes": not one_node,
+        "speculative decoding": layout.speculation is not None,
         "FP8 rollout": "fp8" in (layout.precision, layout.kv_precision),
     }
     yield from (name for name, wanted in asked.items() if wanted)
@@ -311,6 +313,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "dynamic sampling"
     if workload.oversampling:
         yield "oversampling"
+    if workload.speculation is not None:
+        yield "speculative decoding"
     if workload.lora is not None:
         yield "LoRA"
     if workload.optimizer == "adam8bit":

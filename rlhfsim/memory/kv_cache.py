@@ -3,12 +3,13 @@
 The engine is vLLM (block tables, profiling run at start); SGLang splits its memory alike with
 `mem_fraction_static` for weights and KV cache together. Bytes per GPU.
 
-Not known here: speculative-decoding drafts, LoRA slots, encoder caches of multi-modal models, and
+Not known here: logits of drafted tokens, LoRA slots, encoder caches of multi-modal models, and
 windowed layers' savings beyond their window (the engine's token count ignores them too).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.specs.placement.speculation import draft_of, own_params
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 
 BF16, FP32 = 2.0, 4.0
@@ -60,9 +62,26 @@ def rollout_weights(
     layers = held * (linear * attention + BF16 * model.params_layer_norms)
     layers += (held - moe_layers) * linear * plain
     layers += moe_layers * (linear * shared + expert * routed + BF16 * model.params_router)
-    table = _padded_vocab(model.vocab, t) / t * model.embedding_width * BF16
-    tied = model.tied_embeddings and layout.pp == 1
-    return layers + table * (1 if tied or layout.pp > 1 else 2)
+    return layers + _tables(model, layout) + draft_weights(model, layout)
+
+
+def _tables(model: ModelSpec, layout: RolloutLayout) -> float:
+    """Embedding and LM head, of which a stage of a pipeline has one."""
+    table = _padded_vocab(model.vocab, layout.tp) / layout.tp * model.embedding_width * BF16
+    return table * (1 if model.tied_embeddings or layout.pp > 1 else 2)
+
+
+def draft_weights(model: ModelSpec, layout: RolloutLayout) -> float:
+    """Bytes of what drafts, in BF16: a whole model, or a head with its layer; embeddings are the policy's."""
+    speculation = layout.speculation
+    draft = None if speculation is None else draft_of(model, speculation)
+    if speculation is None or draft is None:
+        return 0.0
+    alone = replace(layout, precision="bf16", speculation=None)
+    if speculation.method == "draft":
+        return rollout_weights(draft, alone)
+    layer = rollout_weights(draft, alone) - _tables(draft, alone)
+    return layer + BF16 * own_params(model, speculation) / layout.tp
 
 
 def _padded_vocab(vocab: int, tp: int) -> int:
@@ -71,10 +90,12 @@ def _padded_vocab(vocab: int, tp: int) -> int:
 
 
 def kv_bytes_per_token(model: ModelSpec, layout: RolloutLayout) -> float:
-    """KV bytes that one token adds on each GPU of its replica (G3), layers split over pp."""
+    """KV bytes that one token adds on each GPU of its replica (G3), layers split over pp; a drafter's too."""
     element = BYTES_PER_ELEMENT[layout.kv_precision]
     share = -(-model.num_layers // layout.pp) / model.num_layers
-    return model.kv_bytes_per_token_per_gpu(layout.tp, element) * share
+    own = model.kv_bytes_per_token_per_gpu(layout.tp, element) * share
+    draft = None if layout.speculation is None else draft_of(model, layout.speculation)
+    return own if draft is None else own + draft.kv_bytes_per_token_per_gpu(layout.tp, element)
 
 
 def profile_peak(model: ModelSpec, layout: RolloutLayout, *, sampler_bytes_per_logit: float) -> float:

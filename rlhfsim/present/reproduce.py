@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rlhfsim.plan import Asked, Plan
 from rlhfsim.present.html.content import Code
 from rlhfsim.present.tables import TableData, pairs
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Workload
@@ -78,6 +79,7 @@ def _workload(work: Workload) -> dict[str, object]:
         "rules": f"seconds_per_sample={rules.seconds_per_sample:g},workers={rules.workers}"
         if rules
         else None,
+        "speculation": _speculation(work.speculation),
         "oversampling": _unless(f"{work.oversampling:.10g}", "0"),
         "dynamic-sampling": _sampling(work.dynamic_sampling),
         "reward": _unless(work.reward.model or "none", "none" if rules else "same"),
@@ -90,6 +92,15 @@ def _sampling(sampling: DynamicSampling | None) -> str | None:
     names = ("kept", "gen_prompts", "max_gen_batches")
     given = {name: value for name in names if (value := getattr(sampling, name)) is not None}
     return ",".join(f"{name}={value:.10g}" for name, value in given.items())
+
+
+def _speculation(asked: Speculation | None) -> str | None:
+    if asked is None:
+        return None
+    model = f",model={asked.model}" if asked.model else ""
+    return (
+        f"method={asked.method},draft_tokens={asked.draft_tokens},acceptance={asked.acceptance:.10g}{model}"
+    )
 
 
 def lengths(spec: AnyLengths) -> str:

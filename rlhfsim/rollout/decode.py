@@ -78,16 +78,18 @@ def gpu_work(
     context: Floats,
     *,
     engine: Engine = "vllm",
+    tokens: int = 1,
 ) -> EngineStep:
-    """Kernels and collectives of one decode step, without the engine's own time.
+    """Kernels and collectives of one decode step (`tokens` a sequence), without the engine's own time.
 
     Rows count as captured (G5) without graphs too: kernels work in tiles of about that size, and an engine
     that launches them one by one is never the faster one.
     """
     n = sequences / layout.pp
-    rows = padded(np.ceil(n))
+    rows = padded(np.ceil(n * tokens))
     layers = token_work(device, model, layout, rows, engine)
-    layers = layers + decode_attention(device, model, layout, np.maximum(n, 1.0), context, engine=engine)
+    core = decode_attention(device, model, layout, np.maximum(n, 1.0), context, engine=engine, tokens=tokens)
+    layers = layers + core
     return pipelined(device, model, layout, sequences, layers, head_work(device, model, layout, rows, engine))
 
 
@@ -143,22 +145,27 @@ def decode_attention(
     context: Floats,
     *,
     engine: Engine = "vllm",
+    tokens: int = 1,
 ) -> EngineStep:
-    """Attention cores of all layers for one new token per sequence; windowed layers see their window.
+    """Attention cores of all layers for new tokens of each sequence; windowed layers see their window.
+
+    Several `tokens` read the cache once and compute each.
 
     GQA: 4 a d n c FLOP and kappa n c bytes    absorbed MLA: 2 a (2 d_c + d_rope) n c    (G1)
     """
     at, windowed = model.attention, model.attention.num_windowed_layers
-    full = _decode_core(device, model, layout, sequences, context, engine)
+    full = _decode_core(device, model, layout, sequences, context, engine, tokens)
     step = full.scaled(float(model.num_layers - windowed))
     if windowed and at.sliding_window:
         seen = np.minimum(context, at.sliding_window)
-        step = step + _decode_core(device, model, layout, sequences, seen, engine).scaled(float(windowed))
+        step = step + _decode_core(device, model, layout, sequences, seen, engine, tokens).scaled(
+            float(windowed)
+        )
     return step
 
 
 def _decode_core(
-    device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats, engine: Engine
+    device: Device, model: ModelSpec, layout: RolloutLayout, n: Floats, c: Floats, engine: Engine, tokens: int
 ) -> EngineStep:
     at, kv_bytes = model.attention, BYTES_PER_ELEMENT[layout.kv_precision]
     local = heads(at, layout.tp)
@@ -170,11 +177,11 @@ def _decode_core(
             device.curves.mla_decode(n, c, local.query, 2.0),
             device.curves.mla_decode(n, c, local.query, kv_bytes),
         )
-        flop = 2.0 * local.query * (2 * latent + rope) * n * c
+        flop = 2.0 * local.query * (2 * latent + rope) * n * c * tokens
         return kernel(device, seconds, flop=flop, size=n * c * (latent + rope) * kv_bytes, precision="bf16")
     kind = engine.removesuffix("_static")
     seconds = device.curves.decode_attention(n, c, local.query, local.kv, at.head_dim, kv_bytes, kind)
-    flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * n * c
+    flop = 2.0 * local.query * (local.qk_dim + local.v_dim) * n * c * tokens
     size = n * c * local.kv * (local.qk_dim + local.v_dim) * kv_bytes
     return kernel(device, seconds, flop=flop, size=size, precision="bf16")
 
@@ -365,20 +372,22 @@ def overhead(
     gpu_seconds: Floats,
     *,
     engine: Engine,
+    rows: Floats | None = None,
 ) -> EngineStep:
     """Engine time that the kernels do not show: a_step p + a_layer L + a_seq n.
 
     One scheduler serves the p micro-batches of a pipeline one after the other.
     Without CUDA graphs the CPU launches every kernel of an uncompiled model: the step then takes at least
     `eager_decode_layer_time` x L; beyond the largest captured batch those of a compiled one,
-    `eager_layer_overhead` x L.
+    `eager_layer_overhead` x L. `rows`: tokens of a step, where a sequence has several.
     """
     alpha = coefficient(device, "decode_step_overhead", engine) * layout.pp
     layers = coefficient(device, "decode_layer_overhead", engine) * model.num_layers
     seconds = alpha + layers + coefficient(device, "decode_sequence_overhead", engine) * sequences
     name = "eager_layer_overhead" if layout.cuda_graphs else "eager_decode_layer_time"
     launch = device[name] * model.num_layers
-    eager = ~np.asarray(layout.cuda_graphs & (sequences / layout.pp <= VLLM.graph_limit))
+    captured = (sequences if rows is None else rows) / layout.pp <= VLLM.graph_limit
+    eager = ~np.asarray(layout.cuda_graphs & captured)
     return on("overhead", seconds + np.where(eager, np.maximum(0.0, launch - gpu_seconds), 0.0))
 
 

@@ -22,6 +22,7 @@ from rlhfsim.rollout.engine_step import Floats, cost_of, on
 from rlhfsim.rollout.oversampling import Aborted, aborted
 from rlhfsim.rollout.prefill import group_prefill
 from rlhfsim.rollout.schedule import Requests, SequenceSchedule, expected_schedule, schedule
+from rlhfsim.rollout.speculative import speculative_step
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.placement.placement import RolloutPlacement
@@ -177,6 +178,8 @@ def step_table(
 ) -> StepTable:
     """Step time of one replica for up to `most` sequences and `longest` tokens of context.
 
+    With speculation a step over the tokens that it gives: the time per token of a sequence.
+
     With LoRA `adapters` the host launches two more products beside every one of a layer, which bounds
     the step from below (`adapter_layer_time`).
     """
@@ -206,13 +209,18 @@ def _table(
     low = min(64.0, reach / 2)
     c = np.concatenate([[1.0], np.geomspace(low, max(reach, 2 * low), CONTEXT_POINTS)])
     per_rank = np.maximum(n / layout.attention_dp, 1.0)[:, None]
-    step = decode_step(device, model, layout, per_rank, c[None, :], engine=engine)
+    if layout.speculation is None:
+        step = decode_step(device, model, layout, per_rank, c[None, :], engine=engine)
+    else:
+        step = speculative_step(
+            device, model, layout, layout.speculation, per_rank, c[None, :], engine=engine
+        )
     if adapters:
         launch = device["adapter_layer_time"] * model.num_layers
         step = step + on("overhead", np.maximum(0.0, launch - step.seconds))
     if worker:
         step = step + on("overhead", device[WORKER_STEP])
-    return tabulate(n, c, step)
+    return tabulate(n, c, step.scaled(1.0 / layout.tokens_per_step))
 
 
 def kv_capacity(device: Device, model: ModelSpec, layout: RolloutLayout) -> float:
@@ -242,7 +250,8 @@ def _assemble(
     begin, until = timeline.start[slowest], end[slowest]
     busy: dict[Resource, float] = table.parts(n[~tail], begin[~tail], until[~tail])
     busy["tail"] = float(spent[tail].sum())
-    spent_on = worker_cost(device, busy, float(steps[~tail].sum()) if worker else 0.0)
+    engine_steps = steps / layout.tokens_per_step
+    spent_on = worker_cost(device, busy, float(engine_steps[~tail].sum()) if worker else 0.0)
     return Generation(
         cost=first + spent_on,
         decode_tokens=plan.tokens,
@@ -254,8 +263,8 @@ def _assemble(
         kv_tokens=plan.kv_tokens,
         kv_capacity=capacity,
         longest_context=plan.prompt + plan.longest,
-        decode_steps=float(steps.sum()),
-        mean_step=float(spent.sum() / steps.sum()),
+        decode_steps=float(engine_steps.sum()),
+        mean_step=float(spent.sum() / engine_steps.sum()),
         mean_running=float((n * spent).sum() / spent.sum()),
         lower_bound=lower_bound(table, plan.longest, plan.prompt) if cut is None else 0.0,
         finish=_finish(timeline, seconds, first.seconds) if cut is None else _points(cut, first.seconds),

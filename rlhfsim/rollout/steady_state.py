@@ -101,7 +101,7 @@ def steady_state(
         else Cost()
     )
     busy = {r: s * steps for r, s in step.items()}
-    work = first + worker_cost(device, busy, steps if worker else 0.0) + again
+    work = first + worker_cost(device, busy, steps / layout.tokens_per_step if worker else 0.0) + again
     latency = _longest(requests, response) * tau
     waits = 0.0 if interrupted else max(0.0, latency / staleness - work.seconds)
     tail = Cost(parts=(part("tail", waits, "staleness"),)) if waits else Cost()

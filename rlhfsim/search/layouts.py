@@ -24,6 +24,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import published_type
 from rlhfsim.specs.placement.backends import BackendRules, broken_rule, broken_sums, sums_fp32
 from rlhfsim.specs.placement.layout import Layout, Offload, Recompute, RolloutLayout
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.units import BILLION
@@ -278,16 +279,19 @@ def rollout_layouts(
             replica = RolloutLayout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp)
             if _lacks_replica(request, group, replica):
                 continue
-            layouts += [
-                replace(
-                    replica,
-                    dp=gpus // each,
-                    memory_utilization=share,
-                    precision=request.workload.rollout_precision,
-                )
-                for share in UTILIZATIONS
-            ]
+            whole = replace(replica, dp=gpus // each, precision=request.workload.rollout_precision)
+            for speculation in _speculations(request, whole):
+                layouts += [
+                    replace(whole, memory_utilization=share, speculation=speculation)
+                    for share in UTILIZATIONS
+                ]
     return tuple(layouts)
+
+
+def _speculations(request: Request, layout: RolloutLayout) -> tuple[Speculation | None, ...]:
+    """Speculative decoding of the workload beside none, where an engine can have it."""
+    asked = request.workload.speculation
+    return (None,) if asked is None or layout.pp > 1 else (None, asked)
 
 
 def _replicas(

@@ -374,7 +374,15 @@ class Pricer:
         name = (
             key.hardware,
             key.gpus,
-            (layout.tp, layout.pp, layout.ep, layout.attention_dp, key.double_buffered, key.adapters),
+            (
+                layout.tp,
+                layout.pp,
+                layout.ep,
+                layout.attention_dp,
+                layout.speculation,
+                key.double_buffered,
+                key.adapters,
+            ),
         )
         generation = self._rollouts.get(name)
         if generation is None or generation.waves > 1 or kv_tokens < generation.kv_tokens:

@@ -37,6 +37,7 @@ RUNS = Runs(
         "rollout pipeline parallelism",
         "rollout expert parallelism",
         "rollout replicas across nodes",
+        "speculative decoding",
         "FP8 rollout",
         "offload to the host",
         "partial optimizer offload",
@@ -46,5 +47,6 @@ RUNS = Runs(
         "FP8 training",
         "micro-batches by tokens",
     ),
-    source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; no role has GPUs of its own but the rollout",
+    source="NeMo-RL 7ea279a: its configuration, read 2026-11-22; speculative decoding: arXiv 2604.26779; "
+    "no role has GPUs of its own but the rollout",
 )

@@ -11,6 +11,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 _NOT_RUN = {
     "dynamic sampling",
     "oversampling",
+    "speculative decoding",
     "environments",
     "double buffering",
     "rollout by the training modules",

@@ -48,6 +48,7 @@ RUNS = Runs(
         "rollout expert parallelism",
         "rollout attention data parallelism",
         "rollout replicas across nodes",
+        "speculative decoding",
         "FP8 rollout",
         "offload to the host",
         "partial optimizer offload",

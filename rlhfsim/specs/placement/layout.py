@@ -11,6 +11,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.placement.engine_numbers import VLLM
+from rlhfsim.specs.placement.speculation import Speculation
 
 Degree = Annotated[int, Field(ge=1, le=65536)]
 PackTokens = Annotated[int, Field(ge=1, le=100_000_000)]
@@ -124,6 +125,21 @@ class RolloutLayout(Hashed):
     precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     """Weights and matrix products of the rollout."""
     kv_precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        """Check that a layout with speculation has no pipeline."""
+        if self.speculation is not None and self.pp > 1:
+            raise RlhfsimError(
+                "speculation-with-pipeline",
+                f"speculative decoding and rollout pp {self.pp}: engines draft inside one stage",
+                help="set pp: 1, or leave out speculation",
+            )
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gets in a step of the engine, on average."""
+        return 1.0 if self.speculation is None else self.speculation.tokens_per_step
 
     @property
     def replica_gpus(self) -> int:
@@ -141,4 +157,5 @@ class RolloutLayout(Hashed):
         extra = f" PP{self.pp}" if self.pp > 1 else ""
         extra += f" attention-DP{self.attention_dp}" if self.attention_dp > 1 else ""
         extra += f" EP{self.ep}" if self.ep > 1 else ""
+        extra += f" +{self.speculation.draft_tokens} drafted" if self.speculation else ""
         return f"TP{self.tp}{extra} x{self.dp}"

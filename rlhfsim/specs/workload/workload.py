@@ -11,6 +11,7 @@ from pydantic import Field
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.loading import checked
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.quantities import Seconds
 from rlhfsim.specs.workload.lengths import Fixed, Lengths
 from rlhfsim.specs.workload.sampling import DynamicSampling
@@ -112,6 +113,8 @@ class Workload(Hashed):
     gradients: GradientSums = "backend"
     """As the training backend keeps and sums them; in BF16 where that is FP32 (Megatron); in FP32 where that
     is BF16 (DeepSpeed)."""
+    speculation: Speculation | None = None
+    """Speculative decoding that rollout layouts may have; it competes with none."""
     rollout_precision: Literal["bf16", "fp8"] = "bf16"
     train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""
