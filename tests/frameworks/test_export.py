@@ -224,3 +224,15 @@ def test_dynamic_sampling_and_gradients_are_written() -> None:
         values = export(filtered, name, frozenset()).written.values
         assert any(key in k and v is True for k, v in values.items())
         assert {3 * plan.workload.prompts, 3.0} & set(values.values())
+
+
+def test_design_for_a_framework_names_the_export(tmp_path: Path) -> None:
+    out = str(tmp_path / "plan.json")
+    asked = ["design", "--gpus", "2", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--samples", "4"]
+    done = CliRunner().invoke(cli, [*asked, "--framework", "verl", "--out", out], catch_exceptions=False)
+    assert f"rlhfsim export {out} --to verl" in done.output.replace("\n", "")
+    told = CliRunner().invoke(
+        cli, ["export", out, "--to", "verl", "--out", str(tmp_path / "run")], catch_exceptions=False
+    )
+    assert "bash launch.sh" in told.output
+    assert "[" not in told.output

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rlhfsim.frameworks.export import exporters
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
 from rlhfsim.plan import BreakEven, Plan
 from rlhfsim.present import findings, words
@@ -296,6 +297,9 @@ def _show_next(console: Console, answer: Design, out: str) -> None:
         kinds = answer.chosen.hardware
         nodes = (f"{-(-h.gpus // h.gpus_per_node)}x{h.gpus_per_node}x{h.profile}" for h in kinds)
         command = f"rlhfsim launch {out} --dry-run --assume-cluster {'+'.join(nodes)}"
+        console.print(f"  {command}", style="bold", highlight=False)
+    elif answer.request.framework in exporters():
+        command = f"rlhfsim export {out} --to {answer.request.framework} --out run"
         console.print(f"  {command}", style="bold", highlight=False)
     if not answer.gains:
         console.print("  add --gains to see what async, LoRA, FP8 and other backends would bring")

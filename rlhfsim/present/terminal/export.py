@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -13,7 +12,7 @@ from rlhfsim.frameworks.export import Exported
 from rlhfsim.frameworks.runs import framework
 
 
-def report(found: Exported, out: Path) -> Iterator[Table | str]:
+def report(found: Exported, out: Path) -> Iterator[Table | Text]:
     """Sections with their settings, what cannot be said, the next command."""
     title = framework(found.framework).title
     table = Table(box=None, pad_edge=False, title_justify="left", show_header=False)
@@ -23,7 +22,7 @@ def report(found: Exported, out: Path) -> Iterator[Table | str]:
             table.add_row(Text(f"  {setting.key}"), Text(str(setting.value)))
     yield table
     for unsaid in found.written.unsaid:
-        yield f"[yellow]{title} cannot be told:[/yellow] {escape(unsaid.what)}; {escape(unsaid.instead)}"
+        yield Text(f"{title} cannot be told: {unsaid.what}; {unsaid.instead}")
     names = ", ".join(sorted([*found.files, "plan.json"]))
-    yield f"{title} {found.version}, in {escape(str(out))}: {names}"
-    yield f"next: cd {escape(str(out))} && {found.start}"
+    yield Text(f"{title} {found.version}, in {out}: {names}")
+    yield Text(f"next: cd {out} && {found.start}", style="bold")
