@@ -120,8 +120,8 @@ class Search:
 
     @property
     def threshold(self) -> float:
-        """Bounds above it cannot win; one that is equal may be the best plan itself."""
-        return self.limit * (1 + EQUAL)
+        """Bounds above it cannot win; nor one that equals the best, once that is simulated."""
+        return self.limit * (1 - EQUAL if self.counts["simulated"] else 1 + EQUAL)
 
     def first(self) -> Candidate | None:
         """Some plan that fits, the best that the warm start finds; None where nothing does."""
@@ -150,11 +150,6 @@ class Search:
                     Branch(partition=partition, sizes=rows, bound=bound, legal=legal, fitting=fitting)
                 )
         return branches
-
-    @property
-    def _leaf_threshold(self) -> float:
-        """A bound that equals the best value cannot win; but the answer itself is to be simulated."""
-        return self.threshold if not self.counts["simulated"] else self.limit * (1 - EQUAL)
 
     def run(self) -> SearchResult:
         """Price all roles, search a warm start for a good plan, then prove that there is no better one."""
@@ -292,7 +287,7 @@ class Search:
         prices: Known = {}
         learners = self.subproblems.beside(skeleton, pools, rows) if continuous else np.zeros((len(rows), 0))
         for choice, bound, learner in zip(rows, bounds.tolist(), learners, strict=True):
-            if proves and bound > self._leaf_threshold:
+            if proves and bound > self.threshold:
                 break
             placement = self.subproblems.placement(skeleton, pools, choice)
             if proves and self._too_slow(placement, prices):
@@ -327,7 +322,7 @@ class Search:
             cluster=self.request.cluster,
         )
         form = closed_form(program(setting, kv_tokens, prices), placement.schedule)
-        return form.seconds > self._leaf_threshold
+        return form.seconds > self.threshold
 
     # --- counting ---------------------------------------------------------------------------------
 
@@ -379,6 +374,6 @@ class Search:
         if kind not in self.kinds or candidate.seconds < self.kinds[kind].seconds:
             self.kinds[kind] = candidate
         reached = value(self.request, candidate)
-        if reached < self.limit or (proves and reached <= self.threshold):
+        if reached < self.limit or (proves and reached <= self.limit * (1 + EQUAL)):
             self.best = candidate
         return candidate

@@ -39,7 +39,12 @@ def kind(plan: Plan) -> str:
     )
 
 
-def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
+def best_name(objective: str) -> str:
+    """The best plan of an objective in words."""
+    return f"the {'leanest' if objective == 'memory' else 'fastest'} plan"
+
+
+def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan], objective: str = "time") -> Iterator[str]:
     """What fills the step of the chosen plan, what the best one has more, then the best against each rival of
     another kind."""
     step = chosen.prediction
@@ -53,23 +58,28 @@ def reasons(chosen: Plan, best: Plan, rivals: Sequence[Plan]) -> Iterator[str]:
     shown = (f"{by[r] / whole:.0%}".replace("%", " %") + f" {WORDS.get(r, r)}" for r in top)
     yield "its time goes into " + ", ".join(shown)
     if chosen is not best:
-        yield _saved(chosen, best)
+        yield _saved(chosen, best, objective)
     seen = {kind(best)}
     for rival in rivals:
         if kind(rival) not in seen:
             seen.add(kind(rival))
-            yield _against(best, rival, "" if chosen is best else "the fastest plan")
+            yield _against(best, rival, "" if chosen is best else best_name(objective))
 
 
-def _saved(chosen: Plan, best: Plan) -> str:
-    """What the fastest plan saves against the simplest, and what it asks and risks for that."""
+def _saved(chosen: Plan, best: Plan, objective: str) -> str:
+    """What the best plan saves against the simplest, and what it asks and risks for that."""
     mine, its = chosen.prediction, best.prediction
     asks = ", ".join(asks_more(best.placement, chosen.placement)) or "other layouts"
     ours, risk = (100 * p.probability_out_of_memory for p in (mine, its))
     less = 100 * (1 - its.step_s / mine.step_s)
+    buys = f"takes {format(its.step_s, 's')}, {less:.1f} % less"
+    if objective == "memory":
+        fewer = 100 * (1 - its.peak_memory_bytes / mine.peak_memory_bytes)
+        held, step = format(its.peak_memory_bytes, "byte"), format(its.step_s, "s")
+        buys = f"holds {held} on its fullest GPU, {fewer:.1f} % less, in {step}"
     return (
-        f"the fastest plan takes {format(its.step_s, 's')}, {less:.1f} % less, "
-        f"with {asks}; risk of running out of memory {risk:.1f} % in place of {ours:.1f} %"
+        f"{best_name(objective)} {buys}, with {asks}; "
+        f"risk of running out of memory {risk:.1f} % in place of {ours:.1f} %"
     )
 
 

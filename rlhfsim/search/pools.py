@@ -7,9 +7,9 @@ A pool enters the step time through four numbers (seconds), in which every sched
     F  from there until it is free again
     X  training with its moves (and the sync, where both ends sit here)
 
-so of combinations that fit, one with no smaller a, R, F and X of the same sync class (and no less
-host memory, where it is shared) is dominated. Where samples stream it also counts which roles are
-moved in and out of GPU memory, since those wait for the whole batch, and how much work they leave.
+so of combinations that fit, one with no smaller a, R, F and X (or peak, where memory is the objective) of the
+same sync class, and no less host memory where it is shared, is dominated. Where samples stream it also counts
+which roles are moved in and out of GPU memory, since those wait for the whole batch, and what they leave.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class _Merge:
         numbers.peak[...] = part.bytes[..., 0].max(axis=(1, 2))
         rows = np.concatenate([self.rows, part.rows[:, np.argsort(self.order)]])
         numbers = Numbers(np.concatenate([self.numbers.values, numbers.values]))
-        best = undominated(*compared(self.subproblem, rows, numbers), numbers.peak)
+        tie = numbers.a + numbers.f + numbers.x if self.subproblem.wants_memory else numbers.peak
+        best = undominated(*compared(self.subproblem, rows, numbers), tie)
         self.counts["dominated"] += len(rows) - len(best)
         self.rows, self.numbers = rows[best], numbers.only(best)
 
@@ -230,24 +231,30 @@ class _Merge:
                 bytes=np.empty((len(one), 0)),
             )
             _add_sync(self.subproblem, both, order)
-            bound = self.bound(_numbers(self.subproblem, Sums(both.sums.values + least.values)))
+            numbers = _numbers(self.subproblem, Sums(both.sums.values + least.values))
+            if self.subproblem.wants_memory:
+                held = part.bytes[one, ..., 0] + role.bytes[two, ..., 0] + leanest[..., 0]
+                numbers.peak[...] = held.max(axis=(1, 2))
+            bound = self.bound(numbers)
             hopeful = bound <= self.limit
             self.counts["bounded"] += weight * int(len(both) - hopeful.sum())
-            fit_count, missing = 0, np.inf
-            for some in _in_turn(np.flatnonzero(hopeful), bound, self.beam):
+            fit_count, turn = 0, 2 * (self.beam or BATCH)
+            turns = np.flatnonzero(hopeful)
+            if self.beam is not None:  # the best first, since few of them go on
+                turns = turns[np.argsort(bound[turns], kind="stable")]
+            for some in np.split(turns, range(turn, len(turns), turn)):
                 block = both.only(some)
                 block.bytes = part.bytes[one[some]] + role.bytes[two[some]]
                 host = block.sums.host + least.host
-                fits, short = _fits(self.subproblem, block, block.bytes + leanest, host)
+                fits, missing = _fits(self.subproblem, block, block.bytes + leanest, host)
                 if not rest:
                     fits &= _labelled(self.subproblem, block.rows[:, np.argsort(order)])
                 self.counts["infeasible"] += weight * int(len(block) - fits.sum())
-                fit_count, missing = fit_count + int(fits.sum()), min(missing, short)
+                fit_count += int(fits.sum())
+                self.shortfall = min(self.shortfall, missing)
                 yield block.only(fits), bound[some][fits]
                 if self.beam is not None and fit_count >= self.beam:
                     break
-            if missing > -np.inf:  # not one has room
-                self.shortfall = min(self.shortfall, missing)
 
     def _lean(self, part: Combinations, order: Sequence[int]) -> Ints:
         """Those that no other one of their class equals or beats in every number and every moment."""
@@ -256,11 +263,12 @@ class _Merge:
             (subproblem.group[i], subproblem.tables[i], part.rows[:, place]) for place, i in enumerate(order)
         ]
         classes = _classes(subproblem, placed, by_layout=True)
-        values = [part.sums.values, part.bytes.reshape(len(part), -1)]
-        if subproblem.pace == "pieces":
+        values = [part.bytes.reshape(len(part), -1)]
+        values += [part.sums.host[:, None] if subproblem.wants_memory else part.sums.values]
+        if subproblem.pace == "pieces" and not subproblem.wants_memory:
             values += [table.times.values[rows] for _, table, rows in placed]
         columns = np.concatenate(values, axis=1)
-        varied = columns[:, columns.min(axis=0) < columns.max(axis=0)] if len(part) else columns
+        varied = columns[:, columns.min(axis=0) < columns.max(axis=0)]
         return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
 
 
@@ -270,16 +278,6 @@ def _together(parts: Sequence[Combinations]) -> Combinations:
         sums=Sums(np.concatenate([p.sums.values for p in parts])),
         bytes=np.concatenate([p.bytes for p in parts]),
     )
-
-
-def _in_turn(rows: Ints, bound: Floats, beam: int | None) -> Iterator[Ints]:
-    """All rows at once; with a beam a few at a time, the best first, since few of them go on."""
-    if beam is None or len(rows) <= 2 * beam:
-        yield rows
-        return
-    order = rows[np.argsort(bound[rows], kind="stable")]
-    for start in range(0, len(order), 2 * beam):
-        yield order[start : start + 2 * beam]
 
 
 def _role(subproblem: Subproblem, index: int) -> Combinations:
@@ -319,7 +317,7 @@ def _add_sync(subproblem: Subproblem, part: Combinations, order: Sequence[int]) 
 
 def _numbers(subproblem: Subproblem, sums: Sums) -> Numbers:
     """What combinations contribute to the step; the peak is filled in later."""
-    scores = bool(subproblem.scoring)
+    scores = subproblem.scoring
     begin = np.maximum(sums.unload, subproblem.head) if scores else sums.unload
     return Numbers.of(
         (len(sums),),
@@ -334,11 +332,11 @@ def _numbers(subproblem: Subproblem, sums: Sums) -> Numbers:
 
 def _fits(subproblem: Subproblem, part: Combinations, held: Floats, host: Floats) -> tuple[Bools, float]:
     """Which may still fit at every moment, with the leanest roles to come; and the least bytes that are
-    missing on a GPU where none has room, -inf where one has."""
+    missing on a GPU where none has room, inf where one has."""
     profile = subproblem.hardware.profile
     usable, fullest = profile.usable_memory.value, held[..., 0].max(axis=(1, 2))
     fits = fitting(held, usable, subproblem.max_oom).all(axis=1)
-    missing = -np.inf if fits.any() else float(fullest.min(initial=np.inf)) - usable
+    missing = np.inf if fits.any() else float(fullest.min(initial=np.inf)) - usable
     fits &= fullest <= subproblem.max_memory
     fits &= host <= profile.node.host_memory.value
     return np.asarray(fits & np.isfinite(part.sums.train)), missing
@@ -373,11 +371,10 @@ def _classes(
 
 def compared(subproblem: Subproblem, rows: Ints, numbers: Numbers) -> tuple[Floats, Ints]:
     """(n, columns) what dominance compares of combinations, and (n,) the class within which it does."""
-    columns = [numbers.a, numbers.r, numbers.f, numbers.x]
+    times = [numbers.a, numbers.r, numbers.f, numbers.x, *numbers.pieces]
+    columns = [numbers.peak] if subproblem.wants_memory else times
     columns += [numbers.host] if subproblem.shares_host else []
-    columns += [numbers.peak] if subproblem.wants_memory else []
-    columns += numbers.pieces
-    if subproblem.pace == "pieces":
+    if subproblem.pace == "pieces" and not subproblem.wants_memory:
         streamed = _streamed(subproblem, rows)
         # last: scoring of the whole batch, without the last unload
         columns += [*streamed, numbers.r - streamed[0]]

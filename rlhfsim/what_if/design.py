@@ -13,7 +13,7 @@ from rlhfsim.plan import BreakEven, Choice, Plan
 from rlhfsim.search.branch_and_bound import SearchResult
 from rlhfsim.search.candidates import Candidate, most_bytes
 from rlhfsim.search.certificate import Certificate
-from rlhfsim.search.explain import probability_better, reasons
+from rlhfsim.search.explain import best_name, probability_better, reasons
 from rlhfsim.search.pareto import SAFE
 from rlhfsim.search.planning import asked, plan_of, runner_up, searched
 from rlhfsim.search.request import Request, switched
@@ -100,8 +100,8 @@ def design(
 
     `left_out`: also what each choice would bring that does not compete; it takes as long again. Without
     `rivals` only those runners-up are named that were met on the way, and the search is shorter. `simple`:
-    the simplest plan close to the fastest is chosen, of at most `at_most` seconds unless that takes longer;
-    where memory is the objective, or a time limit ended the search, the best that was met is.
+    the simplest plan close to the best is chosen, of at most `at_most` seconds unless that takes longer;
+    where a time limit ended the search, the best that was met is.
 
     Raises:
         RlhfsimError: unknown model, or a request that contradicts itself.
@@ -132,7 +132,7 @@ def design(
     left = tuple(gains(prices, best)) if left_out else ()
     same_work = [c for w, c in ranked if w == workload]
     chosen = plans[0]
-    close = simple and certificate.proven and request.objective != "memory"
+    close = simple and certificate.proven
     if close:
         chosen = _simpler(best, prices, at_most) or chosen
     return Design(
@@ -154,11 +154,11 @@ def design(
 
 def _reasons(request: Request, chosen: Plan, ranked: Sequence[Plan], *, close: bool) -> Iterator[str]:
     """`close`: the plans close to the best were looked at."""
-    yield from reasons(chosen, ranked[0], ranked[1:])
+    yield from reasons(chosen, ranked[0], ranked[1:], request.objective)
     its, ours = (_sums(request, plan) for plan in (ranked[0], chosen))
     if close and ours < its > BF16_SUMS[0]:
         other = f"this one of {ours:,}" if ours > 1 else "this one in FP32"
-        yield f"the fastest plan sums the gradients of {its:,} micro-batches in BF16, {other}"
+        yield f"{best_name(request.objective)} sums the gradients of {its:,} micro-batches in BF16, {other}"
     if close and ours > BF16_SUMS[0]:
         yield (
             f"the gradients of {ours:,} micro-batches are summed in BF16, which drops what is small beside "

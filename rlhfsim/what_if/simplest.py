@@ -1,9 +1,10 @@
-"""The simplest plan close to the fastest one: what an operator would run.
+"""The simplest plan close to the best one: what an operator would run.
 
-Of all plans within `CLOSE` of the shortest step whose risk of running out of memory is at most `SAFE`, one of
-least `complexity`, and of those the best. The question is asked again under one rule after the other, in
-the order of `complexity`: a rule that some close plan obeys stays, one that none obeys goes. Of layouts
-and ZeRO stages only those that plans on the way have are tried for all roles.
+Of all plans within `CLOSE` of the best (the shortest step, or the fewest bytes on a GPU where memory is the
+objective) whose risk of running out of memory is at most `SAFE`, one of least `complexity`, and of those the
+fastest. The question is asked again under one rule after the other, in the order of `complexity`: a rule that
+some close plan obeys stays, one that none obeys goes. Of layouts and ZeRO stages only those that plans on the
+way have are tried for all roles.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 
-from rlhfsim.search.candidates import Candidate
+from rlhfsim.search.candidates import Candidate, value
 from rlhfsim.search.complexity import complexity, cut, moves, overlaps, piped, uneven, zero_stages
 from rlhfsim.search.excluded import skeleton_of
 from rlhfsim.search.options import AnyRolePlacement
@@ -32,7 +33,8 @@ BF16_SUMS = (32, 64, 128)
 plan keeps is asked for. DeepSpeed 0.19 sums in the weights' precision (`get_data_types`) unless
 `workload.gradients` is fp32 (`grad_accum_dtype`)."""
 CLOSE = 0.03
-"""Share of the shortest step that a simpler plan may cost: less than the error of the best predictions."""
+"""Share of the least seconds, or bytes, that a simpler plan may cost: less than the error of the best
+predictions."""
 DEMANDING = ("critic", "actor", "reference", "reward", "rollout")
 """Roles in the order in which one is let be less simple: those that hold most first."""
 FEATURE = "FP32 gradient sums"
@@ -135,19 +137,24 @@ LADDER: tuple[Callable[[Placement], Iterator[list[Rule]]], ...] = (
 
 
 def simplest(best: Candidate, prices: Prices, *, at_most: float = math.inf) -> tuple[Candidate, Workload]:
-    """The plan that is recommended, where `best` is the fastest of the question of `prices`; often that one.
+    """The plan that is recommended, where `best` is that of the question of `prices`; often that one.
 
-    With the workload that it is for: where `best` sums too many gradients in BF16, the fastest that sums in
+    With the workload that it is for: where `best` sums too many gradients in BF16, the best that sums in
     FP32, or fewer, stands in its place, if any.
 
     `at_most`: the seconds that targets leave to it.
     """
     best, asked = _precise(best, prices, at_most)
     request = asked.request
-    limit = max(best.seconds, min(best.seconds * (1 + CLOSE), at_most))
+    limit, seconds = value(request, best) * (1 + CLOSE), max(best.seconds, at_most)
+    if request.objective == "memory":
+        bytes_ = limit if request.max_memory is None else min(limit, request.max_memory)
+        request = replace(request, objective="time", max_memory=bytes_)
+    else:
+        seconds = min(limit, seconds)
     for risk in sorted({min(risk, request.max_oom) for risk in (*RISKS, request.max_oom)}):
         narrower = replace(request, max_oom=risk)
-        question = replace(asked, request=narrower, below=math.nextafter(limit, math.inf))
+        question = replace(asked, request=narrower, below=math.nextafter(seconds, math.inf))
         if plan := _simplified(best, question, prices):
             return plan, request.workload
     return best, request.workload
@@ -158,25 +165,27 @@ def _sums_at_most(most: int, request: Request) -> Rule:
 
 
 def _precise(best: Candidate, prices: Prices, at_most: float) -> tuple[Candidate, Question]:
-    """The fastest plan that sums few gradients in BF16 or all in FP32, and the question about such plans.
+    """The best plan that sums few gradients in BF16 or all in FP32, and the question about such plans.
 
     A safe one where that is not `best`.
     """
-    anything = Question(request=prices.request, rivals=False)
-    if _sums_at_most(BF16_SUMS[0], prices.request).obeyed(best.placement):
-        return best, _sums_at_most(BF16_SUMS[0], prices.request).ask(anything)
-    in_time = replace(anything, below=math.nextafter(at_most, math.inf))
-    few = _with_few_sums(best, in_time, prices)
+    request = prices.request
+    anything = Question(request=request, rivals=False)
+    if _sums_at_most(BF16_SUMS[0], request).obeyed(best.placement):
+        return best, _sums_at_most(BF16_SUMS[0], request).ask(anything)
+    most = math.inf if request.objective == "memory" else math.nextafter(at_most, math.inf)
+    in_time = replace(anything, below=most)
+    precise = _with_few_sums(best, in_time, prices)
     exact = _in_fp32(in_time)
-    if few and exact:
-        exact = replace(exact, below=min(exact.below, few[0].seconds))
+    if precise and exact:
+        exact = replace(exact, below=min(exact.below, value(request, precise[0])))
     if exact and (plan := _safe(exact, prices)):
-        return plan, replace(exact, below=math.inf)
-    return few or (best, anything)
+        precise = plan, replace(exact, below=math.inf)
+    return precise if precise and precise[0].seconds <= max(best.seconds, at_most) else (best, anything)
 
 
 def _with_few_sums(best: Candidate, in_time: Question, prices: Prices) -> tuple[Candidate, Question] | None:
-    """The fastest plan that keeps to the first of `BF16_SUMS` that one can keep to."""
+    """The best plan that keeps to the first of `BF16_SUMS` that one can keep to."""
     for most in BF16_SUMS:
         rule = _sums_at_most(most, in_time.request)
         if rule.obeyed(best.placement):
@@ -196,7 +205,7 @@ def _in_fp32(question: Question) -> Question | None:
 
 
 def _safe(question: Question, prices: Prices) -> Candidate | None:
-    """The fastest plan of a question that is safe; where none is, the fastest."""
+    """The best plan of a question that is safe; where none is, the best."""
     request = question.request
     safe = replace(question, request=replace(request, max_oom=min(SAFE, request.max_oom)))
     return answer(safe, prices).best or answer(question, prices).best

@@ -15,13 +15,13 @@ BLOCKS, EACH = 4, 6
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_no_close_plan_of_so_little_risk_is_simpler_or_as_simple_and_better(
+def test_no_close_plan_of_so_little_risk_is_simpler_or_as_simple_and_faster(
     questions: Any, block: int
 ) -> None:
     compared = 0
     for seed in range(block * EACH, (block + 1) * EACH):
         case = questions.drawn(seed)
-        if case is None or case.request.objective == "memory":
+        if case is None:
             continue
         found = answer(Question(request=case.request))
         if found.best is None:
@@ -34,7 +34,7 @@ def test_no_close_plan_of_so_little_risk_is_simpler_or_as_simple_and_better(
         for risk in sorted({min(risk, case.request.max_oom) for risk in (*RISKS, case.request.max_oom)}):
             if safe := [p for p in close if p.ledger.probability_out_of_memory <= risk]:
                 break
-        order = min((complexity(p.placement), questions.value(case, p)) for p in safe)
+        order = min((complexity(p.placement), p.seconds) for p in safe)
         assert complexity(plan.placement) == order[0], seed
-        assert questions.value(case, plan) == pytest.approx(order[1], rel=1e-9), seed
+        assert plan.seconds == pytest.approx(order[1], rel=1e-9), seed
     assert compared

@@ -18,6 +18,7 @@ from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
 from rlhfsim.present.sizes import NONE, Sizes
 from rlhfsim.present.tables import TableData, pairs
+from rlhfsim.search.explain import best_name
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.units import significant
 from rlhfsim.what_if.simplest import CLOSE
@@ -120,9 +121,10 @@ def _chosen(choice: Choice) -> Iterator[str]:
     aim = "needs less memory" if choice.asked.objective == "memory" else "is predicted to be faster"
     name = "This plan"
     if choice.best is not None:
-        name = "The fastest plan"
-        aim += f" than the fastest plan; this one is the simplest within {words.percent(CLOSE)} of it, or of "
-        aim += "the fastest that does not sum too many gradients in BF16"
+        best = best_name(choice.asked.objective)
+        name = words.capital(best)
+        aim += f" than {best}; this one is the simplest within {words.percent(CLOSE)} of it, or of "
+        aim += f"{best} that does not sum too many gradients in BF16"
     if c.unexplored:
         yield (
             f"The search ended before its proof: {words.count(c.unexplored)} of {words.count(c.space)} "

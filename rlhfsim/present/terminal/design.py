@@ -28,6 +28,7 @@ from rlhfsim.present.terminal.choices import (
 )
 from rlhfsim.present.terminal.console import filled, indented, plain_grid
 from rlhfsim.present.terminal.memory import memory_chart
+from rlhfsim.search.explain import best_name
 from rlhfsim.search.pareto import Point
 from rlhfsim.search.requirements import Verdict, shown
 from rlhfsim.units import TERA, format, significant
@@ -88,7 +89,7 @@ def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
     """Compared with the best plan, proven as well."""
     assert answer.best is not None
     assert answer.chosen is not None
-    name = "the fastest plan" if answer.simpler else "the chosen plan"
+    name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
     if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
         yield Text("that is the chosen plan")
     yield from whynot_text(other, answer.best, name)
@@ -124,6 +125,8 @@ def _idle(answer: Design) -> str:
     assert answer.best is not None
     plan, idle = answer.chosen, answer.chosen.idle_gpus
     of = f"{idle:,} of {sum(h.gpus for h in plan.hardware):,} GPUs stay{'s' * (idle == 1)} idle, and paid for"
+    if answer.request.objective == "memory":
+        return f"{of}: no plan that uses more of them needs less memory"
     gained = plan.prediction.step_s / answer.best.prediction.step_s - 1
     faster = "is faster" if gained <= 0 or not answer.simpler else f"is faster by more than {gained:.1%}"
     return f"{of}: layouts divide the others better, and no plan that uses more of them {faster}"
@@ -216,8 +219,14 @@ def _recommended(answer: Design) -> str:
     assert answer.chosen is not None
     assert answer.best is not None
     mine, its = (100 * p.prediction.probability_out_of_memory for p in (answer.chosen, answer.best))
-    far = answer.chosen.prediction.step_s > (1 + CLOSE) * answer.best.prediction.step_s
-    of = "the fastest one that sums few gradients in BF16, not plan 1" if far else "plan 1"
+    in_bytes = answer.request.objective == "memory"
+    held, least = (
+        p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
+        for p in (answer.chosen, answer.best)
+    )
+    name = "leanest" if in_bytes else "fastest"
+    far = held > (1 + CLOSE) * least
+    of = f"the {name} one that sums few gradients in BF16, not plan 1" if far else "plan 1"
     near = f"the simplest plan within {words.percent(CLOSE)} of {of}"
     return (
         f"* is recommended: {near}, which --fastest writes\n"
