@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from rlhfsim import resources
-from rlhfsim.step.measured import COEFFICIENTS, FILE, runs_text
+from rlhfsim.step.measured import COEFFICIENTS, FILE, REACH, runs_text
 from rlhfsim.validation import scoreboard, tables
 from rlhfsim.validation.discrepancy import base_of, runs_of, unseen
 from rlhfsim.validation.outcome import Outcome
@@ -39,6 +39,11 @@ def laws(outcomes: Iterable[Outcome]) -> dict[str, tuple[float, float, float, st
         value = base_of(rows)
         what = f"{len(rows.publisher)} rows of {rows.publishers} publishers"
         found[name] = (value, min(value, float(low)), max(value, float(high)), what)
+    away = unseen(outcomes, "memory.training_peak").distance
+    if away.size:
+        middle, reach, most = np.percentile(away, (50, 90, 100))
+        what = f"{away.size} peaks, distances to the nearest of another publisher: P90, median and largest"
+        found[REACH] = (float(reach), float(middle), float(most), what)
     return found
 
 

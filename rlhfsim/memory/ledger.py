@@ -36,6 +36,8 @@ class LedgerPhase:
     entries: tuple[MemoryEntry, ...]
     capacity: float
     """Bytes that the driver offers on a GPU of this pool."""
+    doubt: float = 1.0
+    """Deviation of the sum over that of its entries: above 1 far from measured peaks."""
 
     @property
     def bytes(self) -> float:
@@ -46,7 +48,7 @@ class LedgerPhase:
     def probability_out_of_memory(self) -> float:
         """P(sum of the entries > capacity), entries independent."""
         items = [Item(e.bytes, e.low, e.high) for e in self.entries]
-        return probability_above(items, self.capacity)
+        return probability_above(items, self.capacity, self.doubt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +136,10 @@ class Ledger:
 # --- the ledger -----------------------------------------------------------------------------------
 
 
-def ledger(models: Models, placement: Placement, workload: Workload, cluster: Cluster) -> Ledger:
-    """Memory of a plan through one step."""
+def ledger(
+    models: Models, placement: Placement, workload: Workload, cluster: Cluster, *, doubt: float = 1.0
+) -> Ledger:
+    """Memory of a plan through one step; `doubt`: see `step.measured.memory_doubt`."""
     pools = {p.name: pool_bytes(models, placement, workload, cluster, p.name) for p in placement.pools}
     phases: list[LedgerPhase] = []
     others: list[LedgerPhase] = []
@@ -144,7 +148,7 @@ def ledger(models: Models, placement: Placement, workload: Workload, cluster: Cl
             if pool in moment.pools:
                 capacity = held.profile.usable_memory.value
                 stages = [
-                    LedgerPhase(name=moment.name, pool=pool, entries=every, capacity=capacity)
+                    LedgerPhase(name=moment.name, pool=pool, entries=every, capacity=capacity, doubt=doubt)
                     for every in entries(held, moment)
                 ]
                 fullest = max(stages, key=lambda p: p.bytes)

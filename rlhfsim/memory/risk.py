@@ -41,8 +41,8 @@ def moments(item: Item) -> tuple[float, float]:
     return mean, mean * mean * math.expm1(s * s)
 
 
-def probability_above(items: Iterable[Item], limit: float) -> float:
-    """P(sum of independent log-normal items > limit).
+def probability_above(items: Iterable[Item], limit: float, doubt: float = 1.0) -> float:
+    """P(sum of independent log-normal items > limit), its deviation `doubt` times that of the items.
 
     The sum is taken to be log-normal with the same mean and variance (Fenton 1960, IRE Trans.
     Commun. Syst. 8, 57-67), which is close where no single item dominates with s > 1.
@@ -55,7 +55,7 @@ def probability_above(items: Iterable[Item], limit: float) -> float:
         return 0.0
     if limit <= 0:
         return 1.0
-    s2 = math.log1p(variance / mean**2)
+    s2 = math.log1p(doubt**2 * variance / mean**2)
     if s2 < CERTAIN:
         return float(mean > limit)
     mu = math.log(mean) - s2 / 2
@@ -63,14 +63,18 @@ def probability_above(items: Iterable[Item], limit: float) -> float:
 
 
 def risky(
-    mean: NDArray[np.float64], variance: NDArray[np.float64], limit: float, probability: float
+    mean: NDArray[np.float64],
+    variance: NDArray[np.float64],
+    limit: float,
+    probability: float,
+    doubt: float = 1.0,
 ) -> NDArray[np.bool_]:
     """Where `probability_above` of sums with these moments exceeds `probability`, elementwise.
 
     P > q  <=>  (ln limit - mu) / s < z_(1-q)
     """
     mean = np.maximum(mean, 1e-150)
-    s2 = np.log1p(variance / mean**2)
+    s2 = np.log1p(doubt**2 * variance / mean**2)
     s = np.sqrt(np.maximum(s2, CERTAIN))
     mu = np.log(mean) - s2 / 2
     accepted = min(max(probability, NEVER), 1 - NEVER)
@@ -78,8 +82,10 @@ def risky(
     return np.asarray(np.where(s2 < CERTAIN, mean > limit, above))
 
 
-def fitting(state: NDArray[np.float64], usable: float, max_oom: float) -> NDArray[np.bool_]:
+def fitting(
+    state: NDArray[np.float64], usable: float, max_oom: float, doubt: float = 1.0
+) -> NDArray[np.bool_]:
     """Which rows (..., stage, 3) of bytes, mean and variance fit on every stage with the accepted risk."""
     bytes_, mean, variance = state[..., 0], state[..., 1], state[..., 2]
-    fits = (bytes_ <= usable) & ~risky(mean, variance, usable, max_oom)
+    fits = (bytes_ <= usable) & ~risky(mean, variance, usable, max_oom, doubt)
     return np.asarray(fits.all(axis=-1))

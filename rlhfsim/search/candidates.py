@@ -11,6 +11,7 @@ from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.iteration import Iteration
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import format
 
 STEPS, WARMUP = 6, 3
@@ -60,7 +61,8 @@ def judged(
 
     `cutoff`: an asynchronous plan whose interval lies above it is not simulated to the end.
     """
-    memory = ledger(models, placement, request.workload, request.cluster)
+    doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
+    memory = ledger(models, placement, request.workload, request.cluster, doubt=doubt)
     if risk(request, memory):
         return None
     return simulated(request, models, placement, memory, cutoff=cutoff)

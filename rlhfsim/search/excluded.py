@@ -28,6 +28,7 @@ from rlhfsim.search.space import ROLES, Partition, Skeleton, partitions, roles_o
 from rlhfsim.search.subproblems import Subproblems
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import Dimension, format
 
 
@@ -62,7 +63,8 @@ def why_excluded(
     asked = _Asked(Subproblems(request, models, pricer or Pricer(request, models)), placement)
     if reason := next(asked.refusals(), None):
         return Exclusion(kind="refused", text=reason)
-    memory = ledger(models, asked.placement, request.workload, request.cluster)
+    doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
+    memory = ledger(models, asked.placement, request.workload, request.cluster, doubt=doubt)
     if reason := risk(request, memory):
         return Exclusion(kind="does_not_fit", text=_shortfall(memory) + reason)
     bound = asked.bound()

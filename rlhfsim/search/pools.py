@@ -91,6 +91,7 @@ class Subproblem:
     gpus: int
     sync: SyncBytes
     max_oom: float
+    doubt: float = 1.0
     max_memory: float
     """Most bytes on a GPU that the user wants."""
     head: float
@@ -335,7 +336,7 @@ def _fits(subproblem: Subproblem, part: Combinations, held: Floats, host: Floats
     missing on a GPU where none has room, inf where one has."""
     profile = subproblem.hardware.profile
     usable, fullest = profile.usable_memory.value, held[..., 0].max(axis=(1, 2))
-    fits = fitting(held, usable, subproblem.max_oom).all(axis=1)
+    fits = fitting(held, usable, subproblem.max_oom, subproblem.doubt).all(axis=1)
     missing = np.inf if fits.any() else float(fullest.min(initial=np.inf)) - usable
     fits &= fullest <= subproblem.max_memory
     fits &= host <= profile.node.host_memory.value

@@ -50,6 +50,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.step.calls import Setting, forward_cost, generation_of, train_cost
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
 
@@ -63,6 +64,7 @@ class Pricer:
         """Nothing is priced yet, but what the cache holds."""
         self.request = request
         self.models = models
+        self.doubt = memory_doubt(models, request.backend, request.workload, request.cluster)
         self.calls = dataflow(request.workload)
         self._tables: dict[Key, OptionTable] = {}
         self._whole: tuple[Pricer, Callable[[str, AnyRolePlacement], bool]] | None = None
@@ -185,7 +187,7 @@ class Pricer:
         states = role_sums(pool.profile, rows, NO_SYNC)
         fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
         for name in {"idle", *("train" if c.kind == "train" else "forward" for c in self._calls(key.role))}:
-            fits &= fitting(states[name], usable, self.request.max_oom)
+            fits &= fitting(states[name], usable, self.request.max_oom, self.doubt)
         left = tuple(roles[i] for i in np.flatnonzero(fits))
         return OptionTable(
             key=key,
@@ -308,7 +310,7 @@ class Pricer:
         engines = [engine_bytes(self.models.actor, s, profile=profile) for s in roles]
         rows = np.array(engines, dtype=ENGINE)
         states = engine_sums(profile, rows, NO_SYNC, with_actor=False)
-        fits = fitting(states["running"], profile.usable_memory.value, most_risk)
+        fits = fitting(states["running"], profile.usable_memory.value, most_risk, self.doubt)
         fails = np.zeros(len(roles))
         for i, (role, engine) in enumerate(zip(roles, engines, strict=True)):
             if fits[i]:

@@ -234,6 +234,7 @@ class Subproblems:
             gpus=gpus,
             sync=sync,
             max_oom=self.request.max_oom,
+            doubt=self.pricer.doubt,
             max_memory=inf if self.request.max_memory is None else self.request.max_memory,
             head=head_seconds(self.request.workload),
             sync_seconds=between,

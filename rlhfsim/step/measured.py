@@ -21,12 +21,20 @@ import io
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
+
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.model.roles import Models
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.workload import Workload
 
 FILE = "measured_runs.csv"
 FAR = 1.0
 """Distance from which a run is not called near: another framework, GPU and kind of model at once."""
+REACH = "memory_reach"
+"""Coefficient: distance up to which the intervals of memory were compared with measurements."""
 COEFFICIENTS = {
     "training": "training_discrepancy",
     "rlhf.step": "rl_step_discrepancy",
@@ -158,6 +166,38 @@ def _differences(question: Conditions, run: Conditions) -> Iterator[str]:
             yield f"framework {there}"
         else:
             yield f"{there} there" if name == "model_kind" else f"{name} {there}"
+
+
+def memory_doubt(models: Models, backend: Backend, workload: Workload, cluster: Cluster) -> float:
+    """Deviation of a plan's bytes over that of its components, for its distance from measured peaks.
+
+        max(1, sqrt(1 + d^2) / sqrt(1 + r^2))      r = `memory_reach`
+
+    The components' own intervals hold the peaks of publishers that were left out, up to the distance r. The
+    algorithm asks nothing of memory that the components do not say.
+    """
+    profile, actor = cluster.node_group.profile, models.actor
+    length = stats(workload.prompt_len).mean + stats(workload.response_len).mean
+    question = Conditions(
+        kind="memory.training_peak",
+        framework=cluster.framework or "",
+        backend=backend,
+        gpu=profile.name,
+        model=actor.name,
+        params=actor.num_params,
+        moe=actor.moe is not None,
+        length=max(1.0, length),
+        gpus=cluster.gpus,
+        algorithm="pre-training",
+        precision="fp8" if workload.train_precision == "fp8" else "bf16",
+    )
+    return max(1.0, math.hypot(1.0, _peak_distance(question)) / math.hypot(1.0, profile[REACH]))
+
+
+@lru_cache(maxsize=1024)
+def _peak_distance(question: Conditions) -> float:
+    found = nearest(question)
+    return found.distance if found else FAR
 
 
 def spread(base: float, away: float) -> float:

@@ -30,6 +30,7 @@ from rlhfsim.specs.scenario import check_placement
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.iteration import Iteration, iteration
+from rlhfsim.step.measured import memory_doubt
 
 
 def estimate(
@@ -75,7 +76,8 @@ def priced_placement(placement: Placement, workload: Workload, cluster: Cluster)
     """
     models = models_of(workload)
     check_placement(placement, workload, models, cluster)
-    memory = ledger(models, placement, workload, cluster)
+    doubt = memory_doubt(models, placement.backend, workload, cluster)
+    memory = ledger(models, placement, workload, cluster, doubt=doubt)
     kv_tokens = memory.kv_tokens if memory.kv_tokens and memory.kv_tokens > 0 else None
     priced = iteration(models, placement, workload, cluster, kv_tokens=kv_tokens)
     setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)

@@ -17,6 +17,7 @@ from rlhfsim.specs.placement.backends import BACKENDS, Backend, violation
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
 from rlhfsim.specs.workload.dataflow import TRAINED
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import format
 from rlhfsim.what_if.engine import Change, Question, first_that, good, setting
 
@@ -120,7 +121,8 @@ def _both(one: Change, other: Change) -> Change:
 def _fits(question: Question) -> bool | None:
     assert question.placement is not None
     request = question.request
-    memory = ledger(question.models, question.placement, request.workload, request.cluster)
+    doubt = memory_doubt(question.models, request.backend, request.workload, request.cluster)
+    memory = ledger(question.models, question.placement, request.workload, request.cluster, doubt=doubt)
     return True if memory.fits and memory.probability_out_of_memory < LIKELY else None
 
 

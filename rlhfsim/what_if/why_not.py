@@ -28,6 +28,7 @@ from rlhfsim.search.request import SWITCHES, Limit, Request, switched
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.what_if.bisection import edge, geometric
 from rlhfsim.what_if.break_evens import with_memory
 from rlhfsim.what_if.engine import Prices, Question, answer, good
@@ -239,7 +240,9 @@ def _given(alternative: Alternative, chosen: Plan, best: Candidate, prices: Pric
 
 
 def _memory(question: Question, placement: Placement) -> Ledger:
-    return ledger(question.models, placement, question.request.workload, question.request.cluster)
+    work, cluster = question.request.workload, question.request.cluster
+    doubt = memory_doubt(question.models, question.request.backend, work, cluster)
+    return ledger(question.models, placement, work, cluster, doubt=doubt)
 
 
 def _without_plan(alternative: Alternative, certificate: Certificate) -> WhyNot:

@@ -28,6 +28,7 @@ from rlhfsim.specs.workload.lengths import Fixed, LogNormal
 from rlhfsim.specs.workload.micro_batch import batch_lengths
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 from rlhfsim.step.calls import Setting, train_cost
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.prediction import _entries
 from rlhfsim.units import GIB
 
@@ -351,3 +352,24 @@ def test_gradients_in_bf16_take_two_bytes_less_and_half_the_wire():
         for w in (workload, less)
     ]
     assert seconds[1] < seconds[0]
+
+
+def _doubt(model: str, gpus: int, length: float, profile: str = "h100") -> float:
+    work = Workload(algorithm="kto", model=model, prompt_len=Fixed(value=length), response_len=Fixed(value=1))
+    cluster = Cluster(node_groups=(node_group(profile, gpus),))
+    return memory_doubt(models_of(work), "fsdp2", work, cluster)
+
+
+def test_bytes_are_less_sure_far_from_measured_peaks():
+    assert _doubt("8b", 8, 4096) == 1
+    far = _doubt("kimi-k2", 4096, 1_000_000, "mi300x")
+    assert far > 1.05
+    assert _doubt("kimi-k2", 8192, 1_000_000, "mi300x") > far
+
+
+def test_a_doubtful_plan_that_fits_is_likelier_to_run_out():
+    work, placement = PPO, _colocated()
+    sure, unsure = (ledger(models_of(work), placement, work, CLUSTER, doubt=d) for d in (1.0, 3.0))
+    assert sure.peak.bytes == unsure.peak.bytes
+    assert 0 < sure.probability_out_of_memory < 0.5
+    assert sure.probability_out_of_memory < unsure.probability_out_of_memory

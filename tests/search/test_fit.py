@@ -79,10 +79,11 @@ def test_sums_of_vectors_say_what_the_ledger_says(questions: Any) -> None:
             continue
         rng = random.Random(seed)
         case = replace(case, request=replace(case.request, max_oom=rng.choice((0.02, 0.1, 0.5))))
+        doubt = rng.choice((1.0, 1.5))
         for placement in questions.sample(case, rng, PLANS):
-            memory = ledger(case.models, placement, case.request.workload, case.request.cluster)
+            memory = ledger(case.models, placement, case.request.workload, case.request.cluster, doubt=doubt)
             pools = [pool_states(case, placement, p.name) for p in placement.pools]
-            fits = [fitting(state, usable, case.request.max_oom).all() for state, usable in pools]
+            fits = [fitting(state, usable, case.request.max_oom, doubt).all() for state, usable in pools]
             assert all(fits) == on_gpus(case, memory), (seed, placement)
             most = max(state[..., 0].max() for state, _ in pools)
             assert most == pytest.approx(max(p.bytes for p in memory.phases), rel=1e-12)

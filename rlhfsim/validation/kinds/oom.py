@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from rlhfsim.memory.ledger import ledger
+from rlhfsim.step.measured import memory_doubt
 from rlhfsim.units import GIB
 from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.oom import configuration
@@ -60,7 +61,8 @@ def _outcome(row: Row) -> Outcome:
         plan = configuration(filled)
     except Skip as skip:
         return basic(skipped=skip.message)
-    memory = ledger(plan.models, plan.placement, plan.workload, plan.cluster)
+    doubt = memory_doubt(plan.models, plan.placement.backend, plan.workload, plan.cluster)
+    memory = ledger(plan.models, plan.placement, plan.workload, plan.cluster, doubt=doubt)
     peak = memory.peak
     return basic(
         measured=OUTCOME[row.text("kind") or ""],
