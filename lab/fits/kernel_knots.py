@@ -116,6 +116,7 @@ BORROWERS: Mapping[str, Mapping[str, str | float]] = {
     },
     "l4": {"from": "l40s", "widen": 1.4, "reason": "same generation at 72 W"},
     "a10g": {"from": "l40s", "widen": 1.4, "reason": "next generation's tables at its own peaks"},
+    "a6000": {"from": "l40s", "widen": 1.4, "reason": "next generation's tables at its own peaks"},
     "rtx_4090": {"from": "l40s", "widen": 1.3, "reason": "same chip, GDDR6X"},
     "mi250x": {
         "from": "h100_sxm",

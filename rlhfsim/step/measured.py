@@ -49,7 +49,7 @@ SAME_GENERATION, OTHER_GENERATION = 0.3, 0.6
 """Distance of another GPU."""
 GENERATIONS = (
     ("v100",),
-    ("a100", "a800", "a10g"),
+    ("a100", "a800", "a10g", "a6000"),
     ("l4", "l40s", "rtx"),
     ("h100", "h200", "h800", "h20"),
     ("b200", "b300", "gb200", "gb300"),
