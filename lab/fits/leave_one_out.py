@@ -13,13 +13,15 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lab.fits import rlhf, training
+from lab.fits import rlhf, training, verl
+from rlhfsim.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation.left_out import FILE, publisher
 from rlhfsim.validation.rows import Row
@@ -36,8 +38,12 @@ class Fit:
     """All that it reads."""
     fit: Callable[[Sequence[Row]], Fitted]
     """Coefficients by name, or by name@profile, from the rows given."""
-    profiles: Mapping[str, tuple[str, ...]]
+    names: tuple[str, ...]
+    """Its coefficients."""
+    profiles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Coefficient -> profiles that hold it; one that is not named is in all."""
+    software: tuple[str, Backend] | None = None
+    """Framework and backend whose costs it writes; None: those of all, in the profiles."""
 
 
 FITS = (
@@ -45,9 +51,11 @@ FITS = (
         name="training",
         rows=training.fit_rows,
         fit=training.fit,
+        names=tuple(free.name for free in training.FREE),
         profiles={free.name: free.profiles for free in training.FREE if free.profiles},
     ),
-    Fit(name="rlhf", rows=rlhf.fit_rows, fit=rlhf.fit, profiles={}),
+    Fit(name="rlhf", rows=rlhf.fit_rows, fit=rlhf.fit, names=rlhf.NAMES, software=("nemo-rl", "megatron")),
+    Fit(name="verl", rows=verl.fit_rows, fit=verl.fit, names=verl.NAMES, software=("verl", "fsdp2")),
 )
 
 
@@ -56,18 +64,13 @@ def stamp(fit: Fit) -> str:
     rows = [sorted(row.values.items()) for row in fit.rows()]
     shipped = {
         name: [
-            profile.coefficients[name].value
+            with_software(profile, *(fit.software or (None, None))).coefficients[name].value
             for profile in map(load_profile, fit.profiles.get(name, ("h100",)))
         ]
-        for name in names(fit)
+        for name in fit.names
     }
     text = json.dumps([rows, shipped], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def names(fit: Fit) -> tuple[str, ...]:
-    """Its coefficients."""
-    return tuple(free.name for free in training.FREE) if fit.name == "training" else rlhf.NAMES
 
 
 def left_out(fit: Fit) -> dict[str, list[dict[str, Any]]]:

@@ -202,7 +202,7 @@ def component(name: str) -> str:
 
 
 def spoken(coefficient: str) -> str:
-    """A coefficient as people read it: `rl_call_overhead` is RL call overhead."""
+    """A coefficient as people read it: `rl_call_time` is RL call time."""
     return " ".join(ACRONYMS.get(word, word) for word in coefficient.replace("_", " ").split())
 
 

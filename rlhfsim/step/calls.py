@@ -30,12 +30,12 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
-from rlhfsim.step.framework_overhead import controller, packed_call, trains_pieces
+from rlhfsim.step.framework_overhead import controller, framework_call, launched_layers, trains_pieces
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
 from rlhfsim.training.forward import forward
 from rlhfsim.training.packing import pack_len
-from rlhfsim.training.training import train
+from rlhfsim.training.training import micro_batches, train
 from rlhfsim.weight_sync import offload
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
@@ -234,21 +234,25 @@ def rules_cost(workload: Workload) -> Cost:
 def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
     """All epochs of one trained role."""
     workload, device = setting.workload, setting.device(placed)
+    sequences, steps = sequences_of(workload, setting.trained), workload.mini_batches
+    packs = pack_len(workload, placed.layout, setting.trained)
     cost = train(
         device,
         setting.models.of(role),
         placed.layout,
-        sequences_of(workload, setting.trained),
+        sequences,
         backend=setting.placement.backend,
-        optimizer_steps=workload.mini_batches,
+        optimizer_steps=steps,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
         software=_software(workload, setting.placement),
         value_head=role == "critic",
         precision=workload.train_precision,
-        pack_len=pack_len(workload, placed.layout, setting.trained),
+        pack_len=packs,
     )
-    return _called(setting, device, cost).scaled(workload.epochs)
+    count = steps * micro_batches(placed.layout, sequences, steps, packs)[1]
+    launched = launched_layers(placed.layout, setting.models.of(role).num_layers, count, trained=True)
+    return framework_call(device, cost, launched).scaled(workload.epochs)
 
 
 def _software(workload: Workload, placement: Placement) -> Software:
@@ -262,23 +266,24 @@ def _software(workload: Workload, placement: Placement) -> Software:
 def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
     """One scoring forward over the whole batch."""
     assert call.kind in ("logprob", "value", "score"), call.name
-    device = setting.device(role)
+    device, workload = setting.device(role), setting.workload
+    sequences = sequences_of(workload, setting.trained)
+    packs = pack_len(workload, role.layout, setting.trained, scoring=True)
     cost = forward(
         device,
         setting.models.of(call.role),
         role.layout,
-        sequences_of(setting.workload, setting.trained),
+        sequences,
         backend=setting.placement.backend,
         head=call.kind,
-        precision=setting.workload.train_precision,
-        pack_len=pack_len(setting.workload, role.layout, setting.trained, scoring=True),
+        precision=workload.train_precision,
+        pack_len=packs,
+        lora=workload.lora if call.role == "actor" else None,
         software=setting.placement.software,
     )
-    return _called(setting, device, cost)
-
-
-def _called(setting: Setting, device: Device, cost: Cost) -> Cost:
-    return packed_call(device, cost) if setting.workload.packing else cost
+    count = micro_batches(role.layout, sequences, 1, packs)[1]
+    layers = setting.models.of(call.role).num_layers
+    return framework_call(device, cost, launched_layers(role.layout, layers, count, trained=False))
 
 
 def controller_cost(setting: Setting) -> Cost:

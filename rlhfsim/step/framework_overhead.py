@@ -1,6 +1,6 @@
 """What an RL framework adds to the calls that it makes, and what it can begin early.
 
-Packed calls take longer, a controller works; training may take samples as they arrive.
+Calls and their micro-batches take host time, a controller works; training may take samples as they arrive.
 
 Fitted on one published phase table (`lab.fits.rlhf`). The third addition, time of the
 rollout worker per decode step, is part of `rollout.generation`.
@@ -15,6 +15,7 @@ from dataclasses import replace
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.specs.placement.backends import BACKENDS, Backend
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CONTROLLER, CPU_POOL
@@ -22,17 +23,24 @@ from rlhfsim.trace import CONTROLLER, CPU_POOL
 TRAINING = ("critic.train", "actor.train")
 
 
-def packed_call(device: Device, cost: Cost) -> Cost:
-    """A scoring or training call on packs, as an RL framework runs it.
+def framework_call(device: Device, cost: Cost, launched: float) -> Cost:
+    """A scoring or training call as an RL framework runs it.
 
-        T = T_pre (1 + a)      a = `rl_call_overhead`, T_pre the same call of a pre-training run
+        T = T_pre + c + n h      c = `rl_call_time`, h = `rl_layer_time`, n layers that a host launches
 
-    Packs of unlike fill, losses in FP32 over the whole vocabulary, host work between micro-batches,
-    tensors that cross process borders. Padded batches of one length have none of the first.
+    T_pre is the same call of a pre-training run. An RL framework reads losses and metrics back after every
+    micro-batch, so that its host never launches ahead, and cuts or packs the next one meanwhile; around the
+    call it carries tensors over process borders. Neither depends on how fast the GPU computes.
     """
-    name = "rl_call_overhead"
-    extra = part("overhead", cost.seconds * device[name], name, spread=device.spread(name))
-    return cost + Cost(parts=(extra,))
+    seconds = {"rl_call_time": 1.0, "rl_layer_time": launched}
+    own = (part("host", n * device[name], name, spread=device.spread(name)) for name, n in seconds.items())
+    return cost + Cost(parts=tuple(p for p in own if p.seconds > 0))
+
+
+def launched_layers(layout: Layout, layers: int, micro_batches: int, *, trained: bool) -> float:
+    """Layers that the host of a rank launches in a call: once forward, once backward, once to recompute."""
+    passes = (3.0 if layout.recompute == "full" else 2.0) if trained else 1.0
+    return micro_batches * passes * layers / layout.pp
 
 
 def controller(device: Device) -> Cost:

@@ -12,6 +12,7 @@ from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.software import Software, default_software
+from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.training import gradient_exchange as exchange
 from rlhfsim.training import pipeline
 from rlhfsim.training.passes import contention, passes, slowed
@@ -31,20 +32,23 @@ def forward(
     precision: str = "bf16",
     pack_len: float | None = None,
     software: Software | None = None,
+    lora: Lora | None = None,
 ) -> Cost:
     """Time of one forward over all `sequences` by the layout's d ranks.
 
         T = (m - 1) max_i t_i + sum_i t_i + exposed parameter gathers (ZeRO-3) + wait
 
     One micro-batch flows behind the other through p stages without backward. `value` and `score`
-    read one number a token or sequence instead of V logits. Source: F1; GPipe's forward.
+    read one number a token or sequence instead of V logits; `lora` runs its adapters too. Source: F1;
+    GPipe's forward.
     """
     if head != "logprob" and not model.value_head:
         model = replace(model, value_head=True)
     software = software or default_software(backend)
     size, count = micro_batches(layout, sequences, 1, pack_len)
     work = work_of(device, layout, sequences, size, precision, software, model)
-    through = passes(device, model, work, software, "none", logprob=head == "logprob")
+    scored, frozen = head == "logprob", lora is not None
+    through = passes(device, model, work, software, "none", frozen=frozen, logprob=scored)
     through = slowed(through, contention(device, layout.gpus))
     stages = pipeline.split(model.num_layers, layout.pp)
     times = stages.times(through.layer_forward, *through.ends_forward)

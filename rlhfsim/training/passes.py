@@ -50,7 +50,8 @@ def passes(
 ) -> Passes:
     """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1), but adapters.
 
-    Adapters pass over inputs and outputs of every matrix and double what the host launches.
+    Adapters pass over inputs and outputs of every matrix and double what the host launches; where each is
+    a shard of its own, it is gathered for every pass and reduced (`adapter_gather_time` a layer and pass).
     """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
@@ -64,9 +65,10 @@ def passes(
         behind = _backward(raw, software, recompute, frozen)
         one, two = exposed(device, raw.forward, software), exposed(device, behind, software)
         again = 2.0 if recompute == "full" else 1.0
-        seconds = launched(device, sum(one), least)
+        gather = device["adapter_gather_time"] if frozen else 0.0
+        seconds = launched(device, sum(one), least) + gather
         first += count * seconds
-        both += count * (seconds + launched(device, sum(two), again * least))
+        both += count * (seconds + launched(device, sum(two), again * least) + (again + 1) * gather)
         ahead, back = ahead.plus(one.times(count)), back.plus(two.times(count))
         raw_ahead, raw_back = raw_ahead.plus(raw.forward.times(count)), raw_back.plus(behind.times(count))
         launch += count * (1 + again) * least

@@ -3,9 +3,9 @@
     T = bytes per GPU / B + constant        B of `kernels.links.host_rate`, all GPUs of a node at once
 
 Physics section 6. Level 1 of vLLM's sleep copies the weights to the host, level 2 drops them (the
-weight sync must bring them back); the KV cache is dropped by both. After an offload the allocator's
-cache is emptied (`sleep_latency`). A copy out to pageable memory takes fresh pages every time
-(`fresh_host_memory_time` a GB), which is slower than the copy itself. Not known here: NUMA placement.
+weight sync must bring them back); the KV cache is dropped by both (`sleep_latency`). After an offload of a
+role the allocator's cache is emptied (`unload_latency`). A copy out to pageable memory takes fresh pages
+every time (`fresh_host_memory_time` a GB), which is slower than the copy itself. Not known here: NUMA placement.
 """
 
 from __future__ import annotations
@@ -227,5 +227,5 @@ def _around_role(
     frozen = role.frozen if away else 0.0
     back = copy_out(device, learned + optimizer, pinned=pinned)
     if away or back.parts:
-        back += Cost(parts=(handled(1, device, "sleep_latency"),))
+        back += Cost(parts=(handled(1, device, "unload_latency"),))
     return copy_in(device, frozen + learned + optimizer, pinned=pinned), back

@@ -22,7 +22,7 @@ def found() -> Calibration:
     plans = (plan(), plan(prompts=128, gpus=4))
     profile, rng = load_profile(GPU), np.random.default_rng(3)
     return calibrate(
-        planted_runs(plans, profile, {"rl_call_overhead": 0.8, "controller_time": 3.0}, rng), profile
+        planted_runs(plans, profile, {"rl_layer_time": 3e-3, "controller_time": 3.0}, rng), profile
     )
 
 

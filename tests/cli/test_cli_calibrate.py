@@ -21,7 +21,7 @@ from rlhfsim.plan import read_plan
 from rlhfsim.specs.hardware.profiles import load_profile
 
 DOCS = Path(__file__).parents[2] / "docs"
-WORLD = {"controller_time": 3.0, "rl_call_overhead": 0.7, "rollout_step_overhead": 5e-3}
+WORLD = {"controller_time": 3.0, "rl_layer_time": 3e-3, "rollout_step_overhead": 5e-3}
 
 
 @pytest.fixture(scope="module")

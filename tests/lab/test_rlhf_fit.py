@@ -1,13 +1,17 @@
-"""What an RL framework adds: fitted on one table, which is never scored."""
+"""What an RL framework adds: fitted on rows that are never scored."""
 
 from __future__ import annotations
 
 from functools import cache
+from types import ModuleType
 
 import pytest
 
-from lab.fits.rlhf import NAMES, fit, fit_rows
+from lab.fits import rlhf as rlhf_fit
+from lab.fits import verl as verl_fit
+from rlhfsim.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.validation.kinds import rlhf
 from rlhfsim.validation.outcome import Outcome
 from rlhfsim.validation.rows import shipped
@@ -18,23 +22,35 @@ def predicted() -> tuple[Outcome, ...]:
     return tuple(rlhf.outcomes(shipped("rlhf")))
 
 
-def test_the_shipped_coefficients_are_what_the_fit_gives() -> None:
-    profile = load_profile("h100")
-    found = fit(fit_rows())
-    assert set(found) == set(NAMES)
+@pytest.mark.parametrize(
+    ("fit", "framework", "backend"), [(rlhf_fit, "nemo-rl", "megatron"), (verl_fit, "verl", "fsdp2")]
+)
+def test_the_shipped_coefficients_are_what_the_fit_gives(
+    fit: ModuleType, framework: str, backend: Backend
+) -> None:
+    profile = with_software(load_profile("h100"), framework, backend)
+    found = fit.fit(fit.fit_rows())
+    assert set(found) == set(fit.NAMES)
     for name, c in found.items():
         shown = profile.coefficient(name)
         assert (shown.value, shown.low, shown.high) == pytest.approx((c.value, c.low, c.high), rel=0.02)
-        assert rlhf.FIT_FILE in shown.source
+        assert "fitted on" in shown.source
 
 
-def test_every_outcome_of_the_fitted_table_has_part_fit_and_no_other_has() -> None:
+def test_rows_that_fitted_have_part_fit_and_no_others() -> None:
     found = predicted()
-    assert {o.part for o in found if o.file == rlhf.FIT_FILE} == {"fit"}
-    assert {o.part for o in found if o.file != rlhf.FIT_FILE} == {"report"}
+    fitted = [o for o in found if o.file == rlhf.FIT_FILE or o.source.startswith(rlhf.FIT_LOGS)]
+    assert {o.part for o in fitted} == {"fit"}
+    assert {o.part for o in found if o not in fitted} == {"report"}
+
+
+def test_calls_and_layers_that_explain_phases_exactly_are_found_in_spite_of_one_outlier() -> None:
+    pairs = ((1, 500), (2, 900), (1, 3000), (2, 100))
+    calls = [rlhf_fit.Call(0.5 * n + 2e-3 * x, 10.0, n, x) for n, x in pairs]
+    assert rlhf_fit.least_error([*calls, rlhf_fit.Call(60.0, 90.0, 1, 700)]) == pytest.approx((0.5, 2e-3))
 
 
 def test_the_fitted_rows_lose_their_bias() -> None:
-    steps = [o.error for o in predicted() if o.part == "fit" and o.kind == "rlhf.step"]
+    steps = [o.error for o in predicted() if o.file == rlhf.FIT_FILE and o.kind == "rlhf.step"]
     assert len(steps) == 6
     assert abs(sorted(e for e in steps if e is not None)[2]) < 0.1

@@ -80,7 +80,7 @@ def test_offload_between_moves_the_optimizer_both_ways() -> None:
     optimizer = MODEL.num_params / 2 * 12 / 4  # tp 2, 12 bytes an element over dp 4
     assert before.seconds == pytest.approx(copy_in(DEVICE, optimizer, pinned=False).seconds, rel=0.01)
     pages = optimizer / GB * DEVICE["fresh_host_memory_time"]
-    assert after.seconds == pytest.approx(before.seconds + pages + DEVICE["sleep_latency"], rel=1e-4)
+    assert after.seconds == pytest.approx(before.seconds + pages + DEVICE["unload_latency"], rel=1e-4)
 
 
 def test_pinned_memory_is_faster_and_deepspeed_has_it() -> None:
@@ -112,7 +112,7 @@ def test_a_frozen_role_is_loaded_and_then_dropped() -> None:
     before, after = moves(DEVICE, MODEL, role, SCORE, WORKLOAD, PLACEMENT)
     weights = copy_in(DEVICE, MODEL.num_params, pinned=False)
     assert before.seconds == pytest.approx(weights.seconds, rel=0.01)
-    assert after.seconds == DEVICE["sleep_latency"]
+    assert after.seconds == DEVICE["unload_latency"]
 
 
 def test_adapters_leave_little_to_move_back() -> None:

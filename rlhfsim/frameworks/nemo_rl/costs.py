@@ -5,14 +5,17 @@ from __future__ import annotations
 from rlhfsim.frameworks.costs import Costs
 from rlhfsim.specs.quantities import Coefficient
 
-_SIX_ROWS = "fitted on the six rows of rlhf_nemo_rl_v03.csv, never scored (lab.fits.rlhf: median, P10, P90)"
+_SIX_ROWS = "fitted on the six rows of rlhf_nemo_rl_v03.csv, never scored (lab.fits.rlhf: median or least error, P10, P90)"
 
 COSTS = Costs(
     shared={
         "rollout_step_overhead": Coefficient(
             value=3.23e-3, low=2.90e-3, high=5.40e-3, source=_SIX_ROWS, dimension="s"
         ),
-        "rl_call_overhead": Coefficient(value=0.433, low=0.228, high=0.676, source=_SIX_ROWS),
-        "controller_time": Coefficient(value=0.64, low=0.0, high=3.83, source=_SIX_ROWS, dimension="s"),
+        "rl_layer_time": Coefficient(
+            value=1.38e-3, low=0.649e-3, high=7.37e-3, source=_SIX_ROWS, dimension="s"
+        ),
+        "rl_call_time": Coefficient(value=1.2, low=0.25, high=1.2, source=_SIX_ROWS, dimension="s"),
+        "controller_time": Coefficient(value=0.94, low=0.0, high=4.13, source=_SIX_ROWS, dimension="s"),
     }
 )

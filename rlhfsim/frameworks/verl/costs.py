@@ -1,15 +1,19 @@
-"""Software costs of verl: those of its weight transfer; the others are the pooled ones.
-
-Its published rows print too few phases with mean lengths to tell the others apart.
-"""
+"""Software costs of verl: of its weight transfer, calls and adapters; the others are the pooled ones."""
 
 from __future__ import annotations
 
 from rlhfsim.frameworks.costs import Costs
 from rlhfsim.specs.quantities import Coefficient
 
+_LOGS = "fitted on five MATH logs of eric-haibin-lin/verl-data, never scored (lab.fits.verl)"
+
 COSTS = Costs(
     shared={
+        "rl_layer_time": Coefficient(value=0.609e-3, low=0.0, high=2.80e-3, source=_LOGS, dimension="s"),
+        "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.826, source=_LOGS, dimension="s"),
+        "adapter_layer_time": Coefficient(
+            value=2.55e-3, low=1.97e-3, high=2.76e-3, source=_LOGS, dimension="s"
+        ),
         "sync_far_latency": Coefficient(
             value=1.4e-3,
             low=0.5e-3,
@@ -26,5 +30,17 @@ COSTS = Costs(
             "verl@docs/advance/delta_weight_sync.md, commit 1dda039b9c, never scored)",
             dimension="s",
         ),
-    }
+    },
+    by_backend={
+        "fsdp2": {
+            "adapter_gather_time": Coefficient(
+                value=6.26e-3,
+                low=4.38e-3,
+                high=8.19e-3,
+                source=_LOGS
+                + "; its default strategy fsdp shards every adapter by itself, strategy fsdp2 does not",
+                dimension="s",
+            )
+        }
+    },
 )

@@ -91,6 +91,8 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     )
     trained = "actor_rollout_ref.actor.megatron" if megatron else f"{ACTOR}.fsdp_config"
     scored = f"{REF}.megatron.param_offload" if megatron else f"{REF}.fsdp_config.param_offload"
+    lora = s.whole("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", default=0)
+    beside = lora > 0 and not s.flag("actor_rollout_ref.model.lora.merge")
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text("actor_rollout_ref.model.path"),
@@ -103,9 +105,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         packing=s.flag("actor_rollout_ref.model.use_remove_padding", default=True),
         kl=_kl(s),
         recomputes_logprobs=not s.flag("algorithm.rollout_correction.bypass_mode", default=False),
-        lora_rank=s.whole(
-            "actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", default=0
-        ),
+        lora_rank=lora,
         max_response=s.whole("data.max_response_length", default=512),
         backend="megatron" if megatron else "fsdp2",
         gpus=gpus,
@@ -122,8 +122,8 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         optimizer_leaves=s.flag(f"{trained}.optimizer_offload"),
         scoring_residency="offloaded" if s.flag(scored) else "resident",
         rollout=_rollout(s, rollout_gpus or gpus),
-        sleep=2 if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
-        weight_path="broadcast" if apart else "ipc",
+        sleep=(1 if beside else 2) if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
+        weight_path="lora" if beside else "broadcast" if apart else "ipc",
         staleness=_staleness(s, apart),
         partial_rollout=apart
         and s.has("async_training")

@@ -116,7 +116,8 @@ def lengths_of(row: Row) -> Lengths:
         response = total - prompt
     if response < 1:
         raise Skip("mean response length below one token")
-    return Lengths(prompt=prompt, response=response, longest=row.number("max_response_len"))
+    longest = row.number("longest_response_len") or row.number("max_response_len")
+    return Lengths(prompt=prompt, response=response, longest=longest)
 
 
 # --- where it runs --------------------------------------------------------------------------------
@@ -160,6 +161,7 @@ def description_of(row: Row) -> RunDescription:
     batch, zero = row.integer("train_global_batch"), row.integer("zero_stage")
     swaps = backend != "deepspeed"
     degrees = {degree: row.integer(f"train_{degree}") or 1 for degree in ("tp", "pp", "cp", "ep")}
+    path = _stated(row, "weight_path", get_args(WeightPath)) or _weight_path(row, apart)
     limits: dict[str, Any] = {name: row.integer(name) for name in ("max_num_seqs", "max_batched_tokens")}
     limits |= {"memory_utilization": row.number("gpu_memory_utilization")}
     return RunDescription(
@@ -198,11 +200,18 @@ def description_of(row: Row) -> RunDescription:
             precision="fp8" if row.text("precision_gen") == "fp8" else "bf16",
             **{name: value for name, value in limits.items() if value},
         ),
-        sleep=2 if swaps else 0,
-        weight_path=_stated(row, "weight_path", get_args(WeightPath)) or ("broadcast" if apart else "ipc"),
+        sleep=(1 if path == "lora" else 2) if swaps else 0,
+        weight_path=path,
         staleness=staleness_of(row),
         partial_rollout=row.text("partial_rollout") == "yes",
     )
+
+
+def _weight_path(row: Row, apart: bool) -> WeightPath:
+    """How weights reach the rollout where no cell says it; verl's keeps adapters beside its weights."""
+    if framework_of(row) == "verl" and row.integer("lora_rank"):
+        return "lora"
+    return "broadcast" if apart else "ipc"
 
 
 def _stated(row: Row, column: str, known: Sequence[str]) -> Any:

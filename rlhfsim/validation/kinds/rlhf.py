@@ -15,6 +15,7 @@ from typing import Any
 
 from rlhfsim.calibration.one_run import Timed
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.logs.framework import around
 from rlhfsim.frameworks.logs.run_description import RunSpecs
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.specs.model.roles import models_of
@@ -53,6 +54,8 @@ and reference with the actor's way back after it (as long as `actor.logprob.load
 around the transfer (nemo_rl/algorithms/grpo.py, tag v0.3.0)."""
 FIT_FILE = "rlhf_nemo_rl_v03.csv"
 """Its rows fitted `lab.fits.rlhf.NAMES` and are never scored."""
+FIT_LOGS = "eric-haibin-lin/verl-data@math/"
+"""Logs that fitted `lab.fits.verl.NAMES` and are never scored."""
 
 
 def outcomes(rows: Iterable[Row]) -> list[Outcome]:
@@ -190,8 +193,9 @@ def timed_cost(row: Row, step: Iteration, kind: str) -> Cost:
 def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
     """The phases that the framework's timer of this name covers."""
     framework = row.text("framework") or ""
-    if kind == "generation" and framework.startswith("verl") and staleness_of(row) == 0:
-        return WITH_SYNC
+    if framework.startswith("verl"):
+        # its workers move parameters in and out inside the timed calls (fsdp_workers.py, tags v0.2 to v0.5)
+        return WITH_SYNC if kind == "generation" and staleness_of(row) == 0 else around(*names)
     if framework.startswith("NeMo-RL"):
         return NEMO.get(kind, names)
     if kind == "update_actor" and framework == "DeepSpeed-Chat":
@@ -201,7 +205,8 @@ def _timed(row: Row, kind: str, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _outcome(row: Row, kind: str, cost: Cost | None = None, *, label: str, **known: Any) -> Outcome:
     known["detail"] = known.get("detail", {}) | ({"bound_by": cost.bound_by} if cost else {})
-    part = "fit" if row.file == FIT_FILE else "report"
+    fitted = row.file == FIT_FILE or row.source.startswith(FIT_LOGS)
+    part = "fit" if fitted else "report"
     return Outcome.of(row, f"rlhf.{kind}", label, cost, part=part, **known)
 
 
