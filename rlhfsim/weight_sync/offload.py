@@ -5,7 +5,7 @@
 Physics section 6. Level 1 of vLLM's sleep copies the weights to the host, level 2 drops them (the
 weight sync must bring them back); the KV cache is dropped by both (`sleep_latency`). After an offload of a
 role the allocator's cache is emptied (`unload_latency`). A copy out to pageable memory takes fresh pages
-every time (`fresh_host_memory_time` a GB), which is slower than the copy itself. Not known here: NUMA placement.
+every time (`fresh_host_memory_time` a GB), slower than the copy itself. Not known here: NUMA placement.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlhfsim.frameworks.costs import Costs
 from rlhfsim.specs.quantities import Coefficient
 
-_SIX_ROWS = "fitted on the six rows of rlhf_nemo_rl_v03.csv, never scored (lab.fits.rlhf: median or least error, P10, P90)"
+_SIX_ROWS = "fitted on the six rows of rlhf_nemo_rl_v03.csv, never scored (lab.fits.rlhf)"
 
 COSTS = Costs(
     shared={
