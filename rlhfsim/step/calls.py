@@ -232,7 +232,7 @@ def rules_cost(workload: Workload) -> Cost:
 
 
 def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
-    """All epochs of one trained role."""
+    """All epochs of one trained role; one that learns from pairs alone runs as in pre-training."""
     workload, device = setting.workload, setting.device(placed)
     sequences, steps = sequences_of(workload, setting.trained), workload.mini_batches
     packs = pack_len(workload, placed.layout, setting.trained)
@@ -250,9 +250,11 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         precision=workload.train_precision,
         pack_len=packs,
     )
-    count = steps * micro_batches(placed.layout, sequences, steps, packs)[1]
-    launched = launched_layers(placed.layout, setting.models.of(role).num_layers, count, trained=True)
-    return framework_call(device, cost, launched).scaled(workload.epochs)
+    if workload.generates:
+        count = steps * micro_batches(placed.layout, sequences, steps, packs)[1]
+        layers = setting.models.of(role).num_layers
+        cost = framework_call(device, cost, launched_layers(placed.layout, layers, count, trained=True))
+    return cost.scaled(workload.epochs)
 
 
 def _software(workload: Workload, placement: Placement) -> Software:
@@ -281,6 +283,8 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
         lora=workload.lora if call.role == "actor" else None,
         software=setting.placement.software,
     )
+    if not workload.generates:
+        return cost
     count = micro_batches(role.layout, sequences, 1, packs)[1]
     layers = setting.models.of(call.role).num_layers
     return framework_call(device, cost, launched_layers(role.layout, layers, count, trained=False))

@@ -89,7 +89,8 @@ def test_drawn_steps_generate_whole_batches_and_agree_in_the_mean() -> None:
 
 
 def test_an_engine_that_never_drains_generates_one_over_the_share_kept() -> None:
-    stale = replace(APART, schedule=Schedule(staleness=2))
+    role = replace(ROLE, layout=Layout(dp=8, micro_batch=8))
+    stale = replace(APART, actor=role, reference=role, schedule=Schedule(staleness=2))
     tiny = replace(ALL, prompts=512)  # the rollout decides
     half = replace(tiny, dynamic_sampling=DynamicSampling(kept=0.5))
     plain, twice = (priced(w, stale).prediction.step_s for w in (tiny, half))
