@@ -11,6 +11,7 @@ from rlhfsim.frameworks.logs.configuration import FrameworkSettings, megatron_de
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
 from rlhfsim.frameworks.logs.run_description import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, VERSION, default
 from rlhfsim.specs.placement.layout import Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -102,7 +103,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         samples=s.whole(f"{ROLL}.n", default=1),
         epochs=s.whole(f"{ACTOR}.ppo_epochs", default=1),
         mini_batches=max(1, round(prompts / max(1, s.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)))),
-        packing=s.flag("actor_rollout_ref.model.use_remove_padding", default=True),
+        packing=s.flag(UNPADDED, default=bool(default(UNPADDED, s.find(VERSION)))),
         kl=_kl(s),
         recomputes_logprobs=not s.flag("algorithm.rollout_correction.bypass_mode", default=False),
         lora_rank=lora,
@@ -136,10 +137,10 @@ def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
         gpus,
         tp=s.whole(f"{ROLL}.tensor_model_parallel_size", default=2),
         pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
-        max_num_seqs=s.whole(f"{ROLL}.max_num_seqs", default=256),
+        max_num_seqs=s.whole(SEQUENCES, default=default(SEQUENCES, s.find(VERSION))),
         memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
         max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
-        cuda_graphs=not s.flag(f"{ROLL}.enforce_eager"),
+        cuda_graphs=not s.flag(EAGER, default=bool(default(EAGER, s.find(VERSION)))),
         precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
     )
 

@@ -24,6 +24,7 @@ from rlhfsim.frameworks.logs.run_description import (
     training_layout,
     workload_of,
 )
+from rlhfsim.frameworks.verl import versions
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
@@ -44,6 +45,7 @@ def specs_of(row: Row) -> RunSpecs:
     Raises:
         RlhfsimError: the row is incomplete, or names a model, device or layout that is not known here.
     """
+    row = with_defaults(row)
     reason = reason_incomplete(row)
     if reason:
         raise Skip(reason)
@@ -65,6 +67,23 @@ def framework_of(row: Row) -> str | None:
     """The framework whose software costs are known; None: pooled."""
     name = re.split(r"[\s_(]", (row.text("framework") or "").lower(), maxsplit=1)[0]
     return name if name in names() else None
+
+
+def with_defaults(row: Row) -> Row:
+    """A row of a named version of verl with that version's defaults in its blank cells; others as they are."""
+    version = re.match(r"verl v(\d[\d.]*)", row.text("framework") or "")
+    if version is None:
+        return row
+    known = {key: versions.default(key, version[1]) for key in versions.CHANGED}
+    cells = {
+        "cuda_graphs": "no" if known[versions.EAGER] else "yes",
+        "packing": "yes" if known[versions.UNPADDED] else "no",
+        "max_num_seqs": str(known[versions.SEQUENCES]),
+        "gen_tp": "2",
+        "gpu_memory_utilization": "0.5",
+        "max_batched_tokens": "8192",
+    }
+    return row.filled({column: value for column, value in cells.items() if row.text(column) is None})
 
 
 def reason_incomplete(row: Row) -> str | None:

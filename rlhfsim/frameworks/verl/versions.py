@@ -1,0 +1,43 @@
+"""Defaults of verl that changed from version to version: a run is read by those of its own.
+
+From the generated trainer configurations (`verl/trainer/config`) of 0.2.0.post2, 0.3.0.post1, 0.4.1, 0.5.0,
+0.6.1, 0.7.1, 0.8.0 and 0.9.1. Between two of them the version in which a default changed is not known; the later
+one is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+EAGER = "actor_rollout_ref.rollout.enforce_eager"
+UNPADDED = "actor_rollout_ref.model.use_remove_padding"
+SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
+VERSION = "verl_version"
+"""Key by which a configuration, or `--set`, names the version that read it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """One default before and after a change."""
+
+    before: int
+    after: int
+    since: tuple[int, int]
+    """First version with `after`."""
+
+
+CHANGED = {
+    EAGER: Changed(before=True, after=False, since=(0, 6)),
+    UNPADDED: Changed(before=False, after=True, since=(0, 7)),
+    SEQUENCES: Changed(before=1024, after=256, since=(0, 9)),
+}
+
+
+def default(key: str, version: str | None) -> int:
+    """The default of a key of `CHANGED` in a version such as `0.4` or `v0.6.1`; of the latest for None."""
+    known, numbers = CHANGED[key], re.findall(r"\d+", version or "")[:2]
+    if not numbers:
+        return known.after
+    release = (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0)
+    return known.before if release < known.since else known.after

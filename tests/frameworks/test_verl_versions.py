@@ -1,0 +1,59 @@
+"""Defaults of verl by version, and rows and logs that are read by those of their own."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhfsim.frameworks.logs.configuration import FrameworkSettings
+from rlhfsim.frameworks.verl.logs import describe
+from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
+from rlhfsim.validation.cases.rlhf import with_defaults
+from rlhfsim.validation.rows import Row
+
+
+@pytest.mark.parametrize(
+    ("version", "eager", "unpadded", "sequences"),
+    [
+        ("0.2", True, False, 1024),
+        ("v0.5.0", True, False, 1024),
+        ("0.6.1", False, False, 1024),
+        ("0.7.1", False, True, 1024),
+        ("0.8", False, True, 1024),
+        ("0.9.1", False, True, 256),
+        (None, False, True, 256),
+    ],
+)
+def test_a_version_has_the_defaults_of_its_generated_configuration(
+    version: str | None, eager: bool, unpadded: bool, sequences: int
+) -> None:
+    assert default(EAGER, version) == eager
+    assert default(UNPADDED, version) == unpadded
+    assert default(SEQUENCES, version) == sequences
+
+
+def settings(**more: object) -> FrameworkSettings:
+    keys = {"actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B", "algorithm.adv_estimator": "grpo"}
+    return FrameworkSettings({**keys, **more}, "run")
+
+
+def test_a_log_of_a_named_version_is_read_by_its_defaults() -> None:
+    old, new = describe(settings(verl_version="0.4.1"), {}), describe(settings(), {})
+    assert (old.rollout.cuda_graphs, old.packing, old.rollout.max_num_seqs) == (False, False, 1024)
+    assert (new.rollout.cuda_graphs, new.packing, new.rollout.max_num_seqs) == (True, True, 256)
+
+
+def test_adapters_stay_beside_the_weights_of_the_rollout_unless_they_are_merged() -> None:
+    lora = {"actor_rollout_ref.model.lora_rank": 32}
+    beside = describe(settings(**lora), {})
+    merged = describe(settings(**lora, **{"actor_rollout_ref.model.lora.merge": True}), {})
+    assert (beside.weight_path, beside.sleep) == ("lora", 1)
+    assert (merged.weight_path, merged.sleep) == ("ipc", 2)
+
+
+def test_blank_cells_of_a_row_take_the_defaults_of_its_version_and_filled_ones_stay() -> None:
+    row = Row(table="rlhf", file="f", line=2, values={"framework": "verl v0.4", "max_num_seqs": "512"})
+    filled = with_defaults(row)
+    assert filled.text("cuda_graphs") == "no"
+    assert filled.text("packing") == "no"
+    assert filled.integer("max_num_seqs") == 512
+    assert with_defaults(row.filled({"framework": "NeMo-RL v0.4"})).text("cuda_graphs") is None
