@@ -70,7 +70,7 @@ def framework_of(row: Row) -> str | None:
 
 
 def with_defaults(row: Row) -> Row:
-    """A row of a named version of verl with that version's defaults in its blank cells; others as they are."""
+    """A row of a named version of verl with that version's defaults in its blank cells."""
     version = re.match(r"verl v(\d[\d.]*)", row.text("framework") or "")
     if version is None:
         return row
