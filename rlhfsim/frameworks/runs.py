@@ -56,6 +56,7 @@ FEATURES: Mapping[str, str] = {
     "FP8 rollout": "set rollout precision to bf16",
     "offload to the host": "use --forbid offload",
     "partial optimizer offload": "leave out offload_fraction",
+    "HSDP": "leave out shards",
     "offload to NVMe": "use offload_optimizer: cpu",
     "roles created anew for each call": "use residency: offloaded",
     "LoRA": "leave out workload.lora",
@@ -96,6 +97,8 @@ class Runs:
     heads: Mapping[Backend, Head] = field(default_factory=dict)
     """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks
     (Megatron: `UNFUSED`)."""
+    copies_each: bool = False
+    """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
     frees_gradients: Collection[Backend] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     pipeline_types: Collection[str] | None = None
@@ -261,6 +264,8 @@ def _layout_features(layout: Layout, *, adapters: bool) -> Iterator[str]:
         yield "offload to the host"
     if "nvme" in offloads:
         yield "offload to NVMe"
+    if layout.shards:
+        yield "HSDP"
     if layout.offload_fraction < 1:
         yield "partial optimizer offload"
     if layout.pack_tokens:

@@ -4,7 +4,7 @@ Symbols: Psi elements on a GPU before data-parallel sharding, d ranks that hold 
 (dp x cp; experts have their own group), t tensor, p pipeline, e expert parallelism. BF16 compute,
 FP32 Adam with a master copy. Activations are in `activations`, the inference engine in `kv_cache`.
 
-Not known here: quantised base weights (QLoRA), hierarchical sharding (HSDP, hpZ, MiCS), tensors
+Not known here: quantised base weights (QLoRA), other hierarchical sharding than HSDP (hpZ, MiCS), tensors
 that a framework keeps by mistake, and parameters that a hybrid state-space layer adds.
 """
 
@@ -42,7 +42,7 @@ class Shard:
     expert: float
     """Elements of routed experts."""
     dense_ranks: int
-    """Ranks with the same dense elements: dp x cp."""
+    """Ranks that share the same dense elements: dp x cp, or those of one copy (HSDP)."""
     expert_ranks: int
     """Ranks with the same experts."""
     layer: float
@@ -73,7 +73,19 @@ class States(NamedTuple):
         return self.weights + self.gradients + self.optimizer
 
 
-CUT = ("tp", "pp", "dp", "cp", "ep", "etp", "zero", "offload_optimizer", "offload_fraction", "offload_params")
+CUT = (
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "etp",
+    "zero",
+    "shards",
+    "offload_optimizer",
+    "offload_fraction",
+    "offload_params",
+)
 """Fields of a layout that decide states and buffers; the others decide activations."""
 cut = attrgetter(*CUT)
 
@@ -86,7 +98,7 @@ def stages(layout: Layout) -> tuple[Stage, ...]:
 @lru_cache(maxsize=65536)
 def shard(model: ModelSpec, layout: Layout, backend: Backend, stage: Stage = "only") -> Shard:
     """Elements of `model` on one GPU of `stage`."""
-    t, ranks = layout.tp, layout.dp * layout.cp
+    t, ranks = layout.tp, layout.shards or layout.dp * layout.cp
     local, moe_layers = stage_layers(model, layout.pp, stage)
     plain, sparse = layer_params(model, t, experts=False), layer_params(model, t, experts=True)
     experts, expert_ranks = _expert_shard(model, layout, ranks, whole=backend == "megatron")
@@ -349,5 +361,5 @@ def step_bytes(part: Shard, layout: Layout, backend: Backend, *, fp32_sums: bool
 
 def communicators(layout: Layout) -> int:
     """NCCL communicator sets of one process: one for each parallel dimension above 1."""
-    dims = (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep)
+    dims = (layout.tp, layout.pp, layout.dp * layout.cp, layout.ep, layout.shards or 1)
     return sum(degree > 1 for degree in dims)

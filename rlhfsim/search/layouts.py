@@ -124,9 +124,12 @@ def _shapes(
         runs = rules.zero_stages_pp if pp > 1 else rules.zero_stages_tp if tp > 1 else rules.zero_stages
         alone = None if dp * cp > 1 else (0,) if 0 in runs else runs
         states = _states(rules, request, fixed, alone, trained)
-        for ep, vp, (zero, offload, share), recompute in product(
-            eps, vps, states, _recomputes(request, fixed, trained)
+        copies = _copies(rules, request, dp * cp, domain // tp)
+        for ep, vp, (zero, offload, share), recompute, shards in product(
+            eps, vps, states, _recomputes(request, fixed, trained), copies
         ):
+            if shards and (zero not in rules.hybrid_stages or ep > 1):
+                continue
             yield Layout(
                 tp=tp,
                 pp=pp,
@@ -135,12 +138,20 @@ def _shapes(
                 ep=ep,
                 vp=vp,
                 zero=zero,
+                shards=shards,
                 recompute=recompute,
                 offload_optimizer=offload,
                 offload_fraction=share,
                 offload_params=offload if rules.offloads_all else "none",
                 sequence_parallel=rules.sequence_parallel,
             )
+
+
+def _copies(rules: BackendRules, request: Request, ranks: int, domain: int) -> tuple[int | None, ...]:
+    """Shards over all ranks, or, where those leave a scale-up domain of `domain` ranks, inside each."""
+    if not rules.hybrid_stages or "hsdp" in request.left_out or not 1 < domain < ranks or ranks % domain:
+        return (None,)
+    return None, domain
 
 
 def _states(

@@ -288,6 +288,7 @@ class Pricer:
             x.dp,
             x.ep,
             x.zero == 3,
+            x.shards,
             x.micro_batch,
             x.pack(scoring=True),
             x.offload_params,

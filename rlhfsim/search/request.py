@@ -39,6 +39,7 @@ FORBIDDABLE: dict[str, str] = {
     "streaming": "finished samples are scored while others still generate, and trained where the backend can",
     "offload": "anything moved to host memory between or during phases",
     "partial-offload": "a share of the optimizer states on the host while training",
+    "hsdp": "a copy of the shards in every node",
     "recompute": "activations computed again in the backward pass",
     **{path: f"weight path {path}" for path in get_args(WeightPath) if path not in ("none", "lora")},
 }
@@ -54,6 +55,7 @@ WITHOUT: dict[str, tuple[str, ...]] = {
     "streaming": ("streaming",),
     "offload to the host": ("offload",),
     "partial optimizer offload": ("partial-offload",),
+    "HSDP": ("hsdp",),
     "roles on GPUs of their own": ("split", "standalone"),
 }
 """Feature of a framework -> choices that do not compete without it."""

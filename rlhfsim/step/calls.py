@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import framework
 from rlhfsim.kernels.cost import Cost, part
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.devices import device_on
@@ -23,7 +24,7 @@ from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.backends import sums_fp32
-from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.software import Software, default_software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
@@ -245,7 +246,7 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         optimizer_steps=steps,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
-        software=_software(workload, setting.placement),
+        software=_software(setting, placed.layout),
         value_head=role == "critic",
         precision=workload.train_precision,
         pack_len=packs,
@@ -257,9 +258,12 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
     return cost.scaled(workload.epochs)
 
 
-def _software(workload: Workload, placement: Placement) -> Software:
-    """What the training stack does; gradients in BF16 are two bytes on the wire."""
+def _software(setting: Setting, layout: Layout) -> Software:
+    """What the training stack of a framework does; gradients in BF16 are two bytes on the wire."""
+    workload, placement, name = setting.workload, setting.placement, setting.cluster.framework
     software = placement.software or default_software(placement.backend)
+    if layout.shards and name and framework(name).copies_each:
+        software = replace(software, copies_each=True)
     if workload.gradients == "bf16":
         return replace(software, reduce_bytes=2.0)
     return replace(software, fp32_sums=True) if sums_fp32(workload, placement.backend) else software

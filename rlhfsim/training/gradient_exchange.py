@@ -34,6 +34,8 @@ class GradientShard(Hashed):
     params: float
     """Psi before data-parallel sharding; trained ones only."""
     ranks: Group
+    copies: Group | None = None
+    """Ranks with the same shard of other copies (HSDP)."""
 
     def owned(self, zero: int) -> float:
         """Parameters whose optimizer state this GPU holds."""
@@ -48,13 +50,29 @@ def shards(
     `share` is the trained part of them (adapters). Source: Megatron-Core's expert data parallelism.
     """
     return _shards(
-        device.domain, model, layout.tp, layout.pp, layout.ep, layout.etp, layout.dp * layout.cp, share
+        device.domain,
+        model,
+        layout.tp,
+        layout.pp,
+        layout.ep,
+        layout.etp,
+        layout.dp * layout.cp,
+        share,
+        layout.shards,
     )
 
 
 @lru_cache(maxsize=65536)
 def _shards(
-    domain: int, model: ModelSpec, tp: int, pp: int, ep: int, etp: int, ranks: int, share: float
+    domain: int,
+    model: ModelSpec,
+    tp: int,
+    pp: int,
+    ep: int,
+    etp: int,
+    ranks: int,
+    share: float,
+    shards: int | None,
 ) -> tuple[GradientShard, ...]:
     ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
     dense = model.num_dense_layers * layers.layer_params(model, tp, experts=False) + ends / tp
@@ -62,11 +80,14 @@ def _shards(
     if model.num_moe_layers:
         dense += model.num_moe_layers * layers.layer_params(model, tp, experts=True)
         routed = model.num_moe_layers * layers.layer_expert_params(model, ep, etp)
+    if shards:  # experts are sharded like all else
+        copies = group(ranks // shards, shards * tp, domain)
+        held = group(shards, tp, domain)
+        return (GradientShard(params=share * (dense + routed) / pp, ranks=held, copies=copies),)
     wide = GradientShard(params=share * dense / pp, ranks=group(ranks, tp, domain))
     if not routed:
         return (wide,)
-    held = max(1, ranks * tp // (ep * etp))
-    narrow = group(held, ep * etp, domain)
+    narrow = group(max(1, ranks * tp // (ep * etp)), ep * etp, domain)
     return wide, GradientShard(params=share * routed / pp, ranks=narrow)
 
 
@@ -102,6 +123,17 @@ def _once(device: Device, shard: GradientShard, reduce_bytes: float, sharded: bo
     return gather, reduce(device, reduce_bytes * shard.params, shard.ranks)
 
 
+def between_copies(
+    device: Device, shard: GradientShard, layout: Layout, times: int, reduce_bytes: float
+) -> float:
+    """Raw seconds in which the copies of a shard sum their gradients `times` a step (HSDP): AR(b_g Psi / s).
+
+    `fully_shard` on a mesh of two dimensions does so after every micro-batch unless it is told otherwise.
+    """
+    assert shard.copies is not None
+    return times * collectives.all_reduce(device, reduce_bytes * shard.owned(layout.zero), shard.copies)
+
+
 def hidden_behind(seconds: float, compute: float, overlap: float, layers: int) -> float:
     """What stays exposed: max(T/L, T - eta T_comp) (T6): the first layer's part has nothing to hide
     behind."""
@@ -130,11 +162,13 @@ def exchange(
     backward: Room,
     reduce_bytes: float,
     whole: bool = False,
+    copies_each: bool = False,
     share: float = 1.0,
 ) -> list[Part]:
     """Exposed data-parallel traffic of one optimizer step, and the compute that it slows.
 
     `whole`: all gradients are reduced on all ranks after the last backward pass (ZeRO-1 with FP32 sums).
+    `copies_each`: copies of shards add up after every micro-batch, not once.
 
     All shards on one link share it and the time it is free: no step is shorter than the traffic of a
     link. Collectives that run beside kernels take a share of the SMs (Calculon, arXiv 2305.06990).
@@ -149,6 +183,11 @@ def exchange(
             if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
         ]
         gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
+        reduce += sum(
+            between_copies(device, shard, layout, micro_batches if copies_each else 1, reduce_bytes)
+            for shard in parts_held
+            if shard.copies and link_of(shard.copies) == link
+        )
         behind = 0.0 if whole else backward.free(link)
         seen = exposed(layout.zero, micro_batches, gather, reduce, forward.free(link), behind, eta, depth)
         taken = "sm_share_nic" if link == "network" else "sm_share_nvlink"

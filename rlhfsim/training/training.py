@@ -345,6 +345,7 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
         forward=_room(device, layout, ahead, through.sent[0]),
         backward=_room(device, layout, back, through.sent[1]),
         reduce_bytes=reduce,
+        copies_each=step.software.copies_each,
         whole=step.software.fp32_sums and layout.zero == 1,
         share=share,
     )

@@ -91,7 +91,7 @@ class Prices:
         base = self.request
         if (base.backend, base.runs) != (other.backend, other.runs) or base.max_oom < other.max_oom:
             return None
-        if (base.left_out ^ other.left_out) & {"offload", "partial-offload", "recompute"}:
+        if (base.left_out ^ other.left_out) & {"offload", "partial-offload", "hsdp", "recompute"}:
             return None
         # bounds of a rollout that never drains enter its prices
         touched = frozenset({"rollout"} if other.architecture == "async" != base.architecture else ())

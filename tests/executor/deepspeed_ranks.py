@@ -72,7 +72,7 @@ def spec(folder: str, **options: Any) -> EngineSpec:
         "recompute": "none",
         "dp": WORLD,
     } | options
-    names = {"zero", "micro_batch", "recompute", "dp", "tp", "offload_optimizer", "offload_params"}
+    names = {"zero", "micro_batch", "recompute", "dp", "tp", "shards", "offload_optimizer", "offload_params"}
     layout = Layout(**{name: options.pop(name) for name in sorted(names & set(options))})
     return EngineSpec(role="actor", model=folder, layout=layout, **options)
 
@@ -177,7 +177,8 @@ def check_stage(name: str, options: dict[str, Any], expected: Any) -> dict[str, 
         found["norms"] = max(abs(m["grad_norm"] - norm) for m, norm in zip(seen, expected[1], strict=True))
     found |= {"losses": [m["loss"] for m in seen], "rates": [m["learning_rate"] for m in seen]}
     broken = batch(0)
-    broken.samples[0].advantages[0] = np.nan  # type: ignore[index]
+    if broken.samples:
+        broken.samples[0].advantages[0] = np.nan  # type: ignore[index]
     found["skipped"] = engine.train(broken, LOSS)["skipped"]
     found["unharmed"] = digest(engine) == found["digest"]
     engine.close()

@@ -29,6 +29,10 @@ BF16: dict[str, dict[str, Any]] = {
     "bf16 zero2": {"zero": 2, "precision": "bf16"},
     "bf16 zero3 recompute": {"zero": 3, "precision": "bf16", "recompute": "full"},
 }
+HYBRID: dict[str, dict[str, Any]] = {
+    "hsdp": {"zero": 3, "shards": 2},
+    "hsdp zero2 packed": {"zero": 2, "shards": 2, "micro_batch": 3, "packing": True},
+}
 STEPS = 5
 
 
@@ -163,6 +167,14 @@ def compared() -> dict[str, Callable[[], Any]]:
     }
 
 
+def hybrid() -> dict[str, Callable[[], Any]]:
+    """Two copies of two shards each, and resumed."""
+    expected = shared.plain(model("llama"), shared.STEPS)
+    stages = {name: options | {"backend": "fsdp2"} for name, options in HYBRID.items()}
+    found = {name: partial(shared.check_stage, name, options, expected) for name, options in stages.items()}
+    return found | {f"{name} resumed": partial(shared.check_resumed, name, stages[name]) for name in stages}
+
+
 def second() -> dict[str, Callable[[], Any]]:
     return {
         name: partial(shared.check_resumed, name, options | {"backend": "fsdp2"})
@@ -171,4 +183,4 @@ def second() -> dict[str, Callable[[], Any]]:
 
 
 if __name__ == "__main__":
-    shared.main({"first": first, "second": second, "others": others, "compared": compared})
+    shared.main({"first": first, "second": second, "others": others, "compared": compared, "hybrid": hybrid})

@@ -44,11 +44,25 @@ def on_four(folder: Path) -> dict[str, Any]:
     return ranks("compared", folder, "fsdp2_ranks.py", world=4)
 
 
+@pytest.fixture(scope="module")
+def hybrid(folder: Path) -> dict[str, Any]:
+    return ranks("hybrid", folder, "fsdp2_ranks.py", world=4)
+
+
 @slow
 @pytest.mark.parametrize("name", FULL_PRECISION)
 def test_training_is_that_of_one_process_whatever_stage_and_packing(first: dict[str, Any], name: str) -> None:
     assert first[name]["weights"] < 2e-6
     assert first[name]["norms"] < 2e-6
+
+
+@slow
+@pytest.mark.parametrize("name", ["hsdp", "hsdp zero2 packed"])
+def test_copies_of_shards_learn_as_one_process_and_resume(hybrid: dict[str, Any], name: str) -> None:
+    assert hybrid[name]["weights"] < 2e-6
+    assert hybrid[name]["norms"] < 2e-6
+    assert hybrid[name]["skipped"] == 1.0
+    assert hybrid[f"{name} resumed"]["digest"] == hybrid[name]["digest"]
 
 
 @slow

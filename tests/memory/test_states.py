@@ -201,6 +201,14 @@ def test_the_more_of_the_optimizer_is_away_the_less_stays(backend):
     assert [s.host for s in held] == sorted(s.host for s in held)
 
 
+def test_copies_of_shards_hold_what_their_own_ranks_would():
+    whole, copies, node = (
+        _states(LLAMA8B, Layout(dp=ranks, zero=3, shards=shards), "fsdp2").total
+        for ranks, shards in ((64, None), (64, 8), (8, None))
+    )
+    assert copies == node == 8 * whole  # 16 bytes over 8 ranks, not 64
+
+
 def test_nvme_offload_takes_neither_gpu_nor_host_memory():
     states = _states(LLAMA8B, Layout(zero=3, offload_optimizer="nvme"), "deepspeed")
     assert states.host == 0

@@ -73,6 +73,18 @@ def test_a_share_of_the_optimizer_goes_to_the_host_where_the_framework_runs_it()
     assert violation("deepspeed", replace(half, zero=2)) is not None
 
 
+def test_copies_of_shards_stay_inside_nodes_and_leave_the_network_to_gradients() -> None:
+    def shards(asked: Request, gpus: int) -> set[int | None]:
+        space = role_layouts(asked, "actor", MODEL, gpus, 8, trained=True)
+        return {s[0].shards for s in space.shapes}
+
+    assert shards(request("fsdp2"), 16) == {None, 8}
+    assert shards(request("fsdp2"), 8) == {None}
+    assert shards(request("fsdp2", forbid=frozenset({"hsdp"})), 16) == {None}
+    assert shards(request("fsdp2", framework="nemo-rl"), 16) == {None}
+    assert violation("megatron", Layout(dp=16, shards=8)) is not None
+
+
 def test_a_quarter_of_the_optimizer_on_the_host_beats_all_and_none_of_it() -> None:
     batch = Workload(
         model="32b",

@@ -115,6 +115,27 @@ def test_zero_3_moves_half_as_much_again_as_zero_2_with_one_micro_batch() -> Non
     assert three == pytest.approx(1.5 * two, rel=0.01)  # arXiv 1910.02054: 3 Psi against 2 Psi
 
 
+def test_copies_of_shards_cross_the_network_with_a_share_of_their_gradients() -> None:
+    d, one = device(64), layout(dp=64, zero=3)
+    copies = replace(one, shards=8)
+    [shard] = exchange.shards(d, LLAMA, copies)
+    assert (shard.ranks.ranks, shard.ranks.domains) == (8, 1)
+    assert shard.copies is not None
+    assert (shard.copies.ranks, shard.copies.domains) == (8, 8)
+    again = exchange.between_copies(d, shard, copies, 1, 4.0)
+    # ring of 8: 2 x 7/8 of an eighth of the FP32 gradients
+    rate = d.network_bandwidth * d["nic_efficiency"]
+    assert again == pytest.approx(2 * 7 / 8 * 4 * LLAMA.num_params / 8 / rate, rel=0.1)
+    many = uniform(64 * 32, 2048)
+    each = Software(stack="eager", fused=False, copies_each=True)
+    small = {"backend": "fsdp2", "sequences": many, "device": device(64, oversubscription=8)}
+    assert seconds(copies, **small) < seconds(one, **small)
+    assert seconds(copies, **small) < seconds(copies, **small, software=each)
+    assert seconds(replace(one, dp=8), backend="fsdp2") == seconds(
+        replace(one, dp=8, shards=8), backend="fsdp2"
+    )
+
+
 def test_sums_in_fp32_cost_traffic_of_memory_and_under_zero_1_a_whole_reduction() -> None:
     d, exact = device(8), Software(stack="eager", fused=False, fp32_sums=True)
     rate = PROFILE.hbm.value * d["optimizer_hbm_efficiency"]

@@ -2,6 +2,7 @@
 
     ZeRO-3  shards; a layer's weights are freed after its forward pass, gathered again for the backward pass
     ZeRO-2  shards; weights stay gathered from the first forward pass of a step to its last backward pass
+    HSDP    the same in groups of `shards` ranks, a copy each, which sum their gradients once a step
     ZeRO-0  a mesh of replicas of one shard each: whole FP32 weights, gradients are summed once a step
 
 What a trained role shards are FP32 weights, masters at once; layers compute in a BF16 copy that is gathered.
@@ -43,7 +44,7 @@ def sharded(spec: EngineSpec, device: torch.device) -> heads.HeadedModel:
     if spec.layout.recompute == "full":
         cast(Any, model.backbone).gradient_checkpointing_enable({"use_reentrant": False})
     options: dict[str, Any] = {
-        "mesh": mesh(device.type, shards=dist.get_world_size() if spec.layout.zero else 1),
+        "mesh": mesh(device.type, shards=shards_of(spec)),
         "reshard_after_forward": spec.layout.zero == 3,
     }
     if trained and half:
@@ -58,6 +59,11 @@ def sharded(spec: EngineSpec, device: torch.device) -> heads.HeadedModel:
         module.set_gradient_divide_factor(1.0)
     _fill(model, unread, spec.seed, torch.device("cpu") if spec.layout.offload_params == "cpu" else device)
     return model
+
+
+def shards_of(spec: EngineSpec) -> int:
+    """Ranks that hold one copy together."""
+    return (spec.layout.shards or dist.get_world_size()) if spec.layout.zero else 1
 
 
 @lru_cache(maxsize=8)

@@ -59,6 +59,8 @@ class Fsdp2Engine(Learner):
         """Shards: gradients are reduced every time, so that no rank holds whole ones; replicas: once."""
         zero = self.spec.layout.zero
         self.root.set_requires_gradient_sync(last or zero > 0)
+        if self.spec.layout.shards:  # copies add up once
+            self.root.set_requires_all_reduce(last)
         self.root.set_reshard_after_backward(last or zero == 3)
         loss.backward()
 
@@ -74,10 +76,11 @@ class Fsdp2Engine(Learner):
         self._optimizer().zero_grad()
 
     def _global_norm(self, gradients: list[Tensor]) -> float:
-        """Of the gradient that is spread over the ranks: L2 of the shards' norms."""
+        """Of the gradient that is spread over the ranks of a copy: L2 of the shards' norms."""
         square = torch.stack(torch._foreach_norm(gradients)).square().sum().to(self.device)
         if self.spec.layout.zero:
             dist.all_reduce(square)
+            square *= build.shards_of(self.spec) / dist.get_world_size()
         return math.sqrt(float(square))
 
     def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:

@@ -22,6 +22,7 @@ RUNS = Runs(
             zero_stages=(2, 3),
         ),
     },
+    copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
     heads={
         "fsdp2": Head(
@@ -52,6 +53,7 @@ RUNS = Runs(
         "FP8 rollout",
         "offload to the host",
         "partial optimizer offload",
+        "HSDP",
         "LoRA",
         "BF16 gradients",
         "FP32 gradient sums",

@@ -31,6 +31,8 @@ class BackendRules:
     """ZeRO stages under which optimizer states can live on the host."""
     partial_offload: tuple[int, ...] = ()
     """Those under which only a share of them can (`offload_fraction`)."""
+    hybrid_stages: tuple[int, ...] = ()
+    """Stages that can shard over a part of the ranks, in as many copies (HSDP)."""
     offloads_all: bool = False
     """Weights leave for the host together with optimizer states, or neither does."""
     tp_with_pp: Literal["yes", "unverified", "no"]
@@ -92,6 +94,7 @@ BACKENDS: dict[Backend, BackendRules] = {
         zero_stages_tp=(3,),
         zero_stages_pp=(),
         offload_stages=(0, 2, 3),
+        hybrid_stages=(2, 3),
         offloads_all=True,
         tp_with_pp="no",
         sequence_parallel=True,
@@ -153,6 +156,11 @@ def broken_rule(rules: BackendRules, layout: Layout) -> str | None:
             layout.offload_optimizer != "none" and layout.zero not in rules.offload_stages,
             f"offloads optimizer states with ZeRO {_listed(rules.offload_stages)} only",
         ),
+        (
+            layout.shards is not None and layout.zero not in rules.hybrid_stages,
+            f"shards over a part of the ranks with ZeRO {_listed(rules.hybrid_stages)} only",
+        ),
+        (layout.shards is not None and layout.ep > 1, "shards experts over all ranks"),
         (
             layout.offload_fraction < 1 and layout.zero not in rules.partial_offload,
             f"offloads a share of the optimizer states with ZeRO {_listed(rules.partial_offload)} only",

@@ -36,6 +36,8 @@ class Layout(Hashed):
     """Virtual pipeline stages (interleaved 1F1B) per GPU."""
     zero: Annotated[int, Field(ge=0, le=3)] = 1
     """ZeRO stage over dp x cp; FSDP full shard is 3, Megatron's distributed optimizer 1."""
+    shards: Annotated[int, Field(ge=2, le=65536)] | None = None
+    """Ranks over which ZeRO shards one copy of a model, where dp x cp hold several (HSDP); None: one copy."""
     sequence_parallel: bool = True
     """Megatron-style: activations outside the TP regions are split over tp."""
     micro_batch: Degree = 1
@@ -66,6 +68,12 @@ class Layout(Hashed):
                 "micro-batch-or-packs",
                 f"{other}: a micro-batch is sequences, or one pack of pack_tokens",
                 help="give micro_batch or pack_tokens (and score_pack_tokens beside it)",
+            )
+        if self.shards and self.dp * self.cp % self.shards:
+            raise RlhfsimError(
+                "shards-do-not-divide",
+                f"{self.dp * self.cp} ranks (dp x cp) do not make whole groups of {self.shards} shards",
+                help="use shards that divide dp x cp",
             )
         if self.offload_fraction < 1 and self.offload_optimizer == "none":
             raise RlhfsimError(
@@ -98,6 +106,7 @@ class Layout(Hashed):
             f"EP{self.ep}" if self.ep > 1 else "",
             f"DP{self.dp}",
             f"ZeRO-{self.zero}" if self.zero else "",
+            f"HSDP{self.shards}" if self.shards else "",
         ]
         return " ".join(part for part in parts if part)
 

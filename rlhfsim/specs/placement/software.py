@@ -40,6 +40,8 @@ class Software(Hashed):
     """Bytes per gradient element on the wire; the backend's when absent."""
     fp32_sums: bool = False
     """Gradients that arrive in BF16 are summed in FP32; under ZeRO-1 all ranks then reduce all of them."""
+    copies_each: bool = False
+    """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
     balanced: bool = False
     """Experts receive equal loads (benchmarks force it)."""
     recomputed: tuple[str, ...] = ()
