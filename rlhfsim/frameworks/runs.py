@@ -54,6 +54,9 @@ FEATURES: Mapping[str, str] = {
     "rollout replicas across nodes": "use a smaller rollout tp, or nodes with more GPUs",
     "speculative decoding": "leave out speculation, of workload and rollout layout",
     "FP8 rollout": "set rollout precision to bf16",
+    "FP8 KV cache": "set kv_precision to bf16",
+    "MXFP4 rollout": "set rollout precision to bf16 or fp8",
+    "BF16 layers in an FP8 rollout": "leave out bf16_attention and bf16_layers",
     "offload to the host": "use --forbid offload",
     "partial optimizer offload": "leave out offload_fraction",
     "HSDP": "leave out shards",
@@ -289,7 +292,10 @@ def _rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]
         "rollout attention data parallelism": layout.attention_dp > 1,
         "rollout replicas across nodes": not one_node,
         "speculative decoding": layout.speculation is not None,
-        "FP8 rollout": "fp8" in (layout.precision, layout.kv_precision),
+        "FP8 rollout": layout.precision == "fp8",
+        "FP8 KV cache": layout.kv_precision == "fp8",
+        "MXFP4 rollout": layout.precision == "mxfp4",
+        "BF16 layers in an FP8 rollout": layout.precision == "fp8" and layout.islands,
     }
     yield from (name for name, wanted in asked.items() if wanted)
 

@@ -48,10 +48,15 @@ def rollout_weights(
 
     Heads and FFN are split over tp (KV heads and MLA latents copied), experts over all GPUs of the
     replica, layers over pp (rounded up, and those with experts: the fullest stage); embedding, LM head,
-    router and norms stay 16-bit under FP8.
+    router and norms stay 16-bit, attention and end layers where the layout says so.
     """
+    if layout.bf16_layers:  # the mean layer of the model stands for those that stay BF16
+        kept, rest = layout.bf16_share(model.num_layers), replace(layout, bf16_layers=0)
+        whole = rollout_weights(model, replace(rest, precision="bf16"))
+        return kept * whole + (1 - kept) * rollout_weights(model, rest)
     linear = BYTES_PER_ELEMENT[layout.precision] if linear_bytes is None else linear_bytes
     expert = linear if expert_bytes is None else expert_bytes
+    own = BYTES_PER_ELEMENT[layout.attention_precision] if linear_bytes is None else linear_bytes
     t, gpus = layout.tp, layout.tp * layout.attention_dp
     attention = sum(m.params for m in attention_matrices(model, t))
     plain = sum(m.params for m in mlp_matrices(model, t))
@@ -59,7 +64,7 @@ def rollout_weights(
     routed = sum(m.params for m in expert_matrices(model, 1)[1:]) / gpus
     held = -(-model.num_layers // layout.pp)
     moe_layers = min(model.num_moe_layers, held) if layout.pp > 1 else model.num_moe_layers
-    layers = held * (linear * attention + BF16 * model.params_layer_norms)
+    layers = held * (own * attention + BF16 * model.params_layer_norms)
     layers += (held - moe_layers) * linear * plain
     layers += moe_layers * (linear * shared + expert * routed + BF16 * model.params_router)
     return layers + _tables(model, layout) + draft_weights(model, layout)

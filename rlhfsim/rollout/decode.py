@@ -14,13 +14,13 @@ clock drops under power caps, KV blocks (contexts are not rounded up).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rlhfsim.kernels import collectives
-from rlhfsim.kernels.curves import element_bytes
 from rlhfsim.kernels.device import Device, group
 from rlhfsim.kernels.layers import (
     Matrix,
@@ -31,6 +31,7 @@ from rlhfsim.kernels.layers import (
     shared_matrices,
 )
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
+from rlhfsim.rollout.matrices import ACTIVATION_BYTES, WEIGHT_ONLY, gemm, weight_only
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.engine_numbers import VLLM
 from rlhfsim.specs.placement.layout import RolloutLayout
@@ -39,8 +40,6 @@ from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 Engine = Literal["vllm", "sglang", "trtllm", "trtllm_static"]
 """`trtllm_static`: TensorRT-LLM on an FP8 checkpoint that carries its scales (ModelOpt)."""
 ENGINES: tuple[Engine, ...] = ("vllm", "sglang", "trtllm")
-ACTIVATION_BYTES = 2.0
-"""Activations and collectives of the rollout are BF16, whatever the weights are."""
 LOGIT_BYTES = 4.0
 """Samplers upcast logits to FP32."""
 FP8_BLOCK_BYTES = 1.0 + 4.0 / 128
@@ -112,10 +111,15 @@ def token_work(
     `rows` are the tokens of one attention-DP rank in one pass; attention cores and the LM head
     apart. With pipeline stages this is one pass of `rows` tokens through all of them.
     """
-    precision, t = linear_precision(layout, engine), layout.tp
+    if layout.bf16_layers:
+        kept, rest = layout.bf16_share(model.num_layers), replace(layout, bf16_layers=0)
+        step = token_work(device, model, replace(rest, precision="bf16"), rows, engine).scaled(kept)
+        return step + token_work(device, model, rest, rows, engine).scaled(1 - kept)
+    t = layout.tp
+    own = "bf16" if layout.attention_precision != layout.precision else linear_precision(layout, engine)
     block = nothing()
     for matrix in attention_matrices(model, t):
-        block = block + gemm(device, matrix, rows, precision, fused=engine == "vllm")
+        block = block + gemm(device, matrix, rows, own, fused=engine == "vllm")
     block = block + tp_all_reduce(device, model, rows, t) + _elementwise(device, model, rows)
     step = block.scaled(float(model.num_layers))
     if model.num_dense_layers:
@@ -191,23 +195,6 @@ def linear_precision(layout: RolloutLayout, engine: Engine) -> str:
     return "fp8_static" if layout.precision == "fp8" and engine == "trtllm_static" else layout.precision
 
 
-def gemm(device: Device, matrix: Matrix, rows: Floats, precision: str, *, fused: bool = False) -> EngineStep:
-    """One matrix product from the measured curve; routers and the LM head stay BF16.
-
-    `fused`: an FP8 product takes at most the time of the BF16 one. The FP8 tables time the quantisation of
-    activations as a kernel of its own, which vLLM's compiler fuses into the norm or activation before.
-    """
-    name = precision if matrix.linear else "bf16"
-    m, each = np.maximum(rows, 1.0), element_bytes(name)
-    size = each * matrix.n * matrix.k + m * (each * matrix.k + ACTIVATION_BYTES * matrix.n)
-    seconds = device.curves.gemm(m, matrix.n, matrix.k, name)
-    if fused and name != "bf16":
-        seconds = np.minimum(seconds, device.curves.gemm(m, matrix.n, matrix.k, "bf16"))
-    return kernel(
-        device, seconds, flop=2.0 * m * matrix.n * matrix.k, size=size, precision=name.removesuffix("_static")
-    )
-
-
 def _dense(
     device: Device, model: ModelSpec, layout: RolloutLayout, rows: Floats, engine: Engine
 ) -> EngineStep:
@@ -244,6 +231,9 @@ def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens:
     moe = model.moe
     assert moe is not None
     ep, etp = expert_layout(layout)
+    if layout.precision == WEIGHT_ONLY:
+        step = expert_work(device, model, replace(layout, precision="bf16"), tokens)
+        return _weight_only_experts(device, model, layout, tokens, step)
     m, precision = np.maximum(tokens, 1.0), expert_precision(model, layout)
     params = (3 if model.gated else 2) * model.hidden * moe.expert_ffn / etp
     touched = max(1.0, moe.top_k / ep)
@@ -257,6 +247,18 @@ def expert_work(device: Device, model: ModelSpec, layout: RolloutLayout, tokens:
         size=BYTES_PER_ELEMENT[layout.precision] * params * touched,
         precision=layout.precision,
     )
+
+
+def _weight_only_experts(
+    device: Device, model: ModelSpec, layout: RolloutLayout, tokens: Floats, step: EngineStep
+) -> EngineStep:
+    """Experts that n tokens touch are read: E (1 - (1 - k/E)^n) of a layer, over its ranks (G2)."""
+    moe = model.moe
+    assert moe is not None
+    ep, etp = expert_layout(layout)
+    n, params = np.maximum(tokens, 1.0), (3 if model.gated else 2) * model.hidden * moe.expert_ffn / etp
+    touched = moe.num_experts / ep * (1.0 - (1.0 - moe.top_k / moe.num_experts) ** n)
+    return weight_only(device, step, 2.0 * params * n * moe.top_k / ep, params * touched)
 
 
 def expert_precision(model: ModelSpec, layout: RolloutLayout) -> str:

@@ -16,17 +16,9 @@ import numpy as np
 
 from rlhfsim.kernels.device import Device
 from rlhfsim.kernels.layers import heads
-from rlhfsim.rollout.decode import (
-    ACTIVATION_BYTES,
-    Engine,
-    coefficient,
-    gpu_work,
-    head_work,
-    padded,
-    pipeline_hop,
-    token_work,
-)
+from rlhfsim.rollout.decode import Engine, coefficient, gpu_work, head_work, padded, pipeline_hop, token_work
 from rlhfsim.rollout.engine_step import EngineStep, Floats, kernel, nothing, on
+from rlhfsim.rollout.matrices import ACTIVATION_BYTES
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.quantities import BYTES_PER_ELEMENT

@@ -290,13 +290,25 @@ def rollout_layouts(
             replica = RolloutLayout(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp)
             if _lacks_replica(request, group, replica):
                 continue
-            whole = replace(replica, dp=gpus // each, precision=request.workload.rollout_precision)
+            whole = _formatted(request, replace(replica, dp=gpus // each))
             for speculation in _speculations(request, whole):
                 layouts += [
                     replace(whole, memory_utilization=share, speculation=speculation)
                     for share in UTILIZATIONS
                 ]
     return tuple(layouts)
+
+
+def _formatted(request: Request, layout: RolloutLayout) -> RolloutLayout:
+    """With the number formats of the workload's rollout."""
+    work = request.workload
+    return replace(
+        layout,
+        precision=work.rollout_precision,
+        bf16_attention=work.rollout_bf16_attention,
+        bf16_layers=work.rollout_bf16_layers,
+        kv_precision=work.kv_precision,
+    )
 
 
 def _speculations(request: Request, layout: RolloutLayout) -> tuple[Speculation | None, ...]:
@@ -345,7 +357,7 @@ def spans_domains(request: Request, model: ModelSpec, group: NodeGroup) -> bool:
     if model.moe is not None and model.num_params >= LARGE_MOE:
         return True
     tp = max(t for t in powers_of_two(min(domain_of(group), MAX_ROLLOUT_TP)) if divides_heads(model, t))
-    whole = RolloutLayout(tp=tp, precision=request.workload.rollout_precision)
+    whole = _formatted(request, RolloutLayout(tp=tp))
     return rollout_weights(model, whole) >= ROOM * group.profile.usable_memory.value
 
 
@@ -355,7 +367,7 @@ def _lacks_replica(request: Request, group: NodeGroup, replica: RolloutLayout) -
     one_node = size <= group.gpus_per_node
     if one_node and group.gpus > group.gpus_per_node and group.gpus_per_node % size:
         return True  # some would lie across an edge between nodes
-    replica = replace(replica, precision=request.workload.rollout_precision)
+    replica = _formatted(request, replica)
     return request.runs is not None and bool(request.runs.lacks_rollout(replica, one_node=one_node))
 
 

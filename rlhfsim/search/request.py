@@ -21,6 +21,8 @@ SWITCHES: dict[str, str] = {
     "async": "generation and training overlap; samples are up to --max-staleness versions old",
     "lora": "adapters are trained instead of all weights",
     "fp8": "the rollout runs in FP8; its log-probs differ from the trainer's",
+    "fp8-kv": "the KV cache of the rollout is FP8; its log-probs differ from the trainer's",
+    "mxfp4": "MLPs and experts of the rollout are MXFP4; its log-probs differ from the trainer's",
     "adam8bit": "8-bit Adam moments",
     "bf16-gradients": "gradients are kept and reduced in BF16 where the backend does so in FP32",
     "rollout-logprobs": "old log-probs come from the rollout engine, not from a forward of the trainer",
@@ -201,11 +203,13 @@ def switched(workload: Workload, switches: Set[str]) -> Workload:
     changes: dict[str, dict[str, Any]] = {
         "lora": {"lora": Lora(rank=LORA_RANK)},
         "fp8": {"rollout_precision": "fp8"},
+        "fp8-kv": {"kv_precision": "fp8"},
+        "mxfp4": {"rollout_precision": "mxfp4"},
         "adam8bit": {"optimizer": "adam8bit"},
         "bf16-gradients": {"gradients": "bf16"},
         FP32_SUMS: {"gradients": "fp32"},
         "rollout-logprobs": {"old_logprobs": "rollout"},
     }
-    for switch in switches & set(changes):
+    for switch in sorted(switches & set(changes)):
         workload = replace(workload, **changes[switch])
     return workload

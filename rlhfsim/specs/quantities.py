@@ -35,8 +35,11 @@ Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 """Number formats of matrix products; `fp8` and `fp4` stand for every scaling recipe."""
-BYTES_PER_ELEMENT: dict[str, float] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5}
-"""Storage of one element, scales of block formats left out."""
+BYTES_PER_ELEMENT: dict[str, float] = {
+    **{"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 0.5},
+    "mxfp4": 0.5 + 1 / 32,
+}
+"""Storage of one element; scales of block formats are left out, but those of MXFP4 (8 bits for 32)."""
 
 
 @checked

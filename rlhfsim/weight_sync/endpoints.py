@@ -51,6 +51,17 @@ class Weights:
         return self.dense_tensors + self.expert_tensors
 
 
+def mean_bytes(weights: Weights, rollout: RolloutLayout) -> float:
+    """Storage of a mean element in the rollout; attention and end layers may keep BF16."""
+    narrow = BYTES_PER_ELEMENT[rollout.precision]
+    if not rollout.islands:
+        return narrow
+    whole = rollout.attention_precision == rollout.precision
+    share = 1.0 if whole else (weights.ffn + weights.experts) / weights.params
+    share *= 1.0 - rollout.bf16_share(weights.layers)
+    return share * narrow + (1.0 - share) * TRAINED_BYTES
+
+
 def without_ffn(weights: Weights, *, scales: bool = False) -> Weights:
     """Everything but the MLPs and experts; with `scales` the experts' block scales stay, as names."""
     return replace(
@@ -126,8 +137,8 @@ class Route:
 
     @property
     def sent_bytes_per_element(self) -> float:
-        """Storage of an element on the wire: that of the rollout, which is quantised before it."""
-        return BYTES_PER_ELEMENT[self.rollout.precision]
+        """Storage of a mean element on the wire: that of the rollout, which is quantised before it."""
+        return mean_bytes(self.weights, self.rollout)
 
     @property
     def quantised(self) -> bool:

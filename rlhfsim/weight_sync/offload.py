@@ -23,11 +23,10 @@ from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, Residency, RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
-from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.specs.workload.dataflow import TRAINED, Call
 from rlhfsim.specs.workload.workload import Lora, Workload
 from rlhfsim.units import GB
-from rlhfsim.weight_sync.endpoints import weights_of
+from rlhfsim.weight_sync.endpoints import mean_bytes, weights_of
 
 Store = Literal["host", "nvme"]
 PINNING: frozenset[Backend] = frozenset({"deepspeed"})
@@ -76,7 +75,7 @@ def rollout_shard(model: ModelSpec, layout: RolloutLayout) -> float:
     """Bytes of weights on one rollout GPU."""
     weights = weights_of(model)
     dense = weights.dense / (layout.tp * layout.pp)
-    width = BYTES_PER_ELEMENT[layout.precision]
+    width = mean_bytes(weights, layout)
     return (dense + weights.experts / layout.replica_gpus) * width
 
 

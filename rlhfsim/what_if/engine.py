@@ -30,6 +30,8 @@ TOUCHED: dict[str, frozenset[str]] = {
     "bf16-gradients": frozenset({"actor", "critic"}),
     FP32_SUMS: frozenset({"actor", "critic"}),
     "fp8": frozenset({"rollout"}),
+    "fp8-kv": frozenset({"rollout"}),
+    "mxfp4": frozenset({"rollout"}),
     "lora": frozenset({"actor", "reference", "rollout"}),
     "rollout-logprobs": frozenset({"actor"}),
 }

@@ -15,7 +15,7 @@ from rlhfsim.what_if.engine import Change, Prices, Question, good, vary
 
 WORTH_A_LINE = 0.01
 """Share of the step."""
-NEED_ROLLOUT = ("async", "fp8", "rollout-logprobs")
+NEED_ROLLOUT = ("async", "fp8", "fp8-kv", "mxfp4", "rollout-logprobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,8 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "speculative decoding",
         "FP8 rollout",
+        "FP8 KV cache",
+        "BF16 layers in an FP8 rollout",
         "offload to the host",
         "partial optimizer offload",
         "LoRA",

@@ -12,6 +12,8 @@ _NOT_RUN = {
     "dynamic sampling",
     "oversampling",
     "speculative decoding",
+    "MXFP4 rollout",
+    "BF16 layers in an FP8 rollout",
     "environments",
     "double buffering",
     "rollout by the training modules",
@@ -27,6 +29,7 @@ _NOT_RUN = {
 _WRITTEN: dict[str, Known] = {  # they need a GPU, and none has run them
     "rollout pipeline parallelism": "written only",
     "FP8 rollout": "written only",
+    "FP8 KV cache": "written only",
     "8-bit Adam": "written only",
 }
 RUNS = Runs(

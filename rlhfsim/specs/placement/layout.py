@@ -131,8 +131,13 @@ class RolloutLayout(Hashed):
     """Share of usable memory that the engine takes for weights, KV cache and activations."""
     max_batched_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = VLLM.max_batched_tokens
     cuda_graphs: bool = True
-    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
-    """Weights and matrix products of the rollout."""
+    precision: Literal["bf16", "fp16", "fp8", "mxfp4"] = "bf16"
+    """Weights and matrix products of the rollout; embeddings, LM head, routers and norms stay 16-bit. MXFP4:
+    MLPs and experts alone, computed in BF16."""
+    bf16_attention: bool = False
+    """Attention projections stay BF16."""
+    bf16_layers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """First and last layers, together, that stay BF16."""
     kv_precision: Literal["bf16", "fp16", "fp8"] = "bf16"
     speculation: Speculation | None = None
 
@@ -144,6 +149,21 @@ class RolloutLayout(Hashed):
                 f"speculative decoding and rollout pp {self.pp}: engines draft inside one stage",
                 help="set pp: 1, or leave out speculation",
             )
+
+    @property
+    def attention_precision(self) -> str:
+        """Of the attention projections."""
+        kept = self.bf16_attention or self.precision == "mxfp4"
+        return "bf16" if kept else self.precision
+
+    @property
+    def islands(self) -> bool:
+        """Whether part of the layers keeps BF16 beside narrower weights."""
+        return self.attention_precision != self.precision or self.bf16_layers > 0
+
+    def bf16_share(self, num_layers: int) -> float:
+        """Share of the layers that keep BF16."""
+        return min(1.0, self.bf16_layers / num_layers)
 
     @property
     def tokens_per_step(self) -> float:

@@ -115,7 +115,13 @@ class Workload(Hashed):
     is BF16 (DeepSpeed)."""
     speculation: Speculation | None = None
     """Speculative decoding that rollout layouts may have; it competes with none."""
-    rollout_precision: Literal["bf16", "fp8"] = "bf16"
+    rollout_precision: Literal["bf16", "fp8", "mxfp4"] = "bf16"
+    rollout_bf16_attention: bool = False
+    """Attention projections of a quantised rollout stay BF16."""
+    rollout_bf16_layers: Annotated[int, Field(ge=0, le=4096)] = 0
+    """First and last layers, together, of a quantised rollout that stay BF16."""
+    kv_precision: Literal["bf16", "fp8"] = "bf16"
+    """KV cache of the rollout."""
     train_precision: Precision = "bf16"
     """Matrix products of training and scoring."""
     seed: int = 0

@@ -20,6 +20,7 @@ from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.quantities import BYTES_PER_ELEMENT
 from rlhfsim.step.calls import Setting
 from rlhfsim.step.measured import Conditions
 from rlhfsim.units import GB, GIB
@@ -32,8 +33,6 @@ FIT_SOURCE = "llm-d-incubation/llm-d-planner"
 """Its activation peaks decided `sampler_bytes_per_logit`: KV figures that follow are not scored."""
 INT4 = 0.5 + 2.5 / 128
 """Bytes per 4-bit weight with 16-bit scale and 4-bit zero point per group of 128 (GPTQ, AWQ)."""
-MXFP4 = 0.5 + 1 / 32
-"""Bytes per weight of MXFP4: one 8-bit scale per 32."""
 LINEAR_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8 w8a8": 1.0, "int4": INT4, "nf4": 0.5 + 4 / 64 / 4}
 
 
@@ -91,7 +90,7 @@ def linear_bytes(row: Row) -> tuple[float, float]:
     """Bytes per element of linear layers and of experts, from precision and model name."""
     precision, name = row.text("precision") or "", row.text("model") or ""
     if precision == "mxfp4":
-        return 2.0, MXFP4
+        return 2.0, BYTES_PER_ELEMENT["mxfp4"]
     if precision == "fp16/quantised":
         quantised = re.search("gptq|awq|marlin", name.lower())
         return (INT4, INT4) if quantised else (2.0, 2.0)

@@ -59,6 +59,8 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
     switches = {
         "LoRA": w.lora is not None,
         "FP8 rollout": w.rollout_precision == "fp8",
+        "MXFP4 rollout": w.rollout_precision == "mxfp4",
+        "FP8 KV cache": w.kv_precision == "fp8",
         "8-bit Adam": w.optimizer == "adam8bit",
         "BF16 gradients": w.gradients == "bf16",
         "FP32 gradient sums": w.gradients == "fp32",
