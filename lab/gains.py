@@ -181,8 +181,8 @@ def _verl_layout(gpus: int) -> Layout:
 
 
 MATH_7B = LogNormal(mean=1500, sigma=1.0, max=28_672)
-"""Qwen2.5-Math-7B in verl's asynchronous runs; the mean is not printed: with 1500 tokens generation, log-probs and
-update of the co-located run on 32 GPUs come near their printed times."""
+"""Qwen2.5-Math-7B in verl's asynchronous runs; the mean is not printed: one with which generation, log-probs and update of
+the co-located run on 32 GPUs are near their printed times."""
 
 
 @cache
@@ -200,7 +200,7 @@ def _verl_fully(gpus: int) -> float:
 
 
 SHORT = LogNormal(mean=600, sigma=1.0, max=20_480)
-"""The same model in its first 100 steps; not printed either: 600 tokens give the printed update of 286 s."""
+"""The same model in its first 100 steps; not printed either, chosen by the printed update in the same way."""
 
 
 @cache

@@ -355,7 +355,7 @@ def test_workers_of_an_environment_hold_the_pace_of_answers() -> None:
     asked = replace(made, workload=replace(made.workload, environment=slow))
     # 256 sequences x 4 turns x 5 s on 64 workers: 80 s a batch
     assert simulate(asked, 5e5, steps=4).seconds == pytest.approx(80, rel=0.02)
-    assert simulate(made, 5e5, steps=4).seconds < 20
+    assert simulate(made, 5e5, steps=4).seconds < 40
 
 
 # --- results ----------------------------------------------------------------------------------------
