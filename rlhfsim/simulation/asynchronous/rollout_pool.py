@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from rlhfsim.simulation.asynchronous.replica import EPSILON, RolloutReplica
 
 BatchLengths = Callable[[int], list[list[float]]]
@@ -201,8 +203,8 @@ class RolloutPool:
         index = self.started % self.batch
         if index == 0:
             self._batch_lengths = self.lengths(self.started // self.batch)
-            flat = [length for group in self._batch_lengths for length in group]
-            self.sums.append((math.fsum(flat), math.fsum(length * length for length in flat)))
+            flat = np.asarray(self._batch_lengths)
+            self.sums.append((float(flat.sum()), float((flat * flat).sum())))
         lengths, version = self._batch_lengths[index], replica.version
         self.groups[self.started] = SampleGroup(version, len(lengths), version)
         if not self.partial:
