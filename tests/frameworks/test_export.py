@@ -19,6 +19,7 @@ from rlhfsim.frameworks.export import Exported, export, exporter, exporters
 from rlhfsim.plan import Plan, write_plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Workload
 
@@ -199,11 +200,12 @@ def test_versions_are_those_of_the_tables() -> None:
 WRITTEN_OR_REFUSED = {
     Workload: "algorithm critic dynamic_sampling environment epochs gradients kl lora mini_batches model "
     "old_logprobs optimizer oversampling packing prompt_len prompts reference response_len reward "
-    "rollout_precision samples seed train_precision",
+    "rollout_precision samples seed train_precision rollout_bf16_attention kv_precision rollout_bf16_layers "
+    "speculation",
     Layout: "cp dp ep etp micro_batch offload_optimizer offload_params pack_tokens pp recompute "
-    "score_pack_tokens sequence_parallel tp vp zero",
+    "score_pack_tokens sequence_parallel tp vp zero shards offload_fraction",
     RolloutLayout: "attention_dp cuda_graphs dp ep kv_precision max_batched_tokens max_num_seqs "
-    "memory_utilization pp precision tp",
+    "memory_utilization pp precision tp speculation bf16_layers bf16_attention",
     Schedule: "double_buffered overlapped_sync partial_rollout queue staleness streaming",
     RolePlacement: "layout offload_between pool residency",
 }
@@ -236,3 +238,19 @@ def test_design_for_a_framework_names_the_export(tmp_path: Path) -> None:
     )
     assert "bash launch.sh" in told.output
     assert "[" not in told.output
+
+
+def test_drafted_tokens_and_shards_are_written() -> None:
+    drafted = Speculation(method="ngram", draft_tokens=3, acceptance=0.6)
+    for name in ("verl", "nemo-rl"):
+        plan = planned(next(p for p in RECIPES[name] if p.stem not in NOT_WRITTEN))
+        assert plan.placement.rollout is not None
+        layout = replace(plan.placement.rollout.layout, speculation=drafted)
+        placement = replace(plan.placement, rollout=replace(plan.placement.rollout, layout=layout))
+        values = export(replace(plan, placement=placement), name, frozenset()).written.values
+        assert next(v for k, v in values.items() if k.endswith("num_speculative_tokens")) == 3
+    plan = next(p for p in map(planned, RECIPES["verl"]) if p.placement.actor.layout.dp >= 4)
+    layout = replace(plan.placement.actor.layout, shards=2)
+    placement = replace(plan.placement, actor=replace(plan.placement.actor, layout=layout))
+    values = export(replace(plan, placement=placement), "verl", frozenset()).written.values
+    assert values["actor_rollout_ref.actor.fsdp_config.fsdp_size"] == 2

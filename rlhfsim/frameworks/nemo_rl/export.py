@@ -28,6 +28,7 @@ from rlhfsim.frameworks.export import (
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.speculation import Speculation
 
 GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
 NEEDS = {"NEMO_RL": "folder of the NeMo-RL repository", "MODEL": "folder or Hugging Face name of the policy"}
@@ -156,7 +157,7 @@ def _megatron(placed: RolePlacement, why: str) -> Iterator[Setting]:
         yield Setting(key=f"{MEGATRON}.recompute_granularity", value="selective")
     if layout.offload_optimizer == "cpu":
         yield Setting(key=f"{MEGATRON}.optimizer.optimizer_cpu_offload", value=True)
-        yield Setting(key=f"{MEGATRON}.optimizer.optimizer_offload_fraction", value=1.0)
+        yield Setting(key=f"{MEGATRON}.optimizer.optimizer_offload_fraction", value=layout.offload_fraction)
 
 
 def _dtensor(placed: RolePlacement, why: str) -> Iterator[Setting]:
@@ -194,8 +195,25 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
         yield Setting(key=f"{vllm}.precision", value="fp8")
     if layout.kv_precision == "fp8":
         yield Setting(key=f"{vllm}.kv_cache_dtype", value="fp8")
+    if layout.bf16_layers:
+        first = layout.bf16_layers // 2
+        yield Setting(key=f"{vllm}.num_first_layers_in_bf16", value=first)
+        yield Setting(key=f"{vllm}.num_last_layers_in_bf16", value=layout.bf16_layers - first)
+    if layout.speculation is not None:
+        yield from _speculation(layout.speculation)
     yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_seqs", value=layout.max_num_seqs)
     yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_batched_tokens", value=layout.max_batched_tokens)
+
+
+def _speculation(drafted: Speculation) -> Iterator[Setting]:
+    """NeMo-RL hands what stands here to vLLM (`SpeculativeConfig`)."""
+    prefix = f"++{GEN}.vllm_kwargs.speculative_config"
+    method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
+    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
+    yield Setting(key=f"{prefix}.method", value=method, why=why)
+    yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
+    if drafted.method in ("draft", "eagle"):
+        yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
 
 
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
@@ -210,6 +228,10 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         )
     if rollout.pool == placement.actor.pool and rollout.sleep != 2:
         yield Unsaid(what=f"sleep {rollout.sleep}", instead="a colocated rollout drops weights and KV cache")
+    if rollout.layout.bf16_attention:
+        yield Unsaid(
+            what="attention of an FP8 rollout in BF16", instead="quantization_ignored_layer_kws by hand"
+        )
     if placement.reward is not None:
         yield Unsaid(what="a reward model", instead="rewards come from an environment: env.* of the base")
 

@@ -27,6 +27,7 @@ from rlhfsim.frameworks.export import (
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -172,6 +173,10 @@ def _engine(plan: Plan, role: str, placed: RolePlacement, *, trained: bool) -> I
             value=placed.layout.cp,
             why=call(plan, "actor.train") if trained else "",
         )
+        if placed.layout.shards is not None:
+            yield Setting(
+                key=f"{config}.fsdp_size", value=placed.layout.shards, why="a copy of the shards a node"
+            )
         if placed.layout.zero == 2:
             yield Setting(key=f"{config}.reshard_after_forward", value=False)
         if placed.layout.offload_optimizer == "cpu":
@@ -221,6 +226,7 @@ def _recompute(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
     if layout.offload_optimizer == "cpu":
         optimizer = f"{ACTOR}.optim.override_optimizer_config"
         yield Setting(key=f"+{optimizer}.optimizer_cpu_offload", value=True)
+        yield Setting(key=f"+{optimizer}.optimizer_offload_fraction", value=layout.offload_fraction)
 
 
 def _micro_batch(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
@@ -291,12 +297,23 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
         yield Setting(key=f"{ROLL}.free_cache_engine", value=placed.sleep > 0)
     if layout.precision == "fp8":
         yield Setting(key=f"{ROLL}.quantization", value="fp8")
-    if layout.kv_precision == "fp8":
-        yield Setting(key=f"+{ROLL}.engine_kwargs.vllm.kv_cache_dtype", value="fp8")
+    if layout.speculation is not None:
+        yield from _speculation(layout.speculation)
     if plan.placement.weight_path == "lora":
         yield Setting(key=f"{ROLL}.load_format", value="safetensors")
     backend = "nccl" if apart else "naive"
     yield Setting(key=f"{ROLL}.checkpoint_engine.backend", value=backend, why=call(plan, "actor.sync"))
+
+
+def _speculation(drafted: Speculation) -> Iterator[Setting]:
+    """verl hands what stands here to vLLM (`SpeculativeConfig`)."""
+    prefix = f"+{ROLL}.engine_kwargs.vllm.speculative_config"
+    method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
+    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
+    yield Setting(key=f"{prefix}.method", value=method, why=why)
+    yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
+    if drafted.method in ("draft", "eagle"):
+        yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
@@ -337,6 +354,8 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     needs = dict(NEEDS)
     if plan.placement.reward is not None:
         needs["REWARD_MODEL"] = "folder or Hugging Face name of the reward model"
+    if any("DRAFT_MODEL" in str(value) for value in written.values.values()):
+        needs["DRAFT_MODEL"] = "folder or Hugging Face name of what drafts tokens"
     head = f"{headline(plan)}, verl 0.9.1\n{predicted(plan)}\n{memory(plan)}"
     command = "exec python3 -m verl.trainer.main_ppo"
     return {"launch.sh": script(head, needs, written, hydra, command)}
