@@ -102,7 +102,7 @@ class Runs:
     (Megatron: `UNFUSED`)."""
     copies_each: bool = False
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
-    frees_gradients: Collection[Backend] = ()
+    frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
