@@ -64,6 +64,7 @@ FEATURES: Mapping[str, str] = {
     "roles created anew for each call": "use residency: offloaded",
     "LoRA": "leave out workload.lora",
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
+    "LoRA on a 4-bit base": "set workload.lora.base: bf16",
     "8-bit Adam": "set workload.optimizer: adam",
     "BF16 gradients": "leave out workload.gradients",
     "FP32 gradient sums": "leave out workload.gradients",
@@ -328,6 +329,8 @@ def _workload_features(workload: Workload) -> Iterator[str]:
         yield "speculative decoding"
     if workload.lora is not None:
         yield "LoRA"
+        if workload.lora.base == "nf4":
+            yield "LoRA on a 4-bit base"
     if workload.optimizer == "adam8bit":
         yield "8-bit Adam"
     if workload.gradients == "bf16":

@@ -214,7 +214,7 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
             backend,
             lora,
             optimizer=kind.optimizer,
-            base_width=software.base_bytes,
+            base_width=software.base_bytes if lora.base == "bf16" else None,
             gradient_bytes=FP32 if fp32_sums else None,
         )
         states = own._replace(
@@ -235,10 +235,11 @@ def _standing(kind: RoleKind, cut: tuple[Any, ...], stage: Stage) -> _Standing:
     else:
         states = memory.frozen_states(part, layout)
     frozen_base = not kind.trained or lora is not None
+    dequantised = BF16 * part.layer if kind.trained and lora is not None and lora.base == "nf4" else 0.0
     gathers = layout.zero == 3 or layout.offload_params != "none" or not frozen_base  # else BF16 in place
     return _Standing(
         states=states,
-        gathered=memory.gathered_bytes(part, layout, backend) if gathers else 0.0,
+        gathered=memory.gathered_bytes(part, layout, backend) if gathers else dequantised,
         buffers=memory.gradient_buffer_bytes(
             trainable, layout, backend, overlap=software.overlaps_reduction, fp32_sums=fp32_sums
         ),

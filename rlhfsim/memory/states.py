@@ -4,7 +4,7 @@ Symbols: Psi elements on a GPU before data-parallel sharding, d ranks that hold 
 (dp x cp; experts have their own group), t tensor, p pipeline, e expert parallelism. BF16 compute,
 FP32 Adam with a master copy. Activations are in `activations`, the inference engine in `kv_cache`.
 
-Not known here: quantised base weights (QLoRA), other hierarchical sharding than HSDP (hpZ, MiCS), tensors
+Not known here: other hierarchical sharding than HSDP (hpZ, MiCS), tensors
 that a framework keeps by mistake, and parameters that a hybrid state-space layer adds.
 """
 
@@ -29,6 +29,9 @@ Optimizer = Literal["adam", "adam8bit"]
 BF16, FP32 = 2.0, 4.0
 MOMENTS: dict[Optimizer, float] = {"adam": 8.0, "adam8bit": 2.0 + 2 * FP32 / 256}
 """Two moments per element; 8-bit ones carry an FP32 scale per block of 256 (arXiv 2110.02861)."""
+BASE_BYTES = {"bf16": BF16, "nf4": 0.5 + (1 + FP32 / 256) / 64}
+"""Of an element of a frozen matrix; 4-bit ones carry an 8-bit constant per block of 64 and an FP32 constant
+per 256 of those (double quantisation, QLoRA, arXiv 2305.14314)."""
 VOCAB_MULTIPLE = 128
 """Megatron pads the vocabulary to a multiple of 128 t (`--make-vocab-size-divisible-by`)."""
 
@@ -234,11 +237,17 @@ def _offloaded(states: States, part: Shard, layout: Layout, backend: Backend) ->
     return States(weights=weights, gradients=gradients, optimizer=optimizer, host=host)
 
 
-def frozen_states(part: Shard, layout: Layout, *, width: float = BF16) -> States:
-    """A model that only runs forward: weights of `width` bytes, sharded over d under ZeRO-3 and FSDP."""
-    dense = part.dense / (part.dense_ranks if layout.zero == 3 else 1)
+def frozen_states(
+    part: Shard, layout: Layout, *, width: float = BF16, root_width: float | None = None
+) -> States:
+    """A model that only runs forward: weights of `width` bytes, sharded over d under ZeRO-3 and FSDP.
+
+    `root_width`: of embedding and head, where they differ.
+    """
+    ranks = part.dense_ranks if layout.zero == 3 else 1
+    dense, root = part.dense / ranks, part.root / ranks
     expert = part.expert / (part.expert_ranks if layout.zero == 3 else 1)
-    weights = width * (dense + expert)
+    weights = width * (dense + expert) + ((root_width or width) - width) * root
     if layout.offload_params == "none":
         return States(weights=weights)
     return States(host=weights if layout.offload_params == "cpu" else 0.0)
@@ -284,14 +293,17 @@ def lora_states(
     lora: Lora,
     *,
     optimizer: Optimizer = "adam",
-    base_width: float = BF16,
+    base_width: float | None = None,
     gradient_bytes: float | None = None,
 ) -> tuple[States, States]:
-    """The frozen base, of `base_width` bytes an element, and the trained adapters."""
+    """The frozen base, of `base_width` bytes an element, and the trained adapters.
+
+    Of a 4-bit base embedding and head stay in BF16 (bitsandbytes quantises linear layers).
+    """
     adapters = adapter_shard(model, part, layout, lora)
-    return frozen_states(part, layout, width=base_width), trained_states(
-        adapters, layout, backend, optimizer=optimizer, gradient_bytes=gradient_bytes
-    )
+    width = base_width or BASE_BYTES[lora.base]
+    base = frozen_states(part, layout, width=width, root_width=max(width, BF16))
+    return base, trained_states(adapters, layout, backend, optimizer=optimizer, gradient_bytes=gradient_bytes)
 
 
 def gathered_bytes(part: Shard, layout: Layout, backend: Backend) -> float:

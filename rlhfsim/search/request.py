@@ -20,10 +20,12 @@ Objective = Literal["time", "tokens", "cost", "energy", "memory"]
 SWITCHES: dict[str, str] = {
     "async": "generation and training overlap; samples are up to --max-staleness versions old",
     "lora": "adapters are trained instead of all weights",
+    "qlora": "adapters are trained on a base in 4 bit",
     "fp8": "the rollout runs in FP8; its log-probs differ from the trainer's",
     "fp8-kv": "the KV cache of the rollout is FP8; its log-probs differ from the trainer's",
     "mxfp4": "MLPs and experts of the rollout are MXFP4; its log-probs differ from the trainer's",
     "adam8bit": "8-bit Adam moments",
+    "fp8-training": "matrix products of training and scoring in FP8",
     "bf16-gradients": "gradients are kept and reduced in BF16 where the backend does so in FP32",
     "rollout-logprobs": "old log-probs come from the rollout engine, not from a forward of the trainer",
 }
@@ -202,6 +204,8 @@ def switched(workload: Workload, switches: Set[str]) -> Workload:
     """The workload with numerics-changing switches turned on."""
     changes: dict[str, dict[str, Any]] = {
         "lora": {"lora": Lora(rank=LORA_RANK)},
+        "qlora": {"lora": Lora(rank=LORA_RANK, base="nf4")},
+        "fp8-training": {"train_precision": "fp8"},
         "fp8": {"rollout_precision": "fp8"},
         "fp8-kv": {"kv_precision": "fp8"},
         "mxfp4": {"rollout_precision": "mxfp4"},
@@ -210,6 +214,6 @@ def switched(workload: Workload, switches: Set[str]) -> Workload:
         FP32_SUMS: {"gradients": "fp32"},
         "rollout-logprobs": {"old_logprobs": "rollout"},
     }
-    for switch in sorted(switches & set(changes)):
+    for switch in sorted(switches & set(changes)):  # qlora after lora
         workload = replace(workload, **changes[switch])
     return workload

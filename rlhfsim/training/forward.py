@@ -59,6 +59,8 @@ def forward(
         parts.append(part("bubble", total - busy, "pipeline schedule"))
         parts += send_parts(device, model, layout, work, count, 1.0, back=False)
     parts += exchange.gathers(device, model, layout, count, busy)
+    if lora is not None and lora.base == "nf4":
+        parts.append(exchange.dequantised(device, model, layout, count))
     if layout.offload_params != "none":
         parts.append(exchange.fetches(device, model, layout, backend, count))
     spread = spread_of(sequences, layout, 1, count, pack_len)

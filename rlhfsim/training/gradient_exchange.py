@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -11,6 +11,7 @@ from rlhfsim.kernels import collectives, layers
 from rlhfsim.kernels.cost import Part, part
 from rlhfsim.kernels.device import Device, Group, group
 from rlhfsim.kernels.links import host_rate, moved
+from rlhfsim.memory.states import BASE_BYTES
 from rlhfsim.specs.hashing import Hashed, hashed_once
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import Backend
@@ -197,6 +198,21 @@ def exchange(
     if layout.zero == 3:  # a gather ahead and one back; reductions go by bucket
         parts.append(zero_calls(device, model, layout, 2 * micro_batches))
     return parts
+
+
+def dequantised(device: Device, model: ModelSpec, layout: Layout, passes: float) -> Part:
+    """What a 4-bit base costs: in each of `passes` every matrix is read, and written in BF16.
+
+        passes Psi_layers (0.52 + 2) / (B_m eta)
+
+    Source: QLoRA, arXiv 2305.14314; eta is `nf4_dequantise_efficiency`, known to a factor of seven.
+    """
+    ends = model.params_embedding + (0 if model.tied_embeddings else model.params_lm_head)
+    whole = sum(s.params for s in shards(device, model, replace(layout, shards=None)))
+    held = whole - ends / (layout.tp * layout.pp)
+    name = "nf4_dequantise_efficiency"
+    seconds = passes * held * (BASE_BYTES["nf4"] + BF16) / (device.profile.hbm.value * device[name])
+    return part("hbm", seconds, name, spread=device.inverse_spread(name))
 
 
 def summed(device: Device, model: ModelSpec, layout: Layout, micro_batches: int, *, share: float) -> Part:

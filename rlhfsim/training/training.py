@@ -352,6 +352,9 @@ def _exchange(step: _Step, through: Passes) -> list[Part]:
     if step.software.fp32_sums:
         exchanged.append(exchange.summed(device, step.model, layout, step.micro_batches, share=share))
     exchanged += exchange.update(device, step.model, layout, optimizer=step.optimizer, share=share)
+    if step.lora is not None and step.lora.base == "nf4":
+        rounds = step.micro_batches * (3 if layout.recompute == "full" else 2)
+        exchanged.append(exchange.dequantised(device, step.model, layout, rounds))
     if layout.offload_params != "none":
         count = step.micro_batches
         exchanged.append(exchange.fetches(device, step.model, layout, step.backend, 2 * count, count - 1))

@@ -33,6 +33,8 @@ TOUCHED: dict[str, frozenset[str]] = {
     "fp8-kv": frozenset({"rollout"}),
     "mxfp4": frozenset({"rollout"}),
     "lora": frozenset({"actor", "reference", "rollout"}),
+    "qlora": frozenset({"actor", "reference", "rollout"}),
+    "fp8-training": frozenset({"actor", "critic", "reference", "reward"}),
     "rollout-logprobs": frozenset({"actor"}),
 }
 """Roles whose price a switch changes; with LoRA the reference shares the weights of the actor."""

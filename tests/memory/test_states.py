@@ -223,6 +223,17 @@ def test_lora_adapters_of_llama_8b_are_84_million_at_rank_32():
     assert adapters.total == pytest.approx(16 * 83.9e6, rel=0.01)
 
 
+def test_a_base_in_4_bit_holds_half_a_byte_and_its_constants():
+    part = memory.shard(LLAMA8B, Layout(), "deepspeed")
+    base, adapters = memory.lora_states(LLAMA8B, part, Layout(), "deepspeed", Lora(rank=32, base="nf4"))
+    tables = 2 * 128256 * 4096 + 4096  # embedding, head and norm stay in BF16
+    matrices = LLAMA8B.num_params - tables
+    assert base.weights == pytest.approx((0.5 + 8.125 / 8 / 64) * matrices + 2 * tables, rel=1e-3)
+    whole, same = memory.lora_states(LLAMA8B, part, Layout(), "deepspeed", Lora(rank=32))
+    assert whole.weights == pytest.approx(2 * LLAMA8B.num_params, rel=1e-6)
+    assert adapters == same
+
+
 def test_a_frozen_model_has_weights_only():
     part = memory.shard(LLAMA70B, Layout(dp=8, zero=3), "deepspeed")
     states = memory.frozen_states(part, Layout(dp=8, zero=3))

@@ -115,6 +115,19 @@ def test_zero_3_moves_half_as_much_again_as_zero_2_with_one_micro_batch() -> Non
     assert three == pytest.approx(1.5 * two, rel=0.01)  # arXiv 1910.02054: 3 Psi against 2 Psi
 
 
+def test_a_base_in_4_bit_is_dequantised_in_every_pass() -> None:
+    d, where = device(8), layout(zero=2)
+    rate = PROFILE.hbm.value * d["nf4_dequantise_efficiency"]
+    matrices = LLAMA.num_params - 2 * LLAMA.params_embedding
+    once = exchange.dequantised(d, LLAMA, where, 1).seconds
+    assert once == pytest.approx(matrices * 2.516 / rate, rel=0.01)
+    four, half = Lora(rank=32, base="nf4"), Lora(rank=32)
+    for recompute, passes in (("none", 2), ("full", 3)):
+        changed = replace(where, recompute=recompute)
+        more = seconds(changed, lora=four) - seconds(changed, lora=half)
+        assert more == pytest.approx(512 / 8 / 2 * passes * once, rel=0.01)
+
+
 def test_copies_of_shards_cross_the_network_with_a_share_of_their_gradients() -> None:
     d, one = device(64), layout(dp=64, zero=3)
     copies = replace(one, shards=8)

@@ -39,6 +39,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "offload to the host",
         "LoRA",
+        "LoRA on a 4-bit base",
         "FP32 gradient sums",
         "micro-batches by tokens",
     ),

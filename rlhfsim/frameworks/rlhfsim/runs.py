@@ -22,6 +22,7 @@ _NOT_RUN = {
     "offload to NVMe",
     "partial optimizer offload",  # DeepSpeed's ratio moves whole sub-groups, of 1e9 elements
     "FP8 training",
+    "LoRA on a 4-bit base",
     "LoRA with tensor or pipeline parallelism",
     "BF16 gradients",  # DeepSpeed's are; FSDP2 reduces in FP32
     "AMD GPUs",  # the pinned wheels are for CUDA

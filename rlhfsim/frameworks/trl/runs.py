@@ -47,6 +47,7 @@ RUNS = Runs(
         "rollout replicas across nodes",
         "FP8 rollout",
         "LoRA",
+        "LoRA on a 4-bit base",
         "FP32 gradient sums",
         "8-bit Adam",
     ),

@@ -49,7 +49,9 @@ def _task(plan: Plan) -> str:
     actor = names["actor"]
     others = ", ".join(f"{role} {name}" for role, name in names.items() if name != actor)
     beside = f" with {others}" if others else ""
-    lora = f", LoRA rank {plan.workload.lora.rank}" if plan.workload.lora else ""
+    adapters = plan.workload.lora
+    on = " on 4 bit" if adapters and adapters.base == "nf4" else ""
+    lora = f", LoRA rank {adapters.rank}{on}" if adapters else ""
     backend = BACKENDS[plan.placement.backend].title
     return f"{plan.workload.algorithm.upper()} of {actor}{beside}{lora} on {hardware_text(plan)}, {backend}"
 

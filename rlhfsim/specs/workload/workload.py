@@ -70,6 +70,8 @@ class Lora:
     """Low-rank adapters on every linear layer; the frozen base doubles as the reference."""
 
     rank: Annotated[int, Field(ge=1, le=4096)] = 32
+    base: Literal["bf16", "nf4"] = "bf16"
+    """Frozen base of the trainer: BF16, or 4 bit with constants (QLoRA), dequantised in every pass."""
 
 
 @hashed_once

@@ -58,6 +58,8 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
     decisions["streaming"] = p.schedule.streaming
     switches = {
         "LoRA": w.lora is not None,
+        "4-bit base": w.lora is not None and w.lora.base == "nf4",
+        "FP8 training": w.train_precision == "fp8",
         "FP8 rollout": w.rollout_precision == "fp8",
         "MXFP4 rollout": w.rollout_precision == "mxfp4",
         "FP8 KV cache": w.kv_precision == "fp8",
