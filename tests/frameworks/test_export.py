@@ -254,3 +254,14 @@ def test_drafted_tokens_and_shards_are_written() -> None:
     placement = replace(plan.placement, actor=replace(plan.placement.actor, layout=layout))
     values = export(replace(plan, placement=placement), "verl", frozenset()).written.values
     assert values["actor_rollout_ref.actor.fsdp_config.fsdp_size"] == 2
+
+
+@pytest.mark.parametrize("name", ["verl", "nemo-rl"])
+def test_a_share_of_the_optimizer_on_the_host_is_written(name: str) -> None:
+    plans = (planned(p) for p in RECIPES[name] if p.stem not in NOT_WRITTEN)
+    plan = next(p for p in plans if p.placement.backend == "megatron")
+    actor = plan.placement.actor
+    half = replace(actor.layout, recompute="none", offload_optimizer="cpu", offload_fraction=0.5)
+    changed = replace(plan, placement=replace(plan.placement, actor=replace(actor, layout=half)))
+    values = export(changed, name, frozenset()).written.values
+    assert [v for k, v in values.items() if k.endswith("optimizer_offload_fraction")] == [0.5]

@@ -161,6 +161,8 @@ def _training(plan: Plan) -> Iterator[Setting]:
     if work.lora is not None:
         yield Setting(key="--ds.lora.rank", value=work.lora.rank)
         yield Setting(key="--ds.lora.alpha", value=2 * work.lora.rank)
+        if work.lora.base == "nf4":
+            yield Setting(key="--ds.load_in_4bit", value=True)
     why = held(plan, "actor.train", placed.pool)
     if layout.recompute != "none":
         yield Setting(key="--actor.gradient_checkpointing_enable", value=True, why=why)

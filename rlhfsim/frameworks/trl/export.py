@@ -162,6 +162,9 @@ def _training(plan: Plan) -> Iterator[Setting]:
         yield Setting(key="use_peft", value=True)
         yield Setting(key="lora_r", value=work.lora.rank)
         yield Setting(key="lora_alpha", value=2 * work.lora.rank)
+        if work.lora.base == "nf4":
+            yield Setting(key="load_in_4bit", value=True)
+            yield Setting(key="use_bnb_nested_quant", value=True)
 
 
 def _algorithm(plan: Plan) -> Iterator[Setting]:

@@ -48,7 +48,6 @@ RUNS = Runs(
         "FP8 rollout",
         "LoRA",
         "LoRA on a 4-bit base",
-        "FP32 gradient sums",
         "8-bit Adam",
     ),
     source="TRL 1.16.0: its configuration classes, read 2026-11-22; in process or beside vllm serve",

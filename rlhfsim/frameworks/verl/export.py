@@ -216,6 +216,10 @@ def _recompute(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
             why=why,
         )
         return
+    if layout.offload_optimizer == "cpu":
+        optimizer = f"{ACTOR}.optim.override_optimizer_config"
+        yield Setting(key=f"+{optimizer}.optimizer_cpu_offload", value=True)
+        yield Setting(key=f"+{optimizer}.optimizer_offload_fraction", value=layout.offload_fraction)
     override = f"{ACTOR}.megatron.override_transformer_config"
     if layout.recompute == "none":
         return
@@ -223,10 +227,6 @@ def _recompute(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
     if layout.recompute == "full":
         yield Setting(key=f"{override}.recompute_method", value="uniform")
         yield Setting(key=f"{override}.recompute_num_layers", value=1)
-    if layout.offload_optimizer == "cpu":
-        optimizer = f"{ACTOR}.optim.override_optimizer_config"
-        yield Setting(key=f"+{optimizer}.optimizer_cpu_offload", value=True)
-        yield Setting(key=f"+{optimizer}.optimizer_offload_fraction", value=layout.offload_fraction)
 
 
 def _micro_batch(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
