@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from lab.fits import rlhf, training, verl
+from lab.fits import rlhf, training, verl, weight_sync
 from rlhfsim.frameworks.costs import with_software
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.placement.backends import Backend
@@ -44,6 +44,8 @@ class Fit:
     """Coefficient -> profiles that hold it; one that is not named is in all."""
     software: tuple[str, Backend] | None = None
     """Framework and backend whose costs it writes; None: those of all, in the profiles."""
+    together: Callable[[Row], str] = lambda row: publisher(row.source)
+    """Rows with the same text leave together."""
 
 
 FITS = (
@@ -56,6 +58,13 @@ FITS = (
     ),
     Fit(name="rlhf", rows=rlhf.fit_rows, fit=rlhf.fit, names=rlhf.NAMES, software=("nemo-rl", "megatron")),
     Fit(name="verl", rows=verl.fit_rows, fit=verl.fit, names=verl.NAMES, software=("verl", "fsdp2")),
+    Fit(
+        name="weight_sync",
+        rows=weight_sync.fit_rows,
+        fit=weight_sync.coefficients,
+        names=weight_sync.SHARED,
+        together=weight_sync.page,
+    ),
 )
 
 
@@ -78,7 +87,8 @@ def left_out(fit: Fit) -> dict[str, list[dict[str, Any]]]:
     rows = fit.rows()
     found = {}
     for name in sorted({publisher(row.source) for row in rows}):
-        others = [row for row in rows if publisher(row.source) != name]
+        gone = {fit.together(row) for row in rows if publisher(row.source) == name}
+        others = [row for row in rows if fit.together(row) not in gone]
         sys.stdout.write(f"{fit.name} without {name}: {len(others)} of {len(rows)} rows\n")
         sys.stdout.flush()
         found[name] = [_data(fit, key, c) for key, c in fit.fit(others).items()]
@@ -86,9 +96,10 @@ def left_out(fit: Fit) -> dict[str, list[dict[str, Any]]]:
 
 
 def _data(fit: Fit, key: str, c: Coefficient) -> dict[str, Any]:
-    name = key.split("@")[0]
+    name, _, owner = key.partition("@")
     numbers = {k: float(f"{getattr(c, k):.6g}") for k in ("value", "low", "high")}
-    return {"name": name, "profiles": list(fit.profiles.get(name, ())), **numbers}
+    profiles = fit.profiles.get(name, ())
+    return {"name": name, "profiles": list(profiles), "framework": "" if profiles else owner, **numbers}
 
 
 def main() -> None:

@@ -1,8 +1,11 @@
 """Fit of the coefficients of weight syncs, each source left out once (`python -m lab.fits.weight_sync`).
 
+`lab.fits.leave_one_out` writes them without one publisher at a time for the errors of `rlhfsim validate`.
+
 Maximum a posteriori in logarithms: every coefficient starts at its prior, with the width of its interval
 (P10 to P90); a framework may differ from the pooled value by a factor whose logarithm has deviation 1.
-Residuals are robust (soft l1), so that rows with a mechanism that the paths do not have cannot bend it.
+Residuals are robust (soft l1), so that rows with a mechanism that the paths do not have cannot bend it; every
+source has the same total weight.
 
 Prints the error of rows whose source gave nothing, and the values that all sources together give.
 """
@@ -10,6 +13,7 @@ Prints the error of rows whose source gave nothing, and the values that all sour
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -20,9 +24,10 @@ from scipy.optimize import least_squares
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.costs import pooled
 from rlhfsim.kernels.device import Device
+from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation.assumptions import apply
-from rlhfsim.validation.kinds.weight_sync import KIND, Case, case_of, framework_of
-from rlhfsim.validation.rows import shipped
+from rlhfsim.validation.kinds.weight_sync import KIND, Case, case_of, framework_of, kind_of
+from rlhfsim.validation.rows import Row, shipped
 
 SHARED = (
     "sync_gather_latency",
@@ -52,23 +57,34 @@ class Datum:
 
 def data() -> list[Datum]:
     """All rows that can be predicted; layouts of one publication share a source."""
-    rows = []
-    for row in shipped(KIND):
-        filled, _ = apply(KIND, row)
-        try:
-            case = case_of(filled)
-        except RlhfsimError:
-            continue
-        rows.append(
-            Datum(case=case, source=_publication(row.text("source") or ""), framework=framework_of(filled))
-        )
-    return rows
+    return [datum(row) for row in fit_rows()]
 
 
-def _publication(source: str) -> str:
+def fit_rows() -> list[Row]:
+    """The rows of a transfer or a refit that can be predicted, blanks filled."""
+    rows = (apply(KIND, row)[0] for row in shipped(KIND))
+    return [row for row in rows if kind_of(row) == KIND and _case(row)]
+
+
+def datum(row: Row) -> Datum:
+    """A row of `fit_rows`."""
+    case = _case(row)
+    assert case is not None
+    return Datum(case=case, source=page(row), framework=framework_of(row))
+
+
+def _case(row: Row) -> Case | None:
+    try:
+        return case_of(row)
+    except RlhfsimError:
+        return None
+
+
+def page(row: Row) -> str:
     """The page or thread, without section, table and commit; the two reshard threads are one author's feature."""
-    page = source.split(" \u00a7")[0].split(" (")[0]
-    return "NVIDIA-NeMo/RL reshard" if page.endswith(("#2808", "#2971")) else page
+    source = row.text("source") or ""
+    found = source.split(" \u00a7")[0].split(" (")[0]
+    return "NVIDIA-NeMo/RL reshard" if found.endswith(("#2808", "#2971")) else found
 
 
 def _names() -> list[tuple[str | None, str]]:
@@ -107,19 +123,42 @@ def predicted(datum: Datum, theta: np.ndarray) -> float:
     return datum.case.cost(tuned).seconds
 
 
+def coefficients(rows: Sequence[Row]) -> dict[str, Coefficient]:
+    """Value, P10 and P90 of every coefficient from the rows given, as `name` pooled and as `name@framework`."""
+    theta, covariance = posterior([datum(row) for row in rows])
+    names, found = _names(), {}
+    for framework in (None, *FRAMEWORKS):
+        for name in SHARED if framework is None else OWN:
+            parts = [names.index((None, name))] + ([names.index((framework, name))] if framework else [])
+            middle = float(theta[parts].sum())
+            deviation = math.sqrt(float(covariance[np.ix_(parts, parts)].sum()))
+            low, value, high = (math.exp(middle + z * deviation) for z in (-P90, 0.0, P90))
+            key = f"{name}@{framework}" if framework else name
+            found[key] = Coefficient(value=value, low=low, high=high, source="fitted (lab.fits.weight_sync)")
+    return found
+
+
 def fit(rows: Sequence[Datum]) -> np.ndarray:
     """Logarithms of the values that explain the rows best."""
+    return posterior(rows)[0]
+
+
+def posterior(rows: Sequence[Datum]) -> tuple[np.ndarray, np.ndarray]:
+    """The same with their covariance."""
     start, width = _prior()
+    count = Counter(d.source for d in rows)
+    weighted = [(math.sqrt(len(rows) / len(count) / count[d.source]), d) for d in rows]
 
     def residuals(z: np.ndarray) -> np.ndarray:
         theta = start + z * width
         _tuned.cache_clear()
-        missed = [math.log(predicted(d, theta) / d.case.measured) / NOISE for d in rows]
+        missed = [w * math.log(predicted(d, theta) / d.case.measured) / NOISE for w, d in weighted]
         robust = [math.copysign(math.sqrt(2 * (math.sqrt(1 + r * r) - 1)), r) for r in missed]
         return np.array([*robust, *z])
 
     found = least_squares(residuals, np.zeros(len(start)), diff_step=0.05, max_nfev=8)
-    return np.asarray(start + found.x * width)
+    covariance = np.linalg.inv(found.jac.T @ found.jac) * np.outer(width, width)
+    return np.asarray(start + found.x * width), np.asarray(covariance)
 
 
 def main() -> None:

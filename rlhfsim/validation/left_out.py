@@ -32,6 +32,8 @@ class Refit:
     name: str
     profiles: tuple[str, ...]
     """Profiles that hold it; all when empty."""
+    framework: str
+    """Whose software it holds for; all when empty."""
     value: float
     low: float
     high: float
@@ -51,23 +53,27 @@ def facts() -> dict[str, Any]:
 
 
 @cache
-def refits(name: str) -> tuple[Refit, ...]:
-    """The coefficients of every fit that read rows of a publisher, fitted without them; () where none did."""
-    return tuple(
-        Refit(name=c["name"], profiles=tuple(c["profiles"]), value=c["value"], low=c["low"], high=c["high"])
+def refits(name: str, framework: str | None = None) -> tuple[Refit, ...]:
+    """The coefficients of every fit that read rows of a publisher, fitted without them; () where none did.
+
+    Those of a framework come after the pooled ones that they replace.
+    """
+    found = [
+        Refit(**{**c, "profiles": tuple(c["profiles"]), "framework": c.get("framework", "")})
         for fit in facts().values()
         for c in fit["left_out"].get(name, ())
-    )
+    ]
+    return tuple(sorted((r for r in found if r.framework in ("", framework)), key=lambda r: r.framework))
 
 
 @cache
 def without(name: str) -> Lookup:
     """Profiles as they are when no row of the publisher is in any fit."""
-    changed = refits(name)
+    refitted = refits(name)
 
     @cache
     def find(gpu: str) -> Profile:
-        return _changed(_shipped(gpu), changed)
+        return changed(_shipped(gpu), refitted)
 
     return find
 
@@ -86,7 +92,8 @@ def cluster_without(cluster: Cluster, name: str) -> Cluster:
     return replace(cluster, node_groups=tuple(groups))
 
 
-def _changed(profile: Profile, refitted: tuple[Refit, ...]) -> Profile:
+def changed(profile: Profile, refitted: tuple[Refit, ...]) -> Profile:
+    """A profile with refitted coefficients in place of its own."""
     own = {
         c.name: Coefficient(
             value=c.value,

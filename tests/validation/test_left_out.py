@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lab.fits import leave_one_out
+from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.step.measured import Conditions, MeasuredRun, distance, measured_runs, nearest, spread, widened
 from rlhfsim.validation import left_out
 from rlhfsim.validation.discrepancy import Residuals, base_of
@@ -56,6 +57,17 @@ def test_a_profile_without_a_publisher_differs_only_in_what_was_fitted_on_it() -
     changed = {n for n, c in ours.coefficients.items() if others.coefficients[n].value != c.value}
     assert changed
     assert changed <= {c.name for c in left_out.refits(name)}
+
+
+def test_what_a_framework_has_of_its_own_replaces_what_is_pooled() -> None:
+    name = "MoonshotAI/checkpoint-engine"
+    pooled, own = left_out.refits(name), left_out.refits(name, "verl")
+    assert {r.framework for r in pooled} == {""}
+    assert {r.framework for r in own} == {"", "verl"}
+    values = {r.name: r.value for r in own if r.framework == "verl"}
+    changed = left_out.changed(load_profile("h800"), own)
+    assert values
+    assert all(changed[coefficient] == value for coefficient, value in values.items())
 
 
 def test_pages_of_one_repository_are_one_publisher() -> None:

@@ -24,6 +24,7 @@ from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.validation.assumptions import apply
+from rlhfsim.validation.left_out import changed, publisher, refits
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
 from rlhfsim.weight_sync import offload, paths, storage
@@ -92,19 +93,35 @@ def case_of(row: Row) -> Case:
 
 def _outcome(row: Row) -> Outcome:
     filled, assumptions = apply(KIND, row)
-    basic = partial(Outcome.of, row, _kind(row), _label(filled), part=_part(row))
-    detail = {"scope": row.text("scope") or "not stated", "mechanism": row.text("mechanism") or ""}
+    basic = partial(Outcome.of, row, kind_of(row), _label(filled), part=_part(row))
+    detail: dict[str, float | str] = {
+        "scope": row.text("scope") or "not stated",
+        "mechanism": row.text("mechanism") or "",
+    }
     try:
         case = case_of(filled)
-        cost = case.cost(case.ends)
+        cost, blind = case.cost(case.ends), _blind(case, publisher(row.source), framework_of(filled))
     except RlhfsimError as error:
         return basic(skipped=error.message, assumptions=assumptions, detail=detail)
-    parts = {f"seconds.{r}": s for r, s in cost.by_resource().items()}
-    notes = (*assumptions, *case.notes)
-    return basic(cost=cost, measured=case.measured, assumptions=notes, detail={**detail, **parts})
+    detail |= {f"seconds.{r}": s for r, s in cost.by_resource().items()}
+    return basic(
+        cost=cost, blind=blind, measured=case.measured, assumptions=(*assumptions, *case.notes), detail=detail
+    )
 
 
-def _kind(row: Row) -> str:
+def _blind(case: Case, name: str, framework: str | None) -> Cost | None:
+    """The cost by coefficients that no row of a publisher gave; None where no fit read one."""
+    refitted, ends = refits(name, framework), case.ends
+    if not refitted:
+        return None
+    source, target = (
+        replace(end, profile=changed(end.profile, refitted)) for end in (ends.source, ends.target)
+    )
+    return case.cost(replace(ends, source=source, target=target))
+
+
+def kind_of(row: Row) -> str:
+    """`KIND` where the scope is the transfer or the refit."""
     scope = row.text("scope") or ""
     return KIND if scope.startswith(TRANSFER_SCOPES) else OTHER
 
