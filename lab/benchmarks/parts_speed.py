@@ -12,7 +12,7 @@ from collections.abc import Callable
 from rlhfsim.kernels.curves import KernelCurves
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.sequences import uniform
-from rlhfsim.memory.role_bytes import role_bytes
+from rlhfsim.memory.role_bytes import role_memory
 from rlhfsim.rollout.generation import Requests, generate
 from rlhfsim.specs.hardware.profiles import load_profile, parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
@@ -67,9 +67,9 @@ def main() -> None:
             "bytes of a role",
             0.0001,
             500,
-            lambda: role_bytes(
-                models_of(workload), "actor", role, workload, backend="megatron", profile=profile
-            ),
+            lambda: role_memory(
+                models_of(workload), "actor", workload, backend="megatron", profile=profile
+            ).of(role),
         ),
     )
     print(f"{'part':<32}{'ms':>10}{'limit ms':>12}")

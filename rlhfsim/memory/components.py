@@ -7,7 +7,7 @@ read entries from it (`memory.residency.entries`); the search adds up vectors of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.kv_cache import EngineBytes
 from rlhfsim.memory.risk import Item, moments
-from rlhfsim.memory.role_bytes import Extra, RoleBytes
+from rlhfsim.memory.role_bytes import Extra, RoleBytes, RoleKind, kept_states
 from rlhfsim.memory.states import States
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.placement import RolePlacement
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.void]
@@ -75,6 +76,28 @@ class SyncBytes:
 
 
 NO_SYNC = SyncBytes(buffers=0.0, group=0.0)
+
+
+def rested(rows: Rows, roles: Sequence[RolePlacement], kind: RoleKind) -> Rows:
+    """Rows (option, stage) of layouts, whatever rests between calls, with what each role keeps then."""
+    rows = rows.copy()
+    names = [(role.residency, role.offload_between) for role in roles]
+    for like in dict.fromkeys(names):
+        same = np.array([name == like for name in names])
+        role, full = roles[names.index(like)], rows["states"][same]
+        kept = kept_states(States(*(full[n] for n in States._fields)), role, kind)
+        for name, size in zip(States._fields, kept, strict=True):
+            rows["kept"][name][same] = size
+        rows["recreated"][same] = role.residency == "recreated"
+    return rows
+
+
+def host_of(rows: Rows) -> Floats:
+    """Host bytes for each GPU of the node with the fullest pipeline stages of roles (option, stage).
+
+    A stage is taken to fill its node; where several stand on one, theirs is less than this.
+    """
+    return np.asarray((rows["states"]["host"] + rows["kept"]["host"]).max(axis=-1))
 
 
 def role_components(

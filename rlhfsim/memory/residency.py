@@ -28,7 +28,7 @@ from rlhfsim.memory.components import (
     role_components,
 )
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
-from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_bytes, software_of
+from rlhfsim.memory.role_bytes import RoleBytes, most_host, role_memory, software_of
 from rlhfsim.memory.states import Stage, lora_params
 from rlhfsim.specs.hardware.hardware import Cluster, Profile
 from rlhfsim.specs.model.model import ModelSpec
@@ -80,17 +80,16 @@ def role_in_plan(
     """What a role of a plan holds on a GPU of `stage`."""
     placed = placement.roles[role]
     assert isinstance(placed, RolePlacement)
-    return role_bytes(
+    memory = role_memory(
         models,
         role,
-        placed,
         workload,
         backend=placement.backend,
         profile=profile,
-        stage=stage if placed.layout.pp > 1 else "only",
         beside_actor=role == "reference" and placed.pool == placement.actor.pool,
         software=software,
     )
+    return memory.of(placed, stage if placed.layout.pp > 1 else "only")
 
 
 def engine_in_plan(models: Models, placement: Placement, workload: Workload, profile: Profile) -> EngineBytes:

@@ -100,53 +100,77 @@ class RoleKind(NamedTuple):
     """Matrix products of training keep their inputs in FP8."""
 
 
-def role_bytes(
+class RoleMemory(NamedTuple):
+    """What decides a role's bytes besides its layout and what happens between its calls."""
+
+    kind: RoleKind
+    batch: BatchLengths
+    imbalance: float
+    """Tokens of the fullest expert rank over the mean, where experts are spread."""
+    waste: float
+    """Bytes that the caching allocator reserves for each byte of tensors that come and go."""
+    framework: float
+    nccl: float
+    """Of a communicator."""
+    borrowed: bool
+    """It runs on another role's weights and holds nothing."""
+
+    def of(self, placed: RolePlacement, stage: Stage = "only") -> RoleBytes:
+        """What the role holds on a GPU of `stage`."""
+        if self.borrowed:
+            return NOTHING
+        imbalance = self.imbalance if placed.layout.ep > 1 else 1.0
+        standing, score, train = _calls(self.kind, placed.layout, stage, self.batch, imbalance, self.waste)
+        return RoleBytes(
+            standing.states,
+            kept_states(standing.states, placed, self.kind),
+            score,
+            train,
+            self.framework,
+            self.nccl * standing.communicators,
+            placed.residency == "recreated",
+        )
+
+
+def role_memory(
     models: Models,
     role: str,
-    placed: RolePlacement,
     workload: Workload,
     *,
     backend: Backend,
     profile: Profile,
-    stage: Stage = "only",
     beside_actor: bool = False,
     software: Software | None = None,
-) -> RoleBytes:
-    """What a role holds on a GPU of `stage`; `beside_actor`: a reference in the actor's pool.
+) -> RoleMemory:
+    """What a role of a workload holds under any layout; `beside_actor`: a reference in the actor's pool.
 
     Beside adapters it holds nothing: the actor's base gives its log-probs.
     """
-    if beside_actor and workload.base_is_reference:
-        return NOTHING
     software = software or default_software(backend)
     if sums_fp32(workload, backend):
         software = replace(software, gradient_bytes=FP32)
     if workload.gradients == "bf16" and backend == "megatron":
         software = replace(software, gradient_bytes=BF16)
-    model, layout, trained = models.of(role), placed.layout, role in TRAINED
+    model = models.of(role)
     if software.fp32_combine and model.moe is not None:
         model = replace(model, moe=replace(model.moe, fp32_combine=True))
     kind = RoleKind(
         model=model,
         backend=backend,
-        trained=trained,
+        trained=role in TRAINED,
         optimizer=workload.optimizer,
         lora=workload.lora if role == "actor" else None,
         software=software,
         fp8=workload.train_precision == "fp8",
     )
-    skewed = model.moe is not None and layout.ep > 1 and not software.balanced
-    imbalance = profile["ep_hot_rank_factor"] if skewed else 1.0
-    waste = profile["fragmentation"] - 1
-    standing, score, train = _calls(kind, layout, stage, batch_lengths(workload), imbalance, waste)
-    return RoleBytes(
-        states=standing.states,
-        kept=_kept(standing.states, placed, backend, trained, software),
-        score=score,
-        train=train,
+    return RoleMemory(
+        kind=kind,
+        batch=batch_lengths(workload),
+        imbalance=profile["ep_hot_rank_factor"] if model.moe and not software.balanced else 1.0,
+        waste=profile["fragmentation"] - 1,
         framework=0.0 if beside_actor and backend != "deepspeed" else profile["framework_bytes"],
-        nccl=profile["nccl_bytes"] * standing.communicators,
-        recreated=placed.residency == "recreated",
+        nccl=profile["nccl_bytes"],
+        borrowed=beside_actor and workload.base_is_reference,
     )
 
 
@@ -158,29 +182,19 @@ def most_host(stages: Sequence[RoleBytes]) -> float:
     return max(part.host for part in stages)
 
 
-def rested(
-    part: RoleBytes, role: RolePlacement, *, backend: Backend, trained: bool, software: Software
-) -> RoleBytes:
-    """The bytes of a layout as `role_bytes` gives them, where something else happens between its calls."""
-    if part is NOTHING:
-        return part
-    kept = _kept(part.states, role, backend, trained, software)
-    return part._replace(kept=kept, recreated=role.residency == "recreated")
-
-
-def _kept(states: States, role: RolePlacement, backend: Backend, trained: bool, software: Software) -> States:
+def kept_states(states: States, role: RolePlacement, kind: RoleKind) -> States:
     """Between calls: an offloaded role keeps nothing on the GPU, `offload_between` only weights.
 
-    FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their flat buffers, unless a
-    framework gives them back.
+    `states` may hold arrays. FSDP2 frees gradients at the end of a step; DeepSpeed and Megatron keep their
+    flat buffers, unless a framework gives them back.
     A frozen role that is created again reads its weights from disk; a trained one from the host.
     """
     if role.residency != "resident":
-        away = states.weights + states.optimizer if trained or role.residency == "offloaded" else 0.0
+        away = states.weights + states.optimizer if kind.trained or role.residency == "offloaded" else 0.0
         return States(host=away)
     if role.offload_between:
         return States(weights=states.weights, host=states.optimizer)
-    freed = backend == "fsdp2" or bool(software.frees_gradients)
+    freed = kind.backend == "fsdp2" or bool(kind.software.frees_gradients)
     return states._replace(gradients=0.0 if freed else states.gradients, host=0.0)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.devices import domain_of
@@ -85,16 +86,15 @@ def role_layouts(
     """Layouts of a role that fill `gpus` GPUs; a role that only runs forward needs no optimizer."""
     rules = request.trainer
     fixed = request.fix.get(role, {})
-    batch, given = batch_lengths(request.workload), "pack_tokens" in fixed
+    batch = batch_lengths(request.workload)
     sizes = {cp: micro_batches.sizes(request, role, cp) for cp in _contexts(request, rules, fixed)}
     dropped: Counter[str] = Counter()
     shapes = []
-    for layout in _shapes(rules, request, model, gpus, domain, fixed, trained):
-        every = [replace(layout, **fields) for fields in sizes[layout.cp]] if given else []
-        if reason := layout_refusal(request, model, every[0] if given else layout, role):
-            dropped[reason] += len(sizes[layout.cp])
+    for shape in _shapes(rules, request, model, gpus, domain, fixed, trained):
+        every = [Layout(**shape, **fields) for fields in sizes[shape["cp"]]]
+        if reason := layout_refusal(request, model, every[0], role):
+            dropped[reason] += len(every)
             continue
-        every = every or [replace(layout, **fields) for fields in sizes[layout.cp]]
         filled = tuple(x for x in every if micro_batches.has_work(x, batch))
         lacking = "too few sequences in a mini-batch for its ranks, stages and micro-batch"
         dropped[lacking] += len(every) - len(filled)
@@ -111,7 +111,8 @@ def _shapes(
     domain: int,
     fixed: Mapping[str, int | str],
     trained: bool,
-) -> Iterator[Layout]:
+) -> Iterator[dict[str, Any]]:
+    """Fields of layouts but those that say how large a micro-batch is."""
     tps = _values(fixed, "tp", powers_of_two(domain) if rules.tensor_parallel else (1,))
     pps = _values(fixed, "pp", _pipelines(model, gpus) if rules.pipeline_parallel else (1,))
     cps = _contexts(request, rules, fixed)
@@ -130,21 +131,21 @@ def _shapes(
         ):
             if shards and (zero not in rules.hybrid_stages or ep > 1):
                 continue
-            yield Layout(
-                tp=tp,
-                pp=pp,
-                dp=dp,
-                cp=cp,
-                ep=ep,
-                vp=vp,
-                zero=zero,
-                shards=shards,
-                recompute=recompute,
-                offload_optimizer=offload,
-                offload_fraction=share,
-                offload_params=offload if rules.offloads_all else "none",
-                sequence_parallel=rules.sequence_parallel,
-            )
+            yield {
+                "tp": tp,
+                "pp": pp,
+                "dp": dp,
+                "cp": cp,
+                "ep": ep,
+                "vp": vp,
+                "zero": zero,
+                "shards": shards,
+                "recompute": recompute,
+                "offload_optimizer": offload,
+                "offload_fraction": share,
+                "offload_params": offload if rules.offloads_all else "none",
+                "sequence_parallel": rules.sequence_parallel,
+            }
 
 
 def _copies(rules: BackendRules, request: Request, ranks: int, domain: int) -> tuple[int | None, ...]:

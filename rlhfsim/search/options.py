@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rlhfsim.kernels.devices import DeviceKey
 from rlhfsim.memory.components import NO_SYNC, RUNNING, STATES, Rows, SyncBytes, engine_sums, role_sums
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
@@ -66,6 +67,7 @@ class OptionTable:
     """(n,) probability that an engine does not start; 0 for other roles."""
     sync_class: Ints
     """Options of one class have the same layout for the weight sync."""
+    _states: dict[object, Mapping[str, Floats]] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.options)
@@ -96,10 +98,17 @@ class OptionTable:
         return np.asarray(waits, dtype=np.int64)
 
     def states(self, profile: Profile, sync: SyncBytes, *, with_actor: bool = True) -> Mapping[str, Floats]:
-        """State -> bytes, mean and variance (see `memory.components`)."""
-        if self.key.role == "rollout":
-            return engine_sums(profile, self.bytes, sync, with_actor=with_actor)
-        return role_sums(profile, self.bytes, sync if self.key.role == "actor" else NO_SYNC)
+        """State -> bytes, mean and variance (see `memory.components`); computed once, for many pools."""
+        generates = self.key.role == "rollout"
+        sync = sync if generates or self.key.role == "actor" else NO_SYNC
+        name = DeviceKey(profile), sync, with_actor and generates
+        if name not in self._states:
+            self._states[name] = (
+                engine_sums(profile, self.bytes, sync, with_actor=with_actor)
+                if generates
+                else role_sums(profile, self.bytes, sync)
+            )
+        return self._states[name]
 
     def only(self, rows: Ints) -> OptionTable:
         """The table with these options alone, in this order; `legal` stays."""

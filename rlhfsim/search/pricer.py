@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
 
 from rlhfsim.kernels.devices import device_on, domain_of
-from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums, role_sums
+from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, STAGES, engine_sums, host_of, rested, role_sums
 from rlhfsim.memory.kv_cache import EngineBytes, engine_bytes
 from rlhfsim.memory.ledger import no_start
 from rlhfsim.memory.risk import fitting
-from rlhfsim.memory.role_bytes import RoleBytes, most_host, rested, role_bytes, software_of
+from rlhfsim.memory.role_bytes import RoleBytes, role_memory, software_of
 from rlhfsim.memory.states import cut, stages
 from rlhfsim.rollout.generation import Generation
 from rlhfsim.search.cache import RoleOptions, SearchCache, process_cache
@@ -45,7 +44,6 @@ from rlhfsim.specs.placement.placement import (
     RolloutPlacement,
     Schedule,
 )
-from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
@@ -171,19 +169,27 @@ class Pricer:
         """The options of a role that run when nobody else is there, not yet timed."""
         options, pool, backend = self._options(key), self.hardware(key), self.request.backend
         trained, usable = key.role in TRAINED, pool.profile.usable_memory.value
-        rest = partial(rested, backend=backend, trained=trained, software=self._software)
-        roles, parts = list[RolePlacement](), list[list[RoleBytes]]()
+        memory = role_memory(
+            self.models,
+            key.role,
+            self.request.workload,
+            backend=backend,
+            profile=pool.profile,
+            beside_actor=key.beside_actor,
+            software=software_of(None, self.request.cluster.framework, backend),
+        )
+        roles, parts, counts = list[RolePlacement](), list[list[RoleBytes]](), list[int]()
         for shape in options.shapes:
             for variants in filter(None, shape):
-                views = self._bytes(key, variants[0])
+                views = [memory.of(variants[0], stage) for stage in stages(variants[0].layout)]
                 if trained and max(part.training for part in views) > usable:
                     break  # whatever happens between its calls; a larger micro-batch needs more
                 roles += variants
-                ends = views[0], views[-1]
-                parts += [[rest(p, s) for p in ends] for s in variants]
-        process = pool.profile["host_process_bytes"]
-        host = np.array([most_host(ends) + (ends[0].framework > 0) * process for ends in parts])
-        rows = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
+                parts.append([views[0], views[-1]])
+                counts.append(len(variants))
+        layouts = np.array(parts, dtype=ROLE).reshape(len(parts), STAGES)
+        rows = rested(np.repeat(layouts, counts, axis=0), roles, memory.kind)
+        host = host_of(rows) + (rows["framework"][:, 0] > 0) * pool.profile["host_process_bytes"]
         states = role_sums(pool.profile, rows, NO_SYNC)
         fits = host * min(key.gpus, pool.gpus_per_node) <= pool.profile.node.host_memory.value
         for name in {"idle", *("train" if c.kind == "train" else "forward" for c in self._calls(key.role))}:
@@ -233,27 +239,6 @@ class Pricer:
         layouts = rollout_layouts(self.request, self.models.actor, key.gpus, self.hardware(key))
         options = (s for x in layouts for s in rollout_variants(x, adapters=key.adapters))
         return tuple(s for s in options if not broken_limit(self.request, "rollout", s))
-
-    @property
-    def _software(self) -> Software:
-        return software_of(None, self.request.cluster.framework, self.request.backend)
-
-    def _bytes(self, key: Key, placed: RolePlacement) -> list[RoleBytes]:
-        """On the first and on the last pipeline stage."""
-        return [
-            role_bytes(
-                self.models,
-                key.role,
-                placed,
-                self.request.workload,
-                backend=self.request.backend,
-                profile=self.hardware(key).profile,
-                stage=stage,
-                beside_actor=key.beside_actor,
-                software=self._software,
-            )
-            for stage in stages(placed.layout)
-        ]
 
     def _times(self, key: Key, roles: Sequence[RolePlacement]) -> OptionTimes:
         setting, model = self._setting(key), self.models.of(key.role)

@@ -88,8 +88,16 @@ class Limit:
         return f"{self.role}.{self.field}{self.relation}{self.value}"
 
 
+class _Runner:
+    """Base of a frozen, slotted dataclass that remembers who runs its plans; neither compared nor pickled."""
+
+    __slots__ = ("_left_out", "_runs")
+    _left_out: frozenset[str]
+    _runs: Runs | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(_Runner):
     """A design question: cluster, workload and what may compete."""
 
     cluster: Cluster
@@ -147,6 +155,13 @@ class Request:
     @property
     def runs(self) -> Runs | None:
         """What the framework runs; None: whatever is priced."""
+        try:
+            return self._runs
+        except AttributeError:
+            object.__setattr__(self, "_runs", self._runner())
+            return self._runs
+
+    def _runner(self) -> Runs | None:
         if self.framework == ANY:
             return None
         return framework(self.framework) if self.framework else runner_of(self.backend, self._vendors)
@@ -163,10 +178,13 @@ class Request:
     @property
     def left_out(self) -> frozenset[str]:
         """Choices that do not compete: forbidden, or not run by the framework."""
-        if self.runs is None:
-            return self.forbid
-        lacking = (names for feature, names in WITHOUT.items() if feature not in self.runs.features)
-        return self.forbid.union(*lacking)
+        try:
+            return self._left_out
+        except AttributeError:
+            features = self.runs.features if self.runs else WITHOUT
+            lacking = (names for feature, names in WITHOUT.items() if feature not in features)
+            object.__setattr__(self, "_left_out", self.forbid.union(*lacking))
+            return self._left_out
 
     @property
     def hardware_limits(self) -> tuple[Limit, ...]:

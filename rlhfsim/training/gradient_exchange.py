@@ -183,6 +183,8 @@ def exchange(
             for shard in parts_held
             if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
         ]
+        if not raw:
+            continue
         gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
         reduce += sum(
             between_copies(device, shard, layout, micro_batches if copies_each else 1, reduce_bytes)

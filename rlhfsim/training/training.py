@@ -310,6 +310,8 @@ def send_parts(
     back: bool = True,
 ) -> list[Part]:
     """Sends between pipeline stages by link; `rounds` micro-batches times chunks, `visible` share shown."""
+    if layout.pp == 1:
+        return []
     crossing = pipeline.hops(layout.pp, layout.tp * layout.cp * layout.dp, device.domain)
     count = pipeline.sends(crossing, rounds, back=back)
     size = BF16 * work.held * model.hidden

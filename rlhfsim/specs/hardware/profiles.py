@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,13 @@ def common_coefficients() -> dict[str, Coefficient]:
 
 def coefficients_of(path: Path) -> dict[str, Coefficient]:
     """Coefficients of a file that holds nothing else."""
-    return _coefficients(parse_yaml(read_text(path), str(path)))
+    return dict(_coefficients_in(read_text(path), str(path)))
+
+
+@lru_cache(maxsize=16)
+def _coefficients_in(text: str, name: str) -> Mapping[str, Coefficient]:
+    """Those of a file's text: every profile is laid over them."""
+    return _coefficients(parse_yaml(text, name))
 
 
 def _coefficients(source: Source) -> dict[str, Coefficient]:
