@@ -84,7 +84,8 @@ def rested(rows: Rows, roles: Sequence[RolePlacement], kind: RoleKind) -> Rows:
     names = [(role.residency, role.offload_between) for role in roles]
     for like in dict.fromkeys(names):
         same = np.array([name == like for name in names])
-        role, full = roles[names.index(like)], rows["states"][same]
+        role = roles[names.index(like)]
+        full: Any = rows["states"][same]
         kept = kept_states(States(*(full[n] for n in States._fields)), role, kind)
         for name, size in zip(States._fields, kept, strict=True):
             rows["kept"][name][same] = size
