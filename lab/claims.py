@@ -236,7 +236,7 @@ def nearest(plan: Plan) -> str | None:
 
 def believed(plan: Plan, *, proven: bool) -> str:
     """What speaks for the plan's seconds, in a sentence."""
-    proof = "no plan of the space is predicted faster" if proven else "better plans may exist"
+    proof = "no plan of the space is predicted faster" if proven else "not proven, better plans may exist"
     told = [
         proof,
         *filter(None, [training_rate(plan), sync_rate(plan), nearest(plan) or "nothing near was measured"]),

@@ -187,7 +187,7 @@ def told(priced: Priced) -> str:
         settings += ". No table says what this framework runs, so the plan may use what it does not"
     lack = "The space lacks something that the recipe has. " if priced.beats_proof else ""
     support = believed(priced.plan, proven=priced.proven)
-    return f"{memory}x{priced.factor:.2f}: {lack}{why}Differs: {settings}. Believed because {support}."
+    return f"{memory}x{priced.factor:.2f}: {lack}{why}Differs: {settings}. Held against: {support}."
 
 
 def _overflow(priced: Priced) -> str:

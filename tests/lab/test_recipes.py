@@ -71,3 +71,10 @@ def test_the_page_counts_and_shows_every_recipe_in_readable_lines() -> None:
     assert f"{len(PRICED)} recipes: 0 refused" in page
     assert all(f"../scenarios/recipes/{name}.yaml" in page for name in PRICED)
     assert all(len(line) <= 120 for line in page.splitlines())
+
+
+def test_the_committed_page_has_every_recipe_and_none_beats_a_plan_called_proven() -> None:
+    page = recipes.REPORT.read_text()
+    assert f"{len(PRICED)} recipes: 0 refused" in page
+    assert "0 predicted faster than" in " ".join(page.split())
+    assert all(f"**{name}**" in page for name in PRICED)
