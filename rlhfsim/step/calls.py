@@ -55,7 +55,7 @@ class Setting:
     @property
     def trained(self) -> tuple[float, ...] | None:
         """Response lengths that the step trains on; those that dynamic sampling keeps are as long as all."""
-        if (asked := requests_of(self)).wanted is not None:
+        if self.workload.oversampling and (asked := requests_of(self)).wanted is not None:
             return first_to_finish(asked, self.drawn)
         return None if self.drawn is None else self.drawn[: self.workload.num_sequences]
 
