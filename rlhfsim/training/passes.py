@@ -51,7 +51,8 @@ def passes(
     """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1), but adapters.
 
     Adapters pass over inputs and outputs of every matrix and double what the host launches; where each is
-    a shard of its own, it is gathered for every pass and reduced (`adapter_gather_time` a layer and pass).
+    a shard of its own, it is gathered for every pass and reduced (`adapter_gather_time` a layer and pass), and
+    where several sets stand side by side the host waits for their tokens (`adapter_sets_time`).
     """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0
@@ -65,7 +66,7 @@ def passes(
         behind = _backward(raw, software, recompute, frozen)
         one, two = exposed(device, raw.forward, software), exposed(device, behind, software)
         again = 2.0 if recompute == "full" else 1.0
-        gather = device["adapter_gather_time"] if frozen else 0.0
+        gather = _adapter_host(device, software) if frozen else 0.0
         seconds = launched(device, sum(one), least) + gather
         first += count * seconds
         both += count * (seconds + launched(device, sum(two), again * least) + (again + 1) * gather)
@@ -94,6 +95,12 @@ def passes(
 def _trunk(model: ModelSpec) -> ModelSpec:
     """The model as its layers see it: the same for a policy and for the critic on its trunk."""
     return replace(model, value_head=False, lm_head_bias=False)
+
+
+def _adapter_host(device: Device, software: Software) -> float:
+    """Seconds of a layer and pass in which the host handles adapters one by one while its GPU waits."""
+    sets = device["adapter_sets_time"] if software.adapters > 1 else 0.0
+    return max(device["adapter_gather_time"], sets)
 
 
 def _adapted(raw: Layer, seconds: float) -> Layer:
