@@ -13,9 +13,9 @@ COSTS = Costs(
             value=3.23e-3, low=2.90e-3, high=5.40e-3, source=_SIX_ROWS, dimension="s"
         ),
         "rl_layer_time": Coefficient(
-            value=1.38e-3, low=0.649e-3, high=7.37e-3, source=_SIX_ROWS, dimension="s"
+            value=1.32e-3, low=0.638e-3, high=7.51e-3, source=_SIX_ROWS, dimension="s"
         ),
-        "rl_call_time": Coefficient(value=1.2, low=0.25, high=1.2, source=_SIX_ROWS, dimension="s"),
+        "rl_call_time": Coefficient(value=1.12, low=0.246, high=1.12, source=_SIX_ROWS, dimension="s"),
         "controller_time": Coefficient(value=0.94, low=0.0, high=4.13, source=_SIX_ROWS, dimension="s"),
     }
 )

@@ -9,8 +9,8 @@ _LOGS = "fitted on five MATH logs of eric-haibin-lin/verl-data, never scored (la
 
 COSTS = Costs(
     shared={
-        "rl_layer_time": Coefficient(value=0.609e-3, low=0.0, high=2.80e-3, source=_LOGS, dimension="s"),
-        "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.826, source=_LOGS, dimension="s"),
+        "rl_layer_time": Coefficient(value=0.562e-3, low=0.0, high=2.69e-3, source=_LOGS, dimension="s"),
+        "rl_call_time": Coefficient(value=0.0, low=0.0, high=0.802, source=_LOGS, dimension="s"),
         "adapter_layer_time": Coefficient(
             value=2.55e-3, low=1.97e-3, high=2.76e-3, source=_LOGS, dimension="s"
         ),
@@ -34,9 +34,9 @@ COSTS = Costs(
     by_backend={
         "fsdp2": {
             "adapter_gather_time": Coefficient(
-                value=6.26e-3,
-                low=4.38e-3,
-                high=8.19e-3,
+                value=6.16e-3,
+                low=4.28e-3,
+                high=8.16e-3,
                 source=_LOGS
                 + "; its default strategy fsdp shards every adapter by itself, strategy fsdp2 does not",
                 dimension="s",
