@@ -51,8 +51,8 @@ def passes(
     """The passes of a micro-batch; `frozen` weights (LoRA) have no weight gradients (T1), but adapters.
 
     Adapters pass over inputs and outputs of every matrix and double what the host launches; where each is
-    a shard of its own, it is gathered for every pass and reduced (`adapter_gather_time` a layer and pass), and
-    where several sets stand side by side the host waits for their tokens (`adapter_sets_time`).
+    a shard of its own, it is gathered for every pass and reduced (`adapter_gather_time` a layer and pass).
+    Where several sets stand side by side the host waits for their tokens (`adapter_sets_time`).
     """
     ahead, back, both, first = NOTHING, NOTHING, 0.0, 0.0
     raw_ahead, raw_back, launch = NOTHING, NOTHING, 0.0

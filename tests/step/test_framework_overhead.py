@@ -12,6 +12,7 @@ from rlhfsim.kernels.sequences import Sequences
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.workload.workload import Lora
 from rlhfsim.step.framework_overhead import framework_call, launched_layers
 from rlhfsim.training.forward import forward
@@ -53,3 +54,14 @@ def test_adapters_that_are_shards_of_their_own_are_gathered_for_every_pass_and_r
     assert slower(trained=False, adapters=lora) == pytest.approx(one)
     assert slower(trained=True, adapters=lora) == pytest.approx(4 * one)
     assert slower(trained=True, adapters=None) == 0
+
+
+def test_several_sets_of_adapters_cost_host_time_in_every_pass_and_one_set_does_not() -> None:
+    model, layout = resolve_model("qwen3-4b"), replace(LAYOUT, recompute="full")
+
+    def seconds(adapters: int) -> float:
+        stack = Software(stack="compiled", adapters=adapters)
+        lora = Lora(rank=16)
+        return train(POOLED, model, layout, SEQUENCES, backend="fsdp2", lora=lora, software=stack).seconds
+
+    assert seconds(4) - seconds(1) == pytest.approx(4 * 5 * model.num_layers * POOLED["adapter_sets_time"])
