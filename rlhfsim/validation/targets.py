@@ -57,8 +57,8 @@ def _coverage(kind: str, missed: str = "") -> Target:
 
 
 TOO_FAST = (
-    "prime-rl, 112 of 642 rows, comes out a fifth too fast (LoRA at 16k tokens, all experts on each GPU), "
-    "GPT OSS of Megatron-Bridge a third (docs/validation_training.md)"
+    "GPT OSS of Megatron-Bridge comes out a third too fast, prime-rl's mixtures of experts with all experts "
+    "on each GPU too, its sequences of 65k tokens a seventh too slow (docs/validation_training.md)"
 )
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -95,7 +95,15 @@ TARGETS: tuple[Target, ...] = (
         missed="TensorRT-LLM's tables (95 of 124 rows) come out too slow; no fit reads them",
     ),
     Target(kind="rlhf.step", figure="mean_abs_error", limit=0.18, title="mean error over rows"),
-    Target(kind="rlhf.step", figure="bias", least=-0.08, limit=0.08, title="bias"),
+    Target(
+        kind="rlhf.step",
+        figure="bias",
+        least=-0.08,
+        limit=0.08,
+        title="bias",
+        missed="DeepSeek-V3 (its refit and switching) and Qwen3-235B one step off on GB200 come out a fifth "
+        "to two fifths too fast, verl on MI300X a third; the others of NeMo-RL have no bias",
+    ),
     Target(
         kind="rlhf.step",
         figure="right_order",
