@@ -62,7 +62,7 @@ class Call(NamedTuple):
     seconds: float
     """Measured, less the prediction."""
     measured: float
-    count: int
+    calls: int
     """Calls that it covers."""
     launched: float
     """Layers that a host launches in them."""
@@ -107,7 +107,7 @@ def least_error(calls: Sequence[Call]) -> tuple[float, float]:
 
     Such a sum is least where it is exact in two calls, or in one with the other number at 0.
     """
-    lines = [(c.count, c.launched, c.seconds) for c in calls]
+    lines = [(c.calls, c.launched, c.seconds) for c in calls]
     tried = [(0.0, 0.0)]
     for n, x, y in lines:
         tried += [(y / n, 0.0), (0.0, y / x)]
@@ -116,7 +116,7 @@ def least_error(calls: Sequence[Call]) -> tuple[float, float]:
                 tried.append(((y * other_x - x * other_y) / det, (n * other_y - y * other_n) / det))
 
     def error(pair: tuple[float, float]) -> float:
-        return sum(abs(k.seconds - k.count * pair[0] - k.launched * pair[1]) / k.measured for k in calls)
+        return sum(abs(k.seconds - k.calls * pair[0] - k.launched * pair[1]) / k.measured for k in calls)
 
     return min((pair for pair in tried if min(pair) >= 0), key=error)
 
@@ -157,7 +157,7 @@ def fit(rows: Sequence[Row]) -> dict[str, Coefficient]:
     c, h = least_error(calls)
     samples = {
         "rollout_step_overhead": [one.step for one in lacks],
-        "rl_layer_time": [(k.seconds - k.count * c) / k.launched for k in calls],
+        "rl_layer_time": [(k.seconds - k.calls * c) / k.launched for k in calls],
         "rl_call_time": [least_error(_others(lacks, i))[0] for i in range(len(lacks))],
         "controller_time": [one.controller for one in lacks],
     }
