@@ -103,7 +103,7 @@ def launches(asked: RunSpecs) -> tuple[float, float]:
 
 
 def least_error(calls: Sequence[Call]) -> tuple[float, float]:
-    """The c and h of least mean |missing - count c - launched h| / measured; neither is below 0.
+    """The c and h of least mean |missing - calls c - launched h| / measured; neither is below 0.
 
     Such a sum is least where it is exact in two calls, or in one with the other number at 0.
     """
