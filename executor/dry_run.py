@@ -24,6 +24,7 @@ from typing import Any, Literal
 from executor import ranks, refusals
 from executor.engines import mesh
 from executor.engines.deepspeed.config import ds_config
+from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.protocols import EngineSpec
 from executor.engines.training import library
 from executor.engines.vllm.start import arguments
@@ -94,6 +95,7 @@ def check(plan: Plan, settings: Settings, cluster: Cluster, judge: Judge | None 
     if plan.workload.generates:
         lines |= _rollout(plan, groups)
     lines["DeepSpeed"] = _deepspeed(specs, judge)
+    lines |= {f"{role} by FSDP2": _fsdp2(s) for role, s in specs.items() if library(s) == "FSDP2"}
     if plan.workload.generates:
         lines["vLLM"] = _vllm(job, config, cluster, judge)
     return Checked(cluster=described(cluster), lines=lines)
@@ -234,7 +236,9 @@ def deepspeed_requests(specs: Mapping[str, EngineSpec]) -> dict[str, dict[str, A
     """What DeepSpeed is asked about every role that it runs."""
     return {
         role: {
-            "config": ds_config(spec.layout, spec.optimizer, spec.precision, cuda=True),
+            "config": ds_config(
+                spec.layout, spec.optimizer, spec.precision, cuda=True, gradients=spec.gradients
+            ),
             "pp": spec.layout.pp,
             "dp": spec.layout.dp,
             "tp": spec.layout.tp,
@@ -260,6 +264,12 @@ def _deepspeed(specs: Mapping[str, EngineSpec], judge: Judge) -> str:
     version = installed_version("deepspeed", missing="")
     roles = ", ".join(requests) or "none needed"
     return f"configurations read and groups formed by DeepSpeed {version}: {roles}"
+
+
+def _fsdp2(spec: EngineSpec) -> str:
+    """What `fully_shard` gets."""
+    config = fsdp2_config(spec, cuda=True)
+    return ", ".join(f"{name} {json.dumps(value)}" for name, value in config.items())
 
 
 def _disagreement(layout: Layout, config: Mapping[str, Any], answer: Mapping[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from executor import refusals
 from executor.coordination import checkpoints, cluster, run_folder
@@ -17,6 +18,8 @@ from executor.coordination.tracing import coordination_overhead
 from executor.coordination.worker_groups import Rules
 from executor.engines.deepspeed.config import ds_config
 from executor.engines.fake import Fakes
+from executor.engines.fsdp2.config import fsdp2_config
+from executor.engines.training import library
 from executor.resolve import Job, engine_specs, model_config, rollout_spec
 from executor.restart_loop import RestartLoop, weights_folder
 from executor.rewards.rules import Scorer
@@ -210,10 +213,19 @@ def _checkpoint(files: run_folder.RunFiles, job: Job, listener: Listener) -> che
 
 def _write_inputs(files: run_folder.RunFiles, job: Job) -> None:
     """The emitted configuration of a run, beside its results."""
-    configs = {
-        role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu)
-        for role, spec in engine_specs(job).items()
+    vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
+    run_folder.write_inputs(
+        files, plan=job.plan, settings=job.settings, trainers=trainer_configs(job), vllm=vllm
+    )
+
+
+def trainer_configs(job: Job) -> dict[str, dict[str, dict[str, Any]]]:
+    """Training library -> role -> what it is given."""
+    specs = engine_specs(job)
+    deepspeed = {
+        role: ds_config(spec.layout, spec.optimizer, spec.precision, cuda=job.gpu, gradients=spec.gradients)
+        for role, spec in specs.items()
         if spec.optimizer is not None and spec.backend == "deepspeed"
     }
-    vllm = asdict(rollout_spec(job)) if job.plan.workload.generates else {}
-    run_folder.write_inputs(files, plan=job.plan, settings=job.settings, deepspeed=configs, vllm=vllm)
+    fsdp2 = {r: fsdp2_config(s, cuda=job.gpu) for r, s in specs.items() if library(s) == "FSDP2"}
+    return {"deepspeed": deepspeed, "fsdp2": fsdp2}

@@ -44,8 +44,8 @@ class RunFiles:
         """All settings, defaults included."""
         self.vllm = root / "vllm.json"
         """Arguments of the rollout engine."""
-        self.deepspeed = root / "deepspeed"
-        """Configuration of every trained role, `<role>.json`."""
+        self.trainers = {name: root / name for name in ("deepspeed", "fsdp2")}
+        """Configuration of every role by training library, `<role>.json`."""
         self.trace = root / "trace.json"
         """Measured spans, schema rlhfsim.trace/1."""
         self.metrics = root / "metrics.jsonl"
@@ -152,7 +152,7 @@ def _holds_something(files: RunFiles) -> bool:
     """Whether there is more than an attempt leaves that ended before its first step: it can start again."""
     leftovers = {files.lock, files.logs, files.checkpoints, files.scratch}
     if files.lock.exists():  # an attempt of ours, not somebody's plan.json
-        leftovers |= {files.plan, files.settings, files.vllm, files.environment, files.deepspeed}
+        leftovers |= {files.plan, files.settings, files.vllm, files.environment, *files.trainers.values()}
     return any(path not in leftovers for path in files.root.iterdir()) or any(
         files.checkpoints.glob("step-*")
     )
@@ -163,17 +163,21 @@ def write_inputs(
     *,
     plan: Plan,
     settings: Settings,
-    deepspeed: Mapping[str, Mapping[str, Any]],
+    trainers: Mapping[str, Mapping[str, Mapping[str, Any]]],
     vllm: Mapping[str, Any],
     devices: Sequence[str] = (),
 ) -> None:
-    """Write what the run is about to do and what it stands on, each file in one step."""
+    """Write what the run is about to do and what it stands on, each file in one step.
+
+    `trainers`: library (the name of a folder) -> role -> its configuration.
+    """
     write_plan(files.plan, plan)
     write_atomically(files.settings, settings_text(settings))
-    shutil.rmtree(files.deepspeed, ignore_errors=True)
-    for role, config in deepspeed.items():
-        files.deepspeed.mkdir(exist_ok=True)
-        write_json(files.deepspeed / f"{role}.json", config)
+    for library, folder in files.trainers.items():
+        shutil.rmtree(folder, ignore_errors=True)
+        for role, config in trainers.get(library, {}).items():
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"{role}.json", config)
     write_json(files.vllm, vllm)
     write_json(files.environment, environment(devices))
 

@@ -224,7 +224,7 @@ def check_request(request: Request, models: Models, workloads: Sequence[Any]) ->
             raise bad_option(
                 f"--fix {limit.text}: {request.workload.algorithm} has no {limit.role} here", "leave it out"
             )
-    if request.runs and (lacks := request.runs.lacks_workload(request.workload)):
+    if request.runs and (lacks := request.runs.lacks_workload(request.workload, request.backend)):
         others = [x.name for x in frameworks() if not x.lacks_workload(request.workload)]
         raise bad_option(
             f"{request.runs.title} does not run {lacks.what}",

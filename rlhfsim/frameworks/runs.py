@@ -7,7 +7,7 @@ docs print the table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module, resources
@@ -98,6 +98,8 @@ class Runs:
     weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
     features: Mapping[str, Known]
     """Of `FEATURES`; what is missing is not run."""
+    only_with: Mapping[str, Collection[Backend]] = field(default_factory=dict)
+    """Feature -> the training backends with which it is run; what is missing is run with all."""
     heads: Mapping[Backend, Head] = field(default_factory=dict)
     """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks
     (Megatron: `UNFUSED`)."""
@@ -125,7 +127,7 @@ class Runs:
         if sums and (broken := broken_sums(rules, layout)) is not None:
             remedy = "use zero: 2, or leave out workload.gradients"
             return Lacks(code="fp32-sums-not-run", what=f"the layout of the {role} ({broken})", remedy=remedy)
-        return self._first(_layout_features(layout, adapters=trained and workload.lora is not None))
+        return self._first(_layout_features(layout, adapters=trained and workload.lora is not None), backend)
 
     def lacks_model(self, layout: Layout, model: ModelSpec, model_type: str | None) -> Lacks | None:
         """What of a model's layout is not run; a type that is not known (None) is judged by its shape."""
@@ -163,9 +165,9 @@ class Runs:
         """What of a schedule is not run."""
         return self._first(_schedule_features(schedule))
 
-    def lacks_workload(self, workload: Workload) -> Lacks | None:
-        """What of a workload is not run, whatever the placement."""
-        return self._first(_workload_features(workload))
+    def lacks_workload(self, workload: Workload, backend: Backend | None = None) -> Lacks | None:
+        """What of a workload is not run, whatever the placement; None: with none of its backends."""
+        return self._first(_workload_features(workload), backend)
 
     def lacks(
         self,
@@ -177,13 +179,14 @@ class Runs:
         vendors: Collection[str] = (),
     ) -> Iterator[Lacks]:
         """Everything in a plan that is not run, once."""
-        found = [self.lacks_hardware(vendors), self.lacks_workload(workload)]
+        backend = placement.backend
+        found = [self.lacks_hardware(vendors), self.lacks_workload(workload, backend)]
         found.append(self.lacks_schedule(placement.schedule))
-        found.append(self._first(_pool_features(placement)))
+        found.append(self._first(_pool_features(placement), backend))
         for role, placed in placement.roles.items():
             if isinstance(placed, RolePlacement):
-                found.append(self.lacks_layout(placement.backend, placed.layout, workload, role))
-                found.append(self._first(_residency_features(placed)))
+                found.append(self.lacks_layout(backend, placed.layout, workload, role))
+                found.append(self._first(_residency_features(placed), backend))
         if placement.rollout is not None:
             found.append(self.lacks_rollout(placement.rollout.layout, one_node=one_node))
             found.append(self.lacks_path(placement.weight_path, topology))
@@ -212,12 +215,17 @@ class Runs:
             found[f"weight path {path} ({topology})"] = self.weight_paths[path][topology]
         return found
 
-    def _first(self, used: Collection[str] | Iterator[str]) -> Lacks | None:
-        missing = next((name for name in used if name not in self.features), None)
-        if missing is None:
-            return None
-        slug = "".join(c if c.isalnum() else "-" for c in missing.lower())
-        return Lacks(code=f"{slug}-not-run", what=missing, remedy=FEATURES[missing])
+    def _first(self, used: Iterable[str], backend: Backend | None = None) -> Lacks | None:
+        for name in used:
+            slug = "".join(c if c.isalnum() else "-" for c in name.lower())
+            backends = self.only_with.get(name, self.trainers)
+            if name not in self.features:
+                return Lacks(code=f"{slug}-not-run", what=name, remedy=FEATURES[name])
+            if backend is not None and backend not in backends:
+                what = f"{name} with {BACKENDS[backend].title}"
+                remedy = f"{FEATURES[name]}, or use --backend {' or '.join(backends)}"
+                return Lacks(code=f"{slug}-not-run", what=what, remedy=remedy)
+        return None
 
     def _other_trainer(self, backend: Backend) -> str:
         names = [x.name for x in frameworks() if backend in x.trainers]

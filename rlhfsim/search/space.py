@@ -219,7 +219,7 @@ def partitions(request: Request, models: Models) -> Iterator[Partition]:
     """Every partition on every kind of hardware, with every path and schedule that may compete."""
     roles = roles_of(request, models)
     kinds = range(len(request.cluster.node_groups))
-    if request.runs is not None and request.runs.lacks_workload(request.workload):
+    if request.runs is not None and request.runs.lacks_workload(request.workload, request.backend):
         return
     for groups in groupings(roles):
         for hardware in product(kinds, repeat=len(groups)):

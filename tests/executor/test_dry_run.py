@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from executor import dry_run, refusals
+from executor.launch import trainer_configs
 from executor.resolve import Job, engine_specs
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
@@ -131,6 +132,32 @@ def test_a_plan_that_does_not_fit_names_the_instant() -> None:
     full = replace(rollout, layout=replace(rollout.layout, memory_utilization=1.0), sleep=0)
     with pytest.raises(RlhfsimError, match=r"per GPU at 0\.000 s, when start begins"):
         memory_peaks(replace(given.placement, rollout=full), given.workload, cluster_of(given))
+
+
+def test_fsdp2_roles_say_what_they_are_given_in_the_run_folder_and_in_the_dry_run() -> None:
+    asked = Request(cluster=parse_cluster(8, "h100"), workload=Workload(model="8b"), backend="fsdp2")
+    given = design(asked, explain=False).chosen
+    assert given is not None
+    written = trainer_configs(job(given))
+    assert not written["deepspeed"]
+    actor = given.placement.actor.layout
+    config = written["fsdp2"]["actor"]
+    shards = (actor.shards or actor.dp) if actor.zero else 1
+    assert config["mesh"] == {"replicate": actor.dp // shards, "shard": shards}
+    assert config["mixed_precision"] == {"param_dtype": "bf16", "reduce_dtype": "fp32"}
+    assert (config["weights"], config["gradients"]) == ("fp32", "fp32")
+    assert config["recompute"] == (actor.recompute == "full")
+    assert bool(config["offload"]) == (actor.offload_params == "cpu")
+    shown = dry_run.check(given, Settings(), cluster_of(given), lambda *_: None).lines["actor by FSDP2"]
+    assert all(f"{name} {json.dumps(value)}" in shown for name, value in config.items())
+
+
+def test_the_configuration_that_is_written_and_asked_about_is_the_one_that_runs() -> None:
+    given = plan()
+    exact = replace(given, workload=replace(given.workload, gradients="fp32"))
+    written, specs = trainer_configs(job(exact))["deepspeed"]["actor"], engine_specs(job(exact))
+    assert written["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert dry_run.deepspeed_requests(specs)["actor"]["config"] == written
 
 
 # --- the libraries' own judgement ---------------------------------------------------------------------

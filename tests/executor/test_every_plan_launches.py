@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from drawn_questions import question
+from drawn_questions import SEARCH_S, question
 
 from executor import dry_run
 from executor.settings import Settings
 from rlhfsim.api import cluster_of, design
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.runs import OWN, framework
 from rlhfsim.plan import Plan
+from rlhfsim.search.request import SWITCHES, Request, switched
+from rlhfsim.specs.hardware.profiles import parse_cluster
+from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.memory_peaks import memory_peaks
 
 FAST, SLOW = range(16), range(16, 44)
@@ -85,6 +91,28 @@ def test_plans_of_drawn_questions_launch() -> None:
     every = plans(FAST)
     assert len(every) > 2 * len(FAST)
     assert refused(every) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", framework(OWN).trainers)
+def test_what_design_allows_launches_with_every_training_backend(backend: Backend) -> None:
+    """Each switch, and drawn pairs of them: a plan that launches, or none where the table says so."""
+    draw, names = random.Random(len(backend)), sorted(SWITCHES)
+    for switches in [*((name,) for name in names), *(draw.sample(names, 2) for _ in range(4))]:
+        work = switched(Workload(model="qwen2.5-1.5b", algorithm="grpo", samples=4), frozenset(switches))
+        request = Request(
+            cluster=parse_cluster(8, "h100"),
+            workload=work,
+            backend=backend,
+            allow=frozenset(switches) & {"async"},
+            time_limit=SEARCH_S,
+        )
+        chosen = design(request, explain=False, rivals=False).chosen
+        lacks = framework(OWN).lacks_workload(work, backend)
+        assert (chosen is None) == (lacks is not None), switches
+        if chosen is not None:
+            checked = dry_run.check(chosen, Settings(), cluster_of(chosen), lambda *_: None)
+            assert checked.lines["refusals"] == "none"
 
 
 @pytest.mark.slow

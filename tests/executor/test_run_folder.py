@@ -31,7 +31,10 @@ def write(files: RunFiles, plan: Plan) -> None:
         files,
         plan=plan,
         settings=SETTINGS,
-        deepspeed={"actor": {"zero_optimization": {"stage": 2}}, "critic": {}},
+        trainers={
+            "deepspeed": {"actor": {"zero_optimization": {"stage": 2}}, "critic": {}},
+            "fsdp2": {"reference": {"weights": "bf16"}},
+        },
         vllm={"tensor_parallel_size": 2},
         devices=["cpu"],
     )
@@ -53,8 +56,12 @@ def test_everything_lies_under_its_name(tmp_path: Path, plan: Plan) -> None:
         "deepspeed",
         "deepspeed/actor.json",
         "deepspeed/critic.json",
+        "fsdp2",
+        "fsdp2/reference.json",
     }
-    assert json.loads((files.deepspeed / "actor.json").read_text()) == {"zero_optimization": {"stage": 2}}
+    assert json.loads((files.trainers["deepspeed"] / "actor.json").read_text()) == {
+        "zero_optimization": {"stage": 2}
+    }
     assert read_plan(files.plan) == plan
 
 

@@ -11,11 +11,13 @@ import pytest
 import rlhfsim
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
-from rlhfsim.present.terminal.frameworks import SHORT, as_data, lines
+from rlhfsim.present.terminal.frameworks import as_data, lines, rows
 from rlhfsim.search.layouts import role_layouts
 from rlhfsim.search.request import Request
+from rlhfsim.search.space import partitions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import published_type, resolve_model
+from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
@@ -29,6 +31,8 @@ def test_a_table_names_what_a_plan_can_ask_and_says_how_it_is_known(runs: Runs) 
     assert set(runs.features) <= set(FEATURES)
     assert set(runs.weight_paths) <= set(WEIGHT_PATHS)
     assert set(runs.known_trainers) == set(runs.trainers)
+    assert set(runs.only_with) <= set(runs.features)
+    assert all(set(backends) < set(runs.trainers) for backends in runs.only_with.values())
     known = [*runs.features.values(), *runs.known_trainers.values()]
     known += [k for where in runs.weight_paths.values() for k in where.values()]
     assert set(known) <= set(get_args(Known))
@@ -59,6 +63,19 @@ def test_what_is_lacking_is_named_with_its_remedy() -> None:
     adapters = ours.lacks_layout("deepspeed", Layout(tp=2, dp=4), replace(GRPO, lora=Lora()), "actor")
     assert adapters is not None
     assert adapters.code == "lora-with-tensor-or-pipeline-parallelism-not-run"
+
+
+def test_a_feature_may_hold_for_some_backends_only() -> None:
+    ours, small = framework(OWN), replace(GRPO, optimizer="adam8bit")
+    assert ours.lacks_workload(small) is None
+    assert ours.lacks_workload(small, "deepspeed") is None
+    lacks = ours.lacks_workload(small, "fsdp2")
+    assert lacks is not None
+    assert lacks.what == "8-bit Adam with PyTorch FSDP2"
+    assert "--backend deepspeed" in lacks.remedy
+    asked = Request(cluster=parse_cluster(8), workload=small, backend="fsdp2")
+    assert not list(partitions(asked, models_of(small)))
+    assert list(partitions(replace(asked, backend="deepspeed"), models_of(small)))
 
 
 def test_a_framework_refuses_a_backend_that_it_does_not_train_with() -> None:
@@ -107,7 +124,7 @@ def table() -> str:
     """The lines of `rlhfsim frameworks` as Markdown."""
     names = [runs.name for runs in frameworks()]
     head = f"| a plan asks for | {' | '.join(names)} |\n|{'---|' * (len(names) + 1)}\n"
-    return head + "".join(f"| {what} | {' | '.join(SHORT[k] for k in row)} |\n" for what, row in lines())
+    return head + "".join(f"| {what} | {' | '.join(row)} |\n" for what, *row in rows())
 
 
 def test_the_page_shows_the_table() -> None:

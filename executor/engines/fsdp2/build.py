@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from executor.engines import lora
+from executor.engines.fsdp2.config import fsdp2_config
 from executor.engines.protocols import EngineSpec
 from executor.engines.states import own_part
 from executor.engines.transformers import heads
@@ -32,38 +33,35 @@ from executor.engines.transformers.shards import Unread
 
 def sharded(spec: EngineSpec, device: torch.device) -> heads.HeadedModel:
     """The model with this rank's parts of its weights; a collective."""
-    trained, half = spec.optimizer is not None, spec.precision == "bf16"
-    full = "fp32" if trained and spec.lora_rank is None else spec.precision
-    model, unread = heads.outline(spec.model, spec.head, full, temperature=spec.temperature, seed=spec.seed)
+    trained, config = spec.optimizer is not None, fsdp2_config(spec, cuda=device.type == "cuda")
+    model, unread = heads.outline(
+        spec.model, spec.head, config["weights"], temperature=spec.temperature, seed=spec.seed
+    )
     if trained and spec.lora_rank is not None:
         lora.attach(model, spec.lora_rank, spec.seed)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
     model.requires_grad_(False) if not trained else model.train()
-    if spec.layout.recompute == "full":
+    if config["recompute"]:
         cast(Any, model.backbone).gradient_checkpointing_enable({"use_reentrant": False})
     options: dict[str, Any] = {
-        "mesh": mesh(device.type, shards=shards_of(spec)),
-        "reshard_after_forward": spec.layout.zero == 3,
+        "mesh": mesh(device.type, shards=config["mesh"]["shard"]),
+        "reshard_after_forward": config["reshard_after_forward"],
     }
-    if trained and half:
-        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if spec.layout.offload_params == "cpu":
-        options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+    if mixed := config["mixed_precision"]:
+        dtypes = {name: heads.DTYPES[dtype] for name, dtype in mixed.items()}
+        options["mp_policy"] = MixedPrecisionPolicy(**dtypes)
+    if config["offload"]:
+        options["offload_policy"] = CPUOffloadPolicy(**config["offload"])
     for layer in cast(Any, model.backbone).layers:
         fully_shard(layer, **options)
     fully_shard(model, **options | {"reshard_after_forward": False})
     for module in sharded_modules(model):  # the loss is a sum over ranks
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
-    _fill(model, unread, spec.seed, torch.device("cpu") if spec.layout.offload_params == "cpu" else device)
+    _fill(model, unread, spec.seed, torch.device("cpu") if config["offload"] else device)
     return model
-
-
-def shards_of(spec: EngineSpec) -> int:
-    """Ranks that hold one copy together."""
-    return (spec.layout.shards or dist.get_world_size()) if spec.layout.zero else 1
 
 
 @lru_cache(maxsize=8)

@@ -23,7 +23,7 @@ SHORT: dict[Known | None, str] = {
 }
 NOTE = (
     "GPU: its users run it on GPUs; CPU: run in our tests on CPUs; written: code that nothing has run; "
-    "-: not run, so design leaves it out"
+    "-: not run, so design leaves it out; backends in brackets: with those only"
 )
 
 
@@ -41,13 +41,26 @@ def lines() -> Iterator[tuple[str, list[Known | None]]]:
         yield feature, [x.features.get(feature) for x in every]
 
 
+def rows() -> Iterator[tuple[str, ...]]:
+    """The same in words; backends stand beside what not all of them run."""
+    every = frameworks()
+    for what, row in lines():
+        beside = (", ".join(x.only_with.get(what, ())) for x in every)
+        yield (
+            what,
+            *(
+                f"{SHORT[known]} ({names})" if names else SHORT[known]
+                for known, names in zip(row, beside, strict=True)
+            ),
+        )
+
+
 def listing() -> Sequence[RenderableType]:
     """The table, what its cells mean, where each column is from."""
     every = frameworks()
-    rows = [(what, *(SHORT[known] for known in row)) for what, row in lines()]
     sources = [Text(f"{x.name}: {x.source}", style="dim") for x in every]
     return [
-        drawn(grid(("a plan asks for", *(x.name for x in every)), rows)),
+        drawn(grid(("a plan asks for", *(x.name for x in every)), list(rows()))),
         Text(NOTE, style="dim"),
         *sources,
     ]
@@ -61,4 +74,5 @@ def as_data() -> dict[str, Any]:
 
 def _framework(runs: Runs, column: int, table: Sequence[tuple[str, list[Known | None]]]) -> dict[str, Any]:
     found = {what: row[column] for what, row in table if row[column] is not None}
-    return {"name": runs.name, "title": runs.title, "source": runs.source, "runs": found}
+    only = {what: list(backends) for what, backends in runs.only_with.items()}
+    return {"name": runs.name, "title": runs.title, "source": runs.source, "runs": found, "only_with": only}

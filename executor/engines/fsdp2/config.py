@@ -1,0 +1,29 @@
+"""What `fully_shard` is given, from a layout: a pure function, written beside a run; `build` obeys it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from executor.engines.protocols import EngineSpec
+
+
+def fsdp2_config(spec: EngineSpec, *, cuda: bool) -> dict[str, Any]:
+    """Mesh, precisions, offload and recomputation of an engine; nothing but names and numbers.
+
+    `weights` is the precision of the shards, `mixed_precision` that of gathered weights and of reduced
+    gradients (null: all as the shards), `gradients` that in which micro-batches are summed.
+    """
+    layout, trained = spec.layout, spec.optimizer is not None
+    whole = trained and spec.lora_rank is None
+    shards = (layout.shards or layout.dp) if layout.zero else 1
+    mixed = {"param_dtype": "bf16", "reduce_dtype": "fp32"} if trained and spec.precision == "bf16" else None
+    return {
+        "mesh": {"replicate": layout.dp // shards, "shard": shards},
+        "reshard_after_forward": layout.zero == 3,
+        "weights": "fp32" if whole else spec.precision,
+        "adapters": "fp32" if trained and spec.lora_rank is not None else None,
+        "mixed_precision": mixed,
+        "gradients": "fp32" if trained else None,
+        "offload": {"pin_memory": cuda} if layout.offload_params == "cpu" else None,
+        "recompute": layout.recompute == "full",
+    }
