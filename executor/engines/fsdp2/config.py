@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from executor.engines.protocols import EngineSpec
+from rlhfsim.specs.placement.layout import Layout
 
 
 def fsdp2_config(spec: EngineSpec, *, cuda: bool) -> dict[str, Any]:
@@ -15,7 +16,7 @@ def fsdp2_config(spec: EngineSpec, *, cuda: bool) -> dict[str, Any]:
     """
     layout, trained = spec.layout, spec.optimizer is not None
     whole = trained and spec.lora_rank is None
-    shards = (layout.shards or layout.dp) if layout.zero else 1
+    shards = shards_of(layout)
     mixed = {"param_dtype": "bf16", "reduce_dtype": "fp32"} if trained and spec.precision == "bf16" else None
     return {
         "mesh": {"replicate": layout.dp // shards, "shard": shards},
@@ -27,3 +28,8 @@ def fsdp2_config(spec: EngineSpec, *, cuda: bool) -> dict[str, Any]:
         "offload": {"pin_memory": cuda} if layout.offload_params == "cpu" else None,
         "recompute": layout.recompute == "full",
     }
+
+
+def shards_of(layout: Layout) -> int:
+    """Ranks that hold one copy together."""
+    return (layout.shards or layout.dp) if layout.zero else 1

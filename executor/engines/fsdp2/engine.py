@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from executor.engines import lora, states, weights
 from executor.engines.fsdp2 import build, checkpoints, limits
+from executor.engines.fsdp2.config import shards_of
 from executor.engines.learner import Learner
 from executor.engines.optimizers import adam
 from executor.engines.packing import MicroBatch, Select
@@ -80,7 +81,7 @@ class Fsdp2Engine(Learner):
         square = torch.stack(torch._foreach_norm(gradients)).square().sum().to(self.device)
         if self.spec.layout.zero:
             dist.all_reduce(square)
-            square *= build.shards_of(self.spec) / dist.get_world_size()
+            square *= shards_of(self.spec.layout) / dist.get_world_size()
         return math.sqrt(float(square))
 
     def buckets(self, bucket_bytes: int, senders: Collection[int] = (0,)) -> Iterator[list[Named]]:
