@@ -69,7 +69,8 @@ def clock_sleep(clock: SimpleNamespace) -> Any:
 def test_texts_of_a_batch_are_decoded_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.config(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    text, batches = Text(tmp_path), []
+    text = Text(tmp_path)
+    batches: list[int] = []
     rows = [np.asarray(text.encode("1+1="))] * 3
 
     def decode_batch(ids: Sequence[Sequence[int]], **_: Any) -> list[str]:
