@@ -98,12 +98,14 @@ def winners(found: Cell) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(("model", "gpus"), [("13B", 64), ("13B", 96), ("34B", 96), ("34B", 128)])
 def test_the_published_placement_wins_or_ties(model: str, gpus: int) -> None:
     assert PAPER[model, gpus] in winners(cell(model, gpus))
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 def test_34b_on_64_gpus_is_a_near_miss() -> None:
     found = cell("34B", 64)
     assert winners(found) == {"split"}  # the paper has one pool in front; the document says so
@@ -116,6 +118,7 @@ def test_equal_models_share_all_gpus_of_a_small_cluster(model: str, gpus: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 def test_13b_leaves_one_pool_at_128_gpus_though_not_for_the_published_one() -> None:
     found = cell("13B", 128)
     assert "colocated" not in winners(found)
@@ -123,6 +126,7 @@ def test_13b_leaves_one_pool_at_128_gpus_though_not_for_the_published_one() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 def test_the_lead_of_one_pool_over_two_shrinks_as_the_cluster_grows() -> None:
     for model in ("13B", "34B"):
         cells = [cell(model, gpus) for gpus in (64, 128)]
@@ -131,6 +135,7 @@ def test_the_lead_of_one_pool_over_two_shrinks_as_the_cluster_grows() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(("gpus", "placement"), [(64, "colocated"), (96, "split")])
 def test_the_crossover_of_13b_as_a_user_runs_it(gpus: int, placement: str, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
@@ -168,6 +173,7 @@ def span(document: str, name: str = "crossovers") -> tuple[int, int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(("model", "gpus"), [("13B", 64), ("13B", 96), ("13B", 128), ("34B", 128)])
 def test_the_document_shows_what_the_search_finds(model: str, gpus: int) -> None:
     begin, end = span(DOC.read_text())

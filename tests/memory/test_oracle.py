@@ -57,6 +57,7 @@ QUICK = ("qwen2.5-0.5b", "llama-3.2-1b")
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("tokens", [4096, 16384])
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from rlhfsim.validation.tables import SECTIONS
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 def test_committed_figures_are_current_and_no_kind_got_worse() -> None:
     figures = scoreboard.board(*scoreboard.collect(SECTIONS))
     assert scoreboard.differences(figures, scoreboard.read_board(scoreboard.committed_file())) == []
