@@ -12,6 +12,7 @@ from rlhfsim.api import estimate, estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.kernels.flop import training_flop
 from rlhfsim.plan import write_plan
+from rlhfsim.specs.placement.backends import violation
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.validation import assumptions
 from rlhfsim.validation.cases.training import config_of, job, measured, model_of, recomputed
@@ -62,12 +63,15 @@ def test_the_result_of_a_row_does_not_enter_its_prediction() -> None:
 
 
 def test_every_row_is_what_estimate_says_of_its_plan_file(tmp_path: Path) -> None:
-    compared = 0
+    compared = refused = 0
     for r in shipped("training"):
         filled = assumptions.apply("training", r)[0]
         try:
             it = job(filled)
         except Skip:
+            continue
+        if violation(it.setting.placement.backend, it.layout):  # FSDP with the optimizer alone on the host
+            refused += 1
             continue
         workload, known = it.setting.workload, config_of(filled)
         if not isinstance(known, str):  # a user's model is its config.json
@@ -85,7 +89,8 @@ def test_every_row_is_what_estimate_says_of_its_plan_file(tmp_path: Path) -> Non
             found = next(p.cost.seconds for p in step_of(priced).phases if p.name == "actor.train")
         assert found == outcomes([r])[0].predicted
         compared += 1
-    assert compared >= 640
+    assert compared >= 638
+    assert refused <= 2
 
 
 def test_variants_of_one_model_fall_in_one_part() -> None:
