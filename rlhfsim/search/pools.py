@@ -338,8 +338,7 @@ def _fits(subproblem: Subproblem, part: Combinations, held: Floats, host: Floats
     usable, fullest = profile.usable_memory.value, held[..., 0].max(axis=(1, 2))
     fits = fitting(held, usable, subproblem.max_oom, subproblem.doubt).all(axis=1)
     missing = np.inf if fits.any() else float(fullest.min(initial=np.inf)) - usable
-    fits &= fullest <= subproblem.max_memory
-    fits &= host <= profile.node.host_memory.value
+    fits &= (fullest <= subproblem.max_memory) & (host <= profile.node.host_memory.value)
     return np.asarray(fits & np.isfinite(part.sums.train)), missing
 
 
