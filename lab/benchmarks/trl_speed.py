@@ -164,7 +164,17 @@ def compare(case: Case, work: Path, interpreter: str, pairs: int) -> dict[str, A
     finally:
         theirs.close()
     ours.thread.join(120)
-    return {"cores": cores, "case": asdict(replace(case, model="")), "start_s": start} | summary(rows)
+    result = {"cores": cores, "case": asdict(replace(case, model="")), "start_s": start} | summary(rows)
+    return result | {"where_s": where(work / "run" / "metrics.jsonl", case.warm_up)}
+
+
+def where(metrics: Path, warm_up: int) -> dict[str, float]:
+    """Median seconds of every phase of our iterations after the warm-up; phases that overlap add to more."""
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()][warm_up:]
+    names = sorted({name for row in rows for name in row if name.startswith("time/")})
+    found = {n.removeprefix("time/"): statistics.median(row.get(n, 0.0) for row in rows) for n in names}
+    print("where ours go, s: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in found.items()))
+    return found
 
 
 def one_pair(number: int, ours: Ours, theirs: Theirs) -> Pair:

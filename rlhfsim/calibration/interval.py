@@ -27,6 +27,8 @@ from rlhfsim.calibration.priors import Prior
 Floats = NDArray[np.float64]
 ENOUGH = 0.6
 """Share of q^2 from which an end counts as reached: soft l1 grows more slowly than a square."""
+MATTERS = 0.1
+"""Doubt of another coefficient, in own standard deviations, from which it is priced at its ends."""
 ROUNDS = 3
 STRETCH = 1.6
 """Factor from one try to the next."""
@@ -37,8 +39,34 @@ def stretched(
 ) -> tuple[Floats, Floats]:
     """Standard deviations of ln coefficient below and above, at least those of the curvature."""
     rows = [_sides(model, data, fit, k, quantile) for k in range(len(fit.priors))]
-    carried = np.diag(fit.covariance) - np.diag(fit.own)
-    below, above = (np.sqrt(np.array(side) ** 2 + carried) for side in zip(*rows, strict=True))
+    carried = carried_squares(model, fit, quantile)
+    below, above = (
+        np.sqrt(np.array(side) ** 2 + doubt)
+        for side, doubt in zip(zip(*rows, strict=True), carried, strict=True)
+    )
+    return below, above
+
+
+def carried_squares(model: PriceModel, fit: Posterior, quantile: float) -> tuple[Floats, Floats]:
+    """Variances of ln coefficient below and above that come from coefficients which are not fitted.
+
+    One that matters is priced at both ends of its prior: where it is added to others, as latencies are, its
+    upper end takes far more of a phase than its slope says.
+    """
+    below, above = (np.zeros(len(fit.priors)) for _ in range(2))
+    known = dict(fit.values)
+    here = model.log(known)
+    own = np.sqrt(np.diag(fit.own))
+    for column, other in zip(fit.carried.T, fit.others, strict=True):
+        if np.all(np.abs(column) < MATTERS * own):
+            below, above = below + column**2, above + column**2
+            continue
+        for signed, side in ((quantile, other.above), (-quantile, other.below)):
+            end = np.clip(other.mean + signed * side, other.least, other.most)
+            moved = model.log(known | {other.name: float(np.exp(end))}) - here
+            shift = -(fit.gain @ moved) / quantile
+            below += np.where(shift < 0, shift, 0.0) ** 2
+            above += np.where(shift > 0, shift, 0.0) ** 2
     return below, above
 
 

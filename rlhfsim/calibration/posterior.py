@@ -127,6 +127,12 @@ class Posterior:
     spare: float = 0.0
     """Data less effective coefficients: degrees of freedom of tau."""
     slopes: Floats
+    others: tuple[Prior, ...] = ()
+    """Coefficients that are not fitted."""
+    gain: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """Change of theta for one of each ln measured, coefficients by data."""
+    carried: Floats = field(default_factory=lambda: np.zeros((0, 0)))
+    """Doubt of theta that one standard deviation of each of `others` leaves, to first order."""
     tau_known: bool = True
     """False: too few data to estimate tau; it is the prior `UNKNOWN_MISMATCH`."""
 
@@ -300,6 +306,9 @@ def _posterior(
         theta=theta,
         covariance=covariance + carried @ carried.T,
         own=covariance,
+        others=tuple(others),
+        gain=gain,
+        carried=carried,
         residuals=residuals,
         sigma=sigma,
         weights=weights,
