@@ -99,17 +99,11 @@ def winners(found: Cell) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.parallel
-@pytest.mark.parametrize(("model", "gpus"), [("13B", 64), ("13B", 96), ("34B", 96), ("34B", 128)])
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("13B", 64), ("13B", 96), ("34B", 64), ("34B", 96), ("34B", 128)]
+)
 def test_the_published_placement_wins_or_ties(model: str, gpus: int) -> None:
     assert PAPER[model, gpus] in winners(cell(model, gpus))
-
-
-@pytest.mark.slow
-@pytest.mark.parallel
-def test_34b_on_64_gpus_is_a_near_miss() -> None:
-    found = cell("34B", 64)
-    assert winners(found) == {"split"}  # the paper has one pool in front; the document says so
-    assert (found["colocated"] or 0.0) < 1.02 * (found["split"] or 0.0)
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("7B", 16), ("13B", 32)])
@@ -119,9 +113,9 @@ def test_equal_models_share_all_gpus_of_a_small_cluster(model: str, gpus: int) -
 
 @pytest.mark.slow
 @pytest.mark.parallel
-def test_13b_leaves_one_pool_at_128_gpus_though_not_for_the_published_one() -> None:
+def test_13b_has_two_pools_in_front_at_128_gpus_though_not_the_published_four() -> None:
     found = cell("13B", 128)
-    assert "colocated" not in winners(found)
+    assert "split" in winners(found)
     assert "standalone" not in winners(found)  # a miss; the document says why
 
 

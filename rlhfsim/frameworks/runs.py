@@ -98,7 +98,7 @@ class Runs:
     weight_paths: Mapping[WeightPath, Mapping[Topology, Known]]
     features: Mapping[str, Known]
     """Of `FEATURES`; what is missing is not run."""
-    only_with: Mapping[str, Collection[Backend]] = field(default_factory=dict)
+    only_with: Mapping[str, tuple[Backend, ...]] = field(default_factory=dict)
     """Feature -> the training backends with which it is run; what is missing is run with all."""
     heads: Mapping[Backend, Head] = field(default_factory=dict)
     """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks

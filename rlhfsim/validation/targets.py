@@ -79,7 +79,10 @@ TARGETS: tuple[Target, ...] = (
         kind="memory.training_peak", figure="median_abs_error", limit=0.10, title="median error over rows"
     ),
     Target(kind="memory.training_peak", figure="p90_abs_error", limit=0.30, title="P90 error over rows"),
-    _coverage("memory.training_peak"),
+    _coverage(
+        "memory.training_peak",
+        "the logits keep the wide interval of a head that nobody knows, also where the row says its own",
+    ),
     Target(
         kind="decode",
         figure="median_abs_error",
@@ -102,7 +105,7 @@ TARGETS: tuple[Target, ...] = (
         limit=0.08,
         title="bias",
         missed="DeepSeek-V3 (its refit and switching) and Qwen3-235B one step off on GB200 come out a fifth "
-        "to two fifths too fast, verl on MI300X a third; the others of NeMo-RL have no bias",
+        "to two fifths too fast, verl on MI300X a third",
     ),
     Target(
         kind="rlhf.step",

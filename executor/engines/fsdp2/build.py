@@ -50,7 +50,7 @@ def sharded(spec: EngineSpec, device: torch.device) -> heads.HeadedModel:
         "reshard_after_forward": config["reshard_after_forward"],
     }
     if mixed := config["mixed_precision"]:
-        dtypes = {name: heads.DTYPES[dtype] for name, dtype in mixed.items()}
+        dtypes: dict[str, Any] = {name: heads.DTYPES[dtype] for name, dtype in mixed.items()}
         options["mp_policy"] = MixedPrecisionPolicy(**dtypes)
     if config["offload"]:
         options["offload_policy"] = CPUOffloadPolicy(**config["offload"])
