@@ -342,7 +342,9 @@ def test_short_even_responses_on_two_nodes_make_stale_samples_the_slower_choice(
 def test_one_step_off_beats_every_synchronous_plan_where_both_sides_have_as_much_to_do() -> None:
     workload = grpo(256, LogNormal(mean=2000, sigma=0.6, max=8192), updates=4)
     synchronous, _ = best(workload, 16)
-    trains = RolePlacement(pool="train", layout=Layout(cp=2, dp=4, zero=1, recompute="full"))
+    trains = RolePlacement(
+        pool="train", layout=Layout(cp=2, dp=4, zero=1, recompute="full", pack_tokens=8192)
+    )
     plan = replace(apart(8), actor=trains, schedule=Schedule(staleness=1))
     ahead = run(plan, workload, 16, steps=6)
     assert ledger(models_of(workload), plan, workload, h100(16)).rejected_by is None

@@ -172,7 +172,7 @@ def fitted(
         kept, reason = settled(posterior), "the runs scatter too much to tell"
         if len(kept) == len(chosen):
             worst, reason = (
-                blurred(posterior),
+                blurred(model, posterior),
                 "what is not known of others that move the same phases hides it",
             )
             kept = [p for p in chosen if p is not worst]

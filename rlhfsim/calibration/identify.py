@@ -18,14 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
+from rlhfsim.calibration.interval import carried_squares
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel
 from rlhfsim.calibration.priors import Prior
+from rlhfsim.kernels.cost import Z90
 
 Floats = NDArray[np.float64]
 NARROWER = 0.8
 """A posterior wider than this share of its prior says nothing new."""
-WIDER = 2.0
-"""Beyond this share of the prior's width, what is not known of other coefficients hides one."""
+WIDER = 1.0
+"""Share of the prior's width beyond which what is not known of others hides a coefficient: its fitted value
+would then be farther from the truth than the prior's, in the mean square."""
 NO_EFFECT = 0.01
 """Change of ln seconds, for one prior standard deviation, below which a phase does not depend on it."""
 
@@ -103,9 +106,10 @@ def _reason(scaled: Floats, known: Sequence[Prior], k: int, chosen: Sequence[int
     return Unidentified(name=name, reason=f"moves the same phases as {twin}", collinear_with=twin)
 
 
-def blurred(posterior: Posterior) -> Prior | None:
+def blurred(model: PriceModel, posterior: Posterior) -> Prior | None:
     """The fitted coefficient that the doubt of the others leaves widest, if too wide."""
-    widths = np.sqrt(np.diag(posterior.covariance))
+    carried = np.maximum(*carried_squares(model, posterior, Z90))
+    widths = np.sqrt(np.diag(posterior.own) + carried)
     prior = [p.deviation(theta) for p, theta in zip(posterior.priors, posterior.theta, strict=True)]
     ratios = [float(width / before) for width, before in zip(widths, prior, strict=True)]
     worst = max(range(len(ratios)), key=ratios.__getitem__, default=None)

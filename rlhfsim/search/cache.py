@@ -79,7 +79,12 @@ class SearchCache:
         synced = models.actor, request.backend, cluster.framework, work.lora, groups, cluster.oversubscription
         return SharedTables(
             options=self._table(
-                competing, domains, work.num_sequences // work.mini_batches, lengths_key(work), work.lora
+                competing,
+                domains,
+                work.num_sequences // work.mini_batches,
+                lengths_key(work),
+                work.lora,
+                work.gradients,
             ),
             fitting=self._table(*bytes_),
             roles=self._table(*times),

@@ -175,6 +175,10 @@ def splits(request: Request, partition: Partition) -> Ints:
             if extra and len(members) > 1:
                 own = compositions(units, len(members) - 1) * step
                 parts.append(np.concatenate([own, np.full((len(own), 1), extra)], axis=1))
+        if (
+            whole == 1 and rest and step == pool.gpus_per_node and len(members) > 1
+        ):  # all inside the full node
+            parts.append(compositions(step, len(members)))
         blocks.append(np.concatenate(parts))
         columns += members
     if any(not len(block) for block in blocks):

@@ -183,14 +183,14 @@ def exchange(
             for shard in parts_held
             if shard.ranks.ranks > 1 and link_of(shard.ranks) == link
         ]
-        if not raw:
-            continue
         gather, reduce = sum(g for g, _ in raw), sum(r for _, r in raw)
         reduce += sum(
             between_copies(device, shard, layout, micro_batches if copies_each else 1, reduce_bytes)
             for shard in parts_held
             if shard.copies and link_of(shard.copies) == link
         )
+        if gather + reduce == 0:
+            continue
         behind = 0.0 if whole else backward.free(link)
         seen = exposed(layout.zero, micro_batches, gather, reduce, forward.free(link), behind, eta, depth)
         taken = "sm_share_nic" if link == "network" else "sm_share_nvlink"

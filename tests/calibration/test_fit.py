@@ -77,8 +77,9 @@ def test_what_cannot_be_told_is_named_with_its_reason(found: Calibration) -> Non
     fitted = {c.name for c in found.coefficients}
     assert not fitted & set(reasons)
     assert "of its doubt" in reasons["training_kernel_efficiency"].reason
-    assert reasons["sync_rpc_latency"].collinear_with == "sync_unshard_latency"
-    assert "moves the same phases as sync_unshard_latency" in reasons["sync_rpc_latency"].reason
+    assert reasons["overlap_dp"].collinear_with == "rl_layer_time"
+    assert "moves the same phases as rl_layer_time" in reasons["overlap_dp"].reason
+    assert "others that move the same phases hides it" in reasons["sync_unshard_latency"].reason
     assert all(u.reason for u in found.unidentified)
 
 

@@ -133,14 +133,13 @@ def test_one_bad_run_among_good_ones_stops_it_and_writes_nothing(runs: list[str]
     assert not out.exists()
 
 
-def test_calibrating_again_extends_the_calibrated_file(
-    runs: list[str], profile: Path, tmp_path: Path
-) -> None:
-    again = tmp_path / "again.yaml"
-    say(calibrate, *runs[:2], "--profile", str(profile), "--out", str(again))
+def test_calibrating_again_extends_the_calibrated_file(runs: list[str], tmp_path: Path) -> None:
+    first, again = tmp_path / "first.yaml", tmp_path / "again.yaml"
+    say(calibrate, runs[2], "--out", str(first))
+    say(calibrate, *runs[:2], "--profile", str(first), "--out", str(again))
     found = load_profile(again).calibration
     assert found is not None
-    assert found.base == "calibrated"
+    assert found.base == "first"
     assert found.runs == ("a", "b")
 
 

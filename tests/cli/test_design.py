@@ -50,7 +50,7 @@ def test_the_answer_is_ranked_explained_and_no_wider_than_100_columns(tmp_path: 
 
 def test_a_plan_that_ours_does_not_run_says_for_whom_it_is(tmp_path: Path) -> None:
     result = run(*SMALL, "--backend", "megatron", out=tmp_path / "plan.json")
-    assert "for verl: its users run all of it on GPUs" in result.output
+    assert "for NeMo-RL: its users run all of it on GPUs" in result.output
     assert "rlhfsim launch" not in result.output
     dry = CliRunner().invoke(
         launch, [str(tmp_path / "plan.json"), "--dry-run", "--assume-cluster", "1x8xh100"]
@@ -130,7 +130,7 @@ def test_a_cluster_on_which_nothing_fits_exits_with_1_and_names_a_change(tmp_pat
         (("--architecture", "naive", "--forbid", "naive"), "naive"),
         (("--architecture", "hybrid", "--weight-path", "broadcast"), "GPUs of their own"),
         (("--weight-path", "lora"), "--allow lora"),
-        (("--weight-path", "p2p"), "--framework verl"),
+        (("--weight-path", "p2p"), "--framework nemo-rl or verl"),
         (("--weight-path", "pigeon"), "pigeon"),
         (("--max-gpus-per-role", "0"), "max-gpus-per-role"),
         (("--time-limit", "-3"), "time-limit"),

@@ -13,6 +13,7 @@ from rlhfsim.memory.components import ENGINE, NO_SYNC, ROLE, engine_sums, role_s
 from rlhfsim.memory.ledger import Ledger, ledger
 from rlhfsim.memory.residency import engine_in_plan, peak_moments, role_in_plan, sync_bytes
 from rlhfsim.memory.risk import Item, fitting, moments, probability_above, risky
+from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.memory.states import stages
 from rlhfsim.search.space import ROLES
 from rlhfsim.specs.placement.placement import Placement, RolePlacement
@@ -28,6 +29,7 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
     profile = request.cluster.node_groups[placement.pool(name).hardware].profile
     group = [s for s in ROLES if s in placement.roles and placement.roles[s].pool == name]
     path, backend = placement.weight_path, request.backend
+    software = software_of(placement.software, request.cluster.framework, backend)
     sync = NO_SYNC
     if {"actor", "rollout"} & set(group):
         sync = sync_bytes(case.models.actor, path, backend, work.lora, profile)
@@ -40,7 +42,8 @@ def pool_states(case: Any, placement: Placement, name: str) -> Any:
         else:
             layout = placement.roles[role].layout
             views = [
-                role_in_plan(case.models, placement, work, profile, role, stage) for stage in stages(layout)
+                role_in_plan(case.models, placement, work, profile, role, stage, software)
+                for stage in stages(layout)
             ]  # type: ignore[arg-type]
             rows = np.array([[views[0], views[-1]]], dtype=ROLE)
             states = role_sums(profile, rows, sync if role == "actor" else NO_SYNC)

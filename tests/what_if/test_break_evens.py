@@ -28,7 +28,7 @@ from rlhfsim.what_if.break_evens import (
 from rlhfsim.what_if.engine import Question
 
 REQUEST = Request(
-    cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=256)
+    cluster=rlhfsim.parse_cluster(16, "h100"), workload=Workload(model="qwen2.5-0.5b", prompts=512)
 )
 MODELS = models_of(REQUEST.workload)
 

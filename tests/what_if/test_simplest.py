@@ -25,7 +25,7 @@ from rlhfsim.what_if.engine import Prices, Question, answer
 from rlhfsim.what_if.simplest import BF16_SUMS, CLOSE, bf16_sums, simplest
 
 OBJECTIVES = get_args(Objective)
-WORK = Workload(model="7b", prompts=256)
+WORK = Workload(model="7b", prompts=384)
 REQUEST = Request(cluster=rlhfsim.parse_cluster(8, "h100"), workload=WORK)
 PRECISE = replace(REQUEST, workload=replace(WORK, mini_batches=8))
 """Its updates have too few micro-batches for their sum to matter."""
