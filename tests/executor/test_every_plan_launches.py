@@ -19,6 +19,7 @@ from rlhfsim.plan import Plan
 from rlhfsim.search.request import SWITCHES, Request, switched
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.placement.backends import Backend
+from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.what_if.memory_peaks import memory_peaks
 
@@ -108,7 +109,10 @@ def test_what_design_allows_launches_with_every_training_backend(backend: Backen
             time_limit=SEARCH_S,
         )
         chosen = design(request, explain=False, rivals=False).chosen
-        lacks = framework(OWN).lacks_workload(work, backend)
+        engine = RolloutLayout(precision=work.rollout_precision, kv_precision=work.kv_precision)
+        lacks = framework(OWN).lacks_workload(work, backend) or framework(OWN).lacks_rollout(
+            engine, one_node=True
+        )
         assert (chosen is None) == (lacks is not None), switches
         if chosen is not None:
             checked = dry_run.check(chosen, Settings(), cluster_of(chosen), lambda *_: None)
