@@ -65,20 +65,7 @@ TINY = Case(name="random qwen2, 0.6 M", model="", prompts=16, samples=8, tokens=
 SMALL = Case(
     name="SmolLM2-135M-Instruct", model="", prompts=8, samples=4, tokens=64, prompt_tokens=24, block=1
 )
-TOPICS = (
-    "France",
-    "Japan",
-    "gold",
-    "rain",
-    "the Moon",
-    "chess",
-    "tea",
-    "Mars",
-    "salt",
-    "jazz",
-    "Peru",
-    "glass",
-)
+TOPICS = ["France", "Japan", "gold", "rain", "Moon", "chess", "tea", "Mars", "salt", "jazz", "Peru", "glass"]
 ASKS = (
     "What is {} in one word?",
     "Where would I find {}?",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, resources
 
@@ -15,6 +15,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
+from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.units import format
 
 Value = bool | int | float | str | None
@@ -71,8 +72,8 @@ class Exporter:
     """File name -> content; a name that ends in `.sh` can be run."""
     start: str
     """The one command, run in the folder of the files."""
-    needs: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the command reads -> what they hold."""
+    needs: Mapping[str, str]
+    """Variables that scripts may read -> what they hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,9 @@ def export(plan: Plan, name: str, vendors: frozenset[str]) -> Exported:
     check_runs(plan, name, vendors)
     way = exporter(name)
     written = way.write(plan)
-    files = dict(way.files(plan, written)) | {"README.md": readme(plan, name, way, written)}
+    files = dict(way.files(plan, written))
+    needs = read_by(files["launch.sh"], way.needs)
+    files["README.md"] = readme(plan, name, way, written, needs)
     return Exported(framework=name, version=way.version, written=written, files=files, start=way.start)
 
 
@@ -128,11 +131,16 @@ def check_runs(plan: Plan, name: str, vendors: frozenset[str]) -> None:
         )
 
 
-def readme(plan: Plan, name: str, way: Exporter, written: Written) -> str:
+def read_by(script: str, needs: Mapping[str, str]) -> Mapping[str, str]:
+    """Those of the variables that a script reads."""
+    return {name: what for name, what in needs.items() if f"${{{name}" in script}
+
+
+def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mapping[str, str]) -> str:
     """The page beside the files: the command, what is predicted, what could not be said."""
     title = framework(name).title
     lines = [f"# {headline(plan)}, {title} {way.version}", "", f"{predicted(plan)}. {memory(plan)}."]
-    lines += ["", "```sh", *(f"export {key}=...   # {what}" for key, what in way.needs.items())]
+    lines += ["", "```sh", *(f"export {key}=...   # {what}" for key, what in needs.items())]
     lines += [way.start, "```", ""]
     if written.unsaid:
         lines += [f"What {title} cannot be told of this plan:", ""]
@@ -231,14 +239,29 @@ def nodes_of(plan: Plan, gpus: int) -> tuple[int, int]:
     return gpus // each, each
 
 
+def speculation(prefix: str, drafted: Speculation) -> Iterator[Setting]:
+    """vLLM's `SpeculativeConfig`, in the frameworks that hand on what stands under `prefix`."""
+    method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
+    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
+    yield Setting(key=f"{prefix}.method", value=method, why=why)
+    yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
+    if drafted.method in ("draft", "eagle"):
+        yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
+
+
+def bash(head: str, needs: Mapping[str, str], body: str) -> str:
+    """A script that ends at once where a variable that its body reads is not set."""
+    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in head.splitlines()), "set -euo pipefail", ""]
+    lines += [f': "${{{name}:?{what}}}"' for name, what in read_by(body, needs).items()]
+    return "\n".join([*lines, "", body]) + "\n"
+
+
 def script(
     head: str, needs: Mapping[str, str], written: Written, render: Callable[[Setting], str], command: str
 ) -> str:
     """A bash script whose settings stand in one array, each below its reason."""
-    lines = ["#!/usr/bin/env bash", *(f"# {line}" for line in head.splitlines()), "set -euo pipefail", ""]
-    lines += [f': "${{{name}:?{what}}}"' for name, what in needs.items()]
-    lines += ["", "settings=(", *_array(written, render), ")", "", f'{command} "${{settings[@]}}" "$@"']
-    return "\n".join(lines) + "\n"
+    array = ["settings=(", *_array(written, render), ")"]
+    return bash(head, needs, "\n".join([*array, "", f'{command} "${{settings[@]}}" "$@"']))
 
 
 def _array(written: Written, render: Callable[[Setting], str]) -> Iterator[str]:

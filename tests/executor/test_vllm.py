@@ -137,11 +137,6 @@ def test_failures_are_named_and_only_a_half_loaded_engine_is_lost(facts: Any) ->
 
 
 @pytest.mark.slow
-def test_step_loop_costs_little_over_vllms_own(facts: Any) -> None:
-    assert facts["speed"]["ours"] > 0.8 * facts["speed"]["vllm"], "0.98 on an idle machine"
-
-
-@pytest.mark.slow
 def test_memory_counts_the_kv_cache_that_was_asked_for(facts: Any) -> None:
     assert facts["memory"]["kv"] == pytest.approx(32 * 2**20, rel=0.02)
     assert facts["memory"]["allocated"] > facts["memory"]["kv"]

@@ -249,25 +249,6 @@ def code_of(call: Callable[[], Any]) -> str:
     return "none"
 
 
-def speed(engine: VllmEngine) -> dict[str, float]:
-    """Tokens a second of `generate` (our step loop) and of vLLM's own."""
-    from vllm import SamplingParams
-
-    asked = requests(128, max_tokens=48, temperature=1.0, top_p=1.0)
-    rates: dict[str, list[float]] = {"ours": [], "vllm": []}
-    prompts = [{"prompt_token_ids": request.prompt.tolist()} for request in asked]
-    params = [SamplingParams(max_tokens=48, seed=r.seed, logprobs=0, detokenize=False) for r in asked]
-    for _ in range(3):
-        start = time.monotonic()
-        tokens = sum(len(c.tokens) for c in engine.generate(asked))
-        rates["ours"].append(tokens / (time.monotonic() - start))
-        start = time.monotonic()
-        out = engine._llm.generate(prompts, params, use_tqdm=False)
-        tokens = sum(len(o.outputs[0].token_ids) for o in out)
-        rates["vllm"].append(tokens / (time.monotonic() - start))
-    return {name: max(values) for name, values in rates.items()}
-
-
 def footprint() -> dict[str, Any]:
     children = psutil.Process().children(recursive=True)
     return {
@@ -296,13 +277,12 @@ def main(folder: Path) -> dict[str, Any]:
     facts["prefix"] = prefix(engine, model, folder)
     facts["overlapped"] = overlapped(engine, model, folder)
     lap("partial, overlapped")
-    facts["speed"] = speed(engine)
     engine.sleep(2)
     engine.wake()
     facts["memory"] = dict(engine.memory())
     facts["failures"] = failures(engine, model, folder)
     engine.close()
-    lap("speed, failures")
+    lap("failures")
     facts["families"] = {}
     for family, tied in (("llama", True), ("qwen3", True)):
         base = tiny.build(folder / family, family=family, tied=tied)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import fields, replace
 from functools import cache
@@ -132,6 +133,29 @@ def test_scripts_parse_and_the_page_says_what_cannot_be_told(name: str, tmp_path
             assert len(line) < 400
 
 
+VARIABLE, ASKED, SAID = r"\$\{([A-Z_]+)\}", r'^: "\$\{([A-Z_]+):\?', r"^export ([A-Z_]+)="
+
+
+def test_a_script_asks_for_every_variable_that_it_reads_and_for_no_other() -> None:
+    met: set[str] = set()
+    drafting = Speculation(method="eagle", draft_tokens=3, acceptance=0.6)
+    for name in exporters():
+        plans = [planned(path) for path in RECIPES[name] if path.stem not in NOT_WRITTEN]
+        if name in ("verl", "nemo-rl"):
+            plans.append(with_speculation(plans[0], drafting))
+        if name == "verl":
+            scored = replace(plans[0].placement, reward=plans[0].placement.actor)
+            plans.append(replace(plans[0], placement=scored))
+        for plan in plans:
+            files = export(plan, name, frozenset()).files
+            script = files["launch.sh"]
+            read = set(re.findall(VARIABLE, script))
+            assert set(re.findall(ASKED, script, re.M)) == read
+            assert set(re.findall(SAID, files["README.md"], re.M)) == read
+            met |= read
+    assert met >= {"MODEL", "REWARD_MODEL", "DRAFT_MODEL", "REWARD", "NEMO_RL"}
+
+
 def test_the_command_writes_a_folder_once(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     write_plan(plan, planned(RECIPES["verl"][0]))
@@ -240,14 +264,18 @@ def test_design_for_a_framework_names_the_export(tmp_path: Path) -> None:
     assert "[" not in told.output
 
 
+def with_speculation(plan: Plan, drafted: Speculation) -> Plan:
+    assert plan.placement.rollout is not None
+    layout = replace(plan.placement.rollout.layout, speculation=drafted)
+    rollout = replace(plan.placement.rollout, layout=layout)
+    return replace(plan, placement=replace(plan.placement, rollout=rollout))
+
+
 def test_drafted_tokens_and_shards_are_written() -> None:
     drafted = Speculation(method="ngram", draft_tokens=3, acceptance=0.6)
     for name in ("verl", "nemo-rl"):
         plan = planned(next(p for p in RECIPES[name] if p.stem not in NOT_WRITTEN))
-        assert plan.placement.rollout is not None
-        layout = replace(plan.placement.rollout.layout, speculation=drafted)
-        placement = replace(plan.placement, rollout=replace(plan.placement.rollout, layout=layout))
-        values = export(replace(plan, placement=placement), name, frozenset()).written.values
+        values = export(with_speculation(plan, drafted), name, frozenset()).written.values
         assert next(v for k, v in values.items() if k.endswith("num_speculative_tokens")) == 3
     plan = next(p for p in map(planned, RECIPES["verl"]) if p.placement.actor.layout.dp >= 4)
     layout = replace(plan.placement.actor.layout, shards=2)

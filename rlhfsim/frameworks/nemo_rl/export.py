@@ -23,15 +23,19 @@ from rlhfsim.frameworks.export import (
     nodes_of,
     predicted,
     script,
+    speculation,
     the_rollout,
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.speculation import Speculation
 
 GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
-NEEDS = {"NEMO_RL": "folder of the NeMo-RL repository", "MODEL": "folder or Hugging Face name of the policy"}
+NEEDS = {
+    "NEMO_RL": "folder of the NeMo-RL repository",
+    "MODEL": "folder or Hugging Face name of the policy",
+    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
+}
 BASES = {"megatron": "grpo_math_1B_megatron.yaml", "fsdp2": "grpo_math_1B.yaml"}
 """Training backend -> the configuration under examples/configs that is overridden."""
 
@@ -200,20 +204,9 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
         yield Setting(key=f"{vllm}.num_first_layers_in_bf16", value=first)
         yield Setting(key=f"{vllm}.num_last_layers_in_bf16", value=layout.bf16_layers - first)
     if layout.speculation is not None:
-        yield from _speculation(layout.speculation)
+        yield from speculation(f"++{GEN}.vllm_kwargs.speculative_config", layout.speculation)
     yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_seqs", value=layout.max_num_seqs)
     yield Setting(key=f"++{GEN}.vllm_kwargs.max_num_batched_tokens", value=layout.max_batched_tokens)
-
-
-def _speculation(drafted: Speculation) -> Iterator[Setting]:
-    """NeMo-RL hands what stands here to vLLM (`SpeculativeConfig`)."""
-    prefix = f"++{GEN}.vllm_kwargs.speculative_config"
-    method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
-    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
-    yield Setting(key=f"{prefix}.method", value=method, why=why)
-    yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
-    if drafted.method in ("draft", "eagle"):
-        yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
 
 
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:

@@ -15,6 +15,7 @@ from rlhfsim.frameworks.export import (
     Setting,
     Unsaid,
     Written,
+    bash,
     call,
     headline,
     held,
@@ -239,17 +240,13 @@ def _accelerate_file(written: Written) -> dict[str, Any]:
 
 
 def _script(plan: Plan, kind: str) -> str:
-    needs = dict(NEEDS) if plan.workload.generates else {k: NEEDS[k] for k in ("MODEL", "DATASET")}
-    lines = ["#!/usr/bin/env bash", f"# {headline(plan)}, TRL 1.16.0", "set -euo pipefail", ""]
-    lines += [f': "${{{name}:?{what}}}"' for name, what in needs.items()]
-    lines += [""]
-    rollout = plan.placement.rollout
+    lines, rollout = [], plan.placement.rollout
     if rollout is not None and rollout.pool != plan.placement.actor.pool:
         lines += [*_server(plan, rollout), ""]
     lines.append(f"exec trl {kind} --config {kind}.yaml --accelerate_config accelerate.yaml \\")
     reward = ' --reward_funcs "${REWARD}"' if plan.workload.generates else ""
     lines.append(f'    --model_name_or_path "${{MODEL}}" --dataset_name "${{DATASET}}"{reward} "$@"')
-    return "\n".join(lines) + "\n"
+    return bash(f"{headline(plan)}, TRL 1.16.0", NEEDS, "\n".join(lines))
 
 
 def _server(plan: Plan, placed: RolloutPlacement) -> list[str]:

@@ -22,12 +22,12 @@ from rlhfsim.frameworks.export import (
     nodes_of,
     predicted,
     script,
+    speculation,
     the_rollout,
 )
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
-from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.specs.workload.sampling import DynamicSampling
 
 ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
@@ -42,6 +42,8 @@ NEEDS = {
     "MODEL": "folder or Hugging Face name of the policy",
     "TRAIN_FILES": "Parquet file of training prompts",
     "VAL_FILES": "Parquet file of validation prompts",
+    "REWARD_MODEL": "folder or Hugging Face name of the reward model",
+    "DRAFT_MODEL": "folder or Hugging Face name of what drafts tokens",
 }
 
 
@@ -298,22 +300,11 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
     if layout.precision == "fp8":
         yield Setting(key=f"{ROLL}.quantization", value="fp8")
     if layout.speculation is not None:
-        yield from _speculation(layout.speculation)
+        yield from speculation(f"+{ROLL}.engine_kwargs.vllm.speculative_config", layout.speculation)
     if plan.placement.weight_path == "lora":
         yield Setting(key=f"{ROLL}.load_format", value="safetensors")
     backend = "nccl" if apart else "naive"
     yield Setting(key=f"{ROLL}.checkpoint_engine.backend", value=backend, why=call(plan, "actor.sync"))
-
-
-def _speculation(drafted: Speculation) -> Iterator[Setting]:
-    """verl hands what stands here to vLLM (`SpeculativeConfig`)."""
-    prefix = f"+{ROLL}.engine_kwargs.vllm.speculative_config"
-    method = {"draft": "draft_model", "eagle": "eagle3"}.get(drafted.method, drafted.method)
-    why = f"{drafted.tokens_per_step:.2f} tokens a step at an acceptance of {drafted.acceptance:g}"
-    yield Setting(key=f"{prefix}.method", value=method, why=why)
-    yield Setting(key=f"{prefix}.num_speculative_tokens", value=drafted.draft_tokens)
-    if drafted.method in ("draft", "eagle"):
-        yield Setting(key=f"{prefix}.model", value="${DRAFT_MODEL}")
 
 
 def _unsaid(plan: Plan) -> Iterator[Unsaid]:
@@ -351,14 +342,9 @@ def hydra(setting: Setting) -> str:
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
     """The launch script."""
-    needs = dict(NEEDS)
-    if plan.placement.reward is not None:
-        needs["REWARD_MODEL"] = "folder or Hugging Face name of the reward model"
-    if any("DRAFT_MODEL" in str(value) for value in written.values.values()):
-        needs["DRAFT_MODEL"] = "folder or Hugging Face name of what drafts tokens"
     head = f"{headline(plan)}, verl 0.9.1\n{predicted(plan)}\n{memory(plan)}"
     command = "exec python3 -m verl.trainer.main_ppo"
-    return {"launch.sh": script(head, needs, written, hydra, command)}
+    return {"launch.sh": script(head, NEEDS, written, hydra, command)}
 
 
 EXPORT = Exporter(version="0.9.1", write=write, files=files, start="bash launch.sh", needs=NEEDS)
