@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlhfsim.frameworks.logs.run_description import RunSpecs
+from rlhfsim.frameworks.configuration.described import RunSpecs
 from rlhfsim.kernels.cost import total
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.model.roles import models_of

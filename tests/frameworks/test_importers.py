@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.logs.configuration import read_settings
+from rlhfsim.frameworks.configuration.forms import read_settings
 from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
 from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number

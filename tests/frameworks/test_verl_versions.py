@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlhfsim.frameworks.logs.configuration import FrameworkSettings
-from rlhfsim.frameworks.verl.logs import describe
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.verl.configuration import describe
 from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
 from rlhfsim.validation.cases.rlhf import with_defaults
 from rlhfsim.validation.rows import Row

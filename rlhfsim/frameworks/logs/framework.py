@@ -5,13 +5,13 @@ A framework is a folder of `rlhfsim.frameworks` whose module `logs` has a `FRAME
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module, resources
 
-from rlhfsim.frameworks.logs.configuration import FrameworkSettings
+from rlhfsim.frameworks.configuration.configuration import Configuration
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.records import Record
-from rlhfsim.frameworks.logs.run_description import RunDescription
 
 
 def framework_names() -> tuple[str, ...]:
@@ -53,9 +53,8 @@ class Timer:
 class Framework:
     """How to read the logs of one framework."""
 
-    name: str
-    """As in `framework_names`."""
-    title: str
+    configuration: Configuration
+    """Its name, and how its configuration is read."""
     timers: tuple[Timer, ...]
     """In the order in which a step runs them."""
     waits: tuple[Timer, ...] = ()
@@ -80,11 +79,19 @@ class Framework:
     """Prefix that some loggers put before every metric."""
     console: Callable[[Sequence[str]], Iterator[Record]]
     """From clean lines to records."""
-    describe: Callable[[FrameworkSettings, Mapping[str, float]], RunDescription]
-    """From the configuration and the mean metrics to what the run was."""
     prompts_of: Callable[[FrameworkSettings, Sequence[Record]], float | None] | None = None
     """Mean prompt tokens where no metric says them directly."""
     folds: bool = False
     """Whether records without the time of a step belong to the next one that has it."""
     group: Callable[[FrameworkSettings], int] = lambda settings: 1
     """Logged steps that make up one of ours (generation to weight sync)."""
+
+    @property
+    def name(self) -> str:
+        """As in `framework_names`."""
+        return self.configuration.name
+
+    @property
+    def title(self) -> str:
+        """Its name as its makers write it."""
+        return self.configuration.title

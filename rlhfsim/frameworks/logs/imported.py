@@ -9,11 +9,12 @@ from pathlib import Path
 from statistics import fmean
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.logs.configuration import FrameworkSettings, read_settings
+from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
+from rlhfsim.frameworks.configuration.forms import read_settings
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.files import find, framework_times, read_log
 from rlhfsim.frameworks.logs.framework import Framework, Timer
 from rlhfsim.frameworks.logs.records import Log, Record
-from rlhfsim.frameworks.logs.run_description import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import CONTROLLER, WAIT
 
@@ -80,7 +81,7 @@ def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
     steps, notes = _steps(path, log, framework, settings)
     records = [Record(step=s.logged, values=s.values) for s in steps]
     means = _means(records)
-    description = framework.describe(settings, means)
+    description = framework.configuration.describe(settings, means)
     lengths = _lengths(path, framework, settings, log.records, means, choices)
     specs = setup(description, lengths, choices.gpu, choices.rollout_gpu)
     used = _used(framework, specs, description, log)

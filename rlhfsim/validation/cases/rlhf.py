@@ -14,8 +14,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Any, get_args
 
-from rlhfsim.frameworks.costs import names
-from rlhfsim.frameworks.logs.run_description import (
+from rlhfsim.frameworks.configuration.described import (
     Lengths,
     RunDescription,
     RunSpecs,
@@ -24,6 +23,7 @@ from rlhfsim.frameworks.logs.run_description import (
     training_layout,
     workload_of,
 )
+from rlhfsim.frameworks.costs import names
 from rlhfsim.frameworks.verl import versions
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import parse_cluster

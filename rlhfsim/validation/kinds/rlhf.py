@@ -15,8 +15,8 @@ from typing import Any
 
 from rlhfsim.calibration.one_run import Timed
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import RunSpecs
 from rlhfsim.frameworks.logs.framework import around
-from rlhfsim.frameworks.logs.run_description import RunSpecs
 from rlhfsim.kernels.cost import Cost, total
 from rlhfsim.specs.model.roles import models_of
 from rlhfsim.specs.workload.lengths import stats
