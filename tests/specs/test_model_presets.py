@@ -98,6 +98,24 @@ def test_names_people_write_find_the_preset(name, expected):
     assert resolve_model(name).name == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/workspace/models/Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("models/Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
+        ("/root/.cache/huggingface/hub/models--Qwen--Qwen2.5-7B/snapshots/d1497293", "qwen2.5-7b"),
+        ("/runs/google/gemma-2-2b-it/global_step_58", "gemma-2-2b"),
+    ],
+)
+def test_a_path_of_another_machine_is_resolved_by_its_name(path, expected):
+    assert resolve_model(path).name == expected
+
+
+def test_a_path_without_a_known_name_is_a_missing_file():
+    with pytest.raises(RlhfsimError, match="no such file"):
+        resolve_model("/runs/gemma/global_step_58")
+
+
 def test_every_name_is_lower_case_and_every_alias_leads_to_a_preset():
     assert set(aliases().values()) <= set(preset_names())
     assert all(name == name.lower() for name in (*preset_names(), *aliases()))

@@ -32,6 +32,8 @@ _ITEM = re.compile(r"['\"]([^'\"]+)['\"]: ('[^']*'|\"[^\"]*\"|[^,{}\[\]]+)(?=[,}
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _PREFIX = re.compile(r"^\s*\((?:[^()\s]+\s+)?(?:[\w.:-]+\s+)*pid=\d+(?:,\s*ip=[\w.:]+)?\)\s?")
 """`(TaskRunner pid=4242, ip=10.0.0.1) ` and `(main_task pid=17) `."""
+_LINE_END = re.compile(r"[\r\n]+|(?=\((?:[^()\s]+\s+){1,4}pid=\d+(?:, ip=[\w.:]+)?\) )")
+"""Ray also writes the line of a process behind another's, without an end between them."""
 _REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
 
 
@@ -110,10 +112,16 @@ def _steps(steps: Iterable[int]) -> str:
 
 def lines(text: str) -> Iterator[str]:
     """Lines that a job printed, without colours and Ray's prefixes; a carriage return begins a new one."""
-    for line in re.split(r"[\r\n]+", _ANSI.sub("", text)):
-        clean = _REPEATED.sub("", _PREFIX.sub("", line)).rstrip()
+    return (line for _, line in process_of(text))
+
+
+def process_of(text: str) -> Iterator[tuple[str, str]]:
+    """Every line with the prefix by which Ray says whose it is; the prefix is empty where there is none."""
+    for line in _LINE_END.split(_ANSI.sub("", text)):
+        prefix = _PREFIX.match(line)
+        clean = _REPEATED.sub("", line[prefix.end() :] if prefix else line).rstrip()
         if clean:
-            yield clean
+            yield (prefix[0].strip() if prefix else ""), clean
 
 
 def pairs(text: str) -> dict[str, float]:

@@ -38,6 +38,10 @@ def resolve_model(name: str) -> ModelSpec:
     if key is not None:
         return preset(key)
     path = Path(name)
+    if _is_path(name) and path.exists():
+        return load_config(path)
+    if (key := elsewhere(name)) is not None:
+        return preset(key)
     if _is_path(name):
         return load_config(path)
     reason = _unsupported(name)
@@ -59,6 +63,17 @@ def preset_name(name: str) -> str | None:
         if key in known:
             return key
     return None
+
+
+def elsewhere(name: str) -> str | None:
+    """The preset that a path on another machine names: by its last folder that does; None where none does.
+
+    `/workspace/models/Qwen2.5-7B`, and the Hugging Face cache `models--Qwen--Qwen2.5-7B/snapshots/1f2e`.
+    """
+    if len(name) > _MAX_NAME or not (name.startswith("/") or name.count("/") > 1):
+        return None
+    parts = [part.removeprefix("models--").replace("--", "/") for part in name.split("/") if part]
+    return next((key for part in reversed(parts) if (key := preset_name(part)) is not None), None)
 
 
 @cache
