@@ -1,0 +1,134 @@
+"""A simulated run as the console log of the framework that the plan was exported to.
+
+Times stand under the framework's own timers (`FRAMEWORK` of its `logs.py`), which say what each covers, so
+that a log written here is the one that is read there. The configuration stands as the framework prints it
+at its start: verl and NeMo-RL with `pprint`, OpenRLHF as a `SimpleNamespace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pprint import pformat
+from types import SimpleNamespace
+from typing import Any
+
+from rlhfsim.calibration.observation import phase_seconds, step_windows
+from rlhfsim.frameworks.export import Value
+from rlhfsim.frameworks.logs.framework import Framework, framework_named
+from rlhfsim.frameworks.logs.imported import timers
+from rlhfsim.plan import Plan
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.trace import Trace
+
+RAY = "\x1b[36m(TaskRunner pid=4242)\x1b[0m "
+"""What Ray puts before the lines of a task."""
+
+
+def console_log(name: str, settings: Mapping[str, Value], plan: Plan, trace: Trace) -> str:
+    """Configuration and steps as framework `name` prints them; `settings` as exported, variables filled."""
+    framework = framework_named(name)
+    rows = list(logged(framework, plan, trace))
+    head, steps = {"verl": (verl_head, verl_step), "openrlhf": (openrlhf_head, openrlhf_step)}.get(
+        name, (nemo_head, nemo_step)
+    )
+    lines = [*head(nested(settings))]
+    for number, row in enumerate(rows, start=1):
+        lines += steps(number, len(rows), row)
+    return "\n".join(lines) + "\n"
+
+
+def logged(framework: Framework, plan: Plan, trace: Trace) -> Iterator[dict[str, float]]:
+    """Metric -> value of every step: each phase under the first timer that covers it, and the lengths."""
+    stale = plan.placement.schedule.asynchronous
+    names = [timer.metric for timer in timers(framework, stale)]
+    lengths = _lengths(framework, plan)
+    for step, (start, end) in step_windows(trace).items():
+        phases = phase_seconds([span for span in trace.spans if span.step == step])
+        row, taken = dict[str, float](), set[str]()
+        for timer in timers(framework, stale):
+            under = [phase for phase in timer.of(names) if phase in phases and phase not in taken]
+            if under:
+                row[timer.metric] = sum(phases[phase][0] for phase in under)
+                taken |= {*under}
+        yield {**lengths, **row, framework.step: end - start}
+
+
+def _lengths(framework: Framework, plan: Plan) -> dict[str, float]:
+    prompt, response = stats(plan.workload.prompt_len), stats(plan.workload.response_len)
+    kinds = (
+        (framework.prompt, prompt.mean),
+        (framework.response, response.mean),
+        (framework.longest, plan.workload.response_len.maximum),
+    )
+    return {metrics[0]: value for metrics, value in kinds if metrics}
+
+
+def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
+    """`{"--a.b": 1}` as `{"a": {"b": 1}}`."""
+    tree: dict[str, Any] = {}
+    for key, value in settings.items():
+        *above, last = key.lstrip("+-").split(".")
+        at = tree
+        for part in above:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return tree
+
+
+# --- verl -----------------------------------------------------------------------------------------
+
+
+def verl_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """`pprint(OmegaConf.to_container(config, resolve=True))` (verl/trainer/main_ppo.py)."""
+    yield "2026-11-20 06:50:29,276\tINFO worker.py:1832 -- Started a local Ray instance."
+    yield from (RAY + line for line in pformat(config).splitlines())
+
+
+def verl_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """`step:3 - timing_s/gen:1.5 - ...` (verl/utils/logger/aggregate_logger.py)."""
+    items = [f"step:{number}", "actor/pg_loss:np.float64(-0.0012)", f"training/global_step:{number}"]
+    yield RAY + " - ".join([*items, *(f"{name}:{value!r}" for name, value in row.items())])
+
+
+# --- OpenRLHF -------------------------------------------------------------------------------------
+
+
+def openrlhf_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """`strategy.print(args)` of nested arguments (openrlhf/cli/train_ppo_ray.py, utils/config.py)."""
+    yield repr(_namespace(config))
+
+
+def _namespace(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return SimpleNamespace(**{key: _namespace(inner) for key, inner in value.items()})
+
+
+def openrlhf_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """`Global step 3: {...}` (openrlhf/trainer/ppo_trainer.py)."""
+    values = {"policy_loss": 0.0123, "act_lr": 1e-6, **row}
+    where = "(PPOTrainer pid=77) INFO 11-20 19:25:45 ppo_trainer.py:551]"
+    yield f"{where} ✨ Global step {number}: {values}"
+
+
+# --- NeMo-RL --------------------------------------------------------------------------------------
+
+
+def nemo_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """`Final config:` and `pprint` (examples/run_grpo.py)."""
+    yield "Loaded configuration from: grpo.yaml"
+    yield "Final config:"
+    yield from pformat(config).splitlines()
+
+
+def nemo_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """A block of times (`log_training_step` in nemo_rl/algorithms/grpo.py)."""
+    prefix = "timing/train/"
+    total = row[prefix + "total_step_time"]
+    yield f"\n{'=' * 25} Step {number}/{last} {'=' * 25}"
+    yield "\n📊 Training Results:\n  • Loss: 0.0123"
+    yield f"  • Mean Generation Length: {row['train/mean_gen_tokens_per_sample']:.4f}"
+    yield f"\n⏱️  Timing:\n  • Total step time: {total:.2f}s"
+    for name, value in row.items():
+        if name.startswith(prefix) and name != prefix + "total_step_time":
+            yield f"  • {name.removeprefix(prefix)}: {value:.2f}s ({value / total:.1%})"

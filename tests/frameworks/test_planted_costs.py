@@ -1,0 +1,176 @@
+"""From a question to a better plan: design, export, a job's log, import, calibrate, design again.
+
+The log is that of a simulated cluster whose software costs are planted. What the framework costs there is
+found again inside its interval, and the plan that is designed with it is the one that the truth asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from lab.planted import planted_trace
+from rlhfsim.api import estimate
+from rlhfsim.calibration.observation import phase_seconds, read_run, step_windows
+from rlhfsim.cli.main import cli
+from rlhfsim.frameworks.configuration.configuration import configuration_named
+from rlhfsim.frameworks.configuration.described import Lengths, setup
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import Value, exporter
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.trace import WAIT
+from tests.frameworks.log_forms import console_log, nested
+
+GPU = "h100-sxm"
+PROMPT = 512
+STEPS = 8
+QUESTION = (
+    *("--model", "qwen2.5-7b", "--algorithm", "grpo", "--samples", 8, "--prompts", 64, "--mini-batches", 2),
+    *("--rules", "workers=64", "--prompt-len", PROMPT, "--response-len", "lognormal:mean=700,max=2048"),
+)
+FILLED: Mapping[Value, Value] = {
+    "${MODEL}": "Qwen/Qwen2.5-7B-Instruct",
+    "${REWARD}": "http://127.0.0.1:5000/reward",
+}
+"""What a user gives for the variables of a launch."""
+APART = "--architecture disaggregated --forbid split,standalone --weight-path broadcast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """A cluster of eight GPUs under a framework, with costs that its user does not know."""
+
+    framework: str
+    planted: Mapping[str, float]
+    """Coefficient -> its true value."""
+    runs: tuple[str, ...]
+    """Options of the designs that were run, beside the question."""
+    said: tuple[str | int, ...] = ()
+    """What its log does not hold and the user says."""
+
+
+WORLDS = (
+    World(
+        framework="verl",
+        planted={"rl_layer_time": 4e-3, "rollout_step_overhead": 5e-3},
+        runs=("--backend fsdp2", "--backend fsdp2 --fix rollout.tp=2", "--backend fsdp2 --fix actor.cp=2"),
+    ),
+    World(
+        framework="openrlhf",
+        planted={"rl_layer_time": 4e-3, "rollout_step_overhead": 5e-3, "sync_start_latency": 1.0},
+        runs=("", "--fix rollout.tp=1", "--forbid recompute", APART),
+        said=("--prompt-len", PROMPT),
+    ),
+    World(
+        framework="nemo-rl",
+        planted={"rl_layer_time": 6e-3, "rollout_step_overhead": 6e-3, "sync_staging_time": 0.4},
+        runs=("", "--backend fsdp2 --fix rollout.tp=1", APART, f"{APART} --backend fsdp2"),
+        said=("--prompt-len", PROMPT),
+    ),
+)
+
+
+def command(*words: object) -> dict[str, Any]:
+    """A command with `--json`, which must succeed."""
+    done = CliRunner().invoke(cli, [*map(str, words), "--json"])
+    assert done.exit_code == 0, f"{done.output[-2000:]} {done.exception!r}"
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def designed(world: World, out: Path, profile: object = GPU, options: str = "") -> Plan:
+    """The fastest plan for the cluster as `profile` describes it."""
+    where = ("--gpus", 8, "--profile", profile, "--framework", world.framework, "--fastest")
+    command("design", *where, *QUESTION, *options.split(), "--out", out)
+    return read_plan(out)
+
+
+def true_profile(world: World, folder: Path) -> Path:
+    """The GPU with the costs as they really are."""
+    known = load_profile(GPU).coefficients
+    costs = {
+        name: {"value": v, "low": v, "high": v, "source": "planted", "dimension": known[name].dimension}
+        for name, v in world.planted.items()
+    }
+    path = folder / "truth.yaml"
+    profile = {"name": "truth", "title": "H100 SXM", "extends": "h100_sxm", "coefficients": costs}
+    path.write_text(json.dumps(profile))
+    return path
+
+
+def settings_of(world: World, plan: Plan) -> dict[str, Value]:
+    """The exported settings, variables of the launch filled in."""
+    written = exporter(world.framework).write(plan).values
+    return {key.lstrip("+-"): FILLED.get(value, value) for key, value in written.items()}
+
+
+def as_run(world: World, plan: Plan, settings: Mapping[str, Value]) -> Plan:
+    """What the framework runs: the plan but for what it cannot be told."""
+    described = configuration_named(world.framework).describe(FrameworkSettings(settings, "launch"), {})
+    longest = plan.workload.response_len.maximum
+    lengths = Lengths(prompt=PROMPT, response=stats(plan.workload.response_len).mean, longest=longest)
+    specs = setup(described, lengths, GPU)
+    cluster = replace(specs.cluster, framework=world.framework)
+    return estimate(specs.placement, specs.workload, cluster)
+
+
+def imported(world: World, number: int, folder: Path) -> Path:
+    """One run: designed, exported, run on the planted cluster, read from its log."""
+    plan = designed(world, folder / f"plan{number}.json", options=world.runs[number])
+    command(
+        "export", folder / f"plan{number}.json", "--to", world.framework, "--out", folder / f"launch{number}"
+    )
+    settings = settings_of(world, plan)
+    ran = as_run(world, plan, settings)
+    rng = np.random.default_rng(number)
+    trace = planted_trace(ran, load_profile(GPU), world.planted, rng, steps=STEPS)
+    log, out = folder / f"job{number}.log", folder / f"run{number}"
+    log.write_text(console_log(world.framework, settings, ran, trace))
+    config = folder / f"config{number}.json"
+    config.write_text(json.dumps(nested(settings)))
+    where = ("--framework", world.framework, "--gpu", "h100", "--config", config)
+    command("import-run", log, *where, *world.said, "--out", out)
+    assert read_plan(out / "plan.json").prediction.step_s == pytest.approx(ran.prediction.step_s, rel=1e-3)
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.parallel
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.framework)
+def test_planted_costs_are_found_in_logs_and_change_the_plan(world: World, tmp_path: Path) -> None:
+    runs = [imported(world, number, tmp_path) for number in range(len(world.runs))]
+    ours = tmp_path / "ours.yaml"
+    fitted = command("calibrate", *runs, "--out", ours)
+    found = {c["name"]: c["after"] for c in fitted["coefficients"]}
+    assert {n: v for n, v in world.planted.items() if not found[n]["low"] <= v <= found[n]["high"]} == {}
+    before, after = fitted["step_error"]
+    assert after < 0.1 < before
+    first = designed(world, tmp_path / "first.json")
+    again = designed(world, tmp_path / "again.json", ours)
+    best = designed(world, tmp_path / "best.json", true_profile(world, tmp_path))
+    assert best.placement != first.placement
+    assert again.placement == best.placement
+    assert again.prediction.step_s == pytest.approx(best.prediction.step_s, rel=0.05)
+    assert again.prediction.low_s <= best.prediction.step_s <= again.prediction.high_s
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.framework)
+def test_a_log_in_the_form_of_a_framework_holds_the_times_of_its_run(world: World, tmp_path: Path) -> None:
+    run = imported(world, 0, tmp_path)
+    seen, ran = read_run(run), read_plan(run / "plan.json")
+    trace = planted_trace(ran, load_profile(GPU), world.planted, np.random.default_rng(0), steps=STEPS)
+    windows = step_windows(trace)
+    assert seen.step_s == pytest.approx([end - start for start, end in list(windows.values())[1:]], rel=1e-3)
+    work = phase_seconds([span for span in trace.spans if span.step and span.kind != WAIT])
+    told = {name: sum(times) for name, times in seen.phases.items()}
+    for name, covers in {name: seen.covers.get(name, (name,)) for name in told}.items():
+        assert told[name] == pytest.approx(sum(sum(work.get(c, ())) for c in covers), rel=1e-2, abs=0.1)
