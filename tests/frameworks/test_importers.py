@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.forms import read_settings
+from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.logs.framework import framework_named, framework_names
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
 from rlhfsim.frameworks.logs.records import Log, Record, lines, merged, number
@@ -475,7 +475,7 @@ def test_references_of_a_configuration_are_followed(tmp_path: Path) -> None:
         "a: {b: 4, c: '${.b}', d: '${oc.select:a.none,7}', e: '${mul:${a.b},2}', f: '${a.f}', m: '${mul:3,2}'}\n"
         "g: '${a.c}'\nh: {i: '${..g}'}\n"
     )
-    s = read_settings([path], {"z": "null"})
+    _, s = read_configuration([path], {"z": "null"}, "verl")
     assert [s.find(key) for key in ("a.c", "a.d", "g", "a.m", "h.i")] == [4, 7, 4, 6, 4]
     assert s.find("a.f") is None
     assert s.find("z") is None

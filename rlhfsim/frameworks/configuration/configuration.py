@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, resources
+from typing import Any
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.configuration.settings import PLACEHOLDER, FrameworkSettings, SettingMissing
+
+SHARED = "configuration"
+"""The folder of what all frameworks share, this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +28,50 @@ class Configuration:
     title: str
     describe: Callable[[FrameworkSettings, Mapping[str, float]], RunDescription]
     """From the configuration and the mean metrics of its log to what the run is."""
+    entries: tuple[str, ...] = ()
+    """Patterns of its entry points in a command: where one stands, the configuration is its own."""
+    shown: tuple[str, ...] = ()
+    """Its entry points as people write them."""
+    keys: tuple[str, ...] = ()
+    """Beginnings of keys that no other framework has."""
+    below: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
+    """Values of its own configurations that a user's names and builds on."""
+    version_of: Callable[[Mapping[str, Any]], str | None] = lambda values: None
+    """The version that keys give away; None: they do not."""
+
+    @property
+    def version_key(self) -> str:
+        """Key by which a configuration, or `--set`, names the version that reads it."""
+        return f"{self.name.replace('-', '_')}_version"
+
+    def run(self, settings: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+        """The run that a configuration describes; all that it leaves open is asked for at once.
+
+        Raises:
+            RlhfsimError: `not-enough-said` names every key that decides; or what is said does not fit.
+        """
+        open_keys: list[str] = []
+        trial = settings
+        while True:
+            try:
+                described = self.describe(trial, means)
+            except SettingMissing as missing:
+                open_keys.append(missing.key)
+                trial = settings.with_values(dict.fromkeys(open_keys, PLACEHOLDER))
+            except RlhfsimError:
+                if not open_keys:
+                    raise
+                break
+            else:
+                if not open_keys:
+                    return described
+                break
+        raise settings.not_enough(open_keys)
 
 
 def configuration_names() -> tuple[str, ...]:
     """Names of the frameworks whose configurations can be read: their folders, `-` for `_`."""
-    folders = resources.files("rlhfsim.frameworks").iterdir()
+    folders = (f for f in resources.files("rlhfsim.frameworks").iterdir() if f.name != SHARED)
     return tuple(sorted(f.name.replace("_", "-") for f in folders if (f / "configuration.py").is_file()))
 
 

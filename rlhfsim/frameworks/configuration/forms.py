@@ -1,49 +1,141 @@
 """A framework's configuration by dotted keys, whatever form it was kept in.
 
-YAML and JSON, also with OmegaConf's `${a.b}`, `${.b}`, `${oc.select:a.b,default}` and `${mul:a,b}`; and
-launch scripts, from which `--a.b value`, `--flag`, `a.b=value` and shell variables are read. Later files and
-`--set` lie over earlier ones.
+YAML and JSON, also with OmegaConf's `${a.b}`, `${.b}`, `${oc.select:a.b,default}` and `${mul:a,b}`; Hydra's
+overrides; launch scripts and pasted commands, from which `--a.b value`, `--flag` and `a.b=value` are read;
+Ray jobs, whose `entrypoint` is such a command. Files that a script or a configuration names and that lie
+beside it are read as well. Later files and `--set` lie over earlier ones.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
-from rlhfsim.frameworks.configuration.settings import FrameworkSettings, scalar
+from rlhfsim.frameworks.configuration.settings import scalar
+from rlhfsim.frameworks.configuration.shell import words_of
 from rlhfsim.specs.loading import parse_json, parse_yaml, read_text
 
-_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|(\w+))")
 _NAME = re.compile(r"[A-Za-z_][\w.]*$")
+_YAML_LINE = re.compile(r"\s*(?:- )?[\"']?[\w./-]+[\"']?\s*:(?:\s|$)")
+_ENDS = ("--", "$@", "&", "|", ";", ">", "2>")
+"""What follows a switch that has no value."""
+COMMANDS = ("entrypoint", "run", "command")
+"""Keys of jobs (Ray, KubeRay, SkyPilot) under which a command stands."""
+VARIABLES = ("env_vars", "envs", "env")
+NAMED = ("defaults", "config", "config_file", "accelerate_config", "deepspeed")
+"""Keys that name another configuration file, which lies under the one that names it."""
+FILES = (".sh", ".slurm", ".yaml", ".yml", ".json")
+_DEPTH = 4
+"""Most files that name one another."""
 
 
-def read_settings(paths: Sequence[Path], given: Mapping[str, str]) -> FrameworkSettings:
-    """The settings of all files, later ones on top, then `given`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What files or a text say."""
+
+    values: Mapping[str, Any]
+    """By dotted key."""
+    text: str
+    """All of it, in which a framework's entry point and version may stand."""
+    name: str
+    """What stands for them in errors."""
+
+
+def scalars(given: Mapping[str, str]) -> dict[str, Any]:
+    """What `--set` gives, as values."""
+    return {key: scalar(text) for key, text in given.items()}
+
+
+def of_files(paths: Sequence[Path]) -> Said:
+    """What files say; a folder stands for its scripts, or for all its configurations.
 
     Raises:
         RlhfsimError: a file cannot be read or is malformed.
     """
-    values: dict[str, Any] = {}
+    texts, values = list[str](), dict[str, Any]()
     for path in paths:
-        values |= _read(path)
-    values |= {key: scalar(text) for key, text in given.items()}
-    return FrameworkSettings(values, " + ".join(str(path) for path in paths) or "command line")
+        for file in _files(path):
+            text = read_text(file)
+            texts.append(text)
+            values |= _values(text, file, _DEPTH)
+    return Said(
+        values=values, text="\n".join(texts), name=" + ".join(str(path) for path in paths) or "command line"
+    )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    if path.suffix == ".json":
-        return dict(_flat(parse_json(text, str(path)).data))
-    if path.suffix in (".yaml", ".yml"):
-        data = parse_yaml(text, str(path)).data
-        if isinstance(data, list):  # .hydra/overrides.yaml
-            return dict(_arguments([str(item) for item in data]))
-        return dict(_flat(data))
-    return dict(_arguments(_words(text, path)))
+def of_text(text: str, name: str = "text") -> Said:
+    """What a pasted command or configuration says.
+
+    Raises:
+        RlhfsimError: it is malformed.
+    """
+    return Said(values=_values(text, Path(name), 0), text=text, name=name)
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    known = sorted(p for p in path.iterdir() if p.suffix in FILES)
+    scripts = [p for p in known if p.suffix in (".sh", ".slurm")]
+    if not known:
+        raise RlhfsimError(
+            "no-configuration",
+            "the folder has no script and no configuration",
+            place=Place(file=str(path)),
+            help=f"files that are read: {', '.join(FILES)}",
+        )
+    return scripts or known
+
+
+def _values(text: str, path: Path, depth: int) -> dict[str, Any]:
+    """Values of one file by dotted key, those of the files that it names below its own."""
+    values = _of_form(text, path)
+    below = dict[str, Any]()
+    for other in _named(values, path) if depth else ():
+        below |= _values(read_text(other), other, depth - 1)
+    return {**below, **values}
+
+
+def _of_form(text: str, path: Path) -> dict[str, Any]:
+    match path.suffix or _form(text):
+        case ".json":
+            return _of_mapping(parse_json(text, str(path)).data, path)
+        case ".yaml" | ".yml":
+            return _of_mapping(parse_yaml(text, str(path)).data, path)
+    if _form(text) != ".sh":
+        return _of_form(text, path.with_name(f"{path.name}{_form(text)}"))
+    return dict(arguments(words_of(text, str(path))))
+
+
+def _form(text: str) -> str:
+    """The suffix that a text without one deserves."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if text.lstrip().startswith("{"):
+        return ".json"
+    return ".yaml" if lines and all(_YAML_LINE.match(x) or x[0] in " -]}" for x in lines) else ".sh"
+
+
+def _of_mapping(data: Any, path: Path) -> dict[str, Any]:
+    """Leaves by dotted key; a list is Hydra's overrides, and a job's command is read as a script."""
+    if isinstance(data, list):
+        return dict(arguments([str(item) for item in data]))
+    values = dict(_flat(data))
+    variables = {
+        key.rpartition(".")[2]: str(value)
+        for key, value in values.items()
+        if any(part in VARIABLES for part in key.split(".")[:-1])
+    }
+    for key in [k for k in values if k.rpartition(".")[2] in COMMANDS]:
+        command = values[key]
+        if isinstance(command, list):
+            command = " ".join(str(word) for word in command)
+        if isinstance(command, str):
+            values |= dict(arguments(words_of(command, str(path), variables)))
+    return values
 
 
 def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -59,39 +151,19 @@ def _flat(data: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(value, f"{prefix}{key}.")
 
 
-def _words(text: str, path: Path) -> list[str]:
-    """Words of a shell script, variables that it sets itself replaced."""
-    joined = re.sub(r"\\\r?\n", " ", text)
-    variables: dict[str, str] = {}
-    all_words: list[str] = []
-    for number, line in enumerate(joined.splitlines(), start=1):
-        try:
-            words = shlex.split(line, comments=True)
-        except ValueError as error:
-            raise RlhfsimError(
-                "malformed-script",
-                f"cannot split the line into words: {str(error).lower()}",
-                place=Place(file=str(path), line=number),
-                help="give the arguments alone, one command without substitutions",
-            ) from error
-        words = [_expanded(word, variables) for word in words]
-        for word in words[1:] if words[:1] == ["export"] else words[:1]:
-            name, equals, value = word.partition("=")
-            if equals and name.isidentifier():
-                variables[name] = value
-        all_words += words
-    return all_words
+def _named(values: Mapping[str, Any], path: Path) -> Iterator[Path]:
+    """Files that a configuration names and that lie where it or a folder above it says."""
+    names = [str(values[key]) for key in NAMED if isinstance(values.get(key), str)]
+    if values.get("config_name"):
+        names.append(f"{values.get('config_path') or '.'}/{values['config_name']}.yaml")
+    for name in names:
+        places = [folder / name for folder in path.resolve().parents[:_DEPTH]]
+        found = next((p for p in places if p.suffix in FILES and p.is_file()), None)
+        if found is not None and found != path.resolve():
+            yield found
 
 
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[3])
-        return known if known is not None else match[2] if match[2] is not None else match[0]
-
-    return _VARIABLE.sub(value, word)
-
-
-def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def arguments(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """`--a.b value`, `--flag`, `--a=value` and `+a.b=value` as keys and values; dashes become underscores."""
     for i, word in enumerate(words):
         name, equals, value = word.lstrip("+-~").partition("=")
@@ -102,4 +174,4 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
             yield name, scalar(value)
         elif word.startswith("--"):
             following = words[i + 1] if i + 1 < len(words) else "--"
-            yield name, True if following.startswith("--") else scalar(following)
+            yield name, True if following.startswith(_ENDS) else scalar(following)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -11,6 +11,24 @@ from rlhfsim.errors import Place, RlhfsimError
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 _DEPTH = 20
 """Most references on the way to one value."""
+
+
+PLACEHOLDER = 8
+"""Stands for a key that is asked for, while others are looked for."""
+
+
+class SettingMissing(RlhfsimError):
+    """A key that decides and has no default."""
+
+    def __init__(self, key: str, name: str) -> None:
+        """`key` is missing in the configuration `name`."""
+        super().__init__(
+            "setting-missing",
+            f"the configuration does not say {key}",
+            place=Place(file=name),
+            help=f"add --config with the run's configuration, or --set {key}=VALUE",
+        )
+        self.key = key
 
 
 class FrameworkSettings:
@@ -22,6 +40,24 @@ class FrameworkSettings:
         self.name = name
         self.assumed: dict[str, Any] = {}
         """Key -> default that was taken, the framework's own."""
+
+    def with_values(self, more: Mapping[str, Any]) -> FrameworkSettings:
+        """The same with other values over its own."""
+        return FrameworkSettings({**self._values, **more}, self.name)
+
+    def not_enough(self, keys: Sequence[str]) -> RlhfsimError:
+        """What asks for all the keys that decide and are not said."""
+        asked = " ".join(f"--set {key}=VALUE" for key in keys)
+        return RlhfsimError(
+            "not-enough-said",
+            f"the configuration does not say {', '.join(map(self._asked, keys))}",
+            place=Place(file=self.name),
+            help=f"add {asked}, or a file that says it",
+        )
+
+    def _asked(self, key: str) -> str:
+        value = self._values.get(key)
+        return f"{key} ({value} is not set)" if isinstance(value, str) and "$" in value else key
 
     def find(self, *keys: str) -> Any:
         """The value of the first key that is set to something; None where none is."""
@@ -68,12 +104,7 @@ class FrameworkSettings:
         if value is not None:
             return value
         if default is None:
-            raise RlhfsimError(
-                "setting-missing",
-                f"the configuration does not say {keys[0]}",
-                place=Place(file=self.name),
-                help=f"add --config with the run's configuration, or --set {keys[0]}=VALUE",
-            )
+            raise SettingMissing(keys[0], self.name)
         self.assumed[keys[0]] = default
         return default
 
@@ -90,6 +121,8 @@ class FrameworkSettings:
         if not isinstance(value, str) or "${" not in value:
             return value
         reference = _REFERENCE.fullmatch(value.strip())
+        if reference is None and "$" not in value.rpartition("/")[2]:
+            return value  # a path whose last name is known
         if reference is None or depth > _DEPTH:
             return None
         resolver, colon, rest = reference[1].partition(":")
@@ -128,7 +161,7 @@ def scalar(text: Any) -> Any:
         return word.lower() == "true"
     if word.lower() in ("null", "none", ""):
         return None
-    if "$" in word and "${" not in word:
+    if "$" in word.rpartition("/")[2] and "${" not in word:
         return None  # a shell variable that the script does not set
     for kind in (int, float):
         try:

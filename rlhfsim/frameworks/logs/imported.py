@@ -10,7 +10,8 @@ from statistics import fmean
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
-from rlhfsim.frameworks.configuration.forms import read_settings
+from rlhfsim.frameworks.configuration.forms import of_files
+from rlhfsim.frameworks.configuration.recognise import settings_of
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.files import find, framework_times, read_log
 from rlhfsim.frameworks.logs.framework import Framework, Timer
@@ -77,11 +78,12 @@ def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
     """
     files = find(path)
     log = read_log(path, files, framework)
-    settings = read_settings(choices.configs or files.configs, choices.given)
+    said = of_files(choices.configs or files.configs)
+    settings = settings_of(framework.configuration, said, choices.given)
     steps, notes = _steps(path, log, framework, settings)
     records = [Record(step=s.logged, values=s.values) for s in steps]
     means = _means(records)
-    description = framework.configuration.describe(settings, means)
+    description = framework.configuration.run(settings, means)
     lengths = _lengths(path, framework, settings, log.records, means, choices)
     specs = setup(description, lengths, choices.gpu, choices.rollout_gpu)
     used = _used(framework, specs, description, log)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
+from rlhfsim.frameworks.nemo_rl.bases import based_on
 from rlhfsim.specs.placement.layout import Recompute
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -122,4 +123,19 @@ def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
     )
 
 
-CONFIGURATION = Configuration(name="nemo-rl", title="NeMo-RL", describe=describe)
+CONFIGURATION = Configuration(
+    name="nemo-rl",
+    title="NeMo-RL",
+    describe=describe,
+    entries=(r"\brun_(grpo|ppo)\w*\.py",),
+    shown=("examples/run_grpo.py",),
+    keys=(
+        "grpo.num_",
+        "policy.megatron_cfg.",
+        "policy.dtensor_cfg.",
+        "policy.generation.",
+        "policy.train_global_batch_size",
+        "loss_fn.reference_policy_kl_penalty",
+    ),
+    below=based_on,
+)

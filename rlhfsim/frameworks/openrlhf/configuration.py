@@ -124,4 +124,22 @@ def _named(s: FrameworkSettings, *keys: str) -> str:
     return str(s.find(*keys) or "same").split(",")[0]
 
 
-CONFIGURATION = Configuration(name="openrlhf", title="OpenRLHF", describe=describe)
+CONFIGURATION = Configuration(
+    name="openrlhf",
+    title="OpenRLHF",
+    describe=describe,
+    entries=(r"\bopenrlhf\.cli\.\w+",),
+    shown=("openrlhf.cli.train_ppo_ray",),
+    keys=(
+        "actor.num_nodes",
+        "actor_num_nodes",
+        "actor.num_gpus_per_node",
+        "actor_num_gpus_per_node",
+        "vllm.",
+        "vllm_num_engines",
+        "ds.",
+        "train.colocate_",
+        "colocate_all_models",
+        "micro_train_batch_size",
+    ),
+)

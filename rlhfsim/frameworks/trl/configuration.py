@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
@@ -11,6 +13,23 @@ from rlhfsim.specs.workload.workload import Algorithm
 
 SEQUENCES = 256
 """Sequences at a time of its vLLM engine."""
+
+LAUNCHED: Mapping[str, Mapping[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO"},
+    "multi_gpu": {"distributed_type": "MULTI_GPU"},
+    "zero1": {"deepspeed_config.zero_stage": 1},
+    "zero2": {"deepspeed_config.zero_stage": 2},
+    "zero3": {"deepspeed_config.zero_stage": 3},
+    "fsdp1": {"fsdp_config.fsdp_version": 1, "fsdp_config.fsdp_reshard_after_forward": "FULL_SHARD"},
+    "fsdp2": {"fsdp_config.fsdp_version": 2, "fsdp_config.fsdp_reshard_after_forward": True},
+}
+"""Configurations of accelerate that TRL ships, 8 processes each (trl/accelerate_configs, 1.16.0)."""
+
+
+def launched_by(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Values of the shipped configuration of accelerate that `--accelerate_config` names."""
+    named = PurePosixPath(str(values.get("accelerate_config") or values.get("config_file"))).stem
+    return {"num_processes": 8, **LAUNCHED[named]} if named in LAUNCHED else {}
 
 
 # Arguments and defaults: trl/trainer/grpo_config.py (same commit) and transformers' TrainingArguments.
@@ -81,4 +100,21 @@ def group(s: FrameworkSettings) -> int:
     return max(1, per_generation(s) * s.whole("num_iterations", default=1) // _accumulation(s))
 
 
-CONFIGURATION = Configuration(name="trl", title="TRL", describe=describe)
+CONFIGURATION = Configuration(
+    name="trl",
+    title="TRL",
+    describe=describe,
+    entries=(r"\btrl (grpo|rloo|dpo|kto)\b", r"\b(GRPO|RLOO)(Config|Trainer)\b"),
+    shown=("trl grpo",),
+    keys=(
+        "per_device_train_batch_size",
+        "num_generations",
+        "steps_per_generation",
+        "max_completion_length",
+        "vllm_mode",
+        "use_vllm",
+        "deepspeed_config.",
+        "fsdp_config.",
+    ),
+    below=launched_by,
+)

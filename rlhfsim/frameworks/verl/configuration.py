@@ -162,4 +162,11 @@ def _staleness(s: FrameworkSettings, apart: bool) -> float:
     )
 
 
-CONFIGURATION = Configuration(name="verl", title="verl", describe=describe)
+CONFIGURATION = Configuration(
+    name="verl",
+    title="verl",
+    describe=describe,
+    entries=(r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main", r"\brecipe\.\w+\.main\w*"),
+    shown=("verl.trainer.main_ppo",),
+    keys=("actor_rollout_ref.", "critic.ppo_", "algorithm.adv_estimator", "data.max_response_length"),
+)

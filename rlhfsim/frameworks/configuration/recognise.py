@@ -1,0 +1,78 @@
+"""Which framework a configuration belongs to, of which version, and its values.
+
+Every framework declares its own marks (`Configuration.entries`, `Configuration.keys`); its entry point
+decides, then how many of the keys are its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import (
+    Configuration,
+    configuration_named,
+    configuration_names,
+)
+from rlhfsim.frameworks.configuration.forms import Said, of_files, of_text, scalars
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+
+
+def read_configuration(
+    source: Sequence[Path] | str, given: Mapping[str, str], framework: str | None = None
+) -> tuple[Configuration, FrameworkSettings]:
+    """The framework and the settings of files, or of a text; `given` lies over them.
+
+    Raises:
+        RlhfsimError: a file cannot be read, or no framework's marks are in it.
+    """
+    said = of_text(source) if isinstance(source, str) else of_files(source)
+    configuration = configuration_named(framework) if framework else recognised(said)
+    return configuration, settings_of(configuration, said, given)
+
+
+def settings_of(configuration: Configuration, said: Said, given: Mapping[str, str]) -> FrameworkSettings:
+    """What was said as settings of a framework, over the configurations of its own that it names."""
+    values = {**configuration.below(said.values), **said.values, **scalars(given)}
+    version = configuration.version_key
+    if version not in values:
+        found = named_version(configuration, said.text) or configuration.version_of(values)
+        values |= {version: found} if found else {}
+    return FrameworkSettings(values, said.name)
+
+
+def recognised(said: Said) -> Configuration:
+    """The framework that a configuration is written for.
+
+    Raises:
+        RlhfsimError: it has no framework's marks, or those of several alike.
+    """
+    known = [configuration_named(name) for name in configuration_names()]
+    started = [c for c in known if any(re.search(entry, said.text) for entry in c.entries)]
+    counts = {c.name: own_keys(c, said) for c in started or known}
+    most = max(counts.values(), default=0)
+    best = [name for name, count in counts.items() if count == most]
+    if len(best) == 1 and (most or started):
+        return configuration_named(best[0])
+    looked = "; ".join(f"{c.title}: {', '.join((*c.shown, *c.keys)[:4])}" for c in known if c.keys)
+    found = f"marks of {' and '.join(best)} alike" if most else "no framework's marks"
+    raise RlhfsimError(
+        "framework-not-recognised",
+        f"the configuration has {found}",
+        place=Place(file=said.name),
+        help=f"name it with --framework. Looked for: {looked}",
+    )
+
+
+def own_keys(configuration: Configuration, said: Said) -> int:
+    """How many keys only this framework has."""
+    return sum(key.startswith(configuration.keys) for key in said.values) if configuration.keys else 0
+
+
+def named_version(configuration: Configuration, text: str) -> str | None:
+    """The version beside the framework's name: `verl==0.5.0`, `verl 0.9.1`, `app-verl0.4-...`."""
+    name = re.escape(configuration.title)
+    match = re.search(rf"(?i)(?<![a-z]){name}[ =@:_-]{{0,3}}v?(\d+\.\d+(?:\.\d+)*)", text)
+    return match[1] if match else None

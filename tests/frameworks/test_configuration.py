@@ -1,0 +1,149 @@
+"""Configurations in every form in which people keep them: which framework, and what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.frameworks.configuration.shell import words_of
+
+VERL = """#!/bin/bash
+set -x
+MODEL_PATH=Qwen/Qwen2.5-7B-Instruct
+max_prompt_length=$((1024 * 2))
+max_response_length=$((1024 * 8))
+budget=$(((max_prompt_length + max_response_length) / 2))
+DATE=$(date +%s)
+common=(data.max_response_length=${max_response_length} # tokens
+  "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$budget")
+common+=(actor_rollout_ref.actor.use_dynamic_bsz=True)
+python3 -m verl.trainer.main_ppo \\
+    "${common[@]}" algorithm.adv_estimator=grpo \\
+    actor_rollout_ref.model.path="$MODEL_PATH" actor_rollout_ref.rollout.n=8 \\
+    trainer.experiment_name=run-$DATE trainer.nnodes=${NNODES:-2} "$@"
+"""
+RAY = """ray job submit --address="http://127.0.0.1:8265" \\
+   --runtime-env-json='{
+     "working_dir": "/openrlhf"
+   }' -- python3 -m openrlhf.cli.train_ppo_ray \\
+   --actor_num_nodes 1 --actor_num_gpus_per_node 4 --vllm_num_engines 2 --vllm_tensor_parallel_size 2 \\
+   --pretrain meta-llama/Llama-3.1-8B --zero_stage 3 --packing_samples "$@"
+"""
+RAY_YAML = """entrypoint: python3 -m verl.trainer.main_ppo trainer.nnodes=4 actor_rollout_ref.model.path=$MODEL
+runtime_env:
+  env_vars: {MODEL: Qwen/Qwen3-8B}
+"""
+NEMO = "uv run examples/run_grpo.py --config examples/configs/grpo_math_8B_megatron.yaml cluster.num_nodes=2"
+TRL = """accelerate launch --config_file zero3.yaml grpo.py --use_vllm --model_name_or_path Qwen/Qwen2.5-7B
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "framework", "values"),
+    [
+        (
+            VERL,
+            "verl",
+            {
+                "data.max_response_length": 8192,
+                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 5120,
+                "actor_rollout_ref.actor.use_dynamic_bsz": True,
+                "actor_rollout_ref.model.path": "Qwen/Qwen2.5-7B-Instruct",
+                "trainer.nnodes": 2,
+            },
+        ),
+        (RAY, "openrlhf", {"actor_num_gpus_per_node": 4, "packing_samples": True, "zero_stage": 3}),
+        (RAY_YAML, "verl", {"trainer.nnodes": 4, "actor_rollout_ref.model.path": "Qwen/Qwen3-8B"}),
+        (
+            NEMO,
+            "nemo-rl",
+            {
+                "cluster.num_nodes": 2,
+                "policy.model_name": "meta-llama/Llama-3.1-8B-Instruct",
+                "policy.megatron_cfg.enabled": True,
+                "policy.megatron_cfg.pipeline_model_parallel_size": 2,
+            },
+        ),
+        (TRL + "--max_completion_length 512", "trl", {"num_processes": 8, "deepspeed_config.zero_stage": 3}),
+        ("- algorithm.adv_estimator=grpo\n- trainer.nnodes=3\n", "verl", {"trainer.nnodes": 3}),
+        ('{"grpo": {"num_prompts_per_step": 64}}', "nemo-rl", {"grpo.num_prompts_per_step": 64}),
+    ],
+    ids=["script", "ray job submit", "ray job file", "base by name", "accelerate", "overrides", "json"],
+)
+def test_a_pasted_text_names_its_framework_and_keeps_its_values(
+    text: str, framework: str, values: dict[str, object]
+) -> None:
+    configuration, settings = read_configuration(text, {})
+    assert configuration.name == framework
+    assert {key: settings.find(key) for key in values} == values
+
+
+def test_a_script_reads_the_configurations_that_it_names(tmp_path: Path) -> None:
+    (tmp_path / "grpo.yaml").write_text("num_generations: 4\nbeta: 0.1\n")
+    (tmp_path / "accelerate.yaml").write_text("num_processes: 16\n")
+    script = "trl grpo --config grpo.yaml --accelerate_config accelerate.yaml --num_generations 8\n"
+    (tmp_path / "launch.sh").write_text(script)
+    for path in (tmp_path, tmp_path / "launch.sh"):
+        configuration, settings = read_configuration([path], {})
+        assert configuration.name == "trl"
+        assert [settings.find(k) for k in ("num_generations", "beta", "num_processes")] == [8, 0.1, 16]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("# image verlai/verl:app-verl0.5-vllm0.9\npython -m verl.trainer.main_ppo", "0.5"),
+        ("pip install verl==0.4.1\npython -m verl.trainer.main_ppo", "0.4.1"),
+        ("python -m verl.trainer.main_ppo", None),
+    ],
+)
+def test_a_version_beside_the_name_is_read(text: str, version: str | None) -> None:
+    _, settings = read_configuration(text, {})
+    assert settings.find("verl_version") == version
+    _, given = read_configuration(text, {"verl_version": "0.7.1"})
+    assert given.find("verl_version") == "0.7.1"
+
+
+def test_what_no_framework_wrote_is_refused_with_what_was_looked_for() -> None:
+    with pytest.raises(RlhfsimError, match="no framework's marks") as caught:
+        read_configuration("hello --world 1", {})
+    assert "verl.trainer.main_ppo" in str(caught.value)
+
+
+def test_everything_that_is_not_said_is_asked_for_at_once_and_a_variable_by_its_name() -> None:
+    configuration, settings = read_configuration("trl grpo --model_name_or_path $MODEL --beta 0.1", {})
+    with pytest.raises(RlhfsimError) as caught:
+        configuration.run(settings, {})
+    assert caught.value.code == "not-enough-said"
+    assert "num_processes, model_name_or_path (${MODEL} is not set)" in str(caught.value)
+    given = {"num_processes": "8", "MODEL": "Qwen/Qwen2.5-7B"}
+    configuration, settings = read_configuration("trl grpo --model_name_or_path $MODEL --beta 0.1", given)
+    assert configuration.run(settings, {}).model == "Qwen/Qwen2.5-7B"
+
+
+def test_a_model_path_under_an_unknown_folder_keeps_its_name() -> None:
+    _, settings = read_configuration("trl grpo --model_name_or_path $HOME/models/Qwen2.5-7B", {})
+    assert settings.text("model_name_or_path").endswith("models/Qwen2.5-7B")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("a=1\nb=$((a*2+1))\nrun --x ${b} $unknown", ["a=1", "b=3", "run", "--x", "3", "${unknown}"]),
+        ('args="--x 1 --y 2"\nrun $args', ["args=--x 1 --y 2", "run", "--x", "1", "--y", "2"]),
+        ("run x=$(nproc) `hostname`", ["run", "x=$?", "$?"]),
+        ("run --a 1 \\\n  --b 'two\nlines'", ["run", "--a", "1", "--b", "two\nlines"]),
+        ("x=${X:-${Y:-4}}", ["x=4"]),
+    ],
+)
+def test_words_of_a_script_hold_what_the_script_itself_sets(script: str, words: list[str]) -> None:
+    assert words_of(script, "s") == words
+
+
+def test_a_quote_that_never_closes_names_its_line() -> None:
+    with pytest.raises(RlhfsimError, match="malformed-script") as caught:
+        words_of("a=1\nrun 'x\n", "s.sh")
+    assert "s.sh:2" in str(caught.value)
