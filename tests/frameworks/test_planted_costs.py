@@ -24,6 +24,7 @@ from rlhfsim.frameworks.configuration.configuration import configuration_named
 from rlhfsim.frameworks.configuration.described import Lengths, setup
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import Value, exporter
+from rlhfsim.frameworks.logs.printed import printed_values
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.workload.lengths import stats
@@ -168,6 +169,8 @@ def test_a_log_in_the_form_of_a_framework_holds_the_times_of_its_run(world: Worl
     run = imported(world, 0, tmp_path)
     seen, ran = read_run(run), read_plan(run / "plan.json")
     trace = planted_trace(ran, load_profile(GPU), world.planted, np.random.default_rng(0), steps=STEPS)
+    log = (tmp_path / "job0.log").read_text()
+    assert printed_values(log) == [nested(settings_of(world, read_plan(tmp_path / "plan0.json")))]
     windows = step_windows(trace)
     assert seen.step_s == pytest.approx([end - start for start, end in list(windows.values())[1:]], rel=1e-3)
     work = phase_seconds([span for span in trace.spans if span.step and span.kind != WAIT])

@@ -20,7 +20,7 @@ LEAST = 12
 LONGEST = 6000
 """Lines of one printed configuration at most."""
 _DICT = re.compile(r"^(?:.*?[\s:=])??(\{\s*['\"]\w+['\"]\s*:.*)$")
-_CALL = re.compile(r"^.*?\b((?:Namespace|\w+(?:Config|Arguments|Args))\(.*)$")
+_CALL = re.compile(r"^.*?\b((?:[Nn]amespace|\w+(?:Config|Arguments|Args))\(.*)$")
 _INSIDE = re.compile(r"^\s*(?:['\"{}\[\](),\d.+-]|None\b|True\b|False\b|inf\b|nan\b|<|\w+=|[A-Z]\w*\()")
 """How a line inside a printed value begins; others belong to somebody else."""
 _TOKEN = re.compile(
