@@ -189,12 +189,51 @@ def test_one_step_off_policy_times_the_wait_for_samples(tmp_path: Path, config: 
     assert {s.name for s in trace_of(run, "x").spans if s.kind == "wait"} == {"actor.generate.wait"}
 
 
-def test_steps_with_a_checkpoint_are_left_out(tmp_path: Path, config: Path) -> None:
+def test_a_checkpoint_is_taken_out_of_the_step_that_holds_it(tmp_path: Path, config: Path) -> None:
+    rows = [verl_step(i) for i in range(4)]
+    rows[2] |= {"timing_s/save_checkpoint": 60.0, "timing_s/step": rows[2]["timing_s/step"] + 60.0}
+    run = read(_file(tmp_path / "m.jsonl", rows), "verl", config)
+    assert [s.values["timing_s/step"] for s in run.steps] == [92, 93, 94, 95]
+    assert any("1 step holds an evaluation or a checkpoint: its time" in note for note in run.notes)
+
+
+def test_a_step_whose_timers_leave_no_room_for_its_checkpoint_is_left_out(
+    tmp_path: Path, config: Path
+) -> None:
     rows = [verl_step(i) for i in range(4)]
     rows[2]["timing_s/save_checkpoint"] = 60.0
     run = read(_file(tmp_path / "m.jsonl", rows), "verl", config)
     assert [s.logged for s in run.steps] == [0, 1, 3]
-    assert any("checkpoint" in note for note in run.notes)
+    assert any("1 step holds an evaluation or a checkpoint: left out" in note for note in run.notes)
+
+
+def test_generation_is_told_from_the_weights_that_its_timer_holds(tmp_path: Path, config: Path) -> None:
+    plain = {k: v for k, v in verl_step(1).items() if "update_weights" not in k}
+    reshard = {**plain, "timing_s/generate_sequences": 30.0, "timing_s/reshard": 6.0}
+    run = read(_file(tmp_path / "r.jsonl", [reshard, reshard]), "verl", config)
+    first = run.steps[0].values
+    assert (first["timing_s/gen, weights"], first["timing_s/generate_sequences"]) == (6.0, 35.0)
+    assert run.mapped["timing_s/generate_sequences"] == ("actor.generate",)
+    assert "actor.sync" in run.mapped["timing_s/gen, weights"]
+    slowest = {**plain, "timing_s/generate_sequences": 30.0, "timing_s/generation_timing/max": 33.0}
+    run = read(_file(tmp_path / "s.jsonl", [slowest, slowest]), "verl", config)
+    assert run.steps[0].values["timing_s/gen, weights"] == 41.0 - 33.0
+
+
+def test_the_first_verl_names_its_timers_otherwise_and_rolls_out_log_probs(
+    tmp_path: Path, config: Path
+) -> None:
+    row = {
+        "timing/gen": 20.0,
+        "timing/ref": 5.0,
+        "timing/adv": 0.1,
+        "timing/update_actor": 19.0,
+        "response_length/mean": 300.0,
+        "prompt_length/mean": 100.0,
+    }
+    run = read(_file(tmp_path / "m.jsonl", [row, row]), "verl", config)
+    assert {"actor.generate", "actor.sync", "actor.logprob"} <= set(run.mapped["timing_s/gen"])
+    assert sum(s.seconds for s in trace_of(run, "x").spans if s.step == 0) == pytest.approx(44.1)
 
 
 def test_openrlhf_arguments_and_log_lines_are_read(tmp_path: Path) -> None:

@@ -131,12 +131,12 @@ def _console(path: Path, framework: Framework) -> Log:
 
 
 def _renamed(log: Log, framework: Framework) -> Log:
-    """Names as the framework's code says them: without what its logger puts before them."""
-    strip = framework.strip
-    if not strip:
-        return log
+    """Names as the framework's code says them today: without what its logger puts before them."""
     records = tuple(
-        Record(step=r.step, values={k.removeprefix(strip): v for k, v in r.values.items()})
+        Record(
+            step=r.step,
+            values=framework.as_today({k.removeprefix(framework.strip): v for k, v in r.values.items()}),
+        )
         for r in log.records
     )
     return Log(records=records, notes=log.notes)
@@ -166,5 +166,5 @@ def framework_times(names: Iterable[str], framework: Framework) -> list[str]:
 
 
 def _has_times(log: Log, framework: Framework) -> bool:
-    names = {name.removeprefix(framework.strip) for name in log.names}
-    return bool(framework_times(sorted(names), framework))
+    names = framework.as_today({name.removeprefix(framework.strip): 0.0 for name in log.names})
+    return bool(framework_times(names, framework))

@@ -5,11 +5,12 @@ A framework is a folder of `rlhfsim.frameworks` whose module `logs` has a `FRAME
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module, resources
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
+from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.logs.records import Record
 
@@ -40,13 +41,13 @@ class Timer:
     """Our name of the work that gives it most of its length."""
     covers: tuple[str, ...] = ()
     """All phases that it times; empty: only `phase`."""
-    unless: str | None = None
-    """Another metric that times a part of this one; where that is logged, `otherwise` is covered."""
-    otherwise: tuple[str, ...] = ()
+    apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Other metric -> phases that it times instead where it is logged."""
 
     def of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Phases that it covers in a log with these metrics."""
-        return self.otherwise if self.unless in names else self.covers or (self.phase,)
+        elsewhere = {phase for name, phases in self.apart.items() if name in names for phase in phases}
+        return tuple(phase for phase in self.covers or (self.phase,) if phase not in elsewhere)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class Framework:
     inside: tuple[str, ...] = ()
     """Metrics that time parts of a timer that is mapped: not mapped, and nothing is missing."""
     disturbing: tuple[str, ...] = ()
-    """Evaluation and checkpoints: a step with them is not like the others."""
+    """Evaluation and checkpoints: their time is taken out of the step where the step holds it."""
     prompt: tuple[str, ...] = ()
     """Mean tokens of a prompt, the first that is logged."""
     response: tuple[str, ...] = ()
@@ -77,6 +78,12 @@ class Framework:
     """Longest response of a step."""
     strip: str = ""
     """Prefix that some loggers put before every metric."""
+    as_today: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda values: values
+    """Metrics of one step under the names of today, times split where parts of them are logged."""
+    peak: Callable[[RunDescription, Sequence[Mapping[str, float]]], float | None] = lambda run, steps: None
+    """FLOP/s of a GPU that the framework took for 100 % MFU; None: it does not say."""
+    peaks: Mapping[str, float] = field(default_factory=dict)
+    """Profile -> FLOP/s in the framework's own table, the commonest of equal ones first."""
     console: Callable[[Sequence[str]], Iterator[Record]]
     """From clean lines to records."""
     prompts_of: Callable[[FrameworkSettings, Sequence[Record]], float | None] | None = None

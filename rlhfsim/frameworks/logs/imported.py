@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -21,6 +21,8 @@ from rlhfsim.trace import CONTROLLER, WAIT
 
 MOST_S = 30 * 86400.0
 """Longer times are no time of a step."""
+SLACK = 0.02
+"""Share by which the timers of a step may exceed it: they are rounded and read one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,15 +165,7 @@ def _steps(
         _joined(log.records[i : i + each], framework) for i in range(0, len(log.records) - each + 1, each)
     ]
     counted = [step for step in whole if _timed(step, framework, notes)]
-    calm = [step for step in counted if not any(step.values.get(n, 0.0) > 0 for n in framework.disturbing)]
-    if len(calm) >= 2 and len(calm) < len(counted):
-        notes.append(
-            f"{len(counted) - len(calm)} of {len(counted)} steps hold an evaluation or a checkpoint and were "
-            "left out"
-        )
-        counted = calm
-    elif len(calm) < len(counted):
-        notes.append("nearly every step holds an evaluation or a checkpoint: the step times hold them too")
+    counted = _undisturbed(counted, framework, notes)
     if not counted:
         raise RlhfsimError(
             "no-step-counts",
@@ -180,6 +174,42 @@ def _steps(
             help=f"a step needs {framework.step} and its timers",
         )
     return tuple(counted), notes
+
+
+def _undisturbed(steps: list[LoggedStep], framework: Framework, notes: list[str]) -> list[LoggedStep]:
+    """Steps without evaluation and checkpoints: their time is taken out, or the step where that cannot be."""
+    extra = [math.fsum(step.values.get(n, 0.0) for n in framework.disturbing) for step in steps]
+    inside = [_holds(step, seconds, framework) for step, seconds in zip(steps, extra, strict=True)]
+    kept = [
+        replace(step, values={**step.values, framework.step: step.values[framework.step] - seconds})
+        if seconds and framework.step in step.values
+        else step
+        for step, seconds, held in zip(steps, extra, inside, strict=True)
+        if held
+    ]
+    shortened = sum(seconds > 0 and held for seconds, held in zip(extra, inside, strict=True))
+    if shortened:
+        notes.append(f"{_steps_of(shortened)} an evaluation or a checkpoint: its time is not counted")
+    if len(kept) == len(steps):
+        return kept
+    if len(kept) >= 2:
+        notes.append(f"{_steps_of(len(steps) - len(kept))} an evaluation or a checkpoint: left out")
+        return kept
+    notes.append("nearly every step holds an evaluation or a checkpoint: the step times hold them too")
+    return steps
+
+
+def _holds(step: LoggedStep, extra_s: float, framework: Framework) -> bool:
+    """Whether the step minus its evaluation and checkpoint still has room for its timers."""
+    whole = step.values.get(framework.step)
+    if not extra_s or whole is None:
+        return True
+    timed = math.fsum(step.values.get(timer.metric, 0.0) for timer in framework.timers)
+    return whole - extra_s >= (1 - SLACK) * timed
+
+
+def _steps_of(count: int) -> str:
+    return f"{count} step{'s hold' if count > 1 else ' holds'}"
 
 
 def _joined(records: Sequence[Record], framework: Framework) -> LoggedStep:

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
 from rlhfsim.frameworks.verl.configuration import CONFIGURATION
+from rlhfsim.frameworks.verl.mfu import PEAKS, peak
 
 # Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
 # verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:
 # verl/trainer/ppo/metric_utils.py (verl-project/verl at 1dda039b9, 2026-08-22). Until v0.6 the sharding
-# manager moved weights on entry of the rollout, so that `gen` timed the weight sync too; since then
-# `update_weights` does.
+# manager moved weights on entry of the rollout, so that `gen` timed the weight sync too (v0.4 to v0.6 log
+# `reshard`, or the generation alone); since then `update_weights` does. Until v0.1 the rollout computed the
+# old log-probs as well.
+WEIGHTS = "timing_s/gen, weights"
+"""What `gen` holds besides `generate_sequences`."""
 TIMERS = (
     Timer(
         metric="timing_s/gen",
         phase="actor.generate",
-        covers=("actor.generate.load", "actor.generate", "actor.generate.unload", "actor.sync"),
-        unless="timing_s/update_weights",
-        otherwise=("actor.generate", "actor.generate.unload"),
+        covers=(*around("actor.generate"), "actor.sync", *around("actor.logprob")),
+        apart={
+            "timing_s/update_weights": ("actor.generate.load", "actor.sync"),
+            "timing_s/old_log_prob": around("actor.logprob"),
+        },
     ),
+    Timer(
+        metric=WEIGHTS,
+        phase="actor.sync",
+        covers=("actor.generate.load", "actor.sync", "actor.generate.unload"),
+    ),
+    Timer(metric="timing_s/generate_sequences", phase="actor.generate"),
     Timer(
         metric="timing_s/reward",
         phase="reward.score",
@@ -56,6 +68,30 @@ def console(lines: Sequence[str]) -> Iterator[Record]:
         yield Record(step=int(match[1]), values={k: v for k, v in values.items() if v is not None})
 
 
+def as_today(values: Mapping[str, float]) -> dict[str, float]:
+    """Names as since v0.2 (`timing/gen` before), and `gen` as weights and generation where that is logged.
+
+    `generate_sequences` is the mean over the ranks, `generation_timing/max` the slowest: with `reshard` the
+    rest of `gen` is generation, without it the rest of the slowest rank's generation is weights.
+    """
+    named = {_today(name): value for name, value in values.items()}
+    gen, mean = named.get("timing_s/gen"), named.get("timing_s/generate_sequences")
+    if gen is None or mean is None or "timing_s/update_weights" in named:
+        named.pop("timing_s/generate_sequences", None)
+        return named
+    weights = named.get("timing_s/reshard", gen - named.get("timing_s/generation_timing/max", mean))
+    if 0 <= weights < gen:
+        named |= {WEIGHTS: weights, "timing_s/generate_sequences": gen - weights}
+        del named["timing_s/gen"]
+    return named
+
+
+def _today(name: str) -> str:
+    if name.startswith("timing/"):
+        return f"timing_s/{name.removeprefix('timing/')}"
+    return f"perf/{name}" if name in ("mfu/actor", "mfu/critic", "total_num_tokens") else name
+
+
 FRAMEWORK = Framework(
     configuration=CONFIGURATION,
     timers=TIMERS,
@@ -63,7 +99,6 @@ FRAMEWORK = Framework(
     step="timing_s/step",
     times=("timing_s/",),
     inside=(
-        "timing_s/generate_sequences",
         "timing_s/agent_loop/",
         "timing_s/reshard",
         "timing_s/generation_timing/",
@@ -74,5 +109,8 @@ FRAMEWORK = Framework(
     prompt=("prompt_length/mean",),
     response=("response_length/mean",),
     longest=("response_length/max",),
+    as_today=as_today,
+    peak=peak,
+    peaks=PEAKS,
     console=console,
 )
