@@ -147,11 +147,10 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
         lines += [f"- {unsaid.what}: {unsaid.instead}." for unsaid in written.unsaid]
     else:
         lines.append(f"{title} is told all of this plan.")
-    lines += [
-        "",
-        "Written from `plan.json` (beside this page) by `rlhfsim export`. After the run,",
-        f"`rlhfsim import-run LOG --framework {name}` holds what was measured against what is predicted.",
-    ]
+    lines += ["", "Written from `plan.json` (beside this page) by `rlhfsim export`."]
+    if (resources.files("rlhfsim.frameworks") / name.replace("-", "_") / "logs.py").is_file():
+        after = f"`rlhfsim import-run LOG --framework {name}`"
+        lines.append(f"After the run, {after} holds what was measured against what is predicted.")
     return "\n".join(lines) + "\n"
 
 

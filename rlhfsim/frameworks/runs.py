@@ -33,6 +33,7 @@ Known = Literal["run on GPUs", "run on CPUs", "written only"]
 Name = TypeVar("Name", bound=str)
 OWN = "rlhfsim"
 """The framework that `rlhfsim launch` is."""
+PRICED_ENGINE = "vLLM"
 ANY = "any"
 """No framework: all that is priced competes."""
 FEATURES: Mapping[str, str] = {
@@ -107,6 +108,8 @@ class Runs:
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
+    engine: str = PRICED_ENGINE
+    """What generates; another than `PRICED_ENGINE` is priced with that one's figures."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str
@@ -242,10 +245,15 @@ _ANEW = Lacks(
 
 @cache
 def frameworks() -> tuple[Runs, ...]:
-    """Every framework for which plans can be made: ours, then the one that runs most."""
+    """Every framework for which plans can be made: ours, then the one that runs most on the priced engine."""
     folders = resources.files("rlhfsim.frameworks").iterdir()
     found = [framework(f.name) for f in folders if (f / "runs.py").is_file()]
-    return tuple(sorted(found, key=lambda x: (x.name != OWN, -len(x.features) - len(x.weight_paths), x.name)))
+    return tuple(sorted(found, key=_rank))
+
+
+def _rank(runs: Runs) -> tuple[bool, bool, int, str]:
+    most = len(runs.features) + len(runs.weight_paths)
+    return runs.name != OWN, runs.engine != PRICED_ENGINE, -most, runs.name
 
 
 @cache

@@ -1,0 +1,57 @@
+"""What slime runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
+
+RUNS = Runs(
+    name="slime",
+    title="slime",
+    engine="SGLang",
+    trainers={
+        "megatron": replace(  # _set_default_megatron_args: always the distributed optimizer
+            BACKENDS["megatron"],
+            zero_stages=(1,),
+            zero_stages_tp=(1,),
+            zero_stages_pp=(1,),
+            offload_stages=(1,),
+            partial_offload=(1,),
+        )
+    },
+    known_trainers=known_by("run on GPUs", "megatron"),
+    weight_paths={
+        "ipc": known_by("run on GPUs", "same GPU"),
+        "broadcast": known_by("run on GPUs", *APART),
+        "disk": known_by("run on GPUs", *EVERYWHERE),
+    },
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "staleness above 1",
+        "partial rollouts",
+        "dynamic sampling",
+        "oversampling",
+        "environments",
+        "rollout tensor parallelism",
+        "rollout pipeline parallelism",
+        "rollout expert parallelism",
+        "rollout attention data parallelism",
+        "rollout replicas across nodes",
+        "speculative decoding",
+        "FP8 rollout",
+        "FP8 KV cache",
+        "offload to the host",
+        "partial optimizer offload",
+        "BF16 gradients",
+        "FP32 gradient sums",
+        "AMD GPUs",
+        "FP8 training",
+        "micro-batches by tokens",
+    ),
+    source="slime 624b824 (0.3.1): slime/utils/arguments.py, train.py, train_async.py, "
+    "rollout/fully_async_rollout.py, scripts/ (low_precision, run-qwen3-4B-amd.sh), read 2026-11-23",
+)

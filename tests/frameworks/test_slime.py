@@ -1,0 +1,205 @@
+"""slime's own parser takes what it does not know in silence: exports are held to its flags, types and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhfsim.api import estimate_file
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.export import Exported, Value, export
+from rlhfsim.frameworks.slime.export import ends
+from rlhfsim.plan import Plan
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Environment
+from tests.frameworks.test_accepted import PACKS, plan, workload
+
+ROOT = Path(__file__).parents[2]
+LINES = (ROOT / "tests/data/framework_keys/slime.txt").read_text().splitlines()
+TYPES = dict(line.split() for line in LINES if not line.startswith("#"))
+
+
+def drawn() -> Iterator[Plan]:
+    """Dense and MoE, one node to 64, algorithms, shared and own GPUs, micro-batches and packs."""
+    layouts: tuple[dict[str, Any], ...] = (
+        {"tp": 2, "dp": 4},
+        {"tp": 2, "pp": 2, "cp": 2, "dp": 2},
+        {"tp": 4, "pp": 2, "vp": 2, "dp": 4, "recompute": "selective"},
+        {"pp": 8, "dp": 2},
+        {"dp": 8, "offload_optimizer": "cpu", "offload_fraction": 0.5, "recompute": "none"},
+    )
+    for i, algorithm in enumerate(("grpo", "dr-grpo", "reinforce++", "ppo")):
+        for j, layout in enumerate(layouts):
+            more = PACKS if (i + j) % 2 else {"micro_batch": 2}
+            gpus = 1
+            for degree in ("tp", "pp", "cp", "dp"):
+                gpus *= layout.get(degree, 1)
+            kept = "offloaded" if (i + j) % 3 else "resident"
+            given = {"zero": 1} | layout | more
+            yield plan(workload(algorithm), "megatron", given, {"tp": 2, "dp": gpus // 2}, residency=kept)
+    moe = workload("grpo", model="qwen3-30b-a3b", old_logprobs="rollout", kl=False)
+    experts = {"tp": 2, "dp": 8, "ep": 8, "zero": 1} | PACKS
+    wide = {"tp": 4, "attention_dp": 2, "ep": 8, "dp": 2, "kv_precision": "fp8"}
+    yield plan(moe, "megatron", experts, wide, residency="offloaded")
+    yield plan(moe, "megatron", experts, wide, 16, {"staleness": 1})
+    yield plan(moe, "megatron", experts, {"tp": 4, "dp": 4}, 16, {"staleness": 3, "partial_rollout": True})
+    large = workload("grpo", model="qwen3-235b-a22b", prompts=512, train_precision="fp8")
+    layout = {"tp": 4, "pp": 4, "cp": 2, "dp": 16, "ep": 16, "zero": 1} | PACKS
+    yield plan(large, "megatron", layout, {"tp": 8, "dp": 64}, residency="offloaded")
+    yield plan(workload("grpo"), "megatron", {"tp": 2, "dp": 4, "zero": 1} | PACKS, {"tp": 2, "dp": 4}, 8)
+
+
+PLANS = list(drawn())
+
+
+def right(kind: str, value: Value) -> bool:
+    """Whether a value is of the type of its flag."""
+    if kind == "flag":
+        return value is True
+    if kind in ("int", "float"):
+        return isinstance(value, (int, float) if kind == "float" else int) and not isinstance(value, bool)
+    return isinstance(value, str) and ("|" not in kind or value in kind.split("|"))
+
+
+def wrong(found: Exported, asked: Plan) -> list[str]:
+    """What slime would take in silence: flags that it lacks, types, and GPUs and batches that do not split."""
+    v: Any = found.written.values
+    said = [f"{key}={value!r}" for key, value in v.items() if not right(TYPES.get(key, "none"), value)]
+    gpus = v["--actor-num-nodes"] * v["--actor-num-gpus-per-node"]
+    degrees = ("tensor-model", "pipeline-model", "context")
+    each = 1
+    for degree in degrees:
+        each *= v[f"--{degree}-parallel-size"]
+    samples = v["--rollout-batch-size"] * v["--n-samples-per-prompt"]
+    engine, batch = v["--rollout-num-gpus-per-engine"], v["--global-batch-size"]
+    apart = 0 if v.get("--colocate") else v["--rollout-num-gpus"]
+    layers, stages = resolve_model(asked.workload.model).num_layers, v["--pipeline-model-parallel-size"]
+    given_ends = [v[k] for end in ("first", "last") if (k := f"--decoder-{end}-pipeline-num-layers") in v]
+    inner = layers - sum(given_ends) if all(given_ends) else -1
+    rules = {
+        "ranks": gpus % each == 0,
+        "stages": inner >= 0
+        and (inner % (stages - len(given_ends)) == 0 if stages > len(given_ends) else inner == 0),
+        "experts": gpus // v["--pipeline-model-parallel-size"] % v["--expert-model-parallel-size"] == 0,
+        "engines": v["--rollout-num-gpus"] % engine == 0 and engine % v["--sglang-pp-size"] == 0,
+        "attention": engine % v.get("--sglang-dp-size", 1) == 0 and engine % v["--sglang-ep-size"] == 0,
+        "updates": samples % batch == 0,
+        "micro-batches": batch % (gpus // each * v.get("--micro-batch-size", 1)) == 0,
+        "cluster": gpus + apart <= sum(h.gpus for h in asked.hardware),
+        "nodes": v["--actor-num-gpus-per-node"] <= v["--num-gpus-per-node"],
+        "context": v["--rollout-max-prompt-len"] < v["--rollout-max-context-len"],
+        "normalised": "reinforce" not in v["--advantage-estimator"] or v.get("--normalize-advantages"),
+        "one of two": not ("--kl-coef" in v and "--kl-loss-coef" in v),
+        "virtual stages": v.get("--num-virtual-stages-per-pipeline-rank", 1) == 1
+        or v["--pipeline-model-parallel-size"] > 1,
+    }
+    return said + [name for name, holds in rules.items() if not holds]
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_a_drawn_plan_is_written_in_flags_and_sums_of_slime(number: int) -> None:
+    assert wrong(export(PLANS[number], "slime", frozenset()), PLANS[number]) == []
+
+
+def test_every_recipe_of_slime_is_written_so() -> None:
+    for path in sorted((ROOT / "scenarios/recipes").glob("slime-*.yaml")):
+        asked = estimate_file(path)
+        found = export(asked, "slime", frozenset())
+        assert wrong(found, asked) == []
+        assert 'source "${SLIME}/scripts/models/' in found.files["launch.sh"]
+
+
+def test_the_checks_notice_what_the_parser_takes() -> None:
+    found = export(PLANS[0], "slime", frozenset())
+    sections = found.written.sections
+    for key, value, name in (
+        ("--nonsense", 1, "--nonsense=1"),
+        ("--rollout-num-gpus-per-engine", 3, "engines"),
+        ("--global-batch-size", 7, "updates"),
+        ("--recompute-granularity", "some", "--recompute-granularity='some'"),
+        ("--colocate", False, "cluster"),
+    ):
+        first = replace(sections[0].settings[0], key=key, value=value)
+        spoiled = replace(found.written, sections=(*sections, replace(sections[0], settings=(first,))))
+        assert name in wrong(replace(found, written=spoiled), PLANS[0])
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(61, 4), (28, 8), (94, 12), (5, 3), (9, 8), (7, 2), (36, 4)])
+def test_stages_that_do_not_split_evenly_hold_all_layers(layers: int, stages: int) -> None:
+    found = ends(layers, stages)
+    rest = layers - sum(found.values())
+    assert all(number > 0 for number in found.values())
+    assert rest % (stages - len(found)) == 0
+    assert rest > 0
+
+
+def script(asked: Plan) -> str:
+    return export(asked, "slime", frozenset()).files["launch.sh"]
+
+
+def test_the_schedule_names_the_program() -> None:
+    asked = next(p for p in PLANS if p.placement.schedule.staleness == 1)
+    assert "/train_async.py" in script(asked)
+    assert "fully_async" not in script(asked)
+    assert "fully_async" in script(next(p for p in PLANS if p.placement.schedule.staleness > 1))
+    shared = script(PLANS[0])
+    assert "/train.py" in shared
+    assert "--colocate\n" in shared
+
+
+def test_what_stays_is_said_and_engines_are_counted_whole() -> None:
+    values = [export(p, "slime", frozenset()).written.values for p in PLANS]
+    kept = [p.placement.actor.residency == "resident" for p in PLANS]
+    apart = ["--colocate" not in v for v in values]
+    assert [("--no-offload-train" in v) for v in values] == [
+        k and not a for k, a in zip(kept, apart, strict=True)
+    ]
+    wide = next(v for v in values if v.get("--sglang-enable-dp-attention"))
+    assert (wide["--rollout-num-gpus-per-engine"], wide["--sglang-dp-size"]) == (8, 2)
+    assert wide["--sglang-max-running-requests"] == 2 * 1024
+
+
+def given(**changes: Any) -> Any:
+    """What is written of the first drawn plan under a change of its workload."""
+    asked = replace(PLANS[0], workload=replace(PLANS[0].workload, **changes))
+    return export(asked, "slime", frozenset()).written.values
+
+
+def test_disk_oversampling_and_environments_have_flags() -> None:
+    disk = replace(PLANS[0], placement=replace(PLANS[0].placement, weight_path="disk"))
+    values = export(disk, "slime", frozenset()).written.values
+    assert values["--update-weight-disk-dir"] == "${SYNC_DIR}"
+    assert given(oversampling=0.25)["--over-sampling-batch-size"] == 160
+    sampling = DynamicSampling(kept=0.5, gen_prompts=384)
+    assert given(dynamic_sampling=sampling)["--over-sampling-batch-size"] == 384
+    turns = given(environment=Environment(turns=2))
+    assert turns["--custom-generate-function-path"] == "${GENERATE}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"algorithm": "rloo"}, "algorithm-not-exported"),
+        ({"epochs": 2}, "epochs-not-exported"),
+        ({"prompts": 127, "samples": 2, "mini_batches": 1}, "batch-not-cut-by-ranks"),
+    ],
+)
+def test_what_slime_cannot_train_is_refused(changes: dict[str, Any], code: str) -> None:
+    asked = replace(PLANS[0], workload=replace(PLANS[0].workload, **changes))
+    with pytest.raises(RlhfsimError) as error:
+        export(asked, "slime", frozenset())
+    assert error.value.code == code
+
+
+def test_what_slime_cannot_be_told_is_named() -> None:
+    stale = replace(PLANS[-1].placement, schedule=Schedule(staleness=4, partial_rollout=True, queue=2))
+    unsaid = export(replace(PLANS[-1], placement=stale), "slime", frozenset()).written.unsaid
+    assert {"a limit of 4 policy versions", "a queue of 2 batches", "vLLM, whose speed is priced"} <= {
+        entry.what for entry in unsaid
+    }
