@@ -40,12 +40,13 @@ def console_log(name: str, settings: Mapping[str, Value], plan: Plan, trace: Tra
 def logged(framework: Framework, plan: Plan, trace: Trace) -> Iterator[dict[str, float]]:
     """Metric -> value of every step: each phase under the first timer that covers it, and the lengths."""
     stale = plan.placement.schedule.asynchronous
-    names = [timer.metric for timer in timers(framework, stale)]
+    logged_timers = [timer for timer in timers(framework, stale) if not timer.derived]
+    names = [timer.metric for timer in logged_timers]
     lengths = _lengths(framework, plan)
     for step, (start, end) in step_windows(trace).items():
         phases = phase_seconds([span for span in trace.spans if span.step == step])
         row, taken = dict[str, float](), set[str]()
-        for timer in timers(framework, stale):
+        for timer in logged_timers:
             under = [phase for phase in timer.of(names) if phase in phases and phase not in taken]
             if under:
                 row[timer.metric] = sum(phases[phase][0] for phase in under)

@@ -43,6 +43,8 @@ class Timer:
     """All phases that it times; empty: only `phase`."""
     apart: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Other metric -> phases that it times instead where it is logged."""
+    derived: bool = False
+    """Stands in no log: `as_today` makes it of others."""
 
     def of(self, names: Sequence[str]) -> tuple[str, ...]:
         """Phases that it covers in a log with these metrics."""

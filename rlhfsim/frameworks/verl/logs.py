@@ -32,8 +32,9 @@ TIMERS = (
         metric=WEIGHTS,
         phase="actor.sync",
         covers=("actor.generate.load", "actor.sync", "actor.generate.unload"),
+        derived=True,
     ),
-    Timer(metric="timing_s/generate_sequences", phase="actor.generate"),
+    Timer(metric="timing_s/generate_sequences", phase="actor.generate", derived=True),
     Timer(
         metric="timing_s/reward",
         phase="reward.score",
