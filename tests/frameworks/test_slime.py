@@ -11,6 +11,8 @@ import pytest
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.described import RunDescription
+from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import Exported, Value, export
 from rlhfsim.frameworks.slime.export import ends
 from rlhfsim.plan import Plan
@@ -203,3 +205,54 @@ def test_what_slime_cannot_be_told_is_named() -> None:
     assert {"a limit of 4 policy versions", "a queue of 2 batches", "vLLM, whose speed is priced"} <= {
         entry.what for entry in unsaid
     }
+
+
+def read_back(asked: Plan, folder: Path) -> RunDescription:
+    script = folder / "launch.sh"
+    script.write_text(export(asked, "slime", frozenset()).files["launch.sh"])
+    configuration, settings = read_configuration([script], {"hf_checkpoint": asked.workload.model})
+    assert configuration.name == "slime"
+    return configuration.describe(settings, {})
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_what_is_written_is_read_back(number: int, tmp_path: Path) -> None:
+    asked = PLANS[number]
+    found, work, placement = read_back(asked, tmp_path), asked.workload, asked.placement
+    assert placement.rollout is not None
+    schedule = placement.schedule
+    assert (found.prompts, found.samples, found.mini_batches) == (
+        work.prompts,
+        work.samples,
+        work.mini_batches,
+    )
+    assert (found.algorithm, found.kl) == (work.algorithm, placement.reference is not None)
+    assert (found.layout, found.rollout) == (placement.actor.layout, placement.rollout.layout)
+    assert found.weight_path == placement.weight_path
+    assert found.sleep == placement.rollout.sleep
+    assert found.partial_rollout == schedule.partial_rollout
+    assert found.train_precision == work.train_precision
+    assert found.staleness == (2 if schedule.partial_rollout else schedule.staleness)
+    assert found.recomputes_logprobs == (work.old_logprobs == "recompute")
+
+
+RECIPE = """source scripts/models/qwen3-30B-A3B.sh
+ray job submit --address="http://127.0.0.1:8265" -- python3 train.py --actor-num-nodes 1 \\
+   --actor-num-gpus-per-node 8 --colocate ${MODEL_ARGS[@]} --hf-checkpoint /root/Qwen3-30B-A3B \\
+   --ref-load /root/Qwen3-30B-A3B_torch_dist --rollout-batch-size 32 --n-samples-per-prompt 8 \\
+   --rollout-max-response-len 8192 --global-batch-size 256 --tensor-model-parallel-size 4 \\
+   --sequence-parallel --expert-model-parallel-size 8 --recompute-granularity full \\
+   --use-dynamic-batch-size --max-tokens-per-gpu 20480 --use-kl-loss --optimizer-cpu-offload \\
+   --rollout-num-gpus-per-engine 8 --sglang-mem-fraction-static 0.7
+"""
+
+
+def test_a_recipe_in_the_form_of_slime_is_recognised_and_read() -> None:
+    configuration, settings = read_configuration(RECIPE, {})
+    found = configuration.run(settings, {})
+    assert configuration.name == "slime"
+    assert (found.layout.tp, found.layout.ep, found.layout.etp, found.layout.dp) == (4, 8, 4, 2)
+    assert (found.layout.pack_tokens, found.layout.offload_optimizer) == (20480, "cpu")
+    assert (found.rollout.tp, found.rollout.max_num_seqs, found.sleep) == (8, 512, 2)
+    assert found.actor_residency == "offloaded"
+    assert not found.recomputes_logprobs  # one update a rollout: taken from the training pass

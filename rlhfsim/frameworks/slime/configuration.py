@@ -1,0 +1,165 @@
+"""slime: the flags of train.py and train_async.py, Megatron's and SGLang's among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhfsim.frameworks.configuration.configuration import Configuration
+from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.specs.model.presets import resolve_model
+from rlhfsim.specs.placement.layout import Layout, RolloutLayout
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: dict[str, Algorithm] = {
+    "grpo": "grpo",
+    "gspo": "grpo",
+    "cispo": "grpo",
+    "reinforce_plus_plus": "reinforce++",
+    "reinforce_plus_plus_baseline": "reinforce++",
+    "ppo": "ppo",
+}
+"""--advantage-estimator -> algorithm here."""
+CONCURRENCY = 512
+"""Samples that slime sends to an engine at a time, where the flag is not given."""
+SHARE = 0.85
+"""SGLang works its share of the memory out; about this much on GPUs of 80 GB."""
+VERSIONS = 2.0
+"""Policy versions over which the fully asynchronous rollout generates: it keeps no limit."""
+
+
+# Flags and defaults: slime/utils/arguments.py, slime/backends/*/arguments.py (624b824).
+def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+    """The run that the flags describe."""
+    per_node = s.whole("actor_num_gpus_per_node", default=8)
+    gpus, shared = per_node * s.whole("actor_num_nodes", default=1), s.flag("colocate")
+    own = None if shared else s.whole("rollout_num_gpus")
+    prompts, samples = s.whole("rollout_batch_size"), s.whole("n_samples_per_prompt", default=1)
+    batch = s.whole("global_batch_size", default=prompts * samples)
+    updates = s.whole("num_steps_per_rollout", default=max(1, round(prompts * samples / max(1, batch))))
+    algorithm = ESTIMATORS.get(s.text("advantage_estimator", default="grpo"), "grpo")
+    plain = algorithm == "grpo" and s.flag("disable_grpo_std_normalization")
+    model = s.text("hf_checkpoint")
+    leaves = algorithm == "ppo" or (shared and not s.flag("no_offload_train")) or s.flag("offload_train")
+    disk = s.text("update_weight_transport", default="nccl") == "disk"
+    stale, continuous = _schedule(s)
+    return RunDescription(
+        algorithm="dr-grpo" if plain else algorithm,
+        model=model,
+        prompts=prompts,
+        samples=samples,
+        mini_batches=max(1, updates),
+        packing=True,
+        kl=s.flag("use_kl_loss") or s.share("kl_coef", default=0.0) != 0,
+        recomputes_logprobs=not s.flag("use_rollout_logprobs") and not _reused(s, updates, algorithm),
+        max_response=s.whole("rollout_max_response_len", default=0) or None,
+        backend="megatron",
+        gpus=gpus,
+        gpus_per_node=per_node,
+        rollout_gpus=own,
+        layout=_layout(s, gpus, model),
+        actor_residency="offloaded" if leaves else "resident",
+        optimizer_leaves=leaves,
+        scoring_residency="offloaded",
+        train_precision="fp8" if s.find("fp8_format") else "bf16",
+        rollout=_rollout(s, own or s.whole("rollout_num_gpus", default=gpus), model),
+        sleep=2 if shared and not s.flag("no_offload_rollout") else 0,
+        weight_path="disk" if disk else "ipc" if shared else "broadcast",
+        staleness=stale,
+        partial_rollout=continuous,
+    )
+
+
+def _schedule(s: FrameworkSettings) -> tuple[float, bool]:
+    """Policy versions of lag, and whether samples go on over an update."""
+    if "fully_async" in str(s.find("rollout_function_path") or ""):
+        return s.share("rollout_staleness", default=VERSIONS), True
+    stale = "async" in str(s.find("entry_point") or "") or s.find("update_weights_interval") is not None
+    return float(stale), False
+
+
+def _reused(s: FrameworkSettings, updates: int, algorithm: Algorithm) -> bool:
+    """Old log-probs come from the training pass itself where a rollout is one optimizer step."""
+    apart = algorithm == "ppo" or s.text("advantage_estimator", default="grpo") == "gspo"
+    return updates == 1 and not apart and s.share("kl_coef", default=0.0) == 0
+
+
+def _layout(s: FrameworkSettings, gpus: int, model: str) -> Layout:
+    tp, pp = (s.whole(f"{name}_model_parallel_size", default=1) for name in ("tensor", "pipeline"))
+    ep = s.whole("expert_model_parallel_size", default=1)
+    granularity = s.text("recompute_granularity", default="none")
+    hosted = s.flag("optimizer_cpu_offload")
+    return training_layout(
+        gpus,
+        tp=tp,
+        pp=pp,
+        cp=s.whole("context_parallel_size", default=1),
+        ep=ep,
+        etp=s.whole("expert_tensor_parallel_size", default=tp if ep > 1 else 1),
+        vp=_virtual_stages(s, pp, model),
+        zero=1,
+        sequence_parallel=s.flag("sequence_parallel") or tp == 1,
+        **_micro_batch(s),
+        recompute=granularity if granularity in ("full", "selective") else "none",
+        offload_optimizer="cpu" if hosted else "none",
+        offload_fraction=s.share("optimizer_offload_fraction", default=1.0) if hosted else 1.0,
+    )
+
+
+def _virtual_stages(s: FrameworkSettings, pp: int, model: str) -> int:
+    if s.find("num_layers_per_virtual_pipeline_stage") is None:
+        return s.whole("num_virtual_stages_per_pipeline_rank", default=1)
+    layers = s.whole("num_layers", default=resolve_model(model).num_layers)
+    return max(1, layers // (pp * s.whole("num_layers_per_virtual_pipeline_stage")))
+
+
+def _micro_batch(s: FrameworkSettings) -> dict[str, Any]:
+    if not s.flag("use_dynamic_batch_size"):
+        return {"micro_batch": max(1, s.whole("micro_batch_size", default=1))}
+    limit = s.whole("max_tokens_per_gpu")
+    scored = s.whole("log_probs_max_tokens_per_gpu", default=limit)
+    return {"pack_tokens": limit, "score_pack_tokens": scored}
+
+
+def _rollout(s: FrameworkSettings, gpus: int, model: str) -> RolloutLayout:
+    engine = s.whole("rollout_num_gpus_per_engine", default=1)
+    pp = s.whole("sglang_pp_size", "sglang_pipeline_parallel_size", default=1)
+    groups = s.whole("sglang_dp_size", "sglang_data_parallel_size", default=1)
+    sent = s.whole("sglang_server_concurrency", default=CONCURRENCY)
+    running = min(sent, s.whole("sglang_max_running_requests", default=sent))
+    if s.find("sglang_speculative_algorithm"):
+        s.assumed["sglang_speculative_algorithm"] = "none: its acceptance is not in the configuration"
+    return rollout_layout(
+        gpus,
+        tp=max(1, engine // (pp * groups)),
+        pp=pp,
+        replicas=max(1, gpus // engine),
+        attention_dp=groups,
+        ep=s.whole("sglang_ep_size", "sglang_expert_parallel_size", default=1),
+        max_num_seqs=max(1, running // groups),
+        memory_utilization=s.share("sglang_mem_fraction_static", default=SHARE),
+        max_batched_tokens=max(1, s.whole("sglang_chunked_prefill_size", default=8192 * groups) // groups),
+        cuda_graphs=not s.flag("sglang_disable_cuda_graph"),
+        precision="fp8" if "fp8" in model.lower() else "bf16",
+        kv_precision="fp8" if "fp8" in str(s.find("sglang_kv_cache_dtype") or "") else "bf16",
+    )
+
+
+CONFIGURATION = Configuration(
+    name="slime",
+    title="slime",
+    describe=describe,
+    entries=(r"(?i)slime\S*/train(_async)?\.py",),
+    shown=("train.py of slime",),
+    keys=(
+        "hf_checkpoint",
+        "ref_load",
+        "rollout_num_gpus",
+        "rollout_max_",
+        "sglang_",
+        "use_dynamic_batch_size",
+        "log_probs_max_tokens_per_gpu",
+        "num_steps_per_rollout",
+    ),
+)
