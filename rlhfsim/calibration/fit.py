@@ -8,19 +8,20 @@ measured length: a repeat of the same run would make the error of the other look
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 from scipy.special import stdtrit
 
+from rlhfsim.calibration.biases import Known, bias_priors, factors_of_phases, known_biases
 from rlhfsim.calibration.evidence import Datum, evidence
 from rlhfsim.calibration.identify import Unidentified, blurred, identify, moved_by, settled
 from rlhfsim.calibration.interval import stretched
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.posterior import Posterior, PriceModel, fit
-from rlhfsim.calibration.predict import REST, STEP, RunPricer, check_profile, pricer_of
+from rlhfsim.calibration.predict import NODES, REST, STEP, RunPricer, check_profile, pricer_of
 from rlhfsim.calibration.priors import Prior, bounds, priors
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.specs.hardware.hardware import Profile
@@ -62,6 +63,8 @@ class PhaseError:
     before_s: float
     after_s: float | None
     """None: there is no other run to fit on."""
+    factor_s: float | None = None
+    """With one factor a phase in place of the fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Calibration:
     """The profile before."""
     observations: tuple[Observation, ...]
     coefficients: tuple[Calibrated, ...]
+    biases: tuple[Known, ...]
+    """Factors of the framework's phases, which stand beside the coefficients."""
     unidentified: tuple[Unidentified, ...]
     errors: tuple[PhaseError, ...]
     data: int
@@ -103,7 +108,7 @@ def calibrate(
         )
     model = PriceModel(cases, data)
     believed = _believed(before, cases)
-    known = list(priors(believed, sorted(model.read())).values())
+    known = [*bias_priors(cases, data), *priors(believed, sorted(model.read())).values()]
     felt = moved_by(model, known)
     notes = (*notes, *(_given(d, observations) for d, moves in zip(data, felt, strict=True) if not moves))
     rows = [i for i, moves in enumerate(felt) if moves]
@@ -115,11 +120,12 @@ def calibrate(
             f"{len(data)} times of {len(cases)} runs tell no coefficient: no interval would become narrower",
             help="give more runs, longer ones, or runs that differ in batch, lengths and layout",
         )
-    scored = _errors(model, data, known, posterior, observations) if errors else ()
+    scored = _errors(model, data, known, posterior, observations, cases) if errors else ()
     return Calibration(
         profile=before,
         observations=tuple(observations),
         coefficients=tuple(_calibrated(believed, model, posterior, data)),
+        biases=tuple(known_biases(cases, data, posterior, quantile(posterior.spare))),
         unidentified=tuple(left),
         errors=scored,
         data=len(data),
@@ -193,6 +199,8 @@ def _calibrated(
     )
     rows = []
     for k, (item, theta) in enumerate(zip(posterior.priors, posterior.theta, strict=True)):
+        if item.name.startswith(NODES):
+            continue
         before = profile.coefficient(item.name)
         felt = [d for d, slope in zip(data, slopes[:, k], strict=True) if slope >= FELT]
         value, low, high = (
@@ -269,6 +277,7 @@ def _errors(
     known: Sequence[Prior],
     whole: Posterior,
     observations: Sequence[Observation],
+    cases: Sequence[RunPricer],
 ) -> tuple[PhaseError, ...]:
     """Every phase and step of every run, predicted by a fit on the other groups."""
     names, errors = groups(observations), []
@@ -276,8 +285,9 @@ def _errors(
         out = [i for i, name in enumerate(names) if name == group]
         rows = [i for i, d in enumerate(data) if d.run not in out]
         values = _without(model, data, rows, known, whole) if rows else None
+        factors = factors_of_phases(cases, [data[row] for row in rows])
         for i in out:
-            errors += _scored(model, i, observations[i], values)
+            errors += _scored(model, i, observations[i], values, _by_factors(cases[i], factors))
     return tuple(errors)
 
 
@@ -293,7 +303,23 @@ def _without(
     return fitted(part, some, known)[0].values
 
 
-def _scored(model: PriceModel, i: int, run: Observation, values: dict[str, float] | None) -> list[PhaseError]:
+def _by_factors(case: RunPricer, factors: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by phase and of the step with one factor a phase, and no fit."""
+    before = case.seconds()
+    after = {phase: seconds * factors.get(phase, 1.0) for phase, seconds in before.items()}
+    if STEP not in factors:
+        timed = sum(after[name] - before[name] for name in case.clocks)
+        after[STEP] = before[STEP] + timed + after[REST] - before[REST]
+    return after
+
+
+def _scored(
+    model: PriceModel,
+    i: int,
+    run: Observation,
+    values: dict[str, float] | None,
+    by_factors: Mapping[str, float],
+) -> list[PhaseError]:
     before = model.seconds(i, {})
     after = None if values is None else model.seconds(i, values)
     measured = {**run.medians, **({STEP: median(run.step_s)} if run.step_s else {})}
@@ -304,6 +330,7 @@ def _scored(model: PriceModel, i: int, run: Observation, values: dict[str, float
             measured_s=seconds,
             before_s=before[phase],
             after_s=None if after is None else after[phase],
+            factor_s=None if after is None else by_factors[phase],
         )
         for phase, seconds in measured.items()
         if before.get(phase, 0.0) > 0 and seconds > 0 and phase != REST

@@ -5,8 +5,9 @@ a candidate k, the data shrink the doubt about k, when all of S is fitted beside
 
     posterior / prior = 1 / sqrt(1 + g)        g = b_k^T (I + B_S B_S^T)^-1 b_k
 
-The candidate with the largest g joins S until no ratio is below `NARROWER`. A coefficient that moves
-the same phases as one of S gains nothing more: only their combination can be seen.
+S begins with the biases of the framework (`biases`). The candidate with the largest g joins S until no
+ratio is below `NARROWER`. A coefficient that moves the same phases as one of S gains nothing more: only their
+combination can be seen.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.interval import carried_squares
 from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior, PriceModel
+from rlhfsim.calibration.predict import NODES
 from rlhfsim.calibration.priors import Prior
 from rlhfsim.kernels.cost import Z90
 
@@ -59,7 +61,7 @@ def identify(
     matter = [k for k in range(len(known)) if np.abs(effect[:, k]).max(initial=0.0) >= NO_EFFECT]
     sigma = np.array([np.hypot(d.scatter, UNKNOWN_MISMATCH) for d in data])
     scaled = effect / sigma[:, None]
-    chosen = _chosen(scaled, matter)
+    chosen = _chosen(scaled, matter, [k for k in matter if known[k].name.startswith(NODES)])
     rest = [k for k in matter if k not in chosen]
     return [known[k] for k in chosen], [_reason(scaled, known, k, chosen) for k in rest]
 
@@ -70,8 +72,9 @@ def _effects(model: PriceModel, known: Sequence[Prior]) -> Floats:
     return np.asarray(model.slopes({}, [p.name for p in known]) * widths, dtype=np.float64)
 
 
-def _chosen(scaled: Floats, matter: Sequence[int]) -> list[int]:
-    chosen: list[int] = []
+def _chosen(scaled: Floats, matter: Sequence[int], start: Sequence[int]) -> list[int]:
+    """`start`: what is fitted whatever it gains, as its prior says all that pulls it back."""
+    chosen = list(start)
     while left := [k for k in matter if k not in chosen]:
         gains = {k: _gain(scaled, k, chosen) for k in left}
         best = max(left, key=lambda k: (gains[k], -k))
@@ -111,7 +114,10 @@ def blurred(model: PriceModel, posterior: Posterior) -> Prior | None:
     carried = np.maximum(*carried_squares(model, posterior, Z90))
     widths = np.sqrt(np.diag(posterior.own) + carried)
     prior = [p.deviation(theta) for p, theta in zip(posterior.priors, posterior.theta, strict=True)]
-    ratios = [float(width / before) for width, before in zip(widths, prior, strict=True)]
+    ratios = [
+        0.0 if p.name.startswith(NODES) else float(width / before)
+        for p, width, before in zip(posterior.priors, widths, prior, strict=True)
+    ]
     worst = max(range(len(ratios)), key=ratios.__getitem__, default=None)
     return None if worst is None or ratios[worst] <= WIDER else posterior.priors[worst]
 
@@ -122,5 +128,5 @@ def settled(posterior: Posterior) -> list[Prior]:
     return [
         p
         for p, theta, deviation in zip(posterior.priors, posterior.theta, deviations, strict=True)
-        if deviation <= NARROWER * p.deviation(theta) + 1e-12
+        if deviation <= NARROWER * p.deviation(theta) + 1e-12 or p.name.startswith(NODES)
     ]

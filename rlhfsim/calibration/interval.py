@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from rlhfsim.calibration.evidence import Datum
 from rlhfsim.calibration.posterior import Posterior, PriceModel
+from rlhfsim.calibration.predict import NODES
 from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]
@@ -38,7 +39,11 @@ def stretched(
     model: PriceModel, data: Sequence[Datum], fit: Posterior, quantile: float
 ) -> tuple[Floats, Floats]:
     """Standard deviations of ln coefficient below and above, at least those of the curvature."""
-    rows = [_sides(model, data, fit, k, quantile) for k in range(len(fit.priors))]
+    own = np.sqrt(np.diag(fit.own))
+    rows = [
+        (own[k], own[k]) if p.name.startswith(NODES) else _sides(model, data, fit, k, quantile)
+        for k, p in enumerate(fit.priors)
+    ]
     carried = carried_squares(model, fit, quantile)
     below, above = (
         np.sqrt(np.array(side) ** 2 + doubt)

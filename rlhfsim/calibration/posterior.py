@@ -5,11 +5,12 @@ Maximum a posteriori on logarithms, theta = ln coefficient, for datum i (phase f
     minimise  sum_i rho(((y_i - ln t_i(theta)) / sigma_i)^2) + sum_k ((theta_k - mean_k) / s_k)^2
     sigma_i^2 = scatter_i^2 + tau_f^2        rho(z) = 2 (sqrt(1 + z) - 1), soft l1
 
-within the bounds of each coefficient. ln t is linear between two visits to the cost model; visits repeat
-until theta rests, and derivatives are taken again where it bends. tau_f, what the model gets wrong about
-phase f from run to run, is estimated from the residuals as Paule & Mandel 1982 (J. Res. NBS 87, 377) do for
-laboratories that disagree, with clipped squares, and shrunk to the mean over phases. Covariance of the
-posterior, with weights w_i = rho':
+within the bounds of each coefficient. A bias of a framework (`biases`) is such a theta as well; rho then
+also stands around its prior, since one phase may be off by far more than the others. ln t is linear between
+two visits to the cost model; visits repeat until theta rests, and derivatives are taken again where it
+bends. tau_f, what the model gets wrong about phase f from run to run, is estimated from the residuals as
+Paule & Mandel 1982 (J. Res. NBS 87, 377) do for laboratories that disagree, with clipped squares, and shrunk
+to the mean over phases. Covariance of the posterior, with weights w_i = rho':
 
     C = (J^T W J + P^-1)^-1 + A J_u P_u J_u^T A^T      A = (J^T W J + P^-1)^-1 J^T W
 
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, least_squares
 
 from rlhfsim.calibration.evidence import Datum
-from rlhfsim.calibration.predict import RunPricer, sensitivities
+from rlhfsim.calibration.predict import NODES, RunPricer, sensitivities
 from rlhfsim.calibration.priors import Prior
 
 Floats = NDArray[np.float64]
@@ -199,6 +200,7 @@ def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], 
     mean, below, above, smallest, largest = table.T
     low, high = np.maximum(smallest, theta - STRIDE), np.minimum(largest, theta + STRIDE)
     count, scaled = len(gap), slopes / sigma[:, None]
+    robust = np.array([True] * count + [p.name.startswith(NODES) for p in fitted])
 
     def doubt(x: Floats) -> Floats:
         return np.asarray(np.where(x >= mean, above, below), dtype=np.float64)
@@ -210,9 +212,9 @@ def _solve(gap: Floats, slopes: Floats, sigma: Floats, fitted: Sequence[Prior], 
         return np.vstack([-scaled, np.diag(1 / doubt(x))])
 
     def loss(z: Floats) -> Floats:
-        root = np.sqrt(1 + z[:count])
-        rho = np.vstack([z, np.ones_like(z), np.zeros_like(z)])  # priors stay quadratic
-        rho[:, :count] = 2 * (root - 1), 1 / root, -0.5 / root**3
+        root = np.sqrt(1 + z[robust])
+        rho = np.vstack([z, np.ones_like(z), np.zeros_like(z)])  # priors of coefficients stay quadratic
+        rho[:, robust] = 2 * (root - 1), 1 / root, -0.5 / root**3
         return rho
 
     inside = np.clip(theta, low + TINY, high - TINY)

@@ -18,18 +18,22 @@ from typing import Any
 
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.costs import with_software
+from rlhfsim.frameworks.costs import costs_of, with_software
 from rlhfsim.kernels.devices import device_on
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import AT_LEAST_ONE, Cluster, NodeGroup, Profile
 from rlhfsim.specs.hardware.profiles import load_profile
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.specs.workload.lengths import AnyLengths, Fixed, LogNormal, Truncated, stats
 from rlhfsim.specs.workload.workload import Workload
 from rlhfsim.step.calls import Setting
+from rlhfsim.step.engine_mode import biased, mode_of
 from rlhfsim.step.iteration import Iteration, Program, closed_form, program
 
+NODES = "bias of "
+"""How the name of a bias begins: `bias of verl > actor.train > packed`."""
 STEP = "step"
 """Name under which the whole step stands beside its phases."""
 REST = "rest"
@@ -56,6 +60,15 @@ class RunPricer:
     """Phases of the plan under each clock of the run that covers others than its namesake."""
     clocks: frozenset[str] = frozenset()
     """Measured phases that time a part of the critical chain."""
+    modes: Mapping[str, str] = field(default_factory=dict)
+    """Phases that may have a bias, with the mode of their engine."""
+    _programs: dict[tuple[tuple[str, float], ...], Program] = field(default_factory=dict, compare=False)
+    """The last program by its coefficients: biases change no piece of it."""
+
+    @property
+    def framework(self) -> str:
+        """Whose run it is; empty: nobody's."""
+        return self.setting.cluster.framework or ""
 
     def seconds(self, values: Mapping[str, float] | None = None) -> dict[str, float]:
         """Seconds of every phase, and of the step under `STEP`, with `values` for the profile's own.
@@ -96,9 +109,21 @@ class RunPricer:
         return frozenset(seen)
 
     def _priced(self, values: Mapping[str, float]) -> tuple[Program, Iteration]:
-        setting = replace(self.setting, cluster=self._cluster(values))
-        priced = program(setting, self.kv_tokens)
-        return priced, closed_form(priced, setting.placement.schedule)
+        coefficients = {name: value for name, value in values.items() if not name.startswith(NODES)}
+        key = tuple(sorted(coefficients.items()))
+        if key not in self._programs:
+            self._programs.clear()
+            setting = replace(self.setting, cluster=self._cluster(coefficients))
+            self._programs[key] = program(setting, self.kv_tokens)
+        priced = self._programs[key].longer(self._factors(values))
+        return priced, closed_form(priced, self.setting.placement.schedule)
+
+    def _factors(self, values: Mapping[str, float]) -> dict[str, float]:
+        """How much longer each phase takes with these biases."""
+        return {
+            phase: math.prod(values.get(name, 1.0) for name in nodes_of(self.framework, phase, mode))
+            for phase, mode in self.modes.items()
+        }
 
     def _cluster(self, values: Mapping[str, float]) -> Cluster:
         changed = with_coefficients(self.profile, values)
@@ -144,7 +169,18 @@ def pricer_of(observation: Observation, profile: Profile | None = None) -> RunPr
     )
     chain = case.chain()
     timed = {f: observation.covers.get(f, (f,)) for f, times in observation.phases.items() if times}
-    return replace(case, clocks=frozenset(f for f, under in timed.items() if chain & {*under}))
+    own = costs_of(plan.framework).biased if plan.framework else False
+    modes = {
+        call.name: mode_of(call.name, plan.placement, plan.workload)
+        for call in dataflow(workload)
+        if own and biased(call.name) and workload.environment is None
+    }
+    return replace(case, clocks=frozenset(f for f, under in timed.items() if chain & {*under}), modes=modes)
+
+
+def nodes_of(framework: str, phase: str, mode: str) -> tuple[str, str, str]:
+    """Names of the biases whose product is the factor of a phase: framework, phase, mode."""
+    return f"{NODES}{framework}", f"{NODES}{framework} > {phase}", f"{NODES}{framework} > {phase} > {mode}"
 
 
 def cluster_with(plan: Plan, profile: Profile) -> Cluster:
@@ -182,7 +218,7 @@ def sensitivities(
     base = case.seconds(values)
     slopes: dict[str, dict[str, float]] = {}
     for name in names:
-        here = values.get(name, case.profile[name])
+        here = values.get(name) or (1.0 if name.startswith(NODES) else case.profile[name])
         d = DIFFERENCE if name in AT_LEAST_ONE else -DIFFERENCE
         moved = case.seconds({**values, name: here * (1 + d)})
         slopes[name] = {

@@ -17,10 +17,12 @@ from typing import Any
 import yaml
 
 from rlhfsim import units
+from rlhfsim.calibration.biases import section
 from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import REST, STEP, with_lengths
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.specs.hardware.biases import FrameworkBiases
 from rlhfsim.specs.hardware.calibrated import Point, Provenance
 from rlhfsim.specs.hardware.hardware import Profile
 from rlhfsim.specs.hardware.profiles import (
@@ -159,6 +161,7 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
             aliases=(),
             calibration=origin,
             coefficients={**calibration.profile.coefficients, **moved},
+            biases=biases_after(calibration),
         )
         return HEADER + profile_yaml(whole)
     data: dict[str, Any] = {
@@ -168,7 +171,26 @@ def profile_text(name: str, calibration: Calibration, extends: str | None) -> st
         "coefficients": {key: _numbers(value) for key, value in moved.items()},
         "calibration": _plain(origin),
     }
+    if biases := biases_after(calibration):
+        data["biases"] = {name: _plain_biases(known) for name, known in biases.items()}
     return HEADER + yaml_text(data)
+
+
+def biases_after(calibration: Calibration) -> dict[str, FrameworkBiases]:
+    """The key `biases`: of the runs' framework as fitted, of others as before."""
+    origin = provenance(calibration)
+    versions = "".join(f", {name} {version}" for name, version in origin.versions.items())
+    source = f"calibrated {origin.date} on {len(origin.runs)} runs, {origin.device}{versions}"
+    return {**calibration.profile.biases, **section(calibration.biases, source[:MAX_SOURCE])}
+
+
+def _plain_biases(known: FrameworkBiases) -> dict[str, Any]:
+    rows = [
+        {key: value for key, value in (("phase", b.phase), ("mode", b.mode)) if value}
+        | {"factor": _numbers(b.factor)}
+        for b in known.phases
+    ]
+    return {"version": known.version, "runs": known.runs, "phases": rows}
 
 
 def _numbers(c: Coefficient) -> dict[str, Any]:

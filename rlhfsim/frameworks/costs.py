@@ -35,6 +35,8 @@ class Costs:
     """Whatever trains."""
     by_backend: Mapping[Backend, Mapping[str, Coefficient]] = field(default_factory=dict)
     """Of one training backend, over `shared`."""
+    biased: bool = True
+    """Whether a phase may be off as a whole. The calls of our own executor are priced piece by piece."""
 
     def of(self, backend: Backend | None) -> Mapping[str, Coefficient]:
         """All numbers that hold with a training backend."""

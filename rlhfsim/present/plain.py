@@ -81,11 +81,17 @@ def calibration(fitted: Calibration, out: Path | None) -> dict[str, Any]:
             }
             for c in fitted.coefficients
         ],
+        "biases": [asdict(b) | {"factor": _value(b.factor)} for b in fitted.biases],
         "unidentified": [asdict(u) for u in fitted.unidentified],
         "phase_error": error_pair(fitted.errors, step=False),
         "step_error": error_pair(fitted.errors, step=True),
         "errors": [
-            {**asdict(e), "before": off(e.before_s, e.measured_s), "after": off(e.after_s, e.measured_s)}
+            {
+                **asdict(e),
+                "before": off(e.before_s, e.measured_s),
+                "after": off(e.after_s, e.measured_s),
+                "by_factor": off(e.factor_s, e.measured_s),
+            }
             for e in fitted.errors
         ],
         "mismatch": fitted.mismatch,

@@ -8,7 +8,7 @@ replica, so E[max] over replicas and not the max of means (G8). Where the KV cac
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -77,6 +77,19 @@ class Generation:
     def seconds(self) -> float:
         """Duration of the stage."""
         return self.cost.seconds
+
+    def scaled(self, factor: float) -> Generation:
+        """The same stage with every time `factor` times as long."""
+        if factor == 1:
+            return self
+        return replace(
+            self,
+            cost=self.cost.scaled(factor),
+            prefill_seconds=self.prefill_seconds * factor,
+            mean_step=self.mean_step * factor,
+            lower_bound=self.lower_bound * factor,
+            finish=tuple(t * factor for t in self.finish),
+        )
 
     @property
     def fits(self) -> bool:

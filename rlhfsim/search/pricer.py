@@ -47,7 +47,7 @@ from rlhfsim.specs.placement.placement import (
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED, Call, dataflow
 from rlhfsim.specs.workload.micro_batch import batch_lengths
-from rlhfsim.step.calls import Setting, forward_cost, generation_of, train_cost
+from rlhfsim.step.calls import Setting, bias_of, forward_cost, generation_of, train_cost
 from rlhfsim.step.measured import memory_doubt
 from rlhfsim.step.timetable import STREAM_CHUNKS
 from rlhfsim.weight_sync.offload import moves
@@ -278,7 +278,8 @@ class Pricer:
             x.pack(scoring=True),
             x.offload_params,
         )
-        name = (self.models.of(key.role), call.kind == "logprob", key.hardware, *cuts)
+        factor = bias_of(setting, call.name, role.pool)
+        name = (self.models.of(key.role), call.kind == "logprob", key.hardware, factor, *cuts)
         if name not in self._forward:
             self._forward[name] = forward_cost(setting, call, role).seconds
         return self._forward[name]

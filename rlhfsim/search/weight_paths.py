@@ -12,7 +12,9 @@ from rlhfsim.search.options import AnyRolePlacement, Key, OptionTable, sync_layo
 from rlhfsim.search.pools import SyncSeconds
 from rlhfsim.search.request import Request
 from rlhfsim.search.space import Partition
+from rlhfsim.specs.hardware.biases import bias_of
 from rlhfsim.specs.model.roles import Models
+from rlhfsim.step.timetable import SYNC
 from rlhfsim.weight_sync.weight_sync import SyncCost, sync
 
 Floats = NDArray[np.float64]
@@ -38,6 +40,7 @@ class Paths:
         )
         trained, served = self._classes(actor), self._classes(rollout)
         columns = int(rollout.sync_class.max(initial=-1)) + 1
+        factor = self._bias(partition, actor.key)
 
         def seconds(one: Ints, two: Ints) -> Floats:
             pairs = actor.sync_class[one] * columns + rollout.sync_class[two]
@@ -47,7 +50,7 @@ class Paths:
                 (x, source), (y, target) = trained[i], served[j]
                 if (x, y) not in own:
                     cost = self.cost(partition, (actor.key, source), (rollout.key, target))
-                    own[x, y] = cost.cost.seconds if cost.available else inf
+                    own[x, y] = factor * cost.cost.seconds if cost.available else inf
                 times[pair] = own[x, y]
             return np.asarray(times[pairs])
 
@@ -61,6 +64,13 @@ class Paths:
             one, two = np.repeat(rows[0], len(rows[1])), np.tile(rows[1], len(rows[0]))
             self._least[name] = float(self.between(partition, actor, rollout)(one, two).min(initial=inf))
         return self._least[name]
+
+    def _bias(self, partition: Partition, actor: Key) -> float:
+        """Measured over priced seconds of the path, where runs of the framework say so."""
+        cluster = self.request.cluster
+        known = cluster.node_groups[actor.hardware].profile.biases.get(cluster.framework or "")
+        factor = bias_of(known, SYNC, partition.path)
+        return factor.value if factor else 1.0
 
     def _classes(self, table: OptionTable) -> dict[int, tuple[object, AnyRolePlacement]]:
         """Of each class the layout that the sync reads, and one of its options."""

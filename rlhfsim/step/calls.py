@@ -31,6 +31,7 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import Call
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.engine_mode import bias
 from rlhfsim.step.framework_overhead import controller, framework_call, launched_layers, trains_pieces
 from rlhfsim.step.timetable import Step
 from rlhfsim.trace import CPU_POOL
@@ -142,7 +143,8 @@ def _rollout(
     drawn: tuple[float, ...] | None,
 ) -> Generation:
     layout = _rollout_layout(role, kv_tokens)
-    return _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
+    priced = _generate(setting.device(role), setting.models.actor, layout, requests, kv_tokens, drawn)
+    return priced.scaled(bias_of(setting, "actor.generate"))
 
 
 def requests_of(setting: Setting) -> Requests:
@@ -184,7 +186,7 @@ def continuous_cost(setting: Setting, kv_tokens: float | None) -> Cost | None:
         kv_tokens=kv_tokens,
         worker=True,
     ).cost
-    return answered_at_least(cost, setting.workload)
+    return answered_at_least(cost.scaled(bias_of(setting, "actor.generate")), setting.workload)
 
 
 @lru_cache(maxsize=4096)
@@ -224,6 +226,12 @@ def steps_of(setting: Setting, call: Call, generation: Generation | None) -> lis
     return _around(setting, call, role, cost)
 
 
+def bias_of(setting: Setting, phase: str, pool: str | None = None) -> float:
+    """Measured over priced seconds of a phase, where runs of the framework say so; else 1."""
+    known = bias(phase, setting.placement, setting.workload, setting.cluster, pool)
+    return 1.0 if known is None else known.value
+
+
 def rules_cost(workload: Workload) -> Cost:
     """Rule rewards on parallel CPU workers: n t / workers."""
     rules = workload.reward.rules
@@ -255,7 +263,7 @@ def train_cost(setting: Setting, role: str, placed: RolePlacement) -> Cost:
         count = steps * micro_batches(placed.layout, sequences, steps, packs)[1]
         layers = setting.models.of(role).num_layers
         cost = framework_call(device, cost, launched_layers(placed.layout, layers, count, trained=True))
-    return cost.scaled(workload.epochs)
+    return cost.scaled(workload.epochs * bias_of(setting, f"{role}.train", placed.pool))
 
 
 def _software(setting: Setting, layout: Layout) -> Software:
@@ -287,11 +295,11 @@ def forward_cost(setting: Setting, call: Call, role: RolePlacement) -> Cost:
         lora=workload.lora if call.role == "actor" else None,
         software=setting.placement.software,
     )
-    if not workload.generates:
-        return cost
-    count = micro_batches(role.layout, sequences, 1, packs)[1]
-    layers = setting.models.of(call.role).num_layers
-    return framework_call(device, cost, launched_layers(role.layout, layers, count, trained=False))
+    if workload.generates:
+        count = micro_batches(role.layout, sequences, 1, packs)[1]
+        layers = setting.models.of(call.role).num_layers
+        cost = framework_call(device, cost, launched_layers(role.layout, layers, count, trained=False))
+    return cost.scaled(bias_of(setting, call.name, role.pool))
 
 
 def controller_cost(setting: Setting) -> Cost:
@@ -351,7 +359,7 @@ def sync_cost(setting: Setting) -> Cost:
             f"weight path {setting.placement.weight_path!r} cannot be used: {priced.why_not}",
             help="compare the paths with: rlhfsim sync",
         )
-    return priced.cost
+    return priced.cost.scaled(bias_of(setting, "actor.sync"))
 
 
 def _around(setting: Setting, call: Call, role: RolePlacement | RolloutPlacement, cost: Cost) -> list[Step]:

@@ -10,6 +10,7 @@ Not known here: contention on shared links and host memory, stragglers, queues b
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -74,6 +75,16 @@ class Program:
     gpus: int
     turns: Turns | None = None
     """How the rollout alternates with its environment; its time is part of `generation`."""
+
+    def longer(self, factors: Mapping[str, float]) -> Program:
+        """The program with the calls named taking so many times as long."""
+        generate = factors.get("actor.generate", 1.0)
+        return replace(
+            self,
+            steps=tuple(replace(s, cost=s.cost.scaled(factors.get(s.name, 1.0))) for s in self.steps),
+            generation=self.generation.scaled(generate) if self.generation else None,
+            continuous=self.continuous.scaled(generate) if self.continuous else None,
+        )
 
 
 Known = dict[tuple[object, ...], list[Step]]

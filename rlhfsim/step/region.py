@@ -19,10 +19,11 @@ from typing import TypeVar
 from rlhfsim.kernels.cost import Z90
 from rlhfsim.plan import NearestRun, Plan, PlannedModel, PredictedPhase, Prediction
 from rlhfsim.specs.hardware.calibrated import Point, Provenance, distance
-from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.hardware import Cluster, NodeGroup, Profile
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import stats
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.engine_mode import bias, pool_of
 from rlhfsim.step.measured import COEFFICIENTS, Conditions, Near, nearest, spread
 from rlhfsim.step.measured import FAR as FAR_RUN
 from rlhfsim.step.measured import widened as wider
@@ -48,7 +49,7 @@ def point(phase: str, models: Sequence[PlannedModel], workload: Workload, placem
     """Where a phase of a plan lies (`specs.hardware.calibrated.COORDINATES`)."""
     role = phase.split(".")[0]
     params = {model.role: model.params for model in models}
-    pool = _pool(phase, placement)
+    pool = pool_of(phase, placement)
     numbers = (
         params.get(role) or params["actor"],
         workload.num_sequences,
@@ -60,19 +61,11 @@ def point(phase: str, models: Sequence[PlannedModel], workload: Workload, placem
     return a, b, c, d, e
 
 
-def _pool(phase: str, placement: Placement) -> str:
-    role = phase.split(".")[0]
-    if ".generate" in phase and placement.rollout is not None:
-        return placement.rollout.pool
-    placed = placement.roles.get(role)
-    return placed.pool if placed is not None else placement.actor.pool
-
-
 def outside(plan: Plan, profiles: Sequence[Profile]) -> tuple[Outside, ...]:
     """Distance of every phase that ran on a calibrated profile; `profiles` as in `plan.hardware`."""
     items = []
     for phase in plan.prediction.phases:
-        pool = _pool(phase.name, plan.placement)
+        pool = pool_of(phase.name, plan.placement)
         profile = profiles[plan.placement.pool(pool).hardware]
         if profile.calibration is not None:
             away = _away(profile.calibration, phase.name, plan)
@@ -91,6 +84,7 @@ def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     if not drifts:
         return plan if plan.nearest else _beside_published_runs(plan, profiles[0])
     away = {item.phase: item.distance or 0.0 for item in outside(plan, profiles)}
+    plan = _as_measured(plan, profiles)
     prediction, drift = plan.prediction, max(drifts)
     chain = [p for p in prediction.phases if p.critical]
     total = sum(p.seconds for p in chain) or 1.0
@@ -99,6 +93,35 @@ def widened(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     return replace(
         plan, prediction=_wider(replace(prediction, phases=phases), prediction.step_s, drift * mean)
     )
+
+
+def _as_measured(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """The plan with the intervals that runs of its framework gave to phases.
+
+    They take the place of the coefficients' own: a factor was measured with the coefficients as they are, so
+    that its interval holds their doubt. Of the step: phases are as far off as each other, since what a
+    framework adds it adds to all.
+    """
+    cluster = Cluster(
+        node_groups=tuple(
+            NodeGroup(profile=p, gpus=h.gpus, gpus_per_node=h.gpus_per_node)
+            for p, h in zip(profiles, plan.hardware, strict=True)
+        ),
+        framework=plan.framework,
+    )
+    phases = []
+    for phase in plan.prediction.phases:
+        factor = bias(phase.name, plan.placement, plan.workload, cluster)
+        if factor is not None:
+            low, high = (phase.seconds * x / factor.value for x in (factor.low, factor.high))
+            phase = replace(phase, low_s=low, high_s=high)
+        phases.append(phase)
+    if tuple(phases) == plan.prediction.phases:
+        return plan
+    chain, step = [p for p in phases if p.critical], plan.prediction.step_s
+    below, above = sum(p.seconds - p.low_s for p in chain), sum(p.high_s - p.seconds for p in chain)
+    known = replace(plan.prediction, phases=tuple(phases), low_s=max(0.0, step - below), high_s=step + above)
+    return replace(plan, prediction=known)
 
 
 def conditions(plan: Plan) -> Conditions:

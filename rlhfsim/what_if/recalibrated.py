@@ -107,7 +107,7 @@ def base_of(profile: Profile) -> Profile:
             help="put its file into hardware_profiles/ or a folder of $RLHFSIM_PROFILES, "
             "to see what calibration changed",
         ) from error
-    return replace(profile, coefficients=base.coefficients, calibration=base.calibration)
+    return replace(profile, coefficients=base.coefficients, calibration=base.calibration, biases=base.biases)
 
 
 def _changed(profiles: dict[str, Profile], bases: dict[str, Profile]) -> Iterator[ChangedCoefficient]:

@@ -12,7 +12,7 @@ from statistics import median
 from rlhfsim.calibration.fit import Calibration
 from rlhfsim.calibration.observation import Observation
 from rlhfsim.calibration.predict import cluster_with, with_lengths
-from rlhfsim.calibration.profile_writer import provenance
+from rlhfsim.calibration.profile_writer import biases_after, provenance
 from rlhfsim.plan import Plan
 from rlhfsim.search.explain import probability_better
 from rlhfsim.search.request import Request
@@ -76,5 +76,8 @@ def calibrated(calibration: Calibration) -> Profile:
     fitted = {c.name: c.after for c in calibration.coefficients}
     profile = calibration.profile
     return replace(
-        profile, coefficients={**profile.coefficients, **fitted}, calibration=provenance(calibration)
+        profile,
+        coefficients={**profile.coefficients, **fitted},
+        calibration=provenance(calibration),
+        biases=biases_after(calibration),
     )

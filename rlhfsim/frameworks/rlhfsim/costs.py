@@ -7,4 +7,4 @@ from __future__ import annotations
 
 from rlhfsim.frameworks.costs import Costs
 
-COSTS = Costs()
+COSTS = Costs(biased=False)

@@ -9,6 +9,7 @@ from statistics import median
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from rlhfsim.calibration.biases import Known
 from rlhfsim.calibration.fit import Calibrated, Calibration, PhaseError, off
 from rlhfsim.calibration.identify import Unidentified
 from rlhfsim.calibration.predict import STEP
@@ -28,6 +29,9 @@ def report(fitted: Calibration, width: int, out: Path | None) -> Iterator[Render
     yield Text(f"{fitted.profile.title}, calibrated on {runs}", style="bold")
     yield labelled(summary(fitted))
     yield ""
+    if fitted.biases:
+        yield biases(fitted.biases, width)
+        yield ""
     yield coefficients(fitted.coefficients, width)
     if fitted.unidentified:
         yield ""
@@ -50,10 +54,16 @@ def summary(fitted: Calibration) -> dict[str, str]:
     rows = {
         "runs": f"{', '.join(names[:8])}{more}; in brackets: steps counted",
         "device": f"{origin.device}{'; ' * bool(versions)}{versions}",
-        "fitted": f"{len(fitted.coefficients)} coefficients to {fitted.data} times; "
+        "fitted": f"{_biases_told(fitted)}{len(fitted.coefficients)} coefficients to {fitted.data} times; "
         f"{len(fitted.unidentified)} cannot be told and keep their values",
     }
     return rows | {"error": _error_line(fitted.errors)}
+
+
+def _biases_told(fitted: Calibration) -> str:
+    """How many biases, in front of the number of coefficients."""
+    names = ", ".join(dict.fromkeys(row.framework for row in fitted.biases))
+    return f"biases of {names} in {len(fitted.biases)} phases and modes, " if fitted.biases else ""
 
 
 def _error_line(rows: Sequence[PhaseError]) -> str:
@@ -93,6 +103,26 @@ def coefficients(rows: Sequence[Calibrated], width: int) -> RenderableType:
     )
 
 
+def biases(rows: Sequence[Known], width: int) -> RenderableType:
+    """What a framework's phases have in common: measured over priced seconds, beside the coefficients."""
+    note = "factor: measured over priced seconds, beside the coefficients; P10-P90 of a run not measured"
+    return drawn(
+        table(
+            "",
+            [row for row in rows if row.mode or not row.phase],
+            ("framework", lambda row: row.framework),
+            ("phase", lambda row: row.phase or "any other"),
+            ("engine mode", lambda row: row.mode or "any other"),
+            (">factor", lambda row: Text(f"{row.factor.value:.2f}", style="bold")),
+            (">P10-P90", lambda row: f"{row.factor.low:.2f}-{row.factor.high:.2f}"),
+            (">runs", lambda row: str(row.runs)),
+            fit={"phase": CUT, "engine mode": CUT},
+            notes=[note],
+        ),
+        width,
+    )
+
+
 def _at_end(c: Coefficient) -> bool:
     """Whether the interval has no room on one side."""
     return c.high <= c.value * BOUND or c.value <= c.low * BOUND
@@ -117,7 +147,7 @@ def errors(rows: Sequence[PhaseError], width: int) -> RenderableType:
         return Text("errors: no phase of these runs is predicted", style="dim")
     note = (
         "|predicted / measured - 1| of medians; after: predicted by a fit on the other runs (repeats left "
-        "out together)"
+        "out together); by factor: one factor a phase from the same runs, and no fit"
     )
     return Group(_by_phase(rows, width), Text(), _by_run(rows, width), Text(note, style="dim"))
 
@@ -129,11 +159,26 @@ def _by_phase(rows: Sequence[PhaseError], width: int) -> RenderableType:
         of_phase = [e for e in rows if e.phase == phase]
         before = [off(e.before_s, e.measured_s) or 0.0 for e in of_phase]
         after = [off(e.after_s, e.measured_s) or 0.0 for e in of_phase if e.after_s is not None]
-        shares = (median(before), median(after) if after else None, max(before), max(after, default=None))
+        factor = [off(e.factor_s, e.measured_s) or 0.0 for e in of_phase if e.factor_s is not None]
+        shares = (
+            median(before),
+            median(after) if after else None,
+            median(factor) if factor else None,
+            max(before),
+            max(after, default=None),
+        )
         return phase, str(len(of_phase)), *(error_text(x) for x in shares)
 
     phases = list(dict.fromkeys(e.phase for e in sorted(rows, key=lambda e: e.phase == STEP)))
-    titles = ("median error of", ">runs", ">before", ">after", ">largest before", ">largest after")
+    titles = (
+        "median error of",
+        ">runs",
+        ">before",
+        ">after",
+        ">by factor",
+        ">largest before",
+        ">largest after",
+    )
     styles = ["bold" if phase == STEP else "" for phase in phases]
     return drawn(grid(titles, map(cells, phases), fit={"median error of": CUT}, styles=styles), width)
 
@@ -152,6 +197,7 @@ def _by_run(rows: Sequence[PhaseError], width: int) -> RenderableType:
             (">error", lambda e: error_text(off(e.before_s, e.measured_s))),
             (">after s", lambda e: fixed(e.after_s, digits)),
             (">error", lambda e: error_text(off(e.after_s, e.measured_s))),
+            (">by factor", lambda e: error_text(off(e.factor_s, e.measured_s))),
             fit={"step of": CUT},
         ),
         width,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -94,6 +94,19 @@ class ReplicaEngine:
     prefill: float
     """Seconds to prefill the prompt of one group."""
     again: Reprefill
+
+    def slower(self, factor: float) -> ReplicaEngine:
+        """The replica with every time `factor` times as long."""
+        if factor == 1:
+            return self
+        t, again = self.clock.table, self.again
+        table = replace(t, seconds=t.seconds * factor, slope=t.slope * factor, integral=t.integral * factor)
+        return replace(
+            self,
+            clock=StepClock(table),
+            prefill=self.prefill * factor,
+            again=lambda sequences, context: factor * again(sequences, context),
+        )
 
 
 @lru_cache(maxsize=256)

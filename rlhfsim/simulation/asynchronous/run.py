@@ -47,7 +47,7 @@ from rlhfsim.simulation.noise import Draws, Noise, known_lengths, usual_lengths
 from rlhfsim.simulation.result import Simulated, Staleness
 from rlhfsim.simulation.simulator import Simulator
 from rlhfsim.specs.placement.placement import Schedule
-from rlhfsim.step.calls import Setting, requests_of
+from rlhfsim.step.calls import Setting, bias_of, requests_of
 from rlhfsim.step.iteration import Iteration, Program, program
 from rlhfsim.step.timetable import ROLLOUT, SYNC, SYNC_POOL, Phase, timetable
 
@@ -113,9 +113,10 @@ def rollout_engine(setting: Setting, kv_tokens: float | None, longest: float) ->
     requests = requests_of(setting)
     layout = replace(role.layout, memory_utilization=1.0) if kv_tokens else role.layout
     admitted = requests.sequences * (schedule.staleness + 1.0)
-    return engine_of(
+    engine = engine_of(
         setting.device(role), setting.models.actor, layout, requests, kv_tokens, longest, admitted
     )
+    return engine.slower(bias_of(setting, "actor.generate"))
 
 
 def _pool(draws: Draws, kv_tokens: float | None) -> RolloutPool:

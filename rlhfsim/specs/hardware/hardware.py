@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.specs.hardware.biases import FrameworkBiases
 from rlhfsim.specs.hardware.calibrated import Provenance
 from rlhfsim.specs.loading import checked
 from rlhfsim.specs.quantities import (
@@ -152,6 +153,8 @@ class Profile:
     """Efficiencies and latencies; those of `common.yaml` fill in what a profile leaves out."""
     calibration: Provenance | None = None
     """Where the coefficients were fitted on runs: on which, and how far they reach."""
+    biases: dict[str, FrameworkBiases] = field(default_factory=dict)
+    """Framework -> how much longer its calls take than priced, measured on runs."""
     curves: Mapping[str, Any] | None = None
     """Kernel timings as compact curves (see `rlhfsim.kernels.curves`); written by the fit command."""
 

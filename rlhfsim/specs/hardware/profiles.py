@@ -61,6 +61,8 @@ def profile_yaml(profile: Profile) -> str:
     """A profile as YAML text in base units, curves last; reading it gives the same profile."""
     data = {key: value for key, value in json.loads(json.dumps(asdict(profile))).items() if value is not None}
     curves = data.pop("curves", None)
+    if not data["biases"]:
+        del data["biases"]
     text = yaml.dump(data, Dumper=yaml.CSafeDumper, sort_keys=False, width=100, allow_unicode=True)
     return text if curves is None else f"{text}curves: {json.dumps(curves)}\n"
 
@@ -70,6 +72,8 @@ def profile_hash(profile: Profile) -> str:
     data = asdict(replace(profile, price=None))
     if data["calibration"] is None:  # a profile that was never calibrated keeps its hash
         del data["calibration"]
+    if not data["biases"]:
+        del data["biases"]
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,0 +1,129 @@
+"""What a framework's runs have in common beyond the coefficients: a bias by framework, phase and engine mode.
+
+    ln factor = b(framework) + b(framework, phase) + b(framework, phase, mode)      b ~ N(0, s^2) of its level
+
+The three are fitted together with the coefficients (`posterior`), each pulled to 0 by its own prior: what all
+phases share goes to the framework, what a mode alone shows to the mode, and a phase or mode that no run had
+takes what its framework or phase shows. The scatter between runs (tau) is no bias: it stays in the interval.
+
+    variance of ln factor for another run = a^T C a + s^2 of each level that no run had + tau_f^2
+
+Not known here: how biases of one framework go together with those of another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlhfsim.calibration.evidence import Datum
+from rlhfsim.calibration.posterior import UNKNOWN_MISMATCH, Posterior
+from rlhfsim.calibration.predict import NODES, RunPricer, nodes_of
+from rlhfsim.calibration.priors import REACH, Prior
+from rlhfsim.specs.hardware.biases import ANY, FrameworkBiases, PhaseBias, bias_of
+from rlhfsim.specs.quantities import Coefficient
+
+LEVEL = 0.3
+"""Standard deviation of ln factor at each of the three levels: prior, a factor of 1.35 each, 1.7 in all.
+Set before any run was fitted; the phases of published NeMo-RL steps scatter by 0.3 (`lab.fits.rlhf`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What runs told about one phase of a framework in one engine mode."""
+
+    framework: str
+    phase: str
+    mode: str
+    runs: int
+    """That had it."""
+    factor: Coefficient
+    """Measured over priced, P10 to P90 of another run."""
+
+
+def bias_priors(cases: Sequence[RunPricer], data: Sequence[Datum]) -> list[Prior]:
+    """Every bias that may move a datum, as believed before: a factor of 1."""
+    names = {node for d in data for nodes in timed_nodes(cases[d.run], d.phase) for node in nodes}
+    reach = math.log(REACH)
+    return [
+        Prior(name=name, mean=0.0, below=LEVEL, above=LEVEL, least=-reach, most=reach)
+        for name in sorted(names)
+    ]
+
+
+def timed_nodes(case: RunPricer, clock: str) -> Iterable[tuple[str, ...]]:
+    """The biases of every phase under a clock of a run."""
+    phases = case.covers.get(clock, (clock,))
+    modes = case.modes
+    return tuple(nodes_of(case.framework, phase, modes[phase]) for phase in phases if phase in modes)
+
+
+def known_biases(
+    cases: Sequence[RunPricer], data: Sequence[Datum], posterior: Posterior, wide: float
+) -> list[Known]:
+    """Factors of every phase and mode, of those that no run had too; `wide`: deviations from mean to P90."""
+    rows: dict[tuple[str, str, str], set[int]] = {}
+    for d in data:
+        case = cases[d.run]
+        for framework, phase, mode in (_levels(nodes) for nodes in timed_nodes(case, d.phase)):
+            for name in ((framework, ANY, ANY), (framework, phase, ANY), (framework, phase, mode)):
+                rows.setdefault(name, set()).add(d.run)
+    known = []
+    for (framework, phase, mode), runs in sorted(rows.items()):
+        before = bias_of(cases[min(runs)].profile.biases.get(framework), phase, mode)
+        factor = _factor(posterior, framework, phase, mode, wide, before.value if before else 1.0)
+        known.append(Known(framework=framework, phase=phase, mode=mode, runs=len(runs), factor=factor))
+    return known
+
+
+def _levels(nodes: Sequence[str]) -> tuple[str, str, str]:
+    framework, phase, mode = nodes[-1].removeprefix(NODES).split(" > ")
+    return framework, phase, mode
+
+
+def _factor(
+    posterior: Posterior, framework: str, phase: str, mode: str, wide: float, before: float
+) -> Coefficient:
+    """The factor of one entry, for a run that was not measured."""
+    column = {p.name: k for k, p in enumerate(posterior.priors)}
+    nodes = nodes_of(framework, phase or ANY, mode or ANY)[: 1 + bool(phase) + bool(mode)]
+    taken = [column[name] for name in nodes if name in column]
+    mean = float(posterior.theta[taken].sum())
+    variance = float(posterior.own[np.ix_(taken, taken)].sum()) + (3 - len(taken)) * LEVEL**2
+    taus = [tau for name, tau in posterior.tau.items() if name == phase] or list(posterior.tau.values())
+    variance += float(np.mean(np.square(taus))) if taus else UNKNOWN_MISMATCH**2
+    value, by = before * math.exp(mean), math.exp(wide * math.sqrt(variance))
+    return Coefficient(value=value, low=value / by, high=value * by, source="calibrated")
+
+
+def section(known: Sequence[Known], source: str) -> dict[str, FrameworkBiases]:
+    """The key `biases` of a profile; `source`: day, device and versions of the runs."""
+    grouped: dict[str, list[Known]] = {}
+    for row in known:
+        grouped.setdefault(row.framework, []).append(row)
+    return {
+        framework: FrameworkBiases(
+            runs=max(row.runs for row in rows),
+            phases=tuple(
+                PhaseBias(
+                    phase=row.phase,
+                    mode=row.mode,
+                    factor=replace(row.factor, source=f"{source}; {row.runs} runs had it"),
+                )
+                for row in rows
+            ),
+        )
+        for framework, rows in grouped.items()
+    }
+
+
+def factors_of_phases(cases: Sequence[RunPricer], data: Sequence[Datum]) -> dict[str, float]:
+    """One factor a phase, whatever the framework and mode: geometric mean of measured over priced."""
+    logs: dict[str, list[float]] = {}
+    for d in data:
+        priced = cases[d.run].seconds()[d.phase]
+        logs.setdefault(d.phase, []).append(d.log - math.log(priced))
+    return {phase: math.exp(float(np.mean(values))) for phase, values in logs.items()}

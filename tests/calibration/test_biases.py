@@ -1,0 +1,149 @@
+"""What a framework's runs have in common carries to its other runs, and plans are priced with it as validated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from planted_plans import GPU, plan, planted_runs, six_plans
+
+from rlhfsim.api import estimate
+from rlhfsim.calibration.fit import Calibration, calibrate
+from rlhfsim.calibration.predict import cluster_with, pricer_of
+from rlhfsim.calibration.profile_writer import write_profile
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+from rlhfsim.specs.hardware.biases import FrameworkBiases, PhaseBias, bias_of
+from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.hardware.profiles import load_profile, profile_from_text, profile_hash, profile_yaml
+from rlhfsim.specs.quantities import Coefficient
+from rlhfsim.step.engine_mode import mode_of
+
+TRUE = {"actor.generate": 1.8, "actor.train": 1.5, "actor.logprob": 1.4, "reference.logprob": 1.4}
+
+
+def factor(value: float, phase: str = "", mode: str = "") -> PhaseBias:
+    known = Coefficient(value=value, low=value / 1.2, high=value * 1.2, source="planted")
+    return PhaseBias(phase=phase, mode=mode, factor=known)
+
+
+def slower(profile: Profile, factors: dict[str, float]) -> Profile:
+    entries = tuple(factor(value, phase) for phase, value in factors.items())
+    return replace(profile, biases={"verl": FrameworkBiases(runs=1, phases=entries)})
+
+
+def of_verl(*plans: Plan) -> tuple[Plan, ...]:
+    return tuple(replace(p, framework="verl") for p in plans)
+
+
+def planted(plans: tuple[Plan, ...], framework: str = "verl") -> Calibration:
+    profile, rng = load_profile(GPU), np.random.default_rng(7)
+    runs = planted_runs(plans, slower(profile, TRUE), {}, rng)
+    runs = tuple(replace(run, plan=replace(run.plan, framework=framework)) for run in runs)
+    return calibrate(runs, profile)
+
+
+@pytest.fixture(scope="module")
+def three() -> Calibration:
+    return planted(of_verl(*six_plans()[1:4]))
+
+
+def test_one_run_already_helps_another() -> None:
+    one, other = of_verl(plan(), plan(model="qwen2.5-7b", tp=2))
+    found = planted((one,))
+    known = slower(load_profile(GPU), {b.phase: b.factor.value for b in found.biases if b.mode})
+    [run] = planted_runs((other,), slower(load_profile(GPU), TRUE), {}, np.random.default_rng(8))
+    measured = float(np.median(run.step_s))
+    before = pricer_of(run, load_profile(GPU)).seconds()["step"]
+    after = pricer_of(run, known).seconds()["step"]
+    assert abs(after / measured - 1) < 0.15 < abs(before / measured - 1)
+
+
+def test_planted_factors_lie_in_their_intervals(three: Calibration) -> None:
+    seen = {b.phase: b.factor for b in three.biases if b.mode and b.phase in TRUE}
+    assert set(seen) == set(TRUE)
+    for phase, true in TRUE.items():
+        assert seen[phase].low < true < seen[phase].high, phase
+
+
+def test_what_runs_have_in_common_is_no_worse_than_one_factor_a_phase(three: Calibration) -> None:
+    steps = [e for e in three.errors if e.phase == "step"]
+    after = np.median([abs(e.after_s / e.measured_s - 1) for e in steps if e.after_s])
+    by_factor = np.median([abs(e.factor_s / e.measured_s - 1) for e in steps if e.factor_s])
+    assert after < 0.1
+    assert after < by_factor + 0.02
+
+
+def test_our_own_executor_has_no_bias() -> None:
+    assert planted(of_verl(plan()), framework="rlhfsim").biases == ()
+
+
+def test_a_plan_is_priced_with_the_profile_as_the_fit_did(three: Calibration, tmp_path: Path) -> None:
+    written = write_profile(tmp_path / "verl-h100.yaml", three)
+    run = three.observations[0]
+    before, after = (pricer_of(run, p).seconds() for p in (three.profile, written))
+    whole = {b.phase: b.factor.value for b in three.biases if b.mode}
+    generated = after["actor.generate"] / before["actor.generate"]
+    assert generated == pytest.approx(whole["actor.generate"], rel=1e-3)
+    cluster = cluster_with(run.plan, written)
+    priced = estimate(run.plan.placement, run.plan.workload, cluster)
+    seconds = {phase.name: phase.seconds for phase in priced.prediction.phases}
+    assert seconds["actor.generate"] == pytest.approx(after["actor.generate"])
+
+
+def test_intervals_of_a_plan_are_those_of_the_factors(three: Calibration, tmp_path: Path) -> None:
+    written = write_profile(tmp_path / "verl-h100.yaml", three)
+    run = three.observations[0].plan
+    priced = estimate(run.placement, run.workload, cluster_with(run, written))
+    [phase] = [p for p in priced.prediction.phases if p.name == "actor.train"]
+    [known] = [b.factor for b in three.biases if b.phase == "actor.train" and b.mode]
+    assert phase.high_s / phase.seconds == pytest.approx(known.high / known.value, rel=0.05)
+    assert priced.prediction.low_s < priced.prediction.step_s < priced.prediction.high_s
+
+
+def test_the_file_holds_facts_and_no_path(three: Calibration, tmp_path: Path) -> None:
+    write_profile(tmp_path / "verl-h100.yaml", three)
+    text = (tmp_path / "verl-h100.yaml").read_text()
+    assert str(tmp_path) not in text
+    section = yaml.safe_load(text)["biases"]["verl"]
+    assert section["version"] == 1
+    assert section["runs"] == 3
+    assert {"factor"} <= set(section["phases"][0]) <= {"phase", "mode", "factor"}
+
+
+def test_a_profile_without_biases_keeps_its_hash_and_text() -> None:
+    profile = load_profile(GPU)
+    assert "biases" not in profile_yaml(profile)
+    assert profile_hash(profile) != profile_hash(slower(profile, TRUE))
+
+
+def test_the_closest_entry_holds() -> None:
+    known = FrameworkBiases(
+        runs=1, phases=(factor(1.1), factor(1.5, "actor.train"), factor(2.0, "actor.train", "padded"))
+    )
+    values = [
+        (found.value if (found := bias_of(known, *name)) else None)
+        for name in (("actor.train", "padded"), ("actor.train", "packed"), ("critic.value", "packed"))
+    ]
+    assert values == [2.0, 1.5, 1.1]
+
+
+def test_modes_are_named_by_what_the_plan_says() -> None:
+    made = plan()
+    assert mode_of("actor.train", made.placement, made.workload) in ("packed", "padded")
+    layout = replace(made.placement.rollout.layout, cuda_graphs=False)  # type: ignore[union-attr]
+    eager = replace(made.placement, rollout=replace(made.placement.rollout, layout=layout))  # type: ignore[type-var]
+    assert mode_of("actor.generate", eager, made.workload) == "eager"
+    assert mode_of("actor.sync", made.placement, made.workload) == "ipc"
+
+
+def test_a_factor_that_is_none_is_refused_with_its_place() -> None:
+    text = (
+        "name: mine\ntitle: mine\nextends: h100_sxm\nbiases:\n  verl:\n    runs: 1\n    phases:\n"
+        "    - factor: {value: 1.0, low: 0.0, high: 2.0, source: test}\n"
+    )
+    with pytest.raises(RlhfsimError, match="factor"):
+        profile_from_text(text)
