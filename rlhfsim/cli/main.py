@@ -21,6 +21,7 @@ COMMANDS = {
     "simulate": "Run one plan step by step: waiting, shared links, queues, failures.",
     "launch": "Run a plan as a real RLHF job on Ray, DeepSpeed and vLLM.",
     "demo": "See it all on this machine: design, run, compare; three minutes.",
+    "doctor": "Judge a run's own configuration: does it fit, which keys to change.",
     "export": "Write a plan as the launch of verl or another framework.",
     "compare": "Set a run against its plan: phases, memory, where the gap comes from.",
     "report": "Write a plan, a what-if or a run as one page that works offline.",

@@ -81,6 +81,11 @@ class Ledger:
         return max(self.phases, key=lambda p: p.bytes / p.capacity)
 
     @property
+    def riskiest(self) -> LedgerPhase:
+        """The phase that is most likely to exceed its GPU; the fullest of those as likely."""
+        return max(self.phases, key=lambda p: (p.probability_out_of_memory, p.bytes / p.capacity))
+
+    @property
     def peak_entry(self) -> MemoryEntry:
         """The largest entry at the peak: whose and which component."""
         return max(self.peak.entries, key=lambda e: e.bytes)

@@ -6,13 +6,14 @@ lists them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module, resources
 from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
+from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.settings import PLACEHOLDER, FrameworkSettings, SettingMissing
 
 SHARED = "configuration"
@@ -38,6 +39,8 @@ class Configuration:
     """Values of its own configurations that a user's names and builds on."""
     version_of: Callable[[Mapping[str, Any]], str | None] = lambda values: None
     """The version that keys give away; None: they do not."""
+    findings: Callable[[FrameworkSettings, RunDescription], Iterable[Finding]] = lambda settings, run: ()
+    """What the framework itself would refuse or do otherwise than its keys suggest."""
 
     @property
     def version_key(self) -> str:

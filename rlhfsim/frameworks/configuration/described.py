@@ -19,7 +19,7 @@ from rlhfsim.specs.placement.placement import (
     Schedule,
 )
 from rlhfsim.specs.placement.weight_paths import WeightPath
-from rlhfsim.specs.workload.lengths import Fixed, cut_log_normal
+from rlhfsim.specs.workload.lengths import cut_log_normal
 from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
 
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
@@ -47,6 +47,8 @@ class RunDescription:
     lora_rank: int = 0
     max_response: int | None = None
     """Tokens at which a response is cut; None: not known."""
+    max_prompt: int | None = None
+    """Tokens of the longest prompt that is kept; None: not known."""
     backend: Backend
     gpus: int
     """GPUs that train, or that do everything."""
@@ -80,12 +82,14 @@ class RunSpecs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Measured tokens, means over the run."""
+    """Tokens, means over the run: measured, or said."""
 
     prompt: float
     response: float
     longest: float | None
     """Longest response that was seen; None: not logged."""
+    longest_prompt: float | None = None
+    """Longest prompt that may come; None: all are as long as the mean."""
 
 
 def training_layout(gpus: int, *, tp: int = 1, pp: int = 1, cp: int = 1, **settings: Any) -> Layout:
@@ -159,7 +163,7 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         samples=run.samples,
         epochs=max(1, run.epochs),
         mini_batches=batches,
-        prompt_len=Fixed(value=max(1.0, lengths.prompt)),
+        prompt_len=cut_log_normal(max(1.0, lengths.prompt), lengths.longest_prompt),
         response_len=cut_log_normal(max(1.0, lengths.response), run.max_response or lengths.longest),
         packing=run.packing,
         old_logprobs="recompute" if run.recomputes_logprobs else "rollout",

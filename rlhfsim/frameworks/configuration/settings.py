@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from statistics import mode
 from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
@@ -38,8 +39,26 @@ class FrameworkSettings:
         """`values`: dotted key -> value; `name` stands for the files in errors."""
         self._values = dict(values)
         self.name = name
+        self.names: dict[str, tuple[str, ...]] = {}
+        """Every key that was asked for -> all names under which it may stand."""
         self.assumed: dict[str, Any] = {}
         """Key -> default that was taken, the framework's own."""
+
+    def spelled(self, key: str, names: Mapping[str, tuple[str, ...]]) -> str:
+        """A key under the name that these settings use for it, or for keys like it; releases differ.
+
+        `names`: see `names` of settings that were read with the key.
+        """
+        group = names.get(key, (key,))
+        said = [name for name in group if name in self._values]
+        used = [
+            other.index(name)
+            for other in {other for other in names.values() if len(other) > 1}
+            for name in other
+            if name in self._values
+        ]
+        usual = mode(used) if used else group.index(key)
+        return said[0] if said else group[min(usual, len(group) - 1)]
 
     def with_values(self, more: Mapping[str, Any]) -> FrameworkSettings:
         """The same with other values over its own."""
@@ -61,6 +80,7 @@ class FrameworkSettings:
 
     def find(self, *keys: str) -> Any:
         """The value of the first key that is set to something; None where none is."""
+        self.names.update(dict.fromkeys(keys, keys))
         for key in keys:
             value = self._resolved(self._values.get(key), key, 0)
             if value is not None and value != "???":

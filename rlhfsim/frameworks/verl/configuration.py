@@ -61,6 +61,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         recomputes_logprobs=not s.flag("algorithm.rollout_correction.bypass_mode", default=False),
         lora_rank=lora,
         max_response=s.whole("data.max_response_length", default=512),
+        max_prompt=s.whole("data.max_prompt_length", default=512),
         backend="megatron" if megatron else "fsdp2",
         gpus=gpus,
         gpus_per_node=per_node,

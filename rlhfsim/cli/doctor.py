@@ -1,0 +1,100 @@
+"""`rlhfsim doctor`: a user's own configuration of a framework, judged."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rlhfsim.cli import completion
+from rlhfsim.cli.import_run import MAX_TOKENS, settings
+from rlhfsim.cli.inputs import price_option
+from rlhfsim.cli.params import Number, OneOf, Words, emit, json_option, on_command_line, option
+from rlhfsim.frameworks.configuration.configuration import configuration_names
+from rlhfsim.frameworks.configuration.recognise import read_configuration
+from rlhfsim.present.terminal import doctor as view
+from rlhfsim.what_if.doctor.case import Case
+from rlhfsim.what_if.doctor.diagnosis import diagnose
+
+EPILOG = """\b
+Examples:
+  rlhfsim doctor run.sh --gpu h100 --framework verl --version 0.7
+  rlhfsim doctor config.yaml --gpu a100 --framework nemo-rl --response-len mean=900
+  rlhfsim doctor 'python3 -m verl.trainer.main_ppo trainer.nnodes=2' --gpu h100
+  rlhfsim doctor run.sh --gpu h100 --framework verl --set actor_rollout_ref.rollout.enforce_eager=False
+"""
+NAMES = configuration_names()
+
+
+class MeanTokens(Number):
+    """Mean tokens: `800`, `8k` or `mean=800`."""
+
+    name = "mean=X"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; its limit is the configuration's."""
+        return super().convert(str(value).strip().removeprefix("mean="), param, ctx)
+
+
+@click.command(epilog=EPILOG)
+@click.argument("configs", nargs=-1, required=True, metavar="CONFIG...")
+@option(
+    "--gpu",
+    Words("NAME", completion.gpus),
+    "What it is to run on: name or alias (rlhfsim gpus), or a YAML file.",
+    required=True,
+)
+@option("--rollout-gpu", Words("NAME"), "Another GPU under the rollout, where it has GPUs of its own.")
+@option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}; default: as recognised.")
+@option(
+    "--version", Words("RELEASE"), "Release of the framework, as 0.7: its defaults hold. Default: the latest."
+)
+@option("--prompt-len", MeanTokens(1, MAX_TOKENS, "token"), "Mean tokens of a prompt; its limit is read.")
+@option("--response-len", MeanTokens(1, MAX_TOKENS, "token"), "Mean tokens of a response; its limit is read.")
+@option(
+    "--set given", Words("KEY=VALUE"), "A setting of the framework, over those of the files.", multiple=True
+)
+@price_option()
+@json_option
+@click.pass_context
+def doctor(
+    ctx: click.Context, /, configs: tuple[str, ...], gpu: str, framework: str | None, **given: Any
+) -> None:
+    """Judge a configuration: does it fit, how long is a step, which keys to change.
+
+    CONFIG is the launch script, YAML or JSON that a run of verl, OpenRLHF, NeMo-RL or TRL starts from, the
+    command itself in quotes, or - for what is pasted; several files lie over each other. What it leaves out
+    is the framework's own default, and is listed. Every change is read back in the framework's own words
+    and priced again.
+
+    Exit codes: 0 it fits, 1 it does not, 2 not enough said, with every key that is needed.
+    """
+    with on_command_line():
+        configuration, said = read_configuration(
+            _source(configs), settings(given["given"]), given["framework"]
+        )
+        if given["version"]:
+            said = said.with_values({configuration.version_key: given["version"]})
+        case = Case(
+            configuration=configuration,
+            settings=said,
+            gpu=gpu,
+            rollout_gpu=given["rollout_gpu"],
+            prompt_tokens=given["prompt_len"],
+            response_tokens=given["response_len"],
+            price=given["price"],
+        )
+        answer = diagnose(case)
+    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))
+    ctx.exit(0 if answer.judged.fits and not any(f.stops for f in answer.findings) else 1)
+
+
+def _source(configs: tuple[str, ...]) -> list[Path] | str:
+    """The files, or the text that is given in their place."""
+    if configs == ("-",):
+        return sys.stdin.read()
+    if len(configs) == 1 and len(configs[0].split()) > 1 and not Path(configs[0]).exists():
+        return configs[0]
+    return [Path(config) for config in configs]

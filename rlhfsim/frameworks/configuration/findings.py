@@ -1,0 +1,18 @@
+"""What stands out in a configuration, whatever its plan costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that its user should know."""
+
+    what: str
+    """With the numbers."""
+    keys: tuple[str, ...] = ()
+    """Keys that it is about."""
+    remedy: str = ""
+    stops: bool = False
+    """Whether the run ends there, however much memory there is."""

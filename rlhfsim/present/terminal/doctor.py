@@ -1,0 +1,211 @@
+"""What `rlhfsim doctor` shows: fits or not, the step, changes in the framework's keys, what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.console import console, labelled
+from rlhfsim.present.words import component_text, percent, signed, size
+from rlhfsim.what_if.doctor.case import Judged
+from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
+
+SCHEMA = "rlhfsim.doctor/1"
+CERTAIN = 0.001
+"""Risks nearer to 0 or 1 are not written out."""
+
+
+def report(answer: Diagnosis) -> Iterator[RenderableType]:
+    """The verdict, the step by phase, the changes, findings, and what was assumed."""
+    base = answer.judged
+    yield Text(verdict(base), style="bold" if base.fits else "bold red")
+    for finding in answer.findings:
+        if finding.stops:
+            yield Text(f"stops: {finding.what}; {finding.remedy}", style="bold red")
+    if answer.fixes:
+        yield Text("any one of these makes it fit:", style="bold")
+        yield from _changes(answer.fixes, None)
+    if answer.nearest is not None:
+        yield Text(f"no key that was tried makes it fit; all at once, {moment(answer.nearest.judged)}:")
+        yield from _changes([answer.nearest], None)
+        yield Text("so it needs more GPUs, GPUs with more memory, or a smaller model", style="bold")
+    yield ""
+    yield view.header(base.plan)
+    yield labelled(_step(base))
+    yield ""
+    yield view.phase_table(base.plan, console().width)
+    yield from _faster(answer)
+    yield from _told(answer)
+
+
+def verdict(base: Judged) -> str:
+    """Fits or not, with the risk, the moment and the bytes."""
+    risk = f"risk of running out of memory {_risk(base)}"
+    if not base.fits:
+        return f"does not fit: {base.memory.rejected_by or moment(base)}; {risk}"
+    return f"fits: {risk}; {moment(base)}; {_host(base)}"
+
+
+def _risk(judged: Judged) -> str:
+    """A probability; beyond `CERTAIN` only its side."""
+    risk = judged.memory.probability_out_of_memory
+    if risk < CERTAIN:
+        return f"below {CERTAIN:.1%}"
+    return f"above {1 - CERTAIN:.1%}" if risk > 1 - CERTAIN else percent(risk)
+
+
+def moment(judged: Judged) -> str:
+    """The moment at which the risk is largest: phase, bytes, the largest component."""
+    phase = judged.memory.riskiest
+    top = max(phase.entries, key=lambda entry: entry.bytes)
+    return (
+        f"fullest in {phase.name}, {size(phase.bytes)} of {size(phase.capacity)} a GPU, {size(top.bytes)} of "
+        f"it {component_text(top.component)} of {top.role}"
+    )
+
+
+def _host(judged: Judged) -> str:
+    memory = judged.memory
+    pool = max(memory.host_bytes, key=lambda name: memory.host_bytes[name] / memory.host_capacity[name])
+    return f"host {size(memory.host_bytes[pool])} of {size(memory.host_capacity[pool])} a node"
+
+
+def _step(base: Judged) -> dict[str, str]:
+    p = base.plan.prediction
+    return {
+        "step": f"{units.format(p.step_s, 's')} (P10-P90 {units.format(p.low_s, 's')} to "
+        f"{units.format(p.high_s, 's')})",
+        "cost": view.cost_text(base.plan),
+    }
+
+
+def _faster(answer: Diagnosis) -> Iterator[RenderableType]:
+    start = answer.fixes[0] if answer.fixes else KeyChange(keys={}, judged=answer.judged)
+    if answer.faster:
+        on_top = " and of the first change that makes it fit" if answer.fixes else ""
+        yield ""
+        yield Text(f"what helps most, re-estimated; each on top of those above it{on_top}", style="bold")
+        yield from _changes(answer.faster, start)
+    elif answer.unnamed:
+        yield Text(f"\nno change can be named: {answer.unnamed}")
+    elif start.judged.fits:
+        yield Text("\nno change of a key that was tried saves 2 % of the step")
+
+
+def _changes(changes: Sequence[KeyChange], start: KeyChange | None) -> Iterator[RenderableType]:
+    """Each with its figures, then its keys, a line each; with a start each stands on those before it."""
+    before = start
+    for i, change in enumerate(changes, start=1):
+        yield Text(f"  {i}  {_figures(change.judged, before.judged if before else None)}")
+        known = before.keys if before else {}
+        yield from (
+            Text(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
+            for key, value in change.keys.items()
+            if key not in known
+        )
+        before = change if before else None
+
+
+def _figures(after: Judged, before: Judged | None) -> str:
+    """`104 s -> 80 s (-23 %), 0.4 USD less a step, peak 60 GB, risk 3 %`."""
+    p = after.plan.prediction
+    parts = [units.format(after.step_s, "s")]
+    if before is not None:
+        share = signed(after.step_s / before.step_s - 1)
+        parts = [f"{units.format(before.step_s, 's')} -> {parts[0]} ({share})"]
+        was = before.plan.prediction.usd_per_step
+        if p.usd_per_step is not None and was is not None:
+            parts.append(f"{p.usd_per_step - was:+.3f} USD")
+    return ", ".join([*parts, f"peak {size(p.peak_memory_bytes)}", f"risk of running out {_risk(after)}"])
+
+
+def said(key: str, value: Any) -> str:
+    """A key with its value as its framework reads it: an argument, or `key=value`."""
+    if not key.startswith("--"):
+        return f"{key}={'null' if value is None else value}"
+    if value is None or value is False:
+        return f"without {key}"
+    return key if value is True else f"{key} {value}"
+
+
+def _told(answer: Diagnosis) -> Iterator[RenderableType]:
+    soft = [f for f in answer.findings if not f.stops]
+    if soft:
+        yield Text("\nfound", style="bold")
+        yield from (Text(f"- {f.what}" + (f"; {f.remedy}" if f.remedy else "")) for f in soft)
+    described = answer.judged.described
+    yield Text("\nassumed", style="bold")
+    yield from (Text(f"- {sentence}") for sentence in answer.case.assumed(described))
+    defaults = described.settings.assumed
+    if defaults:
+        shown = ", ".join(said(k, v) for k, v in defaults.items())
+        yield Text(f"- defaults of {answer.case.configuration.title}: {shown}")
+
+
+# --- JSON -------------------------------------------------------------------------------------------
+
+
+def as_data(answer: Diagnosis) -> dict[str, Any]:
+    """The same content; schema in docs/doctor.md."""
+    base = answer.judged
+    described = base.described
+    phase = base.memory.riskiest
+    top = max(phase.entries, key=lambda entry: entry.bytes)
+    return {
+        "schema": SCHEMA,
+        "framework": answer.case.configuration.name,
+        "fits": base.fits,
+        "probability_out_of_memory": base.memory.probability_out_of_memory,
+        "rejected_by": base.memory.rejected_by,
+        "fullest": {
+            "phase": phase.name,
+            "pool": phase.pool,
+            "role": top.role,
+            "component": top.component,
+            "bytes": phase.bytes,
+            "component_bytes": top.bytes,
+            "capacity_bytes": phase.capacity,
+        },
+        "host": {
+            pool: {"bytes": held, "capacity_bytes": base.memory.host_capacity[pool]}
+            for pool, held in base.memory.host_bytes.items()
+        },
+        "fixes": [_change(change, base, {}) for change in answer.fixes],
+        "faster": list(_steps(answer)),
+        "nearest": _change(answer.nearest, base, {}) if answer.nearest else None,
+        "findings": [
+            {"what": f.what, "keys": list(f.keys), "remedy": f.remedy, "stops": f.stops}
+            for f in answer.findings
+        ],
+        "assumed": {
+            "lengths": list(answer.case.assumed(described)),
+            "defaults": dict(described.settings.assumed),
+        },
+        "plan": base.plan.to_dict(),
+    }
+
+
+def _steps(answer: Diagnosis) -> Iterator[dict[str, Any]]:
+    before = answer.fixes[0] if answer.fixes else KeyChange(keys={}, judged=answer.judged)
+    for change in answer.faster:
+        yield _change(change, before.judged, before.keys)
+        before = change
+
+
+def _change(change: KeyChange, start: Judged, known: Mapping[str, Any]) -> dict[str, Any]:
+    p, before = change.judged.plan.prediction, start.plan.prediction
+    priced = p.usd_per_step is not None and before.usd_per_step is not None
+    return {
+        "keys": {key: value for key, value in change.keys.items() if key not in known},
+        "step_s": p.step_s,
+        "saves_s": before.step_s - p.step_s,
+        "saves_usd": (before.usd_per_step or 0.0) - (p.usd_per_step or 0.0) if priced else None,
+        "peak_memory_bytes": p.peak_memory_bytes,
+        "gained_bytes": before.peak_memory_bytes - p.peak_memory_bytes,
+        "probability_out_of_memory": p.probability_out_of_memory,
+    }

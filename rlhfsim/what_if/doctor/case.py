@@ -1,0 +1,126 @@
+"""A configuration as the doctor is given it, and a plan of what it says under any change of its keys."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rlhfsim.frameworks.configuration.configuration import Configuration
+from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.memory.ledger import Ledger
+from rlhfsim.plan import Plan
+from rlhfsim.what_if.estimate import planned, priced_placement, step_of
+
+LIKELY = 0.5
+"""Probability of running out of memory from which a configuration does not count as fitting; as in
+`validate --kind oom`."""
+ROOM, TOO_MUCH = 0.9, 2.0
+"""Share of a GPU that is filled without risk, and what stands for an engine without any KV cache."""
+RESPONSE_SHARE, PROMPT_SHARE = 0.4, 0.5
+"""Mean tokens over the limit, where nobody says them."""
+UNLIMITED = 1024.0
+"""Mean tokens where there is no limit either."""
+
+
+def bare(key: str) -> str:
+    """A key as settings hold it, without the marks of Hydra (`+`) and of a command line (`--`)."""
+    return key.lstrip("+-").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One configuration and what is said besides it."""
+
+    configuration: Configuration
+    settings: FrameworkSettings
+    gpu: str
+    rollout_gpu: str | None = None
+    prompt_tokens: float | None = None
+    """Mean of a prompt; None: not said."""
+    response_tokens: float | None = None
+    """Mean of a response; None: not said."""
+    price: float | None = None
+    """USD per GPU-hour."""
+
+    def under(self, keys: Mapping[str, Any]) -> Described:
+        """What it says with these keys changed.
+
+        Raises:
+            RlhfsimError: keys are missing, or what they say cannot exist.
+        """
+        settings = self.settings.with_values({bare(key): value for key, value in keys.items()})
+        run = self.configuration.run(settings, {})
+        lengths = self._lengths(run)
+        specs = setup(run, lengths, self.gpu, self.rollout_gpu)
+        cluster = replace(specs.cluster, framework=self.configuration.name)
+        return Described(settings=settings, run=run, lengths=lengths, specs=replace(specs, cluster=cluster))
+
+    def _lengths(self, run: RunDescription) -> Lengths:
+        prompt = self.prompt_tokens or PROMPT_SHARE * (run.max_prompt or UNLIMITED)
+        response = self.response_tokens or RESPONSE_SHARE * (run.max_response or UNLIMITED)
+        return Lengths(prompt=prompt, response=response, longest=None, longest_prompt=run.max_prompt)
+
+    def assumed(self, described: Described) -> Iterator[str]:
+        """What nobody said, in words: lengths; defaults are in the settings."""
+        lengths, run = described.lengths, described.run
+        for name, said, mean, limit in (
+            ("prompts", self.prompt_tokens, lengths.prompt, run.max_prompt),
+            ("responses", self.response_tokens, lengths.response, run.max_response),
+        ):
+            if said is None:
+                share = f"{mean / limit:.0%} of the limit of {limit:,}" if limit else "no limit is known"
+                yield f"{name} of {mean:,.0f} tokens on average ({share})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """What a configuration says."""
+
+    settings: FrameworkSettings
+    run: RunDescription
+    lengths: Lengths
+    specs: RunSpecs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What a configuration says, priced."""
+
+    described: Described
+    plan: Plan
+    memory: Ledger
+
+    @property
+    def fits(self) -> bool:
+        """Whether GPU, engine and host hold it, more likely than not."""
+        return self.memory.fits and self.memory.probability_out_of_memory < LIKELY
+
+    @property
+    def step_s(self) -> float:
+        """Of a step."""
+        return self.plan.prediction.step_s
+
+    @property
+    def excess(self) -> float:
+        """How much does not fit, in GPUs and nodes, added up over the step: `ROOM` of each is used freely."""
+        memory = self.memory
+        held = [phase.bytes / phase.capacity for phase in memory.phases]
+        held += [memory.host_bytes[pool] / memory.host_capacity[pool] for pool in memory.host_bytes]
+        if engine := memory.engine:
+            held.append(engine.needed_tokens / engine.kv_tokens if engine.kv_tokens > 0 else TOO_MUCH)
+        return math.fsum(max(0.0, share - ROOM) for share in held)
+
+
+def judged(described: Described, price: float | None) -> Judged:
+    """The plan of what a configuration says, whether it fits or not.
+
+    Raises:
+        RlhfsimError: it cannot exist.
+    """
+    specs = described.specs
+    priced = priced_placement(specs.placement, specs.workload, specs.cluster)
+    plan = planned(priced, step_of(priced), price)
+    return Judged(described=described, plan=plan, memory=priced.memory)

@@ -1,0 +1,180 @@
+"""`rlhfsim doctor`: a configuration judged, and changes that are keys of its framework."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rlhfsim.cli.main import cli
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import configuration_named
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.what_if.doctor.case import Case, bare, judged
+from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
+
+ROOT = Path(__file__).parents[2]
+ROLL, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+VERL = {
+    "actor_rollout_ref.model.path": "qwen2.5-7b",
+    "algorithm.adv_estimator": "grpo",
+    "data.train_batch_size": 128,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 2048,
+    f"{ACTOR}.ppo_mini_batch_size": 64,
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4,
+    f"{ACTOR}.use_kl_loss": True,
+    f"{ROLL}.n": 8,
+    f"{ROLL}.tensor_model_parallel_size": 2,
+    f"{ROLL}.gpu_memory_utilization": 0.5,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+}
+OPENRLHF = {
+    "pretrain": "qwen2.5-7b",
+    "actor_num_nodes": 1,
+    "actor_num_gpus_per_node": 8,
+    "vllm_num_engines": 4,
+    "vllm_tensor_parallel_size": 2,
+    "colocate_all_models": True,
+    "vllm_gpu_memory_utilization": 0.6,
+    "vllm_enable_sleep": True,
+    "deepspeed_enable_sleep": True,
+    "micro_train_batch_size": 8,
+    "train_batch_size": 128,
+    "rollout_batch_size": 128,
+    "n_samples_per_prompt": 8,
+    "generate_max_len": 4096,
+    "zero_stage": 3,
+    "advantage_estimator": "group_norm",
+    "remote_rm_url": "http://reward",
+}
+
+
+def case(name: str = "verl", gpu: str = "h100", **changes: object) -> Case:
+    base = VERL if name == "verl" else OPENRLHF
+    values = base | {key.replace("__", "."): value for key, value in changes.items()}
+    known = {key: value for key, value in values.items() if value is not None}
+    return Case(
+        configuration=configuration_named(name),
+        settings=FrameworkSettings(known, "test"),
+        gpu=gpu,
+        prompt_tokens=200,
+        response_tokens=800,
+    )
+
+
+@cache
+def answered(*, fits: bool) -> Diagnosis:
+    """verl on 8 GPUs, with micro-batches that fit or not."""
+    size = 4 if fits else 128
+    return diagnose(case(**{f"{ACTOR}.ppo_micro_batch_size_per_gpu": size}))
+
+
+def test_a_configuration_that_fits_has_no_fixes() -> None:
+    found = answered(fits=True)
+    assert found.judged.fits
+    assert found.fixes == ()
+    assert found.nearest is None
+
+
+def test_what_makes_it_fit_makes_it_fit_when_it_is_read_again() -> None:
+    found = answered(fits=False)
+    assert not found.judged.fits
+    assert found.fixes
+    for change in found.fixes:
+        assert judged(found.case.under(change.keys), None).fits
+
+
+def test_every_step_is_faster_than_the_one_before() -> None:
+    for found in (answered(fits=True), answered(fits=False)):
+        start = found.fixes[0].judged if found.fixes else found.judged
+        times = [start.step_s, *(change.judged.step_s for change in found.faster)]
+        assert times == sorted(times, reverse=True)
+        assert all(after < 0.98 * before for before, after in pairwise(times))
+
+
+def test_eager_decoding_is_turned_off_where_it_costs() -> None:
+    found = diagnose(case(**{f"{ROLL}.enforce_eager": True}))
+    keys = [key for change in found.faster for key in change.keys]
+    assert f"{ROLL}.enforce_eager" in keys
+
+
+def test_every_key_is_one_of_the_framework() -> None:
+    known = (ROOT / "tests/data/framework_keys/verl.txt").read_text().splitlines()
+    found = answered(fits=False)
+    keys = {bare(key) for change in (*found.fixes, *found.faster) for key in change.keys}
+    assert keys
+    assert keys <= set(known)
+
+
+def test_changes_are_spelled_as_the_release_of_the_configuration_spells_them() -> None:
+    found = diagnose(case("openrlhf", gpu="a100"))
+    keys = {key for change in (*found.fixes, *found.faster) for key in change.keys}
+    assert "--gradient_checkpointing" in keys or "--micro_train_batch_size" in keys
+    assert not any(key.startswith(("--actor.", "--train.micro", "--ds.")) for key in keys)
+
+
+def test_logits_are_counted_for_the_longest_samples_of_a_micro_batch() -> None:
+    found = diagnose(
+        case(
+            **{
+                f"{ACTOR}.ppo_micro_batch_size_per_gpu": 16,
+                "actor_rollout_ref.model.use_remove_padding": False,
+            }
+        )
+    )
+    told = " ".join(f.what for f in found.findings)
+    assert "40,960 tokens (samples of up to 2,560)" in told  # 16 x 2,560, padded
+    assert "152,064 entries of the vocabulary" in told
+
+
+def test_what_is_not_said_is_named_at_once() -> None:
+    with pytest.raises(RlhfsimError) as error:
+        diagnose(case(**{"actor_rollout_ref.model.path": None}))
+    assert error.value.code == "not-enough-said"
+    assert "--set actor_rollout_ref.model.path=VALUE" in (error.value.help or "")
+
+
+# --- the command ------------------------------------------------------------------------------------
+
+
+def run(tmp_path: Path, *arguments: str, **changes: object) -> Result:
+    values = VERL | changes
+    script = tmp_path / "run.sh"
+    lines = " \\\n    ".join(f"{key}={value}" for key, value in values.items())
+    script.write_text(f"python3 -m verl.trainer.main_ppo \\\n    {lines}\n")
+    command = ["doctor", str(script), "--framework", "verl", "--gpu", "h100", *arguments]
+    return CliRunner().invoke(cli, command)
+
+
+def test_the_first_line_says_whether_it_fits(tmp_path: Path) -> None:
+    fits = run(tmp_path)
+    assert fits.exit_code == 0, fits.output
+    assert fits.output.startswith("fits: risk of running out of memory")
+    unfit = run(tmp_path, "--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128")
+    assert unfit.exit_code == 1
+    assert unfit.output.startswith("does not fit: actor.train needs")
+    assert "any one of these makes it fit" in unfit.output
+
+
+def test_assumptions_name_lengths_and_defaults_of_the_release(tmp_path: Path) -> None:
+    old = run(tmp_path, "--version", "0.4").output
+    assert "responses of 819 tokens on average (40% of the limit of 2,048)" in old
+    assert f"{ROLL}.enforce_eager=True" in old.split("assumed")[1].replace("\n", "")
+    told = run(tmp_path, "--response-len", "mean=700").output
+    assert "responses of" not in told.split("assumed")[1]
+
+
+def test_json_says_the_same(tmp_path: Path) -> None:
+    found = run(tmp_path, "--json", "--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128")
+    data = json.loads(found.output)
+    assert data["fits"] is False
+    assert data["fullest"]["phase"] == "actor.train"
+    assert data["fullest"]["bytes"] > data["fullest"]["capacity_bytes"]
+    assert data["fixes"][0]["keys"]
+    assert data["assumed"]["defaults"][f"{ROLL}.max_num_seqs"] == 256
