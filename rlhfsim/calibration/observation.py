@@ -150,7 +150,7 @@ def observe(
         response_tokens=response,
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
-        date=_date(folder),
+        date=str(known.get("date") or "") or _date(folder),
         folder=folder,
         left_out=(*left_out, *ahead, *notes),
     )

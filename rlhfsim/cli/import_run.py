@@ -37,6 +37,7 @@ from rlhfsim.trace import write_trace
 
 EPILOG = """\b
 Examples:
+  rlhfsim import-run job.log --out runs/night
   rlhfsim import-run outputs/2026-08-20/ --framework verl --gpu h100 --out runs/verl
   rlhfsim import-run job.log --framework openrlhf --config launch.sh --gpu a100 --prompt-len 300 --out runs/a
   rlhfsim import-run trl_run/ --framework trl --set num_processes=8 --gpu h100 --out runs/trl
@@ -48,18 +49,17 @@ NAMES = framework_names()
 
 @click.command(name="import-run", epilog=EPILOG)
 @click.argument("path", type=PATH)
-@option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}.", required=True)
+@option("--framework", OneOf("framework", NAMES), f"{', '.join(NAMES)}. Default: the one whose log it is.")
 @option(
     "--gpu",
     Words("NAME", completion.gpus),
-    "What it ran on: name or alias (rlhfsim gpus), or a YAML file; logs do not say.",
-    required=True,
+    "What it ran on: name or alias (rlhfsim gpus), or a YAML file. Default: as the log gives it away.",
 )
 @option("--rollout-gpu", Words("NAME"), "Another GPU under the rollout, where it has GPUs of its own.")
 @option(
     "--config configs",
     FILE,
-    "Configuration (YAML, JSON) or launch script; several lie over each other. Default: what lies in PATH.",
+    "Configuration (YAML, JSON) or launch script, over what the log prints. Default: what lies in PATH.",
     multiple=True,
 )
 @option(
@@ -68,12 +68,13 @@ NAMES = framework_names()
 @option("--prompt-len", Number(1, MAX_TOKENS, "token"), "Mean tokens of a prompt, where nothing logged them.")
 @option("--out", FOLDER, "New folder for plan.json, trace.json, metrics.jsonl.", required=True)
 @json_option
-def import_run(path: Path, framework: str, out: Path, as_json: bool, **given: Any) -> None:
+def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **given: Any) -> None:
     """Read a run of another framework into a folder that compare and calibrate read.
 
-    PATH is the folder of the run or one file of it: TensorBoard events, JSON lines, trainer_state.json or
-    the console log. The configuration says what was computed and in which layout; what it leaves out is the
-    framework's own default, and is listed. Every metric that is a time and has no counterpart is named.
+    PATH is the console log of the job, another file of the run (TensorBoard events, JSON lines,
+    trainer_state.json) or its folder. The configuration is the one that the log prints; what it leaves out is
+    the framework's own default, and is listed. What nothing says is asked for, all at once. Every metric that
+    is a time and has no counterpart is named.
     """
     _check_out(out)
     choices = Choices(
@@ -84,7 +85,7 @@ def import_run(path: Path, framework: str, out: Path, as_json: bool, **given: An
         prompt_tokens=given["prompt_len"],
     )
     with on_command_line():
-        run = read_logs(path, framework_named(framework), choices)
+        run = read_logs(path, framework_named(framework) if framework else None, choices)
         cluster = replace(run.setup.cluster, framework=run.framework.name)
         plan = estimate(run.setup.placement, run.setup.workload, cluster)
     write(run, plan, out, path)

@@ -60,10 +60,10 @@ def find(path: Path) -> LogFiles:
         json_lines=tuple(p for p in files if p.suffix == ".jsonl"),
         states=tuple(sorted(states, key=lambda p: p.stat().st_mtime)[-1:]),
         texts=tuple(p for p in files if p.suffix in TEXTS and MARK not in p.name) if path.is_dir() else (),
-        configs=tuple(p for p in files if p.name in CONFIGS),
+        configs=tuple(p for p in files if p.name in CONFIGS) or _beside(files[0]) if files else (),
     )
     if not run_files.logs and path.is_file():
-        return LogFiles(texts=(path,))
+        return LogFiles(texts=(path,), configs=_beside(path))
     if not run_files.logs:
         raise RlhfsimError(
             "no-logs",
@@ -73,6 +73,18 @@ def find(path: Path) -> LogFiles:
             f"{', '.join(f'*{t}' for t in TEXTS)}; or name the file itself",
         )
     return run_files
+
+
+def _beside(path: Path) -> tuple[Path, ...]:
+    """The configuration beside a log: a file of `CONFIGS`, else the one script of the folder."""
+    known = tuple(path.parent / name for name in CONFIGS if (path.parent / name).is_file())
+    scripts = tuple(sorted(path.parent.glob("*.sh")))
+    return known[:1] or (scripts if len(scripts) == 1 else ())
+
+
+def console_text(run_files: LogFiles) -> str:
+    """What the job printed, all files one after the other."""
+    return "\n".join(read_text(path, MAX_TEXT) for path in run_files.texts)
 
 
 def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
@@ -93,7 +105,8 @@ def read_log(path: Path, run_files: LogFiles, framework: Framework) -> Log:
             "no-step-times",
             f"no time that {framework.title} logs ({framework.step}, ...) is here",
             place=Place(file=str(path)),
-            help=f"is it of {framework.title}?" + (f" found: {some}" if some else ""),
+            help=f"is it of {framework.title}, and did a first step end?"
+            + (f" found: {some}" if some else ""),
         )
     return log
 

@@ -84,6 +84,16 @@ class Framework:
     """Metrics of one step under the names of today, times split where parts of them are logged."""
     peak: Callable[[RunDescription, Sequence[Mapping[str, float]]], float | None] = lambda run, steps: None
     """FLOP/s of a GPU that the framework took for 100 % MFU; None: it does not say."""
+    version_of: Callable[[Sequence[str]], str | None] = lambda metrics: None
+    """The version that names of metrics give away, as far as its defaults differ; None: they do not."""
+    reserved_gib: tuple[str, ...] = ()
+    """Most GiB of a GPU that were reserved, the pool of a sleeping engine among them."""
+    tokens: tuple[str, ...] = ()
+    """Tokens of all samples of a step, without padding."""
+    gpus_of: Callable[[Mapping[str, float]], float | None] = lambda values: None
+    """GPUs, from metrics that are a GPU's and a run's; None: not logged."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """What a message names -> the key that sets it: samples, prompts, model, reference, ..."""
     peaks: Mapping[str, float] = field(default_factory=dict)
     """Profile -> FLOP/s in the framework's own table, the commonest of equal ones first."""
     console: Callable[[Sequence[str]], Iterator[Record]]

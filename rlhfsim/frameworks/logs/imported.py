@@ -10,14 +10,24 @@ from statistics import fmean
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
-from rlhfsim.frameworks.configuration.forms import of_files
-from rlhfsim.frameworks.configuration.recognise import settings_of
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.logs.files import find, framework_times, read_log
+from rlhfsim.frameworks.logs.contradictions import check_against_log
+from rlhfsim.frameworks.logs.files import console_text, find, framework_times, read_log
 from rlhfsim.frameworks.logs.framework import Framework, Timer
+from rlhfsim.frameworks.logs.gpu_kind import GpuEvidence, gpu_kind
 from rlhfsim.frameworks.logs.records import Log, Record
+from rlhfsim.frameworks.logs.said import (
+    Questions,
+    date_of,
+    described,
+    framework_of,
+    models_by_name,
+    said_of,
+    settings_of_run,
+)
 from rlhfsim.specs.workload.dataflow import dataflow
 from rlhfsim.trace import CONTROLLER, WAIT
+from rlhfsim.units import GIB
 
 MOST_S = 30 * 86400.0
 """Longer times are no time of a step."""
@@ -29,8 +39,8 @@ SLACK = 0.02
 class Choices:
     """What a user says about a run besides its files."""
 
-    gpu: str
-    """Kind of GPU that trains: logs and configurations do not say."""
+    gpu: str | None = None
+    """Kind of GPU that trains; None: as the log gives it away."""
     rollout_gpu: str | None = None
     configs: tuple[Path, ...] = ()
     given: Mapping[str, str] = field(default_factory=dict)
@@ -63,6 +73,8 @@ class Imported:
     """Metrics that are times and have no counterpart here."""
     unmapped: tuple[str, ...]
     """All other metrics that were not used."""
+    date: str | None = None
+    """Day of the run, `2026-08-20`; None: the log does not say."""
     notes: tuple[str, ...]
 
     @property
@@ -71,24 +83,55 @@ class Imported:
         return self.setup.placement.schedule.asynchronous
 
 
-def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
-    """The run whose logs lie at `path`.
+def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imported:
+    """The run whose logs lie at `path`; `framework`: None where its configuration or its lines say it.
 
     Raises:
-        RlhfsimError: no logs, logs of something else, a configuration that leaves open what decides the
-            time, or no step that can be used.
+        RlhfsimError: no logs, logs of something else, no step that can be used, or something open that
+            decides the time: all of it is asked for at once.
     """
     files = find(path)
+    text = console_text(files)
+    said = said_of(text, files, choices.configs)
+    framework = framework or framework_of(said, text, files)
     log = read_log(path, files, framework)
-    said = of_files(choices.configs or files.configs)
-    settings = settings_of(framework.configuration, said, choices.given)
+    settings = settings_of_run(framework, said, choices.given, log.names)
+    questions = Questions()
+    run = None
+    if said.values or choices.given:
+        run = described(framework, settings, _means(log.records), questions)
+    else:
+        questions.ask("its configuration", "--config FILE (its launch script or configuration)")
+    if run is not None:
+        run = models_by_name(run, text, questions)
+    gpu = _gpu(path, text, framework, run, log, choices, questions)
+    prompt = _prompt(framework, settings if run else None, log.records, choices)
+    if prompt is None:
+        questions.ask("the lengths of prompts", "--prompt-len TOKENS")
+    questions.check(path)
+    assert run is not None, "what is open was asked for"
+    assert prompt is not None, "what is open was asked for"
     steps, notes = _steps(path, log, framework, settings)
-    records = [Record(step=s.logged, values=s.values) for s in steps]
-    means = _means(records)
-    description = framework.configuration.run(settings, means)
-    lengths = _lengths(path, framework, settings, log.records, means, choices)
-    specs = setup(description, lengths, choices.gpu, choices.rollout_gpu)
-    used = _used(framework, specs, description, log)
+    lengths = _lengths(path, framework, [Record(step=s.logged, values=s.values) for s in steps], prompt)
+    specs = setup(run, lengths, gpu.name or "", choices.rollout_gpu)
+    used = _used(framework, specs, run, log)
+    check_against_log(path, framework, run, specs, [s.values for s in steps], used)
+    return _imported(
+        framework, specs, used, settings, lengths, steps, log, (*_said(gpu, choices), *notes), text
+    )
+
+
+def _imported(
+    framework: Framework,
+    specs: RunSpecs,
+    used: Mapping[str, tuple[str, ...]],
+    settings: FrameworkSettings,
+    lengths: Lengths,
+    steps: tuple[LoggedStep, ...],
+    log: Log,
+    notes: tuple[str, ...],
+    text: str,
+) -> Imported:
     times = framework_times(log.names, framework)
     known = {
         *used,
@@ -108,8 +151,42 @@ def import_run(path: Path, framework: Framework, choices: Choices) -> Imported:
         mapped=used,
         unmapped_times=tuple(n for n in times if n not in known and n not in inside),
         unmapped=tuple(n for n in log.names if n not in known and n not in times),
+        date=date_of(text),
         notes=(*log.notes, *notes, *_unpriced(used, specs)),
     )
+
+
+def _gpu(
+    path: Path,
+    text: str,
+    framework: Framework,
+    run: RunDescription | None,
+    log: Log,
+    choices: Choices,
+    questions: Questions,
+) -> GpuEvidence:
+    """What it ran on: as given, else as the log gives it away; asked for where it does not."""
+    if choices.gpu is not None:
+        return GpuEvidence(name=choices.gpu)
+    utilization = run.rollout.memory_utilization or 0.0 if run else 0.0
+    held = [r.values[n] * GIB for r in log.records for n in framework.reserved_gib if n in r.values]
+    known = gpu_kind(
+        path,
+        text,
+        peak=framework.peak(run, [r.values for r in log.records]) if run and not questions.what else None,
+        held_bytes=max(held, default=None),
+        utilization=utilization,
+        kinds=framework.peaks,
+    )
+    if known.name is None:
+        fits = f"; {', '.join(known.candidates)} would fit" if known.candidates else ""
+        how = f" ({known.how}{fits})" if known.how else ""
+        questions.ask(f"on which GPU it ran{how}", "--gpu NAME")
+    return known
+
+
+def _said(gpu: GpuEvidence, choices: Choices) -> tuple[str, ...]:
+    return () if choices.gpu is not None else (f"taken to run on {gpu.name}: {gpu.how}",)
 
 
 def _means(records: Sequence[Record]) -> dict[str, float]:
@@ -235,31 +312,24 @@ def _timed(step: LoggedStep, framework: Framework, notes: list[str]) -> bool:
     return bool(times)
 
 
-def _lengths(
-    path: Path,
-    framework: Framework,
-    s: FrameworkSettings,
-    records: Sequence[Record],
-    means: Mapping[str, float],
-    choices: Choices,
-) -> Lengths:
-    response = first(means, framework.response)
+def _prompt(
+    framework: Framework, s: FrameworkSettings | None, records: Sequence[Record], choices: Choices
+) -> float | None:
+    """Mean tokens of a prompt; None: nothing says it."""
+    prompt = choices.prompt_tokens or first(_means(records), framework.prompt)
+    if prompt is None and framework.prompts_of is not None and s is not None:
+        return framework.prompts_of(s, records)
+    return prompt
+
+
+def _lengths(path: Path, framework: Framework, records: Sequence[Record], prompt: float) -> Lengths:
+    response = first(_means(records), framework.response)
     if response is None:
         raise RlhfsimError(
             "lengths-unknown",
             "the log has no lengths of responses",
             place=Place(file=str(path)),
             help=f"{framework.title} logs {framework.response[0]}; without it no time can be predicted",
-        )
-    prompt = choices.prompt_tokens or first(means, framework.prompt)
-    if prompt is None and framework.prompts_of is not None:
-        prompt = framework.prompts_of(s, records)
-    if prompt is None:
-        raise RlhfsimError(
-            "lengths-unknown",
-            "the log has no lengths of prompts",
-            place=Place(file=str(path)),
-            help="add --prompt-len TOKENS, the mean of the data",
         )
     longest = max((r.values[n] for r in records for n in framework.longest if n in r.values), default=None)
     return Lengths(prompt=prompt, response=response, longest=longest)

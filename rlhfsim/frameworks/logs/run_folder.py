@@ -38,8 +38,11 @@ def trace_of(run: Imported, plan_hash: str) -> Trace:
 
 
 def step_seconds(run: Imported, step: LoggedStep) -> float | None:
-    """What the framework calls the time of the step; None: not logged."""
-    return step.values.get(run.framework.step)
+    """What the framework calls the time of the step, else the sum of its timers; None: it has none."""
+    whole = step.values.get(run.framework.step)
+    if whole is not None or run.stale:
+        return whole
+    return math.fsum(step.values.get(metric, 0.0) for metric in run.mapped) or None
 
 
 def _spans(run: Imported, step: LoggedStep, index: int, start: float) -> Iterator[Span]:
@@ -130,6 +133,7 @@ def provenance(run: Imported, path: Path) -> dict[str, Any]:
         "framework": run.framework.name,
         "from": path.name,
         "configuration": Path(run.settings.name).name,
+        "date": run.date,
         "steps": len(run.steps),
         "mapped": {k: list(v) for k, v in run.mapped.items()},
         "unmapped_times": list(run.unmapped_times),
@@ -145,6 +149,7 @@ def environment(run: Imported) -> dict[str, Any]:
     """What is known of the machine: environment.json."""
     hardware = [p.profile.title for p in run.setup.cluster.node_groups for _ in range(p.gpus)]
     return {
+        "date": run.date,
         "libraries": {run.framework.name: "unknown", "rlhfsim": installed_version("rlhfsim")},
         "devices": hardware,
     }

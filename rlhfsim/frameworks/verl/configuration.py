@@ -9,7 +9,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
-from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, VERSION, default
+from rlhfsim.frameworks.verl.versions import EAGER, KL_IN_REWARD, SEQUENCES, UNPADDED, VERSION, default
 from rlhfsim.specs.placement.layout import Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -112,7 +112,8 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
 
 
 def _kl(s: FrameworkSettings) -> bool:
-    return s.flag(f"{ACTOR}.use_kl_loss") or s.flag("algorithm.use_kl_in_reward")
+    in_reward = bool(default(KL_IN_REWARD, s.find(VERSION)))
+    return s.flag(f"{ACTOR}.use_kl_loss") or s.flag(KL_IN_REWARD, default=in_reward)
 
 
 def _critic(s: FrameworkSettings) -> str | None:

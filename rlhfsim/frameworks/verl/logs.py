@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rlhfsim.frameworks.logs.framework import Framework, Timer, around
 from rlhfsim.frameworks.logs.records import Record, number
-from rlhfsim.frameworks.verl.configuration import CONFIGURATION
-from rlhfsim.frameworks.verl.mfu import PEAKS, peak
+from rlhfsim.frameworks.verl.configuration import CONFIGURATION, ROLL
+from rlhfsim.frameworks.verl.mfu import PEAKS, TOKENS, peak
+from rlhfsim.frameworks.verl.versions import KL_IN_REWARD
 
 # Names of timers: `marked_timer` in verl/trainer/ppo/ray_trainer.py, verl/trainer/ppo/v1/trainer_*.py and
 # verl/experimental/one_step_off_policy/ray_trainer.py; `timing_s/` and lengths:
@@ -87,6 +88,36 @@ def as_today(values: Mapping[str, float]) -> dict[str, float]:
     return named
 
 
+def gpus_of(values: Mapping[str, float]) -> float | None:
+    """GPUs: tokens of a step over those a second and GPU (verl/trainer/ppo/metric_utils.py)."""
+    rate = values.get("perf/throughput") or values.get("Tokens/Sec/GPU")
+    seconds = values.get("perf/time_per_step") or values.get("time_per_step")
+    tokens = values.get(TOKENS)
+    return tokens / (rate * seconds) if tokens and rate and seconds else None
+
+
+KEYS = {
+    "samples": f"{ROLL}.n",
+    "prompts": "data.train_batch_size",
+    "model": "actor_rollout_ref.model.path",
+    "gpus_per_node": "trainer.n_gpus_per_node",
+    "max_response": "data.max_response_length",
+    "reference": KL_IN_REWARD,
+    "critic": "algorithm.adv_estimator",
+    "reward": "reward_model.enable",
+}
+
+
+def version_of(metrics: Sequence[str]) -> str | None:
+    """Version by names of metrics: no time of the step at first, `time_per_step`, then `reshard`."""
+    names = set(metrics)
+    if "timing_s/step" not in names:
+        return "0.1" if "timing_s/gen" in names else None
+    if "time_per_step" in names:
+        return "0.2"
+    return "0.5" if "timing_s/reshard" in names else None
+
+
 def _today(name: str) -> str:
     if name.startswith("timing/"):
         return f"timing_s/{name.removeprefix('timing/')}"
@@ -111,6 +142,11 @@ FRAMEWORK = Framework(
     response=("response_length/mean",),
     longest=("response_length/max",),
     as_today=as_today,
+    version_of=version_of,
+    tokens=(TOKENS,),
+    gpus_of=gpus_of,
+    keys=KEYS,
+    reserved_gib=("perf/max_memory_reserved_gb",),
     peak=peak,
     peaks=PEAKS,
     console=console,

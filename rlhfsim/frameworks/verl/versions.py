@@ -13,6 +13,8 @@ from dataclasses import dataclass
 EAGER = "actor_rollout_ref.rollout.enforce_eager"
 UNPADDED = "actor_rollout_ref.model.use_remove_padding"
 SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
+KL_IN_REWARD = "algorithm.use_kl_in_reward"
+"""Until v0.3 there was no such key: without a KL loss the reward held it."""
 VERSION = "verl_version"
 """Key by which a configuration, or `--set`, names the version that read it."""
 
@@ -30,6 +32,7 @@ class Changed:
 CHANGED = {
     EAGER: Changed(before=True, after=False, since=(0, 6)),
     UNPADDED: Changed(before=False, after=True, since=(0, 7)),
+    KL_IN_REWARD: Changed(before=True, after=False, since=(0, 4)),
     SEQUENCES: Changed(before=1024, after=256, since=(0, 9)),
 }
 
