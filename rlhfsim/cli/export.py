@@ -10,11 +10,12 @@ from typing import Any
 
 import click
 
+from rlhfsim.api import cluster_of, estimate
 from rlhfsim.cli.params import FILE, FOLDER, OneOf, emit, json_option, option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.export import Exported, exporter, exporters
 from rlhfsim.frameworks.export import export as exported
-from rlhfsim.plan import Plan, read_plan
+from rlhfsim.plan import Plan, Prediction, read_plan
 from rlhfsim.present.terminal import export as view
 from rlhfsim.specs.hardware.profiles import load_profile
 
@@ -45,9 +46,14 @@ def export(file: Path, to: str, version: str | None, out: Path, as_json: bool) -
             help=f"leave out --version: the keys of {known} are written",
         )
     plan = read_plan(file)
-    found = exported(plan, to, vendors_of(plan))
+    found = exported(plan, to, vendors_of(plan), predicted)
     write_folder(out, dict(found.files) | {"plan.json": file.read_text()})
     emit(as_json, lambda: as_data(found, out), lambda: view.report(found, out))
+
+
+def predicted(plan: Plan) -> Prediction:
+    """What the plan's placement is predicted to take now."""
+    return estimate(plan.placement, plan.workload, cluster_of(plan)).prediction
 
 
 def vendors_of(plan: Plan) -> frozenset[str]:
@@ -69,7 +75,7 @@ def as_data(found: Exported, out: Path) -> dict[str, Any]:
             for section in found.written.sections
             for s in section.settings
         ],
-        "cannot_say": [{"what": u.what, "instead": u.instead} for u in found.written.unsaid],
+        "cannot_say": [{"what": u.what, "instead": u.instead, "cost": u.cost} for u in found.written.unsaid],
     }
 
 

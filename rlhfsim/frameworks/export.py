@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module, resources
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.nearest import cost
 from rlhfsim.frameworks.runs import framework
-from rlhfsim.plan import Plan
+from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolloutPlacement
 from rlhfsim.specs.placement.speculation import Speculation
 from rlhfsim.units import format
 
 Value = bool | int | float | str | None
+Price = Callable[[Plan], Prediction]
+"""What a plan's placement and workload are predicted to take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,15 @@ class Unsaid:
     what: str
     instead: str
     """What is written in its place, or what the framework does by itself."""
+    nearest: Plan | None = None
+    """The plan with that in place, its prediction still the plan's; None: the planner cannot price it."""
+    cost: str = ""
+    """What that is predicted to cost; empty where it is not priced."""
+
+    @property
+    def sentence(self) -> str:
+        """What, what instead, at which cost."""
+        return f"{self.what}: {self.instead}" + (f" ({self.cost})" if self.cost else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +113,8 @@ def exporter(name: str) -> Exporter:
     return found
 
 
-def export(plan: Plan, name: str, vendors: frozenset[str]) -> Exported:
-    """A plan as the files of a framework.
+def export(plan: Plan, name: str, vendors: frozenset[str], price: Price | None = None) -> Exported:
+    """A plan as the files of a framework; `price` predicts what is written where something cannot be said.
 
     Raises:
         RlhfsimError: the framework does not run the plan.
@@ -110,10 +122,24 @@ def export(plan: Plan, name: str, vendors: frozenset[str]) -> Exported:
     check_runs(plan, name, vendors)
     way = exporter(name)
     written = way.write(plan)
+    if price is not None:
+        written = _priced(plan, written, price)
     files = dict(way.files(plan, written))
     needs = read_by(files["launch.sh"], way.needs)
     files["README.md"] = readme(plan, name, way, written, needs)
     return Exported(framework=name, version=way.version, written=written, files=files, start=way.start)
+
+
+def _priced(plan: Plan, written: Written, price: Price) -> Written:
+    """With the cost of each nearest against the plan, both predicted now."""
+    if all(unsaid.nearest is None for unsaid in written.unsaid):
+        return written
+    now = price(plan)
+    said = (
+        replace(unsaid, cost=cost(now, price(unsaid.nearest))) if unsaid.nearest else unsaid
+        for unsaid in written.unsaid
+    )
+    return replace(written, unsaid=tuple(said))
 
 
 def check_runs(plan: Plan, name: str, vendors: frozenset[str]) -> None:
@@ -144,7 +170,7 @@ def readme(plan: Plan, name: str, way: Exporter, written: Written, needs: Mappin
     lines += [way.start, "```", ""]
     if written.unsaid:
         lines += [f"What {title} cannot be told of this plan:", ""]
-        lines += [f"- {unsaid.what}: {unsaid.instead}." for unsaid in written.unsaid]
+        lines += [f"- {unsaid.sentence}." for unsaid in written.unsaid]
     else:
         lines.append(f"{title} is told all of this plan.")
     lines += ["", "Written from `plan.json` (beside this page) by `rlhfsim export`."]

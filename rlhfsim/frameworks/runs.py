@@ -13,6 +13,7 @@ from functools import cache
 from importlib import import_module, resources
 from typing import Literal, TypeVar
 
+from rlhfsim.frameworks.costs import costs_of
 from rlhfsim.specs.model.model import ModelSpec
 from rlhfsim.specs.placement.backends import (
     BACKENDS,
@@ -110,6 +111,8 @@ class Runs:
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
     """What generates; another than `PRICED_ENGINE` is priced with that one's figures."""
+    critics: tuple[Backend, ...] | None = None
+    """Backends that it trains a critic with; None: all."""
     pipeline_types: Collection[str] | None = None
     """Types of models (`model_type` of a config.json) that its pipeline cuts into stages; None: all."""
     source: str
@@ -170,6 +173,11 @@ class Runs:
 
     def lacks_workload(self, workload: Workload, backend: Backend | None = None) -> Lacks | None:
         """What of a workload is not run, whatever the placement; None: with none of its backends."""
+        critics = self.trainers if self.critics is None else self.critics
+        if workload.has_critic and (backend not in critics if backend else not critics):
+            beside = f" with {BACKENDS[backend].title}" if backend else ""
+            remedy = f"use --backend {' or '.join(critics)}" if critics else "use --algorithm grpo"
+            return Lacks(code="critic-not-run", what=f"a critic{beside}", remedy=remedy)
         return self._first(_workload_features(workload), backend)
 
     def lacks(
@@ -245,15 +253,17 @@ _ANEW = Lacks(
 
 @cache
 def frameworks() -> tuple[Runs, ...]:
-    """Every framework for which plans can be made: ours, then the one that runs most on the priced engine."""
+    """Every framework for which plans can be made: ours, those on the priced engine, those whose costs are
+    known, those that run most."""
     folders = resources.files("rlhfsim.frameworks").iterdir()
     found = [framework(f.name) for f in folders if (f / "runs.py").is_file()]
     return tuple(sorted(found, key=_rank))
 
 
 def _rank(runs: Runs) -> tuple[bool, bool, int, str]:
+    known = bool(costs_of(runs.name).shared)
     most = len(runs.features) + len(runs.weight_paths)
-    return runs.name != OWN, runs.engine != PRICED_ENGINE, -most, runs.name
+    return runs.name != OWN, runs.engine != PRICED_ENGINE, not known, -most, runs.name
 
 
 @cache

@@ -91,7 +91,34 @@ def trl(arguments: list[str]) -> None:
         parser.parse_args_and_config([*rest, "--use_cpu", "true"], fail_with_unknown_args=True)
 
 
-FRAMEWORKS: dict[str, Callable[[list[str]], None]] = {"verl": verl, "openrlhf": openrlhf, "trl": trl}
+def skyrl(arguments: list[str]) -> None:
+    """Its configuration classes and validate_cfg.
+
+    Its package wants Python 3.12 for one thing that this needs: pydantic reads `typing.TypedDict` from there on.
+    """
+    import typing
+
+    import typing_extensions
+
+    spec = importlib.util.find_spec("skyrl")
+    assert spec is not None
+    environments = Path(spec.origin or "").parents[1] / "skyrl-gym"  # lies beside it, not on the path
+    if str(environments) not in sys.path:
+        sys.path.append(str(environments))
+    for name in ("cloudpathlib", "cloudpathlib.local", "jaxtyping"):
+        sys.modules.setdefault(name, MagicMock())
+    with patch.object(typing, "TypedDict", typing_extensions.TypedDict):
+        from skyrl.train.config import SkyRLTrainConfig
+        from skyrl.train.utils.utils import validate_cfg
+    validate_cfg(SkyRLTrainConfig.from_cli_overrides(arguments))
+
+
+FRAMEWORKS: dict[str, Callable[[list[str]], None]] = {
+    "verl": verl,
+    "openrlhf": openrlhf,
+    "trl": trl,
+    "skyrl": skyrl,
+}
 
 
 def verdict(ask: Callable[[list[str]], None], arguments: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ import pytest
 from rlhfsim.api import estimate, estimate_file
 from rlhfsim.frameworks.export import Exported, export
 from rlhfsim.frameworks.openrlhf.export import argument
+from rlhfsim.frameworks.skyrl.export import argument as skyrl_argument
 from rlhfsim.frameworks.verl.export import hydra
 from rlhfsim.plan import Plan
 from rlhfsim.specs.hardware.hardware import Cluster
@@ -21,6 +23,7 @@ from rlhfsim.specs.hardware.profiles import node_group
 from rlhfsim.specs.loading import convert, parse_yaml
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Lora, Reward, Rules, Workload
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +81,7 @@ def plan(
 
 
 ASYNC = {"staleness": 1}
+FULL = {"zero": 3, "micro_batch": 4}
 PACKS = {"pack_tokens": 8192, "score_pack_tokens": 16384}
 
 
@@ -121,6 +125,31 @@ def for_trl() -> Iterator[Plan]:
             yield plan(workload(algorithm), backend, layout, {"tp": 4, "dp": 2}, 8)
 
 
+def for_skyrl() -> Iterator[Plan]:
+    for path in sorted((ROOT / "scenarios/recipes").glob("skyrl-*.yaml")):
+        yield estimate_file(path)
+    fsdp = ({"dp": 8, "zero": 3}, {"dp": 8, "cp": 4, "zero": 3, "shards": 8}, {"dp": 64, "zero": 2})
+    for i, algorithm in enumerate(("grpo", "dr-grpo", "rloo", "reinforce++", "ppo")):
+        for j, layout in enumerate(fsdp):
+            gpus, more = layout["dp"] * layout.get("cp", 1), PACKS if (i + j) % 2 else {"micro_batch": 2}
+            yield plan(workload(algorithm), "fsdp2", layout | more, {"tp": 2, "dp": gpus // 2})
+    megatron = {"tp": 2, "pp": 2, "dp": 4, "zero": 1, "recompute": "selective"}
+    for schedule in (ASYNC, {"staleness": 4, "partial_rollout": True}, {"staleness": 2}, {}):
+        yield plan(workload("grpo"), "megatron", megatron, {"tp": 4, "dp": 4}, 16, schedule)
+        yield plan(workload("rloo", kl=False), "fsdp2", {"dp": 8} | FULL, {"tp": 2, "dp": 4}, 8, schedule)
+    moe = workload("grpo", model="qwen3-30b-a3b", prompts=1024)
+    layout = {"tp": 2, "dp": 8, "ep": 8, "zero": 1}
+    rollout = {"tp": 1, "attention_dp": 8, "ep": 8, "dp": 2}
+    yield plan(moe, "megatron", layout | {"offload_optimizer": "cpu"}, rollout, residency="offloaded")
+    yield plan(moe, "megatron", layout | PACKS | {"dp": 256}, {"tp": 8, "dp": 64})
+    yield plan(workload("grpo", lora=Lora(rank=32)), "fsdp2", {"dp": 16} | FULL, {"dp": 16})
+    yield plan(workload("grpo", lora=Lora(rank=32)), "megatron", megatron, {"tp": 2, "dp": 8})
+    filtered = workload("grpo", dynamic_sampling=DynamicSampling(kept=0.5, gen_prompts=256))
+    yield plan(filtered, "fsdp2", {"dp": 8} | FULL, {"dp": 8})
+    eight = workload("grpo", rollout_precision="fp8", train_precision="fp8", gradients="bf16")
+    yield plan(eight, "megatron", megatron, {"tp": 2, "dp": 8, "precision": "fp8"})
+
+
 def filled(text: str) -> str:
     """A value in place of each variable of a script."""
     names = ("MODEL", "TRAIN_FILES", "VAL_FILES", "REWARD_MODEL", "PROMPTS")
@@ -137,6 +166,9 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
     settings = [setting for section in found.written.sections for setting in section.settings]
     if found.framework == "verl":
         return [filled(hydra(setting)) for setting in settings]
+    if found.framework == "skyrl":
+        asked = [skyrl_argument(setting).replace('"', "") for setting in settings]
+        return [re.sub(r"\$\{\w+\}", str(MODEL["path"]), text) for text in asked]
     if found.framework == "openrlhf":
         return [word for setting in settings for word in filled(argument(setting)).split(" ")]
     name = next(name for name in found.files if name not in ("accelerate.yaml", "launch.sh", "README.md"))
@@ -159,6 +191,11 @@ SPOILED = {
     "verl": ("actor_rollout_ref.actor.nonsense=1", "data.train_batch_size=7"),
     "openrlhf": ("--nonsense", "--rollout.n_samples_per_prompt=1"),
     "trl": ("--nonsense=1", "--num_generations=7"),
+    "skyrl": (
+        "trainer.nonsense=1",
+        "trainer.train_batch_size=100",
+        "trainer.algorithm.advantage_estimator=gae",
+    ),
 }
 """Arguments that each framework must refuse, so that acceptance says something."""
 
@@ -166,8 +203,8 @@ SPOILED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "plans", "least"),
-    [("verl", for_verl, 30), ("openrlhf", for_openrlhf, 35), ("trl", for_trl, 19)],
-    ids=["verl", "openrlhf", "trl"],
+    [("verl", for_verl, 30), ("openrlhf", for_openrlhf, 35), ("trl", for_trl, 19), ("skyrl", for_skyrl, 36)],
+    ids=["verl", "openrlhf", "trl", "skyrl"],
 )
 def test_the_framework_itself_accepts_every_export(name: str, plans: Any, least: int, tmp_path: Path) -> None:
     pytest.importorskip(name)

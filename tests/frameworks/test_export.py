@@ -13,11 +13,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from rlhfsim.api import estimate_file
+from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
-from rlhfsim.plan import Plan, write_plan
+from rlhfsim.plan import Plan, Prediction, write_plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
 from rlhfsim.specs.placement.speculation import Speculation
@@ -125,7 +125,24 @@ def _slime(v: dict) -> dict:
     }
 
 
-COUNTS = {"verl": _verl, "openrlhf": _openrlhf, "nemo-rl": _nemo_rl, "trl": _trl, "slime": _slime}
+def _skyrl(v: dict) -> dict:
+    place = "trainer.placement.policy_num"
+    samples = v["trainer.train_batch_size"] * v["generator.n_samples_per_prompt"]
+    return {
+        "gpus": v[f"{place}_nodes"] * v[f"{place}_gpus_per_node"],
+        "samples": samples,
+        "updates": v["trainer.train_batch_size"] // v["trainer.policy_mini_batch_size"],
+    }
+
+
+COUNTS = {
+    "verl": _verl,
+    "openrlhf": _openrlhf,
+    "nemo-rl": _nemo_rl,
+    "trl": _trl,
+    "slime": _slime,
+    "skyrl": _skyrl,
+}
 
 
 @pytest.mark.parametrize("name", exporters())
@@ -226,6 +243,7 @@ def test_versions_are_those_of_the_tables() -> None:
         "nemo-rl": "7ea279a",
         "openrlhf": "0.11.2",
         "slime": "624b824",
+        "skyrl": "0.4.0",
         "trl": "1.16.0",
         "verl": "0.9.1",
     }
@@ -310,3 +328,33 @@ def test_a_share_of_the_optimizer_on_the_host_is_written(name: str) -> None:
     assert [
         v for k, v in values.items() if k.endswith(("optimizer_offload_fraction", "offload-fraction"))
     ] == [0.5]
+
+
+def price(plan: Plan) -> Prediction:
+    return estimate(plan.placement, plan.workload, cluster_of(plan)).prediction
+
+
+@pytest.mark.parametrize(("name", "path"), EVERY)
+def test_what_is_written_instead_can_be_told(name: str, path: Path) -> None:
+    for unsaid in written(name, path).written.unsaid:
+        if unsaid.nearest is not None:
+            assert unsaid.nearest != planned(path)
+            again = export(unsaid.nearest, name, frozenset()).written.unsaid
+            assert unsaid.what not in [other.what for other in again]
+
+
+def test_what_is_written_instead_has_its_cost_on_the_page_and_in_the_answer(tmp_path: Path) -> None:
+    path = ROOT / "scenarios/recipes/skyrl-async-1.5b.yaml"
+    found = export(planned(path), "skyrl", frozenset(), price)
+    (swapped,) = found.written.unsaid
+    assert swapped.nearest is not None
+    assert swapped.nearest.placement.actor.residency == "offloaded"
+    now, then = planned(path).prediction, price(swapped.nearest)
+    assert then.step_s > now.step_s
+    assert f"{(then.step_s - now.step_s) / now.step_s:+.1%}" in swapped.cost
+    assert "of host memory" in swapped.cost
+    assert swapped.cost in found.files["README.md"]
+    write_plan(tmp_path / "plan.json", planned(path))
+    asked = ["export", str(tmp_path / "plan.json"), "--to", "skyrl", "--out", str(tmp_path / "run"), "--json"]
+    done = CliRunner().invoke(cli, asked, catch_exceptions=False)
+    assert [x["cost"] for x in json.loads(done.output)["cannot_say"]] == [swapped.cost]

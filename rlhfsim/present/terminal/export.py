@@ -22,7 +22,7 @@ def report(found: Exported, out: Path) -> Iterator[Table | Text]:
             table.add_row(Text(f"  {setting.key}"), Text(str(setting.value)))
     yield table
     for unsaid in found.written.unsaid:
-        yield Text(f"{title} cannot be told: {unsaid.what}; {unsaid.instead}")
+        yield Text(f"{title} cannot be told: {unsaid.sentence}")
     names = ", ".join(sorted([*found.files, "plan.json"]))
     yield Text(f"{title} {found.version}, in {out}: {names}")
     yield Text(f"next: cd {out} && {found.start}", style="bold")

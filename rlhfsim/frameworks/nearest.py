@@ -1,0 +1,63 @@
+"""A plan with what a framework runs in place of something it cannot be told, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rlhfsim.plan import Plan, Prediction
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.units import Dimension, format
+
+NEGLIGIBLE = 5e-4
+"""Share of a step or of a GPU that is not worth a word."""
+
+
+def with_workload(plan: Plan, **changes: Any) -> Plan:
+    """The plan for a workload with other fields."""
+    return replace(plan, workload=replace(plan.workload, **changes))
+
+
+def with_placement(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other fields of its placement."""
+    return replace(plan, placement=replace(plan.placement, **changes))
+
+
+def with_schedule(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other fields of its schedule."""
+    return with_placement(plan, schedule=replace(plan.placement.schedule, **changes))
+
+
+def with_rollout(plan: Plan, rollout: RolloutPlacement, **changes: Any) -> Plan:
+    """The plan whose rollout has other fields of its layout; `sleep` is one of the role's."""
+    role = {name: changes.pop(name) for name in ("sleep", "residency") if name in changes}
+    return with_placement(plan, rollout=replace(rollout, layout=replace(rollout.layout, **changes), **role))
+
+
+def with_roles(plan: Plan, change: Callable[[str, RolePlacement], RolePlacement]) -> Plan:
+    """The plan with each trained and scoring role changed."""
+    roles = plan.placement.roles.items()
+    changed = {name: change(name, role) for name, role in roles if isinstance(role, RolePlacement)}
+    return with_placement(plan, **changed)
+
+
+def cost(plan: Prediction, nearest: Prediction) -> str:
+    """What the nearest costs against the plan: seconds of a step, bytes of the fullest GPU, risk."""
+    seconds, held = nearest.step_s - plan.step_s, nearest.peak_memory_bytes - plan.peak_memory_bytes
+    parts = []
+    if abs(seconds) > NEGLIGIBLE * plan.step_s:
+        parts.append(f"{_signed(seconds, 's')} a step ({seconds / plan.step_s:+.1%})")
+    if abs(held) > NEGLIGIBLE * plan.capacity_bytes:
+        parts.append(f"{_signed(held, 'byte')} on the fullest GPU")
+    host = nearest.host_peak_bytes - plan.host_peak_bytes
+    if abs(host) > NEGLIGIBLE * plan.capacity_bytes:
+        parts.append(f"{_signed(host, 'byte')} of host memory")
+    before, after = plan.probability_out_of_memory, nearest.probability_out_of_memory
+    if abs(after - before) > 0.01:
+        parts.append(f"risk of running out {before:.1%} -> {after:.1%}")
+    return ", ".join(parts) or "no cost that is predicted"
+
+
+def _signed(value: float, unit: Dimension) -> str:
+    return f"{'+' if value > 0 else '-'}{format(abs(value), unit)}"

@@ -1,0 +1,172 @@
+"""SkyRL: its configuration classes, as overrides of a launch or as a dumped YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import Configuration
+from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
+from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.placement.weight_paths import WeightPath
+from rlhfsim.specs.workload.workload import Algorithm
+
+ESTIMATORS: Mapping[str, Algorithm] = {
+    "gae": "ppo",
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce++": "reinforce++",
+}
+"""trainer.algorithm.advantage_estimator -> algorithm here."""
+PLACE, ALGORITHM = "trainer.placement", "trainer.algorithm"
+ENGINE, POLICY = "generator.inference_engine", "trainer.policy"
+ROLLOUT_LOSSES = ("rollout_is", "dppo")
+"""Losses that need no forward pass for old log-probs (backends/skyrl_train/utils/ppo_utils.py)."""
+
+
+# Keys and defaults: skyrl/train/config/config.py of 0.4.0.
+def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
+    """The run that SkyRL's configuration describes."""
+    megatron = s.text("trainer.strategy", default="fsdp") == "megatron"
+    per_node = s.whole(f"{PLACE}.policy_num_gpus_per_node", default=1)
+    gpus = per_node * s.whole(f"{PLACE}.policy_num_nodes", default=1)
+    apart = not s.flag(f"{PLACE}.colocate_all", default=True)
+    rollout = _rollout(s)
+    continuous = s.flag("trainer.fully_async.enabled")
+    prompts = s.whole("trainer.train_batch_size", default=1024)
+    rank = s.whole(f"{POLICY}.model.lora.rank", default=0)
+    kl = s.flag(f"{ALGORITHM}.use_kl_loss", default=True) or s.flag(f"{ALGORITHM}.use_kl_in_reward")
+    swapped = not apart or (kl and s.flag(f"{PLACE}.colocate_policy_ref", default=True))
+    beside = rank > 0 and not (megatron and s.flag(f"{_MEGATRON}.lora_config.merge_lora", default=True))
+    return RunDescription(
+        algorithm=algorithm(s),
+        model=s.text(f"{POLICY}.model.path", default="Qwen/Qwen2.5-1.5B-Instruct"),
+        critic=s.text("trainer.critic.model.path", default="same") if algorithm(s) == "ppo" else None,
+        prompts=prompts,
+        samples=s.whole("generator.n_samples_per_prompt", default=5),
+        epochs=s.whole("trainer.update_epochs_per_batch", default=1),
+        mini_batches=max(1, prompts // max(1, s.whole("trainer.policy_mini_batch_size", default=256))),
+        packing=s.flag("trainer.remove_microbatch_padding", default=True),
+        kl=kl,
+        recomputes_logprobs=s.text(f"{ALGORITHM}.policy_loss_type", default="regular") not in ROLLOUT_LOSSES,
+        lora_rank=rank,
+        max_response=s.whole("generator.sampling_params.max_generate_length", default=1024),
+        backend="megatron" if megatron else "fsdp2",
+        gpus=gpus,
+        gpus_per_node=per_node,
+        rollout_gpus=rollout.gpus if apart else None,
+        layout=_layout(s, gpus, megatron=megatron),
+        actor_residency="offloaded" if swapped else "resident",
+        optimizer_leaves=swapped,
+        scoring_residency="offloaded" if swapped else "resident",
+        train_precision="fp8" if megatron and s.find(f"{_MEGATRON}.fp8") else "bf16",
+        rollout=rollout,
+        sleep=0 if apart else 1 if beside else 2,
+        weight_path=_weight_path(s, apart=apart, beside=beside),
+        staleness=float(s.whole("trainer.fully_async.max_staleness_steps", default=4)) if continuous else 0.0,
+        partial_rollout=continuous,
+    )
+
+
+_MEGATRON = f"{POLICY}.megatron_config"
+
+
+def algorithm(s: FrameworkSettings) -> Algorithm:
+    """The algorithm of the advantage estimator and the norm of its loss."""
+    name = s.text(f"{ALGORITHM}.advantage_estimator", default="grpo")
+    if name not in ESTIMATORS:
+        raise RlhfsimError(
+            "algorithm-not-priced",
+            f"{ALGORITHM}.advantage_estimator {name!r} has no counterpart here",
+            help=f"priced: {', '.join(ESTIMATORS)}; the nearest: --set {ALGORITHM}.advantage_estimator=grpo",
+        )
+    if name == "grpo" and not s.flag(f"{ALGORITHM}.grpo_norm_by_std", default=True):
+        return "dr-grpo"
+    return ESTIMATORS[name]
+
+
+def _layout(s: FrameworkSettings, gpus: int, *, megatron: bool) -> Layout:
+    micro = _micro_batch(s)
+    if megatron:
+        degrees = megatron_degrees(s, _MEGATRON)
+        kwargs = f"{_MEGATRON}.optimizer_config_kwargs"
+        offloads = s.flag(f"{kwargs}.optimizer_cpu_offload")
+        share = s.share(f"{kwargs}.optimizer_offload_fraction", default=0.0) if offloads else 0.0
+        return training_layout(
+            gpus,
+            **degrees,
+            zero=1,
+            etp=s.whole(f"{_MEGATRON}.expert_tensor_parallel_size", default=1) if degrees["ep"] > 1 else 1,
+            recompute=_recompute(s),
+            offload_optimizer="cpu" if share > 0 else "none",
+            offload_fraction=share if share > 0 else 1.0,
+            **_tokens(micro, degrees["cp"]),
+        )
+    cp = s.whole(f"{POLICY}.sequence_parallel_size", default=1)
+    shards = int(s.share(f"{POLICY}.fsdp_config.fsdp_size", default=-1))
+    host = "cpu" if s.flag(f"{POLICY}.fsdp_config.cpu_offload") else "none"
+    return training_layout(
+        gpus,
+        cp=cp,
+        zero=3 if s.flag(f"{POLICY}.fsdp_config.reshard_after_forward", default=True) else 2,
+        shards=shards if 1 < shards < gpus else None,
+        recompute="full" if s.flag("trainer.gradient_checkpointing", default=True) else "none",
+        offload_optimizer=host,
+        offload_params=host,
+        **_tokens(micro, cp),
+    )
+
+
+def _micro_batch(s: FrameworkSettings) -> tuple[int, int]:
+    """(sequences of a micro-batch, tokens of one where that is what counts, else 0)."""
+    tokens = int(s.share("trainer.max_tokens_per_microbatch", default=-1))
+    return s.whole("trainer.micro_train_batch_size_per_gpu", default=1), max(0, tokens)
+
+
+def _tokens(micro: tuple[int, int], cp: int) -> dict[str, int]:
+    sequences, tokens = micro
+    return {"pack_tokens": max(1, tokens // cp)} if tokens else {"micro_batch": max(1, sequences)}
+
+
+def _recompute(s: FrameworkSettings) -> Recompute:
+    if not s.flag("trainer.gradient_checkpointing", default=True):
+        return "none"
+    kind = s.text(f"{_MEGATRON}.transformer_config_kwargs.recompute_granularity", default="full")
+    return cast(Recompute, kind) if kind in ("full", "selective") else "none"
+
+
+def _rollout(s: FrameworkSettings) -> RolloutLayout:
+    degrees = {
+        "tp": s.whole(f"{ENGINE}.tensor_parallel_size", default=1),
+        "pp": s.whole(f"{ENGINE}.pipeline_parallel_size", default=1),
+    }
+    wide = s.whole(f"{ENGINE}.data_parallel_size", default=1)
+    engines = s.whole(f"{ENGINE}.num_engines", default=1)
+    eight = s.find(f"{ENGINE}.fp8_weight_sync_mode") is not None
+    cache = str(s.find(f"{ENGINE}.engine_init_kwargs.kv_cache_dtype") or "")
+    return rollout_layout(
+        degrees["tp"] * degrees["pp"] * engines,
+        **degrees,
+        replicas=engines,
+        attention_dp=wide,
+        ep=s.whole(f"{ENGINE}.expert_parallel_size", default=1),
+        max_num_seqs=s.whole(f"{ENGINE}.max_num_seqs", default=1024),
+        max_batched_tokens=s.whole(f"{ENGINE}.max_num_batched_tokens", default=8192),
+        memory_utilization=s.share(f"{ENGINE}.gpu_memory_utilization", default=0.8),
+        cuda_graphs=not s.flag(f"{ENGINE}.enforce_eager"),
+        precision="fp8" if eight else "bf16",
+        kv_precision="fp8" if cache.startswith("fp8") else "bf16",
+    )
+
+
+def _weight_path(s: FrameworkSettings, *, apart: bool, beside: bool) -> WeightPath:
+    if beside:
+        return "lora"
+    if s.text(f"{ENGINE}.weight_sync_backend", default="nccl") in ("sharded_rdt", "rdt"):
+        return "p2p"
+    return "broadcast" if apart else "ipc"
+
+
+CONFIGURATION = Configuration(name="skyrl", title="SkyRL", describe=describe)

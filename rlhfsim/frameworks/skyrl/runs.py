@@ -1,0 +1,83 @@
+"""What SkyRL runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
+
+RUNS = Runs(
+    name="skyrl",
+    title="SkyRL",
+    trainers={
+        "fsdp2": replace(
+            BACKENDS["fsdp2"],
+            tensor_parallel=False,
+            expert_parallel=False,
+            interleaves_recompute=False,
+            zero_stages_tp=(),
+            zero_stages=(2, 3),
+        ),
+        "megatron": replace(
+            BACKENDS["megatron"],
+            virtual_stages=False,
+            zero_stages=(1,),
+            zero_stages_tp=(1,),
+            zero_stages_pp=(1,),
+        ),
+    },
+    known_trainers=known_by("run on GPUs", "fsdp2", "megatron"),
+    critics=("fsdp2",),  # validate_megatron_cfg of train/utils/utils.py refuses one
+    heads={
+        "fsdp2": Head(
+            train_bytes=4,
+            score_bytes=2,
+            source="SkyRL 0.4.0, workers/model_wrapper.py and utils/torch_utils.py: cross-entropy of "
+            "flash-attn on BF16 logits, their BF16 gradient; entropy in chunks of logprobs_chunk_size",
+        )
+    },
+    weight_paths={
+        "ipc": known_by("run on GPUs", "same GPU"),
+        "broadcast": known_by("run on GPUs", *APART),
+        "p2p": known_by("run on GPUs", *APART),
+        "lora": known_by("run on GPUs", *EVERYWHERE),
+    },
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "staleness above 1",
+        "partial rollouts",
+        "dynamic sampling",
+        "environments",
+        "roles on GPUs of their own",
+        "rollout tensor parallelism",
+        "rollout pipeline parallelism",
+        "rollout expert parallelism",
+        "rollout attention data parallelism",
+        "rollout replicas across nodes",
+        "speculative decoding",
+        "FP8 rollout",
+        "FP8 KV cache",
+        "offload to the host",
+        "partial optimizer offload",
+        "HSDP",
+        "LoRA",
+        "LoRA with tensor or pipeline parallelism",
+        "BF16 gradients",
+        "FP32 gradient sums",
+        "FP8 training",
+        "micro-batches by tokens",
+    ),
+    only_with={
+        "speculative decoding": ("megatron",),
+        "FP8 rollout": ("megatron",),
+        "FP8 training": ("megatron",),
+        "BF16 gradients": ("megatron",),
+        "partial optimizer offload": ("megatron",),
+    },
+    source="SkyRL 0.4.0: its configuration classes, validate_cfg and trainer.build_models, read 2026-11-23; "
+    "asynchronous schedules by the entry points under examples/train of its repository (a9564572e)",
+)

@@ -1,0 +1,51 @@
+"""SkyRL: entry points, sharing, what it refuses, and its configuration read back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rlhfsim.api import estimate_file
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.export import export, exporter
+from rlhfsim.frameworks.nearest import with_placement, with_roles, with_schedule
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import RolloutLayout
+from rlhfsim.specs.placement.placement import ResourcePool
+
+RECIPES = Path(__file__).parents[2] / "scenarios/recipes"
+
+
+def planned(stem: str) -> Plan:
+    return estimate_file(RECIPES / f"{stem}.yaml")
+
+
+def test_skyrl_takes_the_entry_point_of_the_schedule() -> None:
+    drains = planned("skyrl-async-1.5b")
+    step_by_step = export(drains, "skyrl", frozenset())
+    assert "-m examples.train.async.main_async" in step_by_step.files["launch.sh"]
+    ppo = export(planned("skyrl-ppo-1.5b"), "skyrl", frozenset())
+    assert "-m skyrl.train.entrypoints.main_base" in ppo.files["launch.sh"]
+    never = with_schedule(drains, staleness=2, partial_rollout=True)
+    found = export(never, "skyrl", frozenset())
+    assert "-m examples.train.fully_async.main_fully_async" in found.files["launch.sh"]
+    values = found.written.values
+    assert values["trainer.train_batch_size"] == values["trainer.policy_mini_batch_size"] == 256
+    assert values["trainer.fully_async.max_staleness_steps"] == 8  # updates of 256 prompts, 4 a batch
+    assert values["trainer.fully_async.num_parallel_generation_workers"] == 256 * 9
+
+
+def test_skyrl_refuses_what_it_cannot_share_and_a_critic_on_megatron() -> None:
+    ppo = planned("skyrl-ppo-1.5b")
+    pools = (ResourcePool(name="all", gpus=2), ResourcePool(name="own", start=2, gpus=2))
+    layout = replace(ppo.placement.actor.layout, dp=2, micro_batch=1)
+    halved = with_roles(ppo, lambda _, role: replace(role, layout=layout))
+    assert halved.placement.rollout is not None
+    rollout = replace(halved.placement.rollout, pool="own", layout=RolloutLayout(dp=2), sleep=0)
+    apart = with_placement(halved, pools=pools, rollout=rollout, weight_path="broadcast")
+    with pytest.raises(RlhfsimError, match="actor and critic share GPUs apart"):
+        exporter("skyrl").write(apart)
+    with pytest.raises(RlhfsimError, match="a critic with Megatron-Core"):
+        export(with_placement(ppo, backend="megatron"), "skyrl", frozenset())
