@@ -260,7 +260,7 @@ def frameworks() -> tuple[Runs, ...]:
     return tuple(sorted(found, key=_rank))
 
 
-def _rank(runs: Runs) -> tuple[bool, bool, int, str]:
+def _rank(runs: Runs) -> tuple[bool, bool, bool, int, str]:
     known = bool(costs_of(runs.name).shared)
     most = len(runs.features) + len(runs.weight_paths)
     return runs.name != OWN, runs.engine != PRICED_ENGINE, not known, -most, runs.name

@@ -9,6 +9,7 @@ import pytest
 
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import export, exporter
 from rlhfsim.frameworks.nearest import with_placement, with_roles, with_schedule
 from rlhfsim.plan import Plan
@@ -49,3 +50,26 @@ def test_skyrl_refuses_what_it_cannot_share_and_a_critic_on_megatron() -> None:
         exporter("skyrl").write(apart)
     with pytest.raises(RlhfsimError, match="a critic with Megatron-Core"):
         export(with_placement(ppo, backend="megatron"), "skyrl", frozenset())
+
+
+@pytest.mark.parametrize("stem", [path.stem for path in sorted(RECIPES.glob("skyrl-*.yaml"))])
+def test_what_is_written_is_read_as_the_same_run(stem: str, tmp_path: Path) -> None:
+    plan = planned(stem)
+    script = tmp_path / "launch.sh"
+    script.write_text(export(plan, "skyrl", frozenset()).files["launch.sh"])
+    given = {"trainer.policy.model.path": plan.workload.model}
+    configuration, settings = read_configuration([script], given)
+    assert configuration.name == "skyrl"
+    run = configuration.run(settings, {})
+    placement, work = plan.placement, plan.workload
+    assert placement.rollout is not None
+    assert (run.layout, run.rollout) == (placement.actor.layout, placement.rollout.layout)
+    assert (run.algorithm, run.prompts, run.samples) == (work.algorithm, work.prompts, work.samples)
+    assert (run.mini_batches, run.kl, run.staleness) == (
+        work.mini_batches,
+        work.has_reference,
+        placement.schedule.staleness,
+    )
+    assert (run.weight_path, run.sleep) == (placement.weight_path, placement.rollout.sleep)
+    assert run.backend == placement.backend
+    assert run.gpus == placement.pool(placement.actor.pool).gpus

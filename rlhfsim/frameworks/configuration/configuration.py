@@ -16,6 +16,8 @@ from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding
 from rlhfsim.frameworks.configuration.settings import PLACEHOLDER, FrameworkSettings, SettingMissing
 
+ENTRY_POINT = "entry_point"
+"""Key under which settings have the entry point of the command, as it stands there."""
 SHARED = "configuration"
 """The folder of what all frameworks share, this one."""
 

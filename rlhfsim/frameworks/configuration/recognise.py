@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import (
+    ENTRY_POINT,
     Configuration,
     configuration_named,
     configuration_names,
@@ -36,6 +37,8 @@ def read_configuration(
 def settings_of(configuration: Configuration, said: Said, given: Mapping[str, str]) -> FrameworkSettings:
     """What was said as settings of a framework, over the configurations of its own that it names."""
     values = {**configuration.below(said.values), **said.values, **scalars(given)}
+    entries = (re.search(entry, said.text) for entry in configuration.entries)
+    values = {ENTRY_POINT: next((found[0] for found in entries if found), None), **values}
     version = configuration.version_key
     if version not in values:
         found = named_version(configuration, said.text) or configuration.version_of(values)

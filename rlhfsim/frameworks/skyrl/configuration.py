@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from rlhfsim.errors import RlhfsimError
-from rlhfsim.frameworks.configuration.configuration import Configuration
+from rlhfsim.frameworks.configuration.configuration import ENTRY_POINT, Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
@@ -52,6 +52,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         kl=kl,
         recomputes_logprobs=s.text(f"{ALGORITHM}.policy_loss_type", default="regular") not in ROLLOUT_LOSSES,
         lora_rank=rank,
+        max_prompt=s.whole("trainer.max_prompt_length", default=512),
         max_response=s.whole("generator.sampling_params.max_generate_length", default=1024),
         backend="megatron" if megatron else "fsdp2",
         gpus=gpus,
@@ -65,7 +66,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         rollout=rollout,
         sleep=0 if apart else 1 if beside else 2,
         weight_path=_weight_path(s, apart=apart, beside=beside),
-        staleness=float(s.whole("trainer.fully_async.max_staleness_steps", default=4)) if continuous else 0.0,
+        staleness=_staleness(s, continuous=continuous),
         partial_rollout=continuous,
     )
 
@@ -161,6 +162,13 @@ def _rollout(s: FrameworkSettings) -> RolloutLayout:
     )
 
 
+def _staleness(s: FrameworkSettings, *, continuous: bool) -> float:
+    """Steps of lag; the trainer that is one step off is an entry point of its own."""
+    if continuous:
+        return float(s.whole("trainer.fully_async.max_staleness_steps", default=4))
+    return float(".async." in str(s.find(ENTRY_POINT) or ""))
+
+
 def _weight_path(s: FrameworkSettings, *, apart: bool, beside: bool) -> WeightPath:
     if beside:
         return "lora"
@@ -169,4 +177,11 @@ def _weight_path(s: FrameworkSettings, *, apart: bool, beside: bool) -> WeightPa
     return "broadcast" if apart else "ipc"
 
 
-CONFIGURATION = Configuration(name="skyrl", title="SkyRL", describe=describe)
+CONFIGURATION = Configuration(
+    name="skyrl",
+    title="SkyRL",
+    describe=describe,
+    entries=(r"\bskyrl\.train\.entrypoints\.[\w.]+", r"\bexamples\.train\.[\w.]*main\w*"),
+    shown=("skyrl.train.entrypoints.main_base",),
+    keys=("trainer.placement.", "trainer.policy.", "generator.inference_engine.", "environment.env_class"),
+)
