@@ -59,9 +59,7 @@ class MeanTokens(Number):
 @price_option()
 @json_option
 @click.pass_context
-def doctor(
-    ctx: click.Context, /, configs: tuple[str, ...], gpu: str, framework: str | None, **given: Any
-) -> None:
+def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: Any) -> None:
     """Judge a configuration: does it fit, how long is a step, which keys to change.
 
     CONFIG is the launch script, YAML or JSON that a run of verl, OpenRLHF, NeMo-RL or TRL starts from, the

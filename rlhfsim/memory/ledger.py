@@ -85,6 +85,14 @@ class Ledger:
         """The phase that is most likely to exceed its GPU; the fullest of those as likely."""
         return max(self.phases, key=lambda p: (p.probability_out_of_memory, p.bytes / p.capacity))
 
+    def breaks_in(self, likely: float) -> LedgerPhase:
+        """Where a run ends: the first call of a step that is as likely as this to exceed its GPU.
+
+        Where none is, the phase that is most likely to.
+        """
+        calls = (p for p in self.phases if p.name.count(".") == 1 and p.probability_out_of_memory >= likely)
+        return next(calls, self.riskiest)
+
     @property
     def peak_entry(self) -> MemoryEntry:
         """The largest entry at the peak: whose and which component."""

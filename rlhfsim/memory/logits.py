@@ -69,5 +69,6 @@ def head_gradient(model: ModelSpec, layout: Layout) -> float:
 
 def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, head: Head, *, training: bool) -> float:
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
-    width = 1.0 if model.value_head else min(model.vocab, head.vocab or model.vocab) / layout.tp
+    cut = 1 if head.whole else layout.tp
+    width = 1.0 if model.value_head else min(model.vocab, head.vocab or model.vocab) / cut
     return tokens * width * (head.train_bytes if training else head.score_bytes)

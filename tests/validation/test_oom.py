@@ -24,10 +24,37 @@ def _case(name: str):
 def test_most_out_of_memory_cases_are_announced_with_few_false_alarms():
     found = verdicts(OUTCOMES)
     assert found.recall.of >= 17
-    assert found.recall.value >= 0.75
+    assert found.recall.value >= 0.82
     assert found.false_alarms.of >= 50
-    assert found.false_alarms.value <= 0.15
-    assert found.brier <= 0.13
+    assert found.false_alarms.value <= 0.06
+    assert found.brier <= 0.10
+
+
+STATED = {
+    "training": {"actor.train", "critic.train"},
+    "trainer": {"actor.train", "critic.train", "actor.logprob", "reference.logprob", "critic.value"},
+    "vLLM stage": {"actor.generate", "actor.sync"},
+    "get_logprobs": {"actor.logprob", "reference.logprob"},
+}
+"""Phases as threads name them; a whole RLHF step (`step 3`) says nothing."""
+
+
+def test_the_phase_is_right_in_most_cases_where_it_is_known():
+    known = [(STATED[r.text("phase")], BY_CASE[n]) for n, r in ROWS.items() if r.text("phase") in STATED]
+    right = [o.detail["breaks_in"] in phases for phases, o in known if o.predicted is not None]
+    assert len(right) >= 7
+    assert sum(right) / len(right) >= 0.6
+
+
+def test_a_head_that_tensor_parallelism_leaves_whole_holds_all_logits():
+    # C083: 2 x 16,384 tokens x 262,208 entries x 10 bytes on every rank of TP 8
+    assert BY_CASE["C083"].predicted > 0.5
+    assert BY_CASE["C083"].detail["breaks_in"] == "reference.logprob"
+
+
+def test_verl_with_sequence_parallelism_removes_padding():
+    assert _case("C066").placement.software.head.train_bytes == 10
+    assert _case("C032").placement.software.head.train_bytes == 14
 
 
 def test_every_case_is_predicted_or_has_a_reason():

@@ -158,7 +158,7 @@ def test_the_first_line_says_whether_it_fits(tmp_path: Path) -> None:
     assert fits.output.startswith("fits: risk of running out of memory")
     unfit = run(tmp_path, "--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128")
     assert unfit.exit_code == 1
-    assert unfit.output.startswith("does not fit: actor.train needs")
+    assert unfit.output.startswith("does not fit: breaks in ")
     assert "any one of these makes it fit" in unfit.output
 
 
@@ -174,7 +174,7 @@ def test_json_says_the_same(tmp_path: Path) -> None:
     found = run(tmp_path, "--json", "--set", f"{ACTOR}.ppo_micro_batch_size_per_gpu=128")
     data = json.loads(found.output)
     assert data["fits"] is False
-    assert data["fullest"]["phase"] == "actor.train"
+    assert data["fullest"]["component"] == "logits"
     assert data["fullest"]["bytes"] > data["fullest"]["capacity_bytes"]
     assert data["fixes"][0]["keys"]
     assert data["assumed"]["defaults"][f"{ROLL}.max_num_seqs"] == 256

@@ -9,10 +9,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim import units
+from rlhfsim.memory.ledger import LedgerPhase
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, labelled
 from rlhfsim.present.words import component_text, percent, signed, size
-from rlhfsim.what_if.doctor.case import Judged
+from rlhfsim.what_if.doctor.case import LIKELY, Judged
 from rlhfsim.what_if.doctor.diagnosis import Diagnosis, KeyChange
 
 SCHEMA = "rlhfsim.doctor/1"
@@ -47,7 +48,9 @@ def verdict(base: Judged) -> str:
     """Fits or not, with the risk, the moment and the bytes."""
     risk = f"risk of running out of memory {_risk(base)}"
     if not base.fits:
-        return f"does not fit: {base.memory.rejected_by or moment(base)}; {risk}"
+        phase = base.memory.breaks_in(LIKELY)
+        over = phase.probability_out_of_memory >= LIKELY or not base.memory.rejected_by
+        return f"does not fit: {_needs(phase) if over else base.memory.rejected_by}; {risk}"
     return f"fits: {risk}; {moment(base)}; {_host(base)}"
 
 
@@ -57,6 +60,14 @@ def _risk(judged: Judged) -> str:
     if risk < CERTAIN:
         return f"below {CERTAIN:.1%}"
     return f"above {1 - CERTAIN:.1%}" if risk > 1 - CERTAIN else percent(risk)
+
+
+def _needs(phase: LedgerPhase) -> str:
+    top = max(phase.entries, key=lambda entry: entry.bytes)
+    return (
+        f"breaks in {phase.name}, which needs {size(phase.bytes)} of {size(phase.capacity)} a GPU, "
+        f"{size(top.bytes)} of it {component_text(top.component)} of {top.role}"
+    )
 
 
 def moment(judged: Judged) -> str:
@@ -154,7 +165,7 @@ def as_data(answer: Diagnosis) -> dict[str, Any]:
     """The same content; schema in docs/doctor.md."""
     base = answer.judged
     described = base.described
-    phase = base.memory.riskiest
+    phase = base.memory.breaks_in(LIKELY)
     top = max(phase.entries, key=lambda entry: entry.bytes)
     return {
         "schema": SCHEMA,

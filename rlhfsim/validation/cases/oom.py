@@ -44,6 +44,16 @@ PRIME_2025 = Head(
     source="prime-rl before its fused head: BF16 logits, FP32 logits, their shifted and scaled copy, saved "
     "log-softmax and its gradient, FP32 each (src/prime_rl/trainer/rl/loss.py, commit 008468c12f)",
 )
+NEMO_TIED = Head(
+    train_bytes=10,
+    score_bytes=10,
+    whole=True,
+    source="NeMo-RL of May 2025: the plan of tensor parallelism for Gemma-3 leaves out embeddings and head, "
+    "whose weights are tied, so every rank holds the logits of the whole vocabulary "
+    "(nemo_rl/models/dtensor/parallelize.py, _parallelize_gemma3)",
+)
+NEMO_TIED_UNTIL = "2025-07"
+"""Later releases cut both (commit 7ea279abf)."""
 VERL_DYNAMIC_TOKENS = 16384
 """verl's default ppo_max_token_len_per_gpu with dynamic batches (verl/trainer/config/ppo_trainer.yaml)."""
 GPUS = (
@@ -371,15 +381,21 @@ def _hybrid_engine(
 def _software(row: Row, backend: Backend) -> Software:
     """Gradient types, logits and attention kernels of the row's framework."""
     framework = row.text("framework") or ""
-    padded = framework.startswith("verl") and _budget(row) is None
+    padded = framework.startswith("verl") and not _unpadded(row)
     nemo = framework.startswith("NeMo-RL") and backend == "megatron"
     volta = (row.text("gpu_type") or "").startswith("V100")
     return replace(
         default_software(backend),
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
-        head=_head(framework, padded and backend == "fsdp2"),
+        head=_head(row, padded and backend == "fsdp2"),
         flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
     )
+
+
+def _unpadded(row: Row) -> bool:
+    """Whether verl removes padding: with sequence parallelism it must (verl/utils/config.py)."""
+    stated = "without padding" in (row.text("micro_train") or "")
+    return stated or _budget(row) is not None or (row.integer("cp_sp") or 1) > 1
 
 
 def _budget(row: Row) -> int | None:
@@ -391,7 +407,11 @@ def _budget(row: Row) -> int | None:
     return int(budget) if budget else None
 
 
-def _head(framework: str, padded: bool) -> Head:
+def _head(row: Row, padded: bool) -> Head:
+    framework = row.text("framework") or ""
+    early = (row.text("date") or NEMO_TIED_UNTIL) < NEMO_TIED_UNTIL
+    if framework.startswith("NeMo-RL") and "gemma-3" in (row.text("model") or "") and early:
+        return NEMO_TIED
     if framework.startswith("prime-rl"):
         return PRIME_2025
     return VERL_PADDED if padded else UNFUSED

@@ -16,6 +16,7 @@ from rlhfsim.validation.assumptions import apply
 from rlhfsim.validation.cases.oom import configuration
 from rlhfsim.validation.outcome import Outcome, Skip
 from rlhfsim.validation.rows import Row
+from rlhfsim.validation.statistics import SAYS_OOM
 
 NOT_THE_CONFIGURATION = {
     "C033": "the same settings work on 2 GPUs and fail on more: not the memory of one GPU",
@@ -72,6 +73,7 @@ def _outcome(row: Row) -> Outcome:
             "peak_gib": peak.bytes / GIB,
             "capacity_gib": peak.capacity / GIB,
             "phase": peak.name,
+            "breaks_in": memory.breaks_in(SAYS_OOM).name,
             "largest": f"{memory.peak_entry.role} {memory.peak_entry.component}",
             "no_start": memory.engine.probability_of_no_start if memory.engine else 0.0,
         },
