@@ -6,14 +6,26 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from lab.planted import planted_trace
+from rlhfsim.frameworks.export import Value, exporter
+from rlhfsim.plan import Plan, read_plan
+from rlhfsim.specs.hardware.profiles import load_profile
+from rlhfsim.specs.workload.lengths import LogNormal
+from tests.frameworks.log_forms import console_log
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = ("tutorial.md", "planners.md", "engineers.md")
+FRAMEWORKS = sorted(path.stem for path in (DOCS / "frameworks").glob("*.md"))
 REAL = "<!-- real run -->\n"
 LIMIT_S = 280.0
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
 
 
 def blocks(page: str, *, real: bool) -> str:
@@ -44,6 +56,43 @@ def test_the_commands_of_a_page_run(page: str, tmp_path: Path) -> None:
     script = blocks(page, real=False)
     assert "rlhfsim " in script
     run(script, tmp_path)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_commands_of_a_frameworks_page_run(framework: str, tmp_path: Path) -> None:
+    """The first block designs and exports; what a user of the framework has lies there for the others."""
+    first, *others = re.findall(
+        r"```sh\n(.*?)```", (DOCS / "frameworks" / f"{framework}.md").read_text(), re.DOTALL
+    )
+    run(first, tmp_path)
+    the_users_own(framework, tmp_path)
+    run("\n".join(others), tmp_path)
+    assert (tmp_path / "again.json").is_file()
+
+
+def the_users_own(framework: str, folder: Path) -> None:
+    """A script and last night's log, of the plan that lies in the folder."""
+    plan = read_plan(folder / "plan.json")
+    script = (folder / "launch" / "launch.sh").read_text()
+    given = {"MODEL": MODEL, "REWARD": "http://127.0.0.1:5000/reward"}
+    named = re.findall(r'^: "\$\{(\w+):', script, re.MULTILINE)
+    exports = "".join(f"export {name}={given.get(name, 'data')}\n" for name in named)
+    (folder / "run.sh").write_text(script.replace("set -euo pipefail\n", f"set -euo pipefail\n{exports}"))
+    settings = {
+        key.lstrip("+-"): given.get(str(value)[2:-1], value)
+        for key, value in exporter(framework).write(plan).values.items()
+    }
+    name = "history.jsonl" if framework == "trl" else "job.log"
+    (folder / name).write_text(a_log(framework, settings, plan))
+    shorter = replace(plan.workload, response_len=LogNormal(mean=300, max=4096))
+    (folder / "early.jsonl").write_text(a_log(framework, settings, replace(plan, workload=shorter)))
+
+
+def a_log(framework: str, settings: Mapping[str, Value], plan: Plan) -> str:
+    """A night of the plan where host and engine are slower than believed."""
+    costs = {"rl_layer_time": 3e-3, "rollout_step_overhead": 6e-3}
+    trace = planted_trace(plan, load_profile("h100"), costs, np.random.default_rng(0), steps=6)
+    return console_log(framework, settings, plan, trace)
 
 
 @pytest.mark.slow

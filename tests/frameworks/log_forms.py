@@ -1,12 +1,13 @@
-"""A simulated run as the console log of the framework that the plan was exported to.
+"""A simulated run as the log of the framework that the plan was exported to.
 
 Times stand under the framework's own timers (`FRAMEWORK` of its `logs.py`), which say what each covers, so
 that a log written here is the one that is read there. The configuration stands as the framework prints it
-at its start: verl and NeMo-RL with `pprint`, OpenRLHF as a `SimpleNamespace`.
+at its start: verl and NeMo-RL with `pprint`, OpenRLHF as a `SimpleNamespace`; TRL prints none.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from pprint import pformat
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from rlhfsim.frameworks.export import Value
 from rlhfsim.frameworks.logs.framework import Framework, framework_named
 from rlhfsim.frameworks.logs.imported import timers
 from rlhfsim.plan import Plan
-from rlhfsim.specs.workload.lengths import stats
+from rlhfsim.specs.workload.lengths import AnyLengths, stats
 from rlhfsim.trace import Trace
 
 RAY = "\x1b[36m(TaskRunner pid=4242)\x1b[0m "
@@ -26,11 +27,8 @@ RAY = "\x1b[36m(TaskRunner pid=4242)\x1b[0m "
 
 def console_log(name: str, settings: Mapping[str, Value], plan: Plan, trace: Trace) -> str:
     """Configuration and steps as framework `name` prints them; `settings` as exported, variables filled."""
-    framework = framework_named(name)
-    rows = list(logged(framework, plan, trace))
-    head, steps = {"verl": (verl_head, verl_step), "openrlhf": (openrlhf_head, openrlhf_step)}.get(
-        name, (nemo_head, nemo_step)
-    )
+    rows = list(logged(framework_named(name), plan, trace))
+    head, steps = FORMS[name]
     lines = [*head(nested(settings))]
     for number, row in enumerate(rows, start=1):
         lines += steps(number, len(rows), row)
@@ -43,6 +41,7 @@ def logged(framework: Framework, plan: Plan, trace: Trace) -> Iterator[dict[str,
     logged_timers = [timer for timer in timers(framework, stale) if not timer.derived]
     names = [timer.metric for timer in logged_timers]
     lengths = _lengths(framework, plan)
+    tokens = plan.workload.num_sequences * sum(stats(x).mean for x in _both(plan))
     for step, (start, end) in step_windows(trace).items():
         phases = phase_seconds([span for span in trace.spans if span.step == step])
         row, taken = dict[str, float](), set[str]()
@@ -51,17 +50,22 @@ def logged(framework: Framework, plan: Plan, trace: Trace) -> Iterator[dict[str,
             if under:
                 row[timer.metric] = sum(phases[phase][0] for phase in under)
                 taken |= {*under}
-        yield {**lengths, **row, framework.step: end - start}
+        counted = {} if framework.prompt else {"num_tokens": tokens * (step + 1)}
+        yield {**lengths, **counted, **row, framework.step: end - start}
 
 
 def _lengths(framework: Framework, plan: Plan) -> dict[str, float]:
-    prompt, response = stats(plan.workload.prompt_len), stats(plan.workload.response_len)
+    prompt, response = map(stats, _both(plan))
     kinds = (
         (framework.prompt, prompt.mean),
         (framework.response, response.mean),
         (framework.longest, plan.workload.response_len.maximum),
     )
     return {metrics[0]: value for metrics, value in kinds if metrics}
+
+
+def _both(plan: Plan) -> tuple[AnyLengths, AnyLengths]:
+    return plan.workload.prompt_len, plan.workload.response_len
 
 
 def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
@@ -133,3 +137,29 @@ def nemo_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]
     for name, value in row.items():
         if name.startswith(prefix) and name != prefix + "total_step_time":
             yield f"  • {name.removeprefix(prefix)}: {value:.2f}s ({value / total:.1%})"
+
+
+# --- TRL ------------------------------------------------------------------------------------------
+
+
+def trl_head(config: Mapping[str, Any]) -> Iterator[str]:
+    """Nothing: no trainer prints its arguments, and a history of Weights & Biases has none."""
+    return iter(())
+
+
+def trl_step(number: int, last: int, row: Mapping[str, float]) -> Iterator[str]:
+    """Rows of a run's history in Weights & Biases: blocks (trl/extras/profiling.py), then the step."""
+    blocks = {name: value for name, value in row.items() if name.startswith("profiling/")}
+    for i, (name, value) in enumerate(blocks.items()):
+        yield json.dumps({"_step": 10 * number + i, name: value})
+    metrics = {f"train/{name}": value for name, value in row.items() if name not in blocks}
+    yield json.dumps({"_step": 10 * number + 9, "train/loss": 0.0123, **metrics})
+
+
+FORMS = {
+    "verl": (verl_head, verl_step),
+    "openrlhf": (openrlhf_head, openrlhf_step),
+    "nemo-rl": (nemo_head, nemo_step),
+    "trl": (trl_head, trl_step),
+}
+"""Framework -> what it prints at its start, and of a step."""
