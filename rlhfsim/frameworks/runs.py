@@ -64,6 +64,7 @@ FEATURES: Mapping[str, str] = {
     "HSDP": "leave out shards",
     "offload to NVMe": "use offload_optimizer: cpu",
     "roles created anew for each call": "use residency: offloaded",
+    "reference swapped in place of the actor": "use residency: offloaded for the reference",
     "LoRA": "leave out workload.lora",
     "LoRA with tensor or pipeline parallelism": "set tp: 1, pp: 1 for the actor",
     "LoRA on a 4-bit base": "set workload.lora.base: bf16",
@@ -107,6 +108,8 @@ class Runs:
     (Megatron: `UNFUSED`)."""
     copies_each: bool = False
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
+    always_swaps: bool = False
+    """A reference beside the actor has no other residency than swapped."""
     frees_gradients: tuple[Backend, ...] = ()
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
@@ -309,6 +312,8 @@ def _residency_features(placed: RolePlacement) -> Iterator[str]:
         yield "offload to the host"
     if placed.residency == "recreated":
         yield "roles created anew for each call"
+    if placed.residency == "swapped":
+        yield "reference swapped in place of the actor"
 
 
 def _rollout_features(layout: RolloutLayout, *, one_node: bool) -> Iterator[str]:

@@ -60,7 +60,9 @@ class PoolBytes:
     sync: SyncBytes
     """On a GPU of this pool."""
     host: float
-    """Host bytes for each GPU, processes included."""
+    """Host bytes for each GPU at most, processes included."""
+    swap_host: float = 0.0
+    """Of these the actor's weights, there while a swapped reference runs."""
 
 
 def profile_of(placement: Placement, cluster: Cluster, pool: str) -> Profile:
@@ -142,7 +144,9 @@ def pool_bytes(
         held = engine_in_plan(models, placement, workload, profile)
         engine = np.array([held] * len(stages), dtype=ENGINE)
         host, processes = host + held.host, processes + 1
-    path = placement.weight_path
+    path, reference = placement.weight_path, placement.reference
+    swapped = "reference" in roles and reference is not None and reference.residency == "swapped"
+    swap_host = max(part.states.host for part in roles["reference"]) if swapped else 0.0
     return PoolBytes(
         profile=profile,
         stages=len(stages),
@@ -150,6 +154,7 @@ def pool_bytes(
         engine=engine,
         sync=sync_bytes(models.actor, path, placement.backend, workload.lora, profile),
         host=host + processes * profile["host_process_bytes"],
+        swap_host=swap_host,
     )
 
 

@@ -119,6 +119,8 @@ class RoleMemory(NamedTuple):
         """What the role holds on a GPU of `stage`."""
         if self.borrowed:
             return NOTHING
+        if placed.residency == "swapped":
+            return self._swapped(placed, stage)
         imbalance = self.imbalance if placed.layout.ep > 1 else 1.0
         standing, score, train = _calls(self.kind, placed.layout, stage, self.batch, imbalance, self.waste)
         return RoleBytes(
@@ -130,6 +132,20 @@ class RoleMemory(NamedTuple):
             self.nccl * standing.communicators,
             placed.residency == "recreated",
         )
+
+    def _swapped(self, placed: RolePlacement, stage: Stage) -> RoleBytes:
+        """A reference in place of the actor: the actor's modules run, no bytes of its own lie on the GPU.
+
+        On the host one shard as the actor stores it (FP32 under FSDP2) all the time, and as much of the
+        actor's while the reference runs (`States.host` of the call). Source: NeMo-RL, use_reference_model
+        of dtensor_policy_worker_v2.py (01a0e455b) and megatron_policy_worker.py (876189087), both in
+        page-locked memory; slime, `_switch_model` and utils/tensor_backper.py (which keeps the actor's too).
+        """
+        imbalance = self.imbalance if placed.layout.ep > 1 else 1.0
+        actor = self.kind._replace(trained=True)
+        standing, score, _ = _calls(actor, placed.layout, stage, self.batch, imbalance, self.waste)
+        host = States(host=standing.states.weights)
+        return RoleBytes(host, host, score, Extra(), 0.0, 0.0, False)
 
 
 def role_memory(
@@ -189,6 +205,8 @@ def kept_states(states: States, role: RolePlacement, kind: RoleKind) -> States:
     flat buffers, unless a framework gives them back.
     A frozen role that is created again reads its weights from disk; a trained one from the host.
     """
+    if role.residency == "swapped":
+        return States(host=states.host)
     if role.residency != "resident":
         away = states.weights + states.optimizer if kind.trained or role.residency == "offloaded" else 0.0
         return States(host=away)

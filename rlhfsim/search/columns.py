@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -129,3 +130,30 @@ class Numbers(Columns):
         shape = [1] * axes
         shape[axis] = -1
         return Numbers(self.values.reshape(*shape, self.values.shape[-1]))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Combinations:
+    """Options of some roles of a pool put together: what they add to its numbers and to its moments."""
+
+    rows: Ints
+    """(n, roles so far) in the order of merging."""
+    sums: Sums
+    bytes: Floats
+    """(n, moments, views, 3) bytes, mean and variance."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def only(self, rows: Ints | Bools) -> Combinations:
+        """Some of them."""
+        return Combinations(rows=self.rows[rows], sums=self.sums.only(rows), bytes=self.bytes[rows])
+
+
+def together(parts: Sequence[Combinations]) -> Combinations:
+    """All of them, one after the other."""
+    return Combinations(
+        rows=np.concatenate([p.rows for p in parts]),
+        sums=Sums(np.concatenate([p.sums.values for p in parts])),
+        bytes=np.concatenate([p.bytes for p in parts]),
+    )

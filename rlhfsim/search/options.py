@@ -20,8 +20,9 @@ from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Floats, Ints, OptionTimes
 from rlhfsim.search.request import Limit, Request
 from rlhfsim.specs.hardware.hardware import Profile
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
-from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
+from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement, weights_cut
 from rlhfsim.specs.workload.dataflow import TRAINED
 
 AnyRolePlacement = RolePlacement | RolloutPlacement
@@ -128,8 +129,18 @@ class OptionTable:
 # --- the options of the space -----------------------------------------------------------------------
 
 
-def role_variants(request: Request, role: str, layout: Layout) -> Iterator[RolePlacement]:
-    """What a role may do between its calls: stay, move its optimizer states, move altogether."""
+def role_variants(
+    request: Request, role: str, layout: Layout, *, beside_actor: bool = False
+) -> Iterator[RolePlacement]:
+    """What a role may do between its calls: stay, move its optimizer states, move altogether.
+
+    Where the framework always swaps, a reference in the actor's pool (`beside_actor`) is swapped, or comes
+    from the host beside an actor that does so too.
+    """
+    if beside_actor and request.runs is not None and request.runs.always_swaps:
+        yield RolePlacement(pool=ALONE, layout=layout, residency="swapped")
+        yield RolePlacement(pool=ALONE, layout=layout, residency="offloaded")
+        return
     yield RolePlacement(pool=ALONE, layout=layout)
     if "offload" in request.left_out or layout.offload_params != "none":
         return
@@ -142,6 +153,27 @@ def rollout_variants(layout: RolloutLayout, *, adapters: bool) -> Iterator[Rollo
     """Sleep levels; an engine that receives adapters only must keep its base weights."""
     for sleep in (0, 1) if adapters else (0, 1, 2):
         yield RolloutPlacement(pool=ALONE, layout=layout, sleep=sleep)
+
+
+def in_place(actor: OptionTable, reference: OptionTable, backend: Backend) -> tuple[Ints, Ints]:
+    """Numbers of where weights lie under each option of two roles, which go together where theirs are equal.
+
+    -1 for an actor that leaves its GPUs, and for a reference that is not swapped.
+    """
+    numbers: dict[object, int] = {}
+
+    def places(table: OptionTable, residency: str) -> Ints:
+        return np.array(
+            [
+                numbers.setdefault(weights_cut(role.layout, backend), len(numbers))
+                if isinstance(role, RolePlacement) and role.residency == residency
+                else -1
+                for role in table.options
+            ],
+            dtype=np.int64,
+        )
+
+    return places(actor, "resident"), places(reference, "swapped")
 
 
 def frees(role: AnyRolePlacement) -> bool:
@@ -172,4 +204,5 @@ def sync_layout(role: AnyRolePlacement) -> object:
     x = role.layout
     if isinstance(x, RolloutLayout):
         return x.tp, x.pp, x.dp, x.ep, x.attention_dp, x.precision, x.bf16_attention, x.bf16_layers
-    return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params
+    swapped = role.residency == "swapped"  # goes with other actors
+    return x.tp, x.pp, x.cp, x.dp, x.ep, x.etp, x.vp, x.zero, x.offload_params, swapped

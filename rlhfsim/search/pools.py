@@ -25,7 +25,7 @@ import numpy as np
 from rlhfsim.memory.components import SyncBytes
 from rlhfsim.memory.residency import peak_moments
 from rlhfsim.memory.risk import fitting
-from rlhfsim.search.columns import Bools, Floats, Ints, Numbers, Sums
+from rlhfsim.search.columns import Bools, Combinations, Floats, Ints, Numbers, Sums, together
 from rlhfsim.search.dominance import undominated
 from rlhfsim.search.options import OptionTable
 from rlhfsim.search.space import Group, Pace
@@ -108,29 +108,13 @@ class Subproblem:
     """What the request says about taking roles out of GPU memory (naive against smart)."""
     whole: bool
     """Whether there is no other pool."""
+    in_place: tuple[Ints, Ints] | None = None
+    """Of the actor's and the reference's options, see `options.in_place`."""
 
     @property
     def scoring(self) -> list[str]:
         """Roles here that pass over finished samples, in the order of their calls."""
         return [c.role for c in self.calls if c.kind in SCORING and c.role in self.group]
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Combinations:
-    """Options of some roles of a pool put together: what they add to its numbers and to its moments."""
-
-    rows: Ints
-    """(n, roles so far) in the order of merging."""
-    sums: Sums
-    bytes: Floats
-    """(n, moments, views, 3) bytes, mean and variance."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def only(self, rows: Ints | Bools) -> Combinations:
-        """Some of them."""
-        return Combinations(rows=self.rows[rows], sums=self.sums.only(rows), bytes=self.bytes[rows])
 
 
 def pool_table(subproblem: Subproblem, bound: Bound, limit: float, *, beam: int | None = None) -> PoolTable:
@@ -203,13 +187,13 @@ class _Merge:
             size = sum(map(len, blocks))
             if self.beam is not None and size > self.beam:
                 best = np.argsort(np.concatenate(bounds), kind="stable")[: self.beam]
-                blocks, bounds = [_together(blocks).only(best)], [np.concatenate(bounds)[best]]
+                blocks, bounds = [together(blocks).only(best)], [np.concatenate(bounds)[best]]
             elif self.beam is None and size > BATCH:
-                yield _together(blocks)
+                yield together(blocks)
                 blocks, bounds = [], []
         if not blocks:
             return
-        whole = _together(blocks)
+        whole = together(blocks)
         if self.beam is None and place + 1 < len(self.roles) and 0 < len(whole) <= WORTH:
             best = self._lean(whole, self.order[: place + 1])
             followed = prod(map(len, self.roles[place + 1 :]))
@@ -226,6 +210,9 @@ class _Merge:
         for start in range(0, len(part), each):
             one = np.repeat(np.arange(start, min(start + each, len(part))), len(role))
             two = np.tile(np.arange(len(role)), len(one) // max(1, len(role)))
+            possible = self._in_place(part.rows[one], role.rows[two, 0], order)
+            self.counts["infeasible"] += weight * int(len(one) - possible.sum())
+            one, two = one[possible], two[possible]
             both = Combinations(
                 rows=np.concatenate([part.rows[one], role.rows[two]], axis=1),
                 sums=Sums(part.sums.values[one] + role.sums.values[two]),
@@ -257,6 +244,14 @@ class _Merge:
                 if self.beam is not None and fit_count >= self.beam:
                     break
 
+    def _in_place(self, rows: Ints, added: Ints, order: Sequence[int]) -> Bools:
+        """Whether a reference that is `added` finds the actor's weights where its own would lie."""
+        group, places = self.subproblem.group, self.subproblem.in_place
+        if places is None or group[order[-1]] != "reference":
+            return np.ones(len(rows), dtype=np.bool_)
+        actor = places[0][rows[:, order.index(group.index("actor"))]]
+        return np.asarray(places[1][added] == actor)
+
     def _lean(self, part: Combinations, order: Sequence[int]) -> Ints:
         """Those that no other one of their class equals or beats in every number and every moment."""
         subproblem = self.subproblem
@@ -271,14 +266,6 @@ class _Merge:
         columns = np.concatenate(values, axis=1)
         varied = columns[:, columns.min(axis=0) < columns.max(axis=0)]
         return undominated(np.unique(varied, axis=1) if varied.size else columns[:, :1], classes)
-
-
-def _together(parts: Sequence[Combinations]) -> Combinations:
-    return Combinations(
-        rows=np.concatenate([p.rows for p in parts]),
-        sums=Sums(np.concatenate([p.sums.values for p in parts])),
-        bytes=np.concatenate([p.bytes for p in parts]),
-    )
 
 
 def _role(subproblem: Subproblem, index: int) -> Combinations:
@@ -361,6 +348,8 @@ def _classes(
     for role, table, rows in placed:
         if by_layout and role in ENDS:
             classes = classes * MANY + table.sync_class[rows]
+        if by_layout and role == "actor" and subproblem.in_place is not None:
+            classes = classes * MANY + subproblem.in_place[0][rows] + 1
     if subproblem.frees == "must":
         classes = classes * 2 + np.logical_or.reduce([table.frees[rows] for _, table, rows in placed])
     if subproblem.pace == "pieces":

@@ -220,7 +220,7 @@ class Pricer:
                 tuple(
                     tuple(
                         s
-                        for s in role_variants(self.request, role, layout)
+                        for s in role_variants(self.request, role, layout, beside_actor=key.beside_actor)
                         if not broken_limit(self.request, role, s)
                     )
                     for layout in shape

@@ -15,7 +15,7 @@ from rlhfsim.memory.residency import sync_bytes
 from rlhfsim.search.bound import head_seconds, learner_seconds, objective_bound
 from rlhfsim.search.columns import Bools, Floats, Ints, Numbers
 from rlhfsim.search.dominance import lean
-from rlhfsim.search.options import Key, OptionTable
+from rlhfsim.search.options import Key, OptionTable, in_place
 from rlhfsim.search.pools import ENDS, PoolTable, Subproblem, pool_table
 from rlhfsim.search.pricer import Pricer
 from rlhfsim.search.request import Request
@@ -243,7 +243,16 @@ class Subproblems:
             shares_host=self._shares_host(skeleton),
             pace=partition.pace,
             wants_memory=self.request.objective == "memory",
+            in_place=self._in_place(group, tables),
         )
+
+    def _in_place(self, group: Sequence[str], tables: Sequence[OptionTable]) -> tuple[Ints, Ints] | None:
+        """Where actor and reference go together only as the framework always swaps them."""
+        runs = self.request.runs
+        if runs is None or not runs.always_swaps or not {"actor", "reference"} <= set(group):
+            return None
+        actor, reference = (tables[group.index(role)] for role in ("actor", "reference"))
+        return in_place(actor, reference, self.request.backend)
 
     def _sync_bytes(self, partition: Partition, group: Sequence[str], index: int) -> SyncBytes:
         if not any(role in group for role in ENDS):
@@ -265,7 +274,7 @@ class Subproblems:
             states = table.states(profile, sync, with_actor=with_actor)
             flat = [s.reshape(len(table), -1) for s in states.values()]
             columns = np.concatenate([table.times.values, table.pieces, table.host[:, None], *flat], axis=1)
-            by_class = key.role in ENDS
+            by_class = key.role in ENDS or any(role.residency == "swapped" for role in table.options)
             self._lean[name] = table.only(
                 lean(table, columns, by_class=by_class, by_label=by_label, by_move=by_move)
             )

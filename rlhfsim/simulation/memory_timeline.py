@@ -57,9 +57,12 @@ class MemoryTimeline:
         self._rollout = placement.rollout.pool if placement.rollout and workload.generates else None
         self._active: dict[str, dict[str, Moment]] = {pool: {} for pool in self._held}
         self._entries: dict[tuple[str, Moment], list[tuple[MemoryEntry, ...]]] = {}
-        self._host = host_bytes(
-            placement, setting.cluster, {pool: held.host for pool, held in self._held.items()}
-        )
+        most = {pool: held.host for pool, held in self._held.items()}
+        rest = {pool: held.host - held.swap_host for pool, held in self._held.items()}
+        self._host = host_bytes(placement, setting.cluster, rest)
+        full = host_bytes(placement, setting.cluster, most)
+        self._swap_host = {pool: full[pool] - self._host[pool] for pool in full}
+        """On the fullest node of each pool while a swapped reference runs: the actor's weights."""
         syncs = placement.rollout is not None and workload.generates
         self._sync_host = planned_sync(setting).extra_host_bytes if syncs else 0.0
         """On each node while the weight path runs."""
@@ -94,8 +97,8 @@ class MemoryTimeline:
         for pool in moment.pools:
             self._active[pool][call] = replace(moment, moving=name != call)
             self._note(pool, name, now)
-            if call == SYNC:
-                self._host[pool] += self._sync_host
+            if more := self._copied(pool, name, f"{REFERENCE}.load"):
+                self._host[pool] += more
                 self._note_host(pool, name, now)
 
     def end(self, name: str, now: float) -> None:
@@ -115,8 +118,8 @@ class MemoryTimeline:
                 self._active[pool][call] = replace(moment, moving=True)
             else:
                 self._active[pool].pop(call, None)
-            if call == SYNC:
-                self._host[pool] -= self._sync_host
+            if less := self._copied(pool, name, f"{REFERENCE}.unload"):
+                self._host[pool] -= less
                 self._note_host(pool, name, now)
             self._note(pool, name, now)
 
@@ -134,6 +137,12 @@ class MemoryTimeline:
     def peaks(self) -> tuple[PoolPeak, ...]:
         """The fullest instant of each pool."""
         return tuple(self._peaks.values())
+
+    def _copied(self, pool: str, name: str, swap: str) -> float:
+        """Host bytes of a pool's node that come or go: of a weight sync, or with the move `swap`."""
+        if name == swap:
+            return self._swap_host[pool]
+        return self._sync_host if _call(name) == SYNC else 0.0
 
     def _bytes(self, pool: str, moment: Moment) -> float:
         """Bytes with at most one role loaded, on the fullest stage."""
@@ -177,6 +186,7 @@ class MemoryTimeline:
             )
 
 
+REFERENCE = "reference.logprob"
 REST = Moment(name="rest", pools=())
 """No role is loaded for a call."""
 

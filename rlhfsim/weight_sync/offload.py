@@ -163,7 +163,10 @@ def moves(
     """
     if isinstance(role, RolloutPlacement):
         return _around_rollout(device, model, role, placement)
-    learns = bool(device["blocking_moves"]) and call.role in TRAINED
+    swapped = role.residency == "swapped"
+    if swapped and workload.base_is_reference:
+        return Cost(), Cost()  # the actor's base gives its log-probs
+    learns = swapped or (bool(device["blocking_moves"]) and call.role in TRAINED)
     return _moves(
         device,
         model,
@@ -215,7 +218,14 @@ def _around_rollout(
 def _around_role(
     device: Device, placed: RolePlacement, role: MovedBytes, *, pinned: bool
 ) -> tuple[Cost, Cost]:
-    """Weights move when the role is not resident, optimizer states also with `offload_between`."""
+    """Weights move when the role is not resident, optimizer states also with `offload_between`.
+
+    A swapped reference: the actor's weights out and its own in, then the actor's in again, all between
+    page-locked memory and the same GPU buffers.
+    """
+    if placed.residency == "swapped":
+        into = copy_in(device, role.learned)
+        return copy_out(device, role.learned) + into, into
     if placed.residency == "recreated":
         size = role.frozen + role.learned + role.optimizer
         out = copy_out(device, role.learned + role.optimizer, pinned=pinned)

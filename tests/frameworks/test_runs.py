@@ -166,3 +166,15 @@ def test_design_offers_our_pipelines_only_for_models_that_they_cut() -> None:
     for asked, stages in ((request, {1}), (replace(request, framework="any"), {1, 2, 4, 8, 16})):
         space = role_layouts(asked, "actor", mixtral, 16, 8, trained=True)
         assert {layout.pp for shape in space.shapes for layout in shape} == stages
+
+
+def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_refuses_them() -> None:
+    question = Request(
+        cluster=rlhfsim.parse_cluster(8, "h100"), workload=GRPO, framework="nemo-rl", backend="megatron"
+    )
+    plan = rlhfsim.design(question, explain=False).chosen
+    assert plan is not None
+    assert plan.placement.reference is not None
+    assert plan.placement.reference.residency == "swapped"
+    lacks = framework(OWN).lacks(plan.placement, plan.workload, plan.topology, one_node=True)
+    assert "reference-swapped-in-place-of-the-actor-not-run" in {x.code for x in lacks}

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.components import ENGINE, ROLE, engine_components, role_components
 from rlhfsim.memory.ledger import ledger
 from rlhfsim.memory.residency import engine_in_plan, role_in_plan
@@ -373,3 +374,46 @@ def test_a_doubtful_plan_that_fits_is_likelier_to_run_out():
     assert sure.peak.bytes == unsure.peak.bytes
     assert 0 < sure.probability_out_of_memory < 0.5
     assert sure.probability_out_of_memory < unsure.probability_out_of_memory
+
+
+def _swapped(**changes: object) -> Placement:
+    """A GRPO plan of one pool, TP2 x DP4 of Megatron, with a reference in place of the actor."""
+    actor = RolePlacement(pool="all", layout=Layout(tp=2, dp=4), offload_between=True)
+    given: dict[str, object] = {
+        "pools": (ResourcePool(name="all", gpus=8),),
+        "actor": actor,
+        "reference": RolePlacement(pool="all", layout=Layout(tp=2, dp=4, zero=0), residency="swapped"),
+        "rollout": RolloutPlacement(pool="all", layout=RolloutLayout(dp=8, memory_utilization=0.4)),
+        "weight_path": "ipc",
+        "backend": "megatron",
+    }
+    return Placement(**(given | changes))
+
+
+def test_a_swapped_reference_holds_two_shards_on_the_host_and_no_weights_on_a_gpu():
+    plan, model = _swapped(), models_of(GRPO).actor
+    found, without = _ledger(plan, GRPO), _ledger(replace(plan, reference=None), replace(GRPO, kl=False))
+    entries = [e for p in found.phases for e in p.entries if e.role == "reference"]
+    assert entries
+    assert {e.component for e in entries} <= {"activations", "logits", "fragmentation", "gathered"}
+    shard = model.num_params / 2 * 2  # BF16 over tp 2, the same on every dp rank
+    assert found.host_bytes["all"] - without.host_bytes["all"] == pytest.approx(8 * 2 * shard, rel=1e-3)
+    resident = _ledger(replace(plan, reference=replace(plan.reference, residency="resident")), GRPO)
+    saved = _bytes(resident, "reference.logprob") - _bytes(found, "reference.logprob")
+    assert saved > 0.99 * shard  # and its communicators
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"reference": {"layout": Layout(tp=4, dp=2)}}, "swapped-layout-differs"),
+        ({"actor": {"residency": "offloaded"}}, "swapped-without-actor"),
+        ({"actor": {"residency": "swapped"}}, "only-references-are-swapped"),
+        ({"rollout": {"residency": "swapped"}}, "only-references-are-swapped"),
+    ],
+)
+def test_only_a_reference_is_swapped_and_only_where_the_actor_lies(changes, code):
+    plan = _swapped()
+    with pytest.raises(RlhfsimError) as refused:
+        replace(plan, **{role: replace(getattr(plan, role), **fields) for role, fields in changes.items()})
+    assert refused.value.code == code

@@ -48,7 +48,7 @@ class Case:
     models: Models
     plans: int
 
-    def written_out(self) -> Iterator[tuple[Skeleton, Placement]]:
+    def written_out(self) -> Iterator[tuple[Skeleton, Placement | None]]:
         """Every plan of the space, legal or not in memory."""
         for partition, sizes in skeletons(self.request, self.models):
             skeleton = Skeleton(partition=partition, sizes=sizes)
@@ -69,16 +69,19 @@ def skeletons(request: Request, models: Models) -> Iterator[tuple[Partition, tup
 
 
 def options(
-    request: Request, models: Models, role: str, hardware: int, gpus: int, path: str
+    request: Request, models: Models, role: str, hardware: int, gpus: int, path: str, group: tuple[str, ...]
 ) -> tuple[AnyRolePlacement, ...]:
     """What may sit in a role on a number of GPUs."""
     limits = tuple(x for x in request.limits if x.role == role)
     fix = tuple(sorted(request.fix.get(role, {}).items()))
-    group = request.cluster.node_groups[hardware]
+    node = request.cluster.node_groups[hardware]
     forbid = request.left_out & {"offload", "recompute"}
     trainer = request.backend, request.framework
-    nodes = group.gpus, group.gpus_per_node, group.profile.usable_memory.value
-    return _options(trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, path == "lora")
+    nodes = node.gpus, node.gpus_per_node, node.profile.usable_memory.value
+    beside, adapters = role == "reference" and "actor" in group, path == "lora"
+    return _options(
+        trainer, request.workload, models, limits, fix, forbid, role, gpus, nodes, adapters, beside
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -93,6 +96,7 @@ def _options(
     gpus: int,
     nodes: tuple[int, int, float],
     adapters: bool,
+    beside: bool,
 ) -> tuple[AnyRolePlacement, ...]:
     profile = load_cached("h100")
     profile = replace(profile, usable_memory=replace(profile.usable_memory, value=nodes[2]))
@@ -115,27 +119,43 @@ def _options(
         trained = role in ("actor", "critic")
         space = role_layouts(request, role, models.of(role), gpus, domain_of(group), trained=trained)
         for layouts in space.shapes:
-            found += [s for x in layouts for s in role_variants(request, role, x)]
+            found += [s for x in layouts for s in role_variants(request, role, x, beside_actor=beside)]
     return tuple(s for s in found if not broken_limit(request, role, s))
 
 
-def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator[Placement]:
-    """The product of the options of every role."""
+def placements(request: Request, models: Models, skeleton: Skeleton) -> Iterator[Placement | None]:
+    """The product of the options of every role; None where a reference cannot take the actor's place."""
     partition, homes = skeleton.partition, skeleton.pools()
     roles, choices = [], []
     for group, hardware, home in zip(partition.groups, partition.hardware, homes, strict=True):
         for role in group:
-            found = options(request, models, role, hardware, home.gpus, partition.path)
+            found = options(request, models, role, hardware, home.gpus, partition.path, group)
             roles.append(role)
             choices.append([replace(s, pool=home.name) for s in found])
     for chosen in product(*choices):
-        yield Placement(
-            pools=homes,
-            weight_path=partition.path,
-            schedule=partition.schedule,
+        yield placed(request, skeleton, dict(zip(roles, chosen, strict=True)))
+
+
+def placed(request: Request, skeleton: Skeleton, roles: dict[str, Any]) -> Placement | None:
+    """The plan with these roles; None where a reference cannot take the actor's place, or must."""
+    actor, reference = roles["actor"], roles.get("reference")
+    together = reference is not None and actor.pool == reference.pool
+    if together and request.runs and request.runs.always_swaps:
+        in_place = (reference.residency == "swapped") == (actor.residency == "resident")
+        if not in_place:
+            return None
+    try:
+        return Placement(
+            pools=skeleton.pools(),
+            weight_path=skeleton.partition.path,
+            schedule=skeleton.partition.schedule,
             backend=request.backend,
-            **dict(zip(roles, chosen, strict=True)),
+            **roles,
         )
+    except RlhfsimError as error:
+        if error.code != "swapped-layout-differs":
+            raise
+        return None
 
 
 def sample(case: Case, rng: random.Random, number: int) -> Iterator[Placement]:
@@ -143,32 +163,27 @@ def sample(case: Case, rng: random.Random, number: int) -> Iterator[Placement]:
     request, models = case.request, case.models
     every = list(skeletons(request, models))
     for partition, sizes in rng.choices(every, k=number):
-        homes = Skeleton(partition=partition, sizes=sizes).pools()
+        skeleton = Skeleton(partition=partition, sizes=sizes)
+        homes = skeleton.pools()
         roles: dict[str, Any] = {}
         for group, home in zip(partition.groups, homes, strict=True):
             for role in group:
-                found = options(request, models, role, home.hardware, home.gpus, partition.path)
+                found = options(request, models, role, home.hardware, home.gpus, partition.path, group)
                 roles[role] = replace(rng.choice(found), pool=home.name) if found else None
-        if all(roles.values()):
-            yield Placement(
-                pools=homes,
-                weight_path=partition.path,
-                schedule=partition.schedule,
-                backend=request.backend,
-                **roles,
-            )
+        if all(roles.values()) and (plan := placed(request, skeleton, roles)):
+            yield plan
 
 
 def count(request: Request, models: Models) -> int:
     """Plans of the space."""
 
     @cache
-    def number(role: str, hardware: int, gpus: int, path: str) -> int:
-        return len(options(request, models, role, hardware, gpus, path))
+    def number(role: str, hardware: int, gpus: int, path: str, group: tuple[str, ...]) -> int:
+        return len(options(request, models, role, hardware, gpus, path, group))
 
     return sum(
         prod(
-            number(role, hardware, gpus, "lora" if partition.path == "lora" else "")
+            number(role, hardware, gpus, "lora" if partition.path == "lora" else "", group)
             for group, hardware, gpus in zip(partition.groups, partition.hardware, sizes, strict=True)
             for role in group
         )
@@ -176,8 +191,10 @@ def count(request: Request, models: Models) -> int:
     )
 
 
-def outcome(case: Case, placement: Placement) -> Candidate | None:
+def outcome(case: Case, placement: Placement | None) -> Candidate | None:
     """The simulated plan; None where memory, host, weight path or label rule it out."""
+    if placement is None:
+        return None
     request, models = case.request, case.models
     label = placement.architecture
     if label in request.forbid or request.architecture not in (None, label):

@@ -103,7 +103,7 @@ def test_brute_force_agrees_on_replicas_of_several_nodes(
     request = wide_question(framework)
     models = models_of(request.workload)
     case = questions.case(request, models)
-    rollouts = [p.rollout.layout for _, p in case.written_out()]
+    rollouts = [p.rollout.layout for _, p in case.written_out() if p]
     assert max(x.tp for x in rollouts) == 8
     assert {x.attention_dp > 1 for x in rollouts} == ({True, False} if framework != "nemo-rl" else {False})
     assert any(x.pp > 1 for x in rollouts) == (framework != "verl")

@@ -16,7 +16,7 @@ from rlhfsim.memory.risk import fitting
 from rlhfsim.memory.role_bytes import Extra
 from rlhfsim.search.columns import Numbers, OptionTimes
 from rlhfsim.search.dominance import lean, undominated
-from rlhfsim.search.options import Key, OptionTable
+from rlhfsim.search.options import Key, OptionTable, in_place
 from rlhfsim.search.pools import PoolTable, Subproblem, pool_table
 from rlhfsim.specs.hardware.hardware import NodeGroup
 from rlhfsim.specs.hardware.profiles import load_profile
@@ -267,3 +267,37 @@ def test_a_role_that_streams_is_not_beaten_by_a_faster_one_that_waits_for_the_wh
     assert plain.rows[:, 0].tolist() == [1]
     assert sorted(streams.rows[:, 0].tolist()) == [0, 1]
     assert streams.numbers.values.shape[1] == Numbers.FIXED
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_swapped_reference_joins_only_an_actor_whose_weights_lie_like_its_own(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    work, group = Workload(algorithm="grpo"), ("actor", "reference")
+    actor, reference = rng.integers(-1, 3, 5), rng.integers(-1, 3, 5)
+    tables = [role_table(rng, role, 5) for role in group]
+    given = {"group": group, "workload": work, "calls": dataflow(work), "sync_seconds": None}
+    c = subproblem(rng, **given, tables=tables, originals=tables, in_place=(actor, reference))
+    table = pool_table(c, seconds, inf)
+    assert adds_up(table, 25)
+    assert all(reference[j] == actor[i] for i, j in table.rows)
+
+    def alone(i: int, j: int) -> PoolTable:
+        pair = (tables[0].only(np.array([i])), tables[1].only(np.array([j])))
+        return pool_table(replace(c, tables=pair, originals=pair, in_place=None), seconds, inf)
+
+    pairs = [(i, j) for i, j in product(range(5), range(5)) if reference[j] == actor[i]]
+    best = min((float(seconds(p.numbers).min()) for i, j in pairs if len(p := alone(i, j))), default=None)
+    assert best == (float(seconds(table.numbers).min()) if len(table) else None)
+
+
+def test_options_lie_in_place_by_their_cut_and_only_beside_an_actor_that_stays() -> None:
+    rng, cut = np.random.default_rng(0), Layout(tp=2, dp=4)
+    stays = RolePlacement(pool="p", layout=cut)
+    actors = (stays, replace(stays, residency="offloaded"), replace(stays, layout=Layout(tp=4, dp=2)))
+    swapped = replace(stays, layout=replace(cut, zero=0, micro_batch=4), residency="swapped")
+    actor = replace(role_table(rng, "actor", 3), options=actors)
+    reference = replace(role_table(rng, "reference", 2), options=(swapped, stays))
+    (at, leaves, other), (wanted, free) = in_place(actor, reference, "megatron")
+    assert at == wanted >= 0 > leaves
+    assert other not in (wanted, -1)
+    assert free == -1

@@ -8,6 +8,7 @@ import pytest
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.memory.ledger import Ledger, ledger
+from rlhfsim.resources import shipped
 from rlhfsim.simulation.memory_timeline import MemoryTimeline
 from rlhfsim.simulation.run import simulate
 from rlhfsim.specs.model.roles import models_of
@@ -149,3 +150,19 @@ def test_host_memory_that_does_not_suffice_is_refused() -> None:
     poor = replace(setting, cluster=replace(setting.cluster, node_groups=(small,)))
     with pytest.raises(RlhfsimError, match="host memory"):
         MemoryTimeline(poor, strict=True)
+
+
+def test_the_weights_of_the_actor_lie_on_the_host_while_a_swapped_reference_runs() -> None:
+    setting = setting_of(str(shipped("scenarios") / "recipes" / "nemo-rl-qwen2.5-7b-32.yaml"))
+    found = simulate(setting, ledger_of(setting).kv_tokens, record=True)
+    assert found.trace is not None
+    load, unload = (
+        next(s for s in found.trace.spans if s.name == f"reference.logprob.{move}")
+        for move in ("load", "unload")
+    )
+    host = [c for c in found.trace.counters if c.name == "host_bytes"]
+    shard = setting.models.actor.num_params / 2 * 2  # TP2, BF16
+    more = next(c for c in host if c.time_s == load.start_s).value - host[0].value
+    assert more == pytest.approx(8 * shard, rel=2e-3)
+    assert next(c for c in host if c.time_s == unload.end_s).value == pytest.approx(host[0].value)
+    assert ledger_of(setting).host_bytes["all"] == pytest.approx(host[0].value + more)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,30 @@ def test_a_trained_role_holds_no_frozen_weights() -> None:
     found = held(MODEL, ACTOR.layout, "megatron", trained=True)
     assert found.frozen == 0
     assert found.learned > 0
+
+
+@pytest.mark.parametrize(
+    ("backend", "layout", "shard"),
+    [
+        ("megatron", Layout(tp=2, dp=4), MODEL.num_params / 2 * 2),  # BF16, whole over dp
+        ("fsdp2", Layout(dp=8, zero=3), MODEL.num_params * 4 / 8),  # FP32 shards
+    ],
+)
+def test_a_swapped_reference_moves_three_shards_of_the_actor(
+    backend: Any, layout: Layout, shard: float
+) -> None:
+    """Actor out, reference in; then actor in: each copy over the node's shared PCIe rate, from pinned memory."""
+    actor = RolePlacement(pool="all", layout=layout)
+    role = replace(actor, residency="swapped")
+    plan = replace(placement(actor, ROLLOUT), backend=backend, reference=role)
+    before, after = moves(DEVICE, MODEL, role, SCORE, WORKLOAD, plan)
+    copy = shard / host_rate(DEVICE).value + DEVICE["pcie_latency"]
+    assert before.seconds == pytest.approx(2 * copy, rel=1e-3)
+    assert after.seconds == pytest.approx(copy, rel=1e-3)
+
+
+def test_beside_adapters_nothing_is_swapped() -> None:
+    role = replace(ACTOR, residency="swapped")
+    work = replace(WORKLOAD, lora=Lora(rank=16))
+    before, after = moves(DEVICE, MODEL, role, SCORE, work, replace(PLACEMENT, reference=role))
+    assert before.seconds == after.seconds == 0

@@ -62,7 +62,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
             offload_fraction=away or 1.0,
         ),
         optimizer_leaves=rollout is None,
-        scoring_residency="offloaded",
+        scoring_residency="swapped",
         rollout=rollout_layout(
             rollout or per_node * nodes,
             tp=s.whole(f"{gen}.tensor_parallel_size", default=1),

@@ -219,6 +219,8 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
             what=f"the reference's own layout {reference.layout.label}",
             instead="its weights are swapped into the policy's modules",
         )
+    if reference is not None and reference.residency != "swapped":
+        yield Unsaid(what=f"a reference that is {reference.residency}", instead="it is swapped")
     if rollout.pool == placement.actor.pool and rollout.sleep != 2:
         yield Unsaid(what=f"sleep {rollout.sleep}", instead="a colocated rollout drops weights and KV cache")
     if rollout.layout.bf16_attention:

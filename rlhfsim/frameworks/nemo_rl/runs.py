@@ -20,6 +20,7 @@ RUNS = Runs(
             "FP32, saved log-softmax and two FP32 gradients (logprob_chunk_size unset)",
         )
     },
+    always_swaps=True,  # use_reference_model of both workers, whatever the configuration
     frees_gradients=("megatron",),  # prepare_for_lp_inference of megatron_policy_worker.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
@@ -42,6 +43,7 @@ RUNS = Runs(
         "FP8 KV cache",
         "BF16 layers in an FP8 rollout",
         "offload to the host",
+        "reference swapped in place of the actor",
         "partial optimizer offload",
         "LoRA",
         "BF16 gradients",

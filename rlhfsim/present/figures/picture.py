@@ -136,7 +136,8 @@ def between(role: RolePlacement | RolloutPlacement) -> str:
         if role.residency != "resident":
             return role.residency
         return {0: "stays", 1: "sleeps, weights on the host", 2: "sleeps, memory freed"}[role.sleep]
-    parts = {"offloaded": ["weights on the host"], "recreated": ["made anew"]}.get(role.residency, [])
+    rest = {"offloaded": "weights on the host", "recreated": "made anew", "swapped": "swapped with the actor"}
+    parts = [rest[role.residency]] if role.residency in rest else []
     parts += ["optimizer on the host"] if role.offload_between else []
     parts += ["Adam runs on the CPU"] if role.layout.offload_optimizer == "cpu" else []
     return ", ".join(parts) or "stays"

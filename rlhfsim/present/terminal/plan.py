@@ -232,6 +232,8 @@ def _rest(role: RolePlacement, trained: bool) -> str:
         parts.append("weights to host")
     if role.residency == "recreated":
         parts.append("recreated")
+    if role.residency == "swapped":
+        parts.append("swapped with actor")
     if role.offload_between:
         parts.append("optimizer to host")
     if trained and role.layout.offload_optimizer != "none":

@@ -17,8 +17,10 @@ from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS, WeightPath
 
 Architecture = Literal["naive", "smart", "hybrid", "disaggregated", "async"]
 RolePlacementLabel = Literal["colocated", "split", "standalone"]
-Residency = Literal["resident", "offloaded", "recreated"]
-"""Between its calls a role stays in GPU memory, moves to host memory, or is destroyed and created again."""
+Residency = Literal["resident", "offloaded", "recreated", "swapped"]
+"""Between its calls a role stays in GPU memory, moves to host memory, or is destroyed and created again. A
+reference that is swapped has no GPU memory of its own: for its pass the actor's weights are copied out to
+the host and its own into their place (NeMo-RL and slime; `memory.role_bytes`)."""
 
 
 @checked
@@ -144,6 +146,33 @@ class Placement:
                     f"{self.pool(placed.pool).gpus}",
                     help="lower dp, pp or tp",
                 )
+        self._check_swapped()
+
+    def _check_swapped(self) -> None:
+        """Check that what is swapped is a reference whose weights fit exactly where the actor's lie."""
+        reference, actor = self.reference, self.actor
+        others = {role: placed for role, placed in self.roles.items() if role != "reference"}
+        if role := next((name for name, placed in others.items() if placed.residency == "swapped"), None):
+            raise RlhfsimError(
+                "only-references-are-swapped",
+                f"residency of the {role}: only a reference takes the place of the actor's weights",
+                help="use residency: offloaded",
+            )
+        if reference is None or reference.residency != "swapped":
+            return
+        if reference.pool != actor.pool or actor.residency != "resident":
+            where = "in another pool" if reference.pool != actor.pool else f"that is {actor.residency}"
+            raise RlhfsimError(
+                "swapped-without-actor",
+                f"the swapped reference takes the place of an actor {where}: its weights must be on the GPUs",
+                help="use residency: offloaded for the reference",
+            )
+        if weights_cut(reference.layout, self.backend) != weights_cut(actor.layout, self.backend):
+            raise RlhfsimError(
+                "swapped-layout-differs",
+                f"the swapped reference has {reference.layout.label}, the actor {actor.layout.label}",
+                help="give both the same degrees and shards",
+            )
 
     @property
     def roles(self) -> dict[str, RolePlacement | RolloutPlacement]:
@@ -180,6 +209,12 @@ class Placement:
     def role_placement(self) -> RolePlacementLabel:
         """How the four roles share pools: one pool, groups, or each its own."""
         return role_placement([role.pool for name, role in self.roles.items() if name != "rollout"])
+
+
+def weights_cut(layout: Layout, backend: Backend) -> tuple[object, ...]:
+    """What decides which elements of a model lie on which GPU."""
+    x, sharded = layout, layout.zero >= (2 if backend == "fsdp2" else 3)
+    return x.tp, x.pp, x.dp, x.cp, x.ep, x.etp, x.shards, sharded, x.offload_params
 
 
 def role_placement(pools: Sequence[str]) -> RolePlacementLabel:

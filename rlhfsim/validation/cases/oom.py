@@ -294,6 +294,8 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
         trained = role in TRAINED
         micro = _micro(row, "micro_train" if trained else "micro_logprob")
         away: Residency = residency if trained else _frozen_residency(row, offload)
+        if role == "reference" and residency == "resident" and placed_roles[role] == placed_roles["actor"]:
+            away = "swapped" if (row.text("framework") or "").startswith("NeMo-RL") else away
         return RolePlacement(
             pool=placed_roles[role],
             layout=_layout(row, backend, sizes[placed_roles[role]], micro),
@@ -317,7 +319,7 @@ def _placement(row: Row, workload: Workload, models: Models, gpus: int) -> Place
 
 
 def _frozen_residency(row: Row, offload: str) -> Residency:
-    """NeMo-RL keeps the reference on the host and swaps it in; others as their flags say."""
+    """NeMo-RL keeps the reference on the host; others as their flags say."""
     host = (row.text("framework") or "").startswith("NeMo-RL") or "ref" in offload
     return "offloaded" if host else "resident"
 

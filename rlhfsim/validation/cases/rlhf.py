@@ -168,8 +168,8 @@ def separate(row: Row) -> bool:
 def description_of(row: Row) -> RunDescription:
     """What a row says about its run.
 
-    verl and NeMo-RL keep reference weights on the host between its calls and put the engine of a
-    shared pool to sleep; DeepSpeed-Chat's hybrid engine does neither.
+    verl and NeMo-RL keep reference weights on the host between its calls (NeMo-RL swaps them in place of
+    the actor's) and put the engine of a shared pool to sleep; DeepSpeed-Chat's hybrid engine does neither.
     """
     gpus, apart, backend = _whole(row, "gpus"), separate(row), backend_of(row)
     training, generating = (_whole(row, "gpus_train"), _whole(row, "gpus_gen")) if apart else (gpus, gpus)
@@ -178,7 +178,8 @@ def description_of(row: Row) -> RunDescription:
     sequences = num_sequences(row)
     samples = min(row.integer("samples_per_prompt") or 1, sequences)
     batch, zero = row.integer("train_global_batch"), row.integer("zero_stage")
-    swaps = backend != "deepspeed"
+    sleeps, leaves = backend != "deepspeed", not apart and row.text("actor_offload") == "yes"
+    in_place = framework_of(row) == "nemo-rl" and not leaves
     degrees = {degree: row.integer(f"train_{degree}") or 1 for degree in ("tp", "pp", "cp", "ep")}
     path = _stated(row, "weight_path", get_args(WeightPath)) or _weight_path(row, apart)
     limits: dict[str, Any] = {name: row.integer(name) for name in ("max_num_seqs", "max_batched_tokens")}
@@ -207,10 +208,10 @@ def description_of(row: Row) -> RunDescription:
             zero=(1 if backend == "megatron" else 3) if zero is None else zero,
             recompute=_stated(row, "recompute", get_args(Recompute)) or "full",
         ),
-        actor_residency="offloaded" if not apart and row.text("actor_offload") == "yes" else "resident",
+        actor_residency="offloaded" if leaves else "resident",
         optimizer_leaves=row.text("optimizer_offload") == "yes",
         train_precision="fp8" if row.text("precision_train") == "fp8" else "bf16",
-        scoring_residency="offloaded" if swaps else "resident",
+        scoring_residency="swapped" if in_place else "offloaded" if sleeps else "resident",
         rollout=rollout_layout(
             generating,
             tp=row.integer("gen_tp") or 1,
@@ -219,7 +220,7 @@ def description_of(row: Row) -> RunDescription:
             precision="fp8" if row.text("precision_gen") == "fp8" else "bf16",
             **{name: value for name, value in limits.items() if value},
         ),
-        sleep=(1 if path == "lora" else 2) if swaps else 0,
+        sleep=(1 if path == "lora" else 2) if sleeps else 0,
         weight_path=path,
         staleness=staleness_of(row),
         partial_rollout=row.text("partial_rollout") == "yes",
