@@ -13,6 +13,7 @@ import click
 from rlhfsim.api import cluster_of, estimate
 from rlhfsim.cli.params import FILE, FOLDER, OneOf, emit, json_option, option
 from rlhfsim.errors import Place, RlhfsimError
+from rlhfsim.frameworks.cluster_jobs import MANAGERS
 from rlhfsim.frameworks.export import Exported, exporter, exporters
 from rlhfsim.frameworks.export import export as exported
 from rlhfsim.plan import Plan, Prediction, read_plan
@@ -30,9 +31,10 @@ Examples:
 @click.argument("file", type=FILE)
 @option("--to", OneOf("framework", exporters()), f"{', '.join(exporters())}.", required=True)
 @option("--version", str, "Release of the framework; default: the newest that is known.")
+@option("--with manager", OneOf("manager", MANAGERS), "Job of a cluster beside the script: slurm, skypilot.")
 @option("--out", FOLDER, "New folder for the files.", required=True, metavar="FOLDER")
 @json_option
-def export(file: Path, to: str, version: str | None, out: Path, as_json: bool) -> None:
+def export(file: Path, to: str, version: str | None, manager: str | None, out: Path, as_json: bool) -> None:
     """Write plan FILE as the launch of another framework: script, reasons, README.
 
     Each key that the plan decides stands below the choice or the prediction behind it; what the framework
@@ -46,7 +48,7 @@ def export(file: Path, to: str, version: str | None, out: Path, as_json: bool) -
             help=f"leave out --version: the keys of {known} are written",
         )
     plan = read_plan(file)
-    found = exported(plan, to, vendors_of(plan), predicted)
+    found = exported(plan, to, vendors_of(plan), predicted, manager)
     write_folder(out, dict(found.files) | {"plan.json": file.read_text()})
     emit(as_json, lambda: as_data(found, out), lambda: view.report(found, out))
 

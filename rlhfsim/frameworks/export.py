@@ -12,6 +12,7 @@ from functools import cache
 from importlib import import_module, resources
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.nearest import cost
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan, Prediction
@@ -86,6 +87,10 @@ class Exporter:
     """The one command, run in the folder of the files."""
     needs: Mapping[str, str]
     """Variables that scripts may read -> what they hold."""
+    install: str
+    """Command that puts the release on a node."""
+    ray: str = "ray"
+    """Command of the Ray that it runs on; empty: its script starts on every node that trains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +118,12 @@ def exporter(name: str) -> Exporter:
     return found
 
 
-def export(plan: Plan, name: str, vendors: frozenset[str], price: Price | None = None) -> Exported:
-    """A plan as the files of a framework; `price` predicts what is written where something cannot be said.
+def export(
+    plan: Plan, name: str, vendors: frozenset[str], price: Price | None = None, manager: str | None = None
+) -> Exported:
+    """A plan as the files of a framework, with the job of a cluster's manager where one is named.
+
+    `price` predicts what is written where something cannot be said.
 
     Raises:
         RlhfsimError: the framework does not run the plan.
@@ -126,8 +135,13 @@ def export(plan: Plan, name: str, vendors: frozenset[str], price: Price | None =
         written = _priced(plan, written, price)
     files = dict(way.files(plan, written))
     needs = read_by(files["launch.sh"], way.needs)
-    files["README.md"] = readme(plan, name, way, written, needs)
-    return Exported(framework=name, version=way.version, written=written, files=files, start=way.start)
+    start = way.start
+    if manager is not None:
+        title = f"{headline(plan)}, {framework(name).title} {way.version}"
+        content, start = job(manager, plan, title, needs, way.install, ray=way.ray)
+        files[FILES[manager]] = content
+    files["README.md"] = readme(plan, name, replace(way, start=start), written, needs)
+    return Exported(framework=name, version=way.version, written=written, files=files, start=start)
 
 
 def _priced(plan: Plan, written: Written, price: Price) -> Written:

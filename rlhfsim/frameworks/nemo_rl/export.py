@@ -247,4 +247,12 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     return {"launch.sh": script(head, NEEDS, written, override, command)}
 
 
-EXPORT = Exporter(version="7ea279a", write=write, files=files, start="bash launch.sh", needs=NEEDS)
+EXPORT = Exporter(
+    version="7ea279a",
+    write=write,
+    files=files,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install="pip install uv",
+    ray='uv run --directory "${NEMO_RL}" ray',
+)

@@ -248,4 +248,11 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     return {"launch.sh": script(head, NEEDS, written, argument, command)}
 
 
-EXPORT = Exporter(version="0.11.2", write=write, files=files, start="bash launch.sh", needs=NEEDS)
+EXPORT = Exporter(
+    version="0.11.2",
+    write=write,
+    files=files,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install='pip install "openrlhf[vllm]==0.11.2"',
+)

@@ -351,4 +351,12 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     return {"launch.sh": script(head, NEEDS, written, argument, f'cd "${{SKYRL}}" && exec {run}')}
 
 
-EXPORT = Exporter(version="0.4.0", write=write, files=files, start="bash launch.sh", needs=NEEDS)
+EXPORT = Exporter(
+    version="0.4.0",
+    write=write,
+    files=files,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install="pip install uv",
+    ray='uv run --directory "${SKYRL}" --isolated --extra fsdp ray',
+)

@@ -337,4 +337,11 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     return {"launch.sh": script(head, NEEDS, written, flag, command)}
 
 
-EXPORT = Exporter(version="624b824", write=write, files=files, start="bash launch.sh", needs=NEEDS)
+EXPORT = Exporter(
+    version="624b824",
+    write=write,
+    files=files,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install='pip install "ray[default]"  # and slime, Megatron-LM and SGLang of its image',
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -212,11 +211,15 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     """Configuration of TRL and of accelerate, and the script that starts them."""
     kind = command(plan)
     head = f"# {headline(plan)}, TRL 1.16.0\n# {predicted(plan)}\n# {memory(plan)}\n"
-    return {
+    named = {
         f"{kind}.yaml": head + "\n".join(_lines(written)) + "\n",
         "accelerate.yaml": yaml.safe_dump(_accelerate_file(written), sort_keys=True),
         "launch.sh": _script(plan, kind),
     }
+    rollout = plan.placement.rollout
+    if rollout is not None and rollout.pool != plan.placement.actor.pool:
+        named["server.sh"] = _server(plan, rollout)
+    return named
 
 
 def _lines(written: Written) -> Iterator[str]:
@@ -242,26 +245,35 @@ def _accelerate_file(written: Written) -> dict[str, Any]:
 def _script(plan: Plan, kind: str) -> str:
     lines, rollout = [], plan.placement.rollout
     if rollout is not None and rollout.pool != plan.placement.actor.pool:
-        lines += [*_server(plan, rollout), ""]
+        lines += ["# The rollout's engine first, on its own GPUs (CUDA_VISIBLE_DEVICES): bash server.sh", ""]
     lines.append(f"exec trl {kind} --config {kind}.yaml --accelerate_config accelerate.yaml \\")
     reward = ' --reward_funcs "${REWARD}"' if plan.workload.generates else ""
     lines.append(f'    --model_name_or_path "${{MODEL}}" --dataset_name "${{DATASET}}"{reward} "$@"')
     return bash(f"{headline(plan)}, TRL 1.16.0", NEEDS, "\n".join(lines))
 
 
-def _server(plan: Plan, placed: RolloutPlacement) -> list[str]:
+def _server(plan: Plan, placed: RolloutPlacement) -> str:
     layout = placed.layout
-    total = math.ceil(longest_prompt(plan) + longest_response(plan))
-    eager = "" if layout.cuda_graphs else " --enforce-eager"
-    return [
-        "# On the GPUs of the rollout, before the trainer starts (name them with CUDA_VISIBLE_DEVICES):",
-        '# VLLM_SERVER_DEV_MODE=1 vllm serve "${MODEL}" --weight-transfer-config \'{"backend":"nccl"}\' \\',
-        f"#     --tensor-parallel-size {layout.tp} --data-parallel-size {layout.dp} "
+    total = longest_prompt(plan) + longest_response(plan)
+    eager = " --enforce-eager" if not layout.cuda_graphs else ""
+    command = [
+        'VLLM_SERVER_DEV_MODE=1 exec vllm serve "${MODEL}" \\',
+        '    --weight-transfer-config \'{"backend":"nccl"}\' \\',
+        f"    --tensor-parallel-size {layout.tp} --data-parallel-size {layout.dp} "
         f"--pipeline-parallel-size {layout.pp} \\",
-        f"#     --gpu-memory-utilization {layout.memory_utilization} --max-num-seqs {layout.max_num_seqs} "
+        f"    --gpu-memory-utilization {layout.memory_utilization} --max-num-seqs {layout.max_num_seqs} "
         f"--max-model-len {total}{eager} \\",
-        "#     --logprobs-mode processed_logprobs --max-logprobs -1",
+        '    --logprobs-mode processed_logprobs --max-logprobs -1 "$@"',
     ]
+    return bash(f"{headline(plan)}, the rollout of TRL 1.16.0", NEEDS, "\n".join(command))
 
 
-EXPORT = Exporter(version="1.16.0", write=write, files=files, start="bash launch.sh", needs=NEEDS)
+EXPORT = Exporter(
+    version="1.16.0",
+    write=write,
+    files=files,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install='pip install "trl[vllm,peft]==1.16.0" deepspeed',
+    ray="",
+)

@@ -347,4 +347,11 @@ def files(plan: Plan, written: Written) -> dict[str, str]:
     return {"launch.sh": script(head, NEEDS, written, hydra, command)}
 
 
-EXPORT = Exporter(version="0.9.1", write=write, files=files, start="bash launch.sh", needs=NEEDS)
+EXPORT = Exporter(
+    version="0.9.1",
+    write=write,
+    files=files,
+    start="bash launch.sh",
+    needs=NEEDS,
+    install='pip install "verl[vllm]==0.9.1"',
+)
