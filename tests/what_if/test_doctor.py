@@ -140,6 +140,34 @@ def test_what_is_not_said_is_named_at_once() -> None:
     assert "--set actor_rollout_ref.model.path=VALUE" in (error.value.help or "")
 
 
+def test_a_sample_longer_than_the_token_budget_stops_verl() -> None:
+    packed = {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 2048}
+    told = [f for f in diagnose(case(**packed)).findings if f.stops]
+    assert [f.keys for f in told] == [(f"{ACTOR}.ppo_max_token_len_per_gpu",)]
+    assert "up to 2,560 tokens" in told[0].what
+    assert told[0].remedy == f"{ACTOR}.ppo_max_token_len_per_gpu=2560"
+    enough = packed | {f"{ACTOR}.ulysses_sequence_parallel_size": 2}
+    assert not [f for f in diagnose(case(**enough)).findings if f.stops]
+
+
+def test_a_group_of_one_is_named() -> None:
+    told = [f.keys for f in diagnose(case(**{f"{ROLL}.n": 1})).findings]
+    assert (f"{ROLL}.n",) in told
+
+
+def test_sequence_parallelism_with_padding_stops_verl() -> None:
+    padded = {
+        "actor_rollout_ref.model.use_remove_padding": False,
+        f"{ACTOR}.ulysses_sequence_parallel_size": 2,
+    }
+    assert any(f.stops and "padded" in f.what for f in diagnose(case(**padded)).findings)
+
+
+def test_swap_space_is_counted_on_the_host() -> None:
+    swap = {f"{ROLL}.engine_kwargs.vllm.swap_space": 16}
+    assert any("128 GiB a node" in f.what for f in diagnose(case(**swap)).findings)
+
+
 # --- the command ------------------------------------------------------------------------------------
 
 

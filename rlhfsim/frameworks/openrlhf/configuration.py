@@ -60,6 +60,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         kl=s.share("algo.kl.init_coef", "init_kl_coef", default=0.01) != 0,
         lora_rank=s.whole("ds.lora.rank", "lora_rank", default=0),
         max_response=s.whole("rollout.max_new_tokens", "generate_max_len", default=0) or None,
+        max_prompt=_longest_prompt(s),
         backend="deepspeed",
         gpus=gpus,
         gpus_per_node=per_node,
@@ -82,6 +83,14 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         staleness=float(s.whole("train.async_queue_size", "async_queue_size", default=1)) if stale else 0.0,
         partial_rollout=stale and s.flag("train.partial_rollout_enable", "partial_rollout"),
     )
+
+
+def _longest_prompt(s: FrameworkSettings) -> int | None:
+    """Its own limit until v0.9, then what the limit of both leaves; None: not said."""
+    whole, new = s.find("data.max_len"), s.find("rollout.max_new_tokens", "generate_max_len")
+    if isinstance(whole, int) and isinstance(new, int):
+        return max(1, whole - new)
+    return s.whole("prompt_max_len") if s.find("prompt_max_len") else None
 
 
 def _layout(s: FrameworkSettings, gpus: int) -> Layout:

@@ -9,6 +9,7 @@ from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
+from rlhfsim.frameworks.verl.findings import findings
 from rlhfsim.frameworks.verl.versions import EAGER, KL_IN_REWARD, SEQUENCES, UNPADDED, VERSION, default
 from rlhfsim.specs.placement.layout import Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
@@ -168,6 +169,7 @@ CONFIGURATION = Configuration(
     name="verl",
     title="verl",
     describe=describe,
+    findings=findings,
     entries=(r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main", r"\brecipe\.\w+\.main\w*"),
     shown=("verl.trainer.main_ppo",),
     keys=("actor_rollout_ref.", "critic.ppo_", "algorithm.adv_estimator", "data.max_response_length"),

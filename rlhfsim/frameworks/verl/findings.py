@@ -1,0 +1,100 @@
+"""What verl refuses at start, or in its first step, whatever memory there is.
+
+verl/utils/config.py (`validate_config`), verl/utils/seqlen_balancing.py (`rearrange_micro_batches`) and
+verl/workers/rollout/vllm_rollout (verl-project/verl at 1dda039b9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhfsim.frameworks.configuration.described import RunDescription
+from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+
+ACTOR, ROLL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+BUDGETS = (
+    f"{ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ROLL}.log_prob_max_token_len_per_gpu",
+    f"{REF}.log_prob_max_token_len_per_gpu",
+    "critic.ppo_max_token_len_per_gpu",
+)
+GROUPED = ("grpo", "dr-grpo", "rloo")
+"""Algorithms whose baseline is the mean of a group."""
+
+
+def findings(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """What stands out in a configuration of verl."""
+    longest = (run.max_prompt or 0) + (run.max_response or 0)
+    yield from _budgets(s, run, longest)
+    yield from _batches(s, run)
+    if run.layout.cp > 1 and run.backend == "fsdp2" and not run.packing:
+        yield Finding(
+            what=f"sequence parallelism {run.layout.cp} with padded batches: verl refuses it",
+            keys=(f"{ACTOR}.ulysses_sequence_parallel_size", "actor_rollout_ref.model.use_remove_padding"),
+            remedy="actor_rollout_ref.model.use_remove_padding=True",
+            stops=True,
+        )
+    batched, chunked = s.find(f"{ROLL}.max_num_batched_tokens"), s.find(f"{ROLL}.enable_chunked_prefill")
+    if isinstance(batched, int) and batched < longest and chunked is False:
+        yield Finding(
+            what=f"the engine prefills {batched:,} tokens at once, a sample has up to {longest:,}, and "
+            "chunked prefill is off: verl refuses it",
+            keys=(f"{ROLL}.max_num_batched_tokens", f"{ROLL}.enable_chunked_prefill"),
+            remedy=f"{ROLL}.max_num_batched_tokens={longest}",
+            stops=True,
+        )
+    swap = s.find(f"{ROLL}.engine_kwargs.vllm.swap_space", f"{ROLL}.swap_space")
+    if isinstance(swap, int | float) and swap > 0:
+        yield Finding(
+            what=f"vLLM pins {swap:g} GiB of host memory a GPU to swap, {swap * run.gpus_per_node:g} GiB "
+            "a node, beside what is offloaded",
+            keys=(f"{ROLL}.engine_kwargs.vllm.swap_space",),
+            remedy="0 where nothing is swapped",
+        )
+
+
+def _budgets(s: FrameworkSettings, run: RunDescription, longest: int) -> Iterator[Finding]:
+    """Token budgets that one sample at its limit exceeds."""
+    if run.layout.pack_tokens is None:
+        return
+    for key in BUDGETS:
+        budget = s.find(key)
+        if isinstance(budget, int) and budget * run.layout.cp < longest:
+            ranks = f" x {run.layout.cp} ranks of a sequence" if run.layout.cp > 1 else ""
+            yield Finding(
+                what=f"a sample of up to {longest:,} tokens (prompt {run.max_prompt:,}, response "
+                f"{run.max_response:,}) exceeds the budget of {budget:,} tokens{ranks}: verl stops at its "
+                "first batch",
+                keys=(key,),
+                remedy=f"{key}={-(-longest // run.layout.cp)}",
+                stops=True,
+            )
+
+
+def _batches(s: FrameworkSettings, run: RunDescription) -> Iterator[Finding]:
+    """Batches that verl cannot cut, and groups of one."""
+    mini = s.find(f"{ACTOR}.ppo_mini_batch_size")
+    if isinstance(mini, int) and mini > run.prompts:
+        yield Finding(
+            what=f"mini-batches of {mini:,} prompts out of {run.prompts:,}: releases with validate_config "
+            "refuse it, older ones take the whole batch",
+            keys=(f"{ACTOR}.ppo_mini_batch_size", "data.train_batch_size"),
+            remedy=f"{ACTOR}.ppo_mini_batch_size={run.prompts}",
+        )
+    ranks = run.layout.dp
+    if run.prompts * run.samples % ranks:
+        yield Finding(
+            what=f"{run.prompts:,} prompts x {run.samples} responses do not split over {ranks} data-parallel "
+            "ranks: verl refuses it",
+            keys=("data.train_batch_size", f"{ROLL}.n"),
+            remedy="a batch that the ranks divide",
+            stops=True,
+        )
+    if run.algorithm in GROUPED and run.samples == 1:
+        yield Finding(
+            what=f"{run.algorithm.upper()} with one response a prompt: the mean of a group of one is itself, "
+            "so nothing is learned",
+            keys=(f"{ROLL}.n",),
+            remedy=f"{ROLL}.n=8",
+        )
