@@ -162,10 +162,7 @@ def imported(world: World, number: int, folder: Path) -> Path:
     trace = trace_of(world, ran, number)
     log, out = folder / f"job{number}.log", folder / f"run{number}"
     log.write_text(console_log(world.framework, settings, ran, trace))
-    config = folder / f"config{number}.json"
-    config.write_text(json.dumps(nested(settings)))
-    where = ("--framework", world.framework, "--gpu", "h100", "--config", config)
-    command("import-run", log, *where, *world.said, "--out", out)
+    command("import-run", log, "--gpu", "h100", *world.said, "--out", out)
     assert read_plan(out / "plan.json").prediction.step_s == pytest.approx(ran.prediction.step_s, rel=1e-3)
     return out
 
