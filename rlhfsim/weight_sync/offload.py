@@ -4,8 +4,10 @@
 
 Physics section 6. Level 1 of vLLM's sleep copies the weights to the host, level 2 drops them (the
 weight sync must bring them back); the KV cache is dropped by both (`sleep_latency`). After an offload of a
-role the allocator's cache is emptied (`unload_latency`). A copy out to pageable memory takes fresh pages
-every time (`fresh_host_memory_time` a GB), slower than the copy itself. Not known here: NUMA placement.
+role the allocator's cache is emptied (`unload_latency`); some frameworks destroy the process groups of a
+trained role that leaves and create them again (`group_restart_time`, once a step: before it trains). A copy
+out to pageable memory takes fresh pages every time (`fresh_host_memory_time` a GB), slower than the copy
+itself. Not known here: NUMA placement.
 """
 
 from __future__ import annotations
@@ -237,4 +239,7 @@ def _around_role(
     back = copy_out(device, learned + optimizer, pinned=pinned)
     if away or back.parts:
         back += Cost(parts=(handled(1, device, "unload_latency"),))
-    return copy_in(device, frozen + learned + optimizer, pinned=pinned), back
+    before = copy_in(device, frozen + learned + optimizer, pinned=pinned)
+    if learned and device["group_restart_time"]:
+        before += Cost(parts=(handled(1, device, "group_restart_time"),))
+    return before, back

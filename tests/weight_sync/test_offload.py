@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rlhfsim.frameworks.costs import with_software
 from rlhfsim.kernels.devices import device_of
 from rlhfsim.kernels.links import host_rate
 from rlhfsim.specs.hardware.hardware import NodeGroup
@@ -175,3 +176,19 @@ def test_beside_adapters_nothing_is_swapped() -> None:
     work = replace(WORKLOAD, lora=Lora(rank=16))
     before, after = moves(DEVICE, MODEL, role, SCORE, work, replace(PLACEMENT, reference=role))
     assert before.seconds == after.seconds == 0
+
+
+def test_groups_that_are_destroyed_start_again_once_a_step_and_only_in_slime() -> None:
+    """2.8 s before training where the actor left its GPUs; nothing for what stays, scores or is another's."""
+    group = NodeGroup(profile=with_software(load_profile("h100_sxm"), "slime"), gpus=8, gpus_per_node=8)
+    slime, away = device_of(group), replace(ACTOR, residency="offloaded")
+
+    def more(role: RolePlacement, call: Call) -> float:
+        return sum(
+            sum(cost.seconds for cost in moves(device, MODEL, role, call, WORKLOAD, PLACEMENT)) * sign
+            for device, sign in ((slime, 1), (DEVICE, -1))
+        )
+
+    assert more(away, TRAIN) == pytest.approx(2.8)
+    assert more(away, SCORE) == more(ACTOR, TRAIN) == 0
+    assert more(replace(ACTOR, offload_between=True), TRAIN) == 0
