@@ -150,7 +150,7 @@ def observe(
         response_tokens=response,
         versions={str(k): str(v) for k, v in mapping(known.get("libraries")).items()},
         device=device_words(known, plan),
-        date=str(known.get("date") or "") or _date(folder),
+        date=_day(known["date"]) if "date" in known else _date(folder),
         folder=folder,
         left_out=(*left_out, *ahead, *notes),
     )
@@ -163,6 +163,11 @@ def _of_the_steps(plan: Plan, trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     spans = tuple(s for s in trace.spans if s.kind != GENERATE and s.step < trace.steps)
     note = "actor.generate runs ahead of training and is of no single step: only the step holds it"
     return replace(trace, spans=spans), (note,)
+
+
+def _day(said: object) -> str | None:
+    """The day that an imported run says itself."""
+    return said if isinstance(said, str) else None
 
 
 def _date(folder: Path | None) -> str | None:

@@ -12,6 +12,7 @@ from rlhfsim.present import plain
 from rlhfsim.present.chrome_trace import side_by_side, write_chrome
 from rlhfsim.present.terminal import compare as compare_view
 from rlhfsim.present.terminal.console import console
+from rlhfsim.what_if.doctor.of_run import diagnose_run
 
 EPILOG = """\b
 Examples:
@@ -33,15 +34,17 @@ def compare(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     """Predicted against measured: phases, step, memory, tokens, and where the gap comes from.
 
     RUN is the folder of rlhfsim launch or rlhfsim import-run, PLAN the plan.json that it ran (default:
-    the one in the folder). The first step and steps that cannot be trusted are left out, by name.
+    the one in the folder). The first step and steps that cannot be trusted are left out, by name. Of an
+    imported run it says as well where the time went and which of the framework's keys would have saved it.
     """
     if len(paths) not in (1, 2):
         raise bad_option("give one run, or a plan and a run", "as in rlhfsim compare plan.json runs/a")
     answer = read(paths[-1], paths[0] if len(paths) == 2 else None)
     if out is not None:
         write_chrome(out, side_by_side(answer.plan, answer.trace))
+    diagnosis = diagnose_run(answer.run)
     emit(
         as_json,
-        lambda: plain.comparison(answer, out),
-        lambda: compare_view.report(answer, console().width, out),
+        lambda: plain.comparison(answer, out, diagnosis),
+        lambda: compare_view.report(answer, console().width, out, diagnosis),
     )

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rlhfsim.calibration.comparison.limits import phase_times
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
 from rlhfsim.calibration.fit import Calibration, off
 from rlhfsim.calibration.profile_writer import error_pair, provenance
@@ -16,6 +17,7 @@ from rlhfsim.simulation.summary import Simulation
 from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.quantities import Coefficient
 from rlhfsim.what_if.differences import Difference, Side
+from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 
 def simulation(
@@ -108,7 +110,7 @@ def _value(c: Coefficient) -> dict[str, float]:
     return {"value": c.value, "low": c.low, "high": c.high}
 
 
-def comparison(answer: SideBySide, out: Path | None) -> dict[str, Any]:
+def comparison(answer: SideBySide, out: Path | None, diagnosis: Diagnosis | None = None) -> dict[str, Any]:
     """A plan beside its run, of `rlhfsim compare`; schema in docs/compare.md."""
     compared, run = answer.found, answer.run
     return {
@@ -128,6 +130,21 @@ def comparison(answer: SideBySide, out: Path | None) -> dict[str, Any]:
         "amounts": [asdict(amount) for amount in compared.amounts],
         "notes": list(answer.notes),
         "chrome_trace": str(out) if out else None,
+        **(_helped(answer, diagnosis) if diagnosis else {}),
+    }
+
+
+def _helped(answer: SideBySide, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Of an imported run: where its time went, and keys that would have helped."""
+    return {
+        "where": [
+            {**asdict(t), "beyond_s": t.beyond_s}
+            for t in phase_times(answer.plan, answer.run, answer.found.rows)
+        ],
+        "changes": [
+            {"keys": dict(change.keys), "predicted_step_s": change.judged.step_s}
+            for change in diagnosis.faster
+        ],
     }
 
 

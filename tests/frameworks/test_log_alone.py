@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from rlhfsim.calibration.comparison.limits import phase_times
+from rlhfsim.calibration.comparison.side_by_side import read as side_by_side
 from rlhfsim.calibration.observation import read_run
+from rlhfsim.cli.compare import compare
 from rlhfsim.cli.import_run import import_run as command
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.logs.imported import Choices, Imported, import_run
@@ -172,3 +175,31 @@ def test_a_setting_corrects_the_printed_configuration(tmp_path: Path) -> None:
     path = log(tmp_path, config=changed("actor_rollout_ref.rollout", "n", 4))
     run = read(path, gpu="h100", given={"actor_rollout_ref.rollout.n": "8"})
     assert run.setup.workload.samples == 8
+
+
+def imported(tmp_path: Path, config: Mapping[str, Any] = CONFIG) -> Path:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(
+        command, [str(log(tmp_path, config=config)), "--gpu", "h100", "--out", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def test_a_comparison_says_where_the_time_went_and_which_key_would_have_saved_it(tmp_path: Path) -> None:
+    out = imported(tmp_path, changed("actor_rollout_ref.rollout", "enforce_eager", True))
+    shown = CliRunner().invoke(compare, [str(out)], catch_exceptions=False).output
+    assert "decodes eagerly" in shown
+    assert "actor_rollout_ref.rollout.enforce_eager=False" in shown
+    data = json.loads(CliRunner().invoke(compare, [str(out), "--json"], catch_exceptions=False).output)
+    assert data["changes"][0]["predicted_step_s"] < data["step"]["predicted_s"]
+    assert {row["name"] for row in data["where"]} >= {"actor.generate", "actor.train"}
+
+
+def test_the_parts_of_a_phase_add_up_and_its_mfu_is_that_of_its_tokens(tmp_path: Path) -> None:
+    answer = side_by_side(imported(tmp_path))
+    times = {t.name: t for t in phase_times(answer.plan, answer.run, answer.found.rows)}
+    train = times["actor.train"]
+    assert train.gpu_s + train.framework_s + train.beyond_s == pytest.approx(SECONDS)
+    assert f"MFU {TOKENS * 6 * 7.6156e9 / SECONDS / 8 / 989e12:.0%}" in train.why
+    assert "micro-batches of 1,700 tokens (1 sample)" in train.why

@@ -64,6 +64,11 @@ class FrameworkSettings:
         """The same with other values over its own."""
         return FrameworkSettings({**self._values, **more}, self.name)
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """All that is said, by dotted key."""
+        return dict(self._values)
+
     def not_enough(self, keys: Sequence[str]) -> RlhfsimError:
         """What asks for all the keys that decide and are not said."""
         asked = " ".join(f"--set {key}=VALUE" for key in keys)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
@@ -73,6 +74,8 @@ class Imported:
     """Metrics that are times and have no counterpart here."""
     unmapped: tuple[str, ...]
     """All other metrics that were not used."""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """The configuration by dotted key, models under names that are known."""
     date: str | None = None
     """Day of the run, `2026-08-20`; None: the log does not say."""
     notes: tuple[str, ...]
@@ -116,9 +119,11 @@ def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imp
     specs = setup(run, lengths, gpu.name or "", choices.rollout_gpu)
     used = _used(framework, specs, run, log)
     check_against_log(path, framework, run, specs, [s.values for s in steps], used)
-    return _imported(
-        framework, specs, used, settings, lengths, steps, log, (*_said(gpu, choices), *notes), text
-    )
+    named = {"model": run.model, "critic_model": run.critic}
+    models = {framework.keys[what]: name for what, name in named.items() if name and what in framework.keys}
+    values = {**settings.values, **{key: name for key, name in models.items() if settings.find(key)}}
+    whole = _imported(framework, specs, used, settings, lengths, steps, log, (*_said(gpu, choices), *notes))
+    return replace(whole, configuration=values, date=date_of(text))
 
 
 def _imported(
@@ -130,7 +135,6 @@ def _imported(
     steps: tuple[LoggedStep, ...],
     log: Log,
     notes: tuple[str, ...],
-    text: str,
 ) -> Imported:
     times = framework_times(log.names, framework)
     known = {
@@ -151,7 +155,6 @@ def _imported(
         mapped=used,
         unmapped_times=tuple(n for n in times if n not in known and n not in inside),
         unmapped=tuple(n for n in log.names if n not in known and n not in times),
-        date=date_of(text),
         notes=(*log.notes, *notes, *_unpriced(used, specs)),
     )
 

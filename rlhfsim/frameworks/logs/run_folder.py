@@ -140,9 +140,15 @@ def provenance(run: Imported, path: Path) -> dict[str, Any]:
         "unmapped": list(run.unmapped),
         "assumed": {k: str(v) for k, v in run.settings.assumed.items()},
         "notes": list(run.notes),
+        "settings": {key: _plain(value) for key, value in run.configuration.items()},
         "prompt_tokens": run.lengths.prompt,
         "response_tokens": run.lengths.response,
     }
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    return value if isinstance(value, str | int | float | bool | list | None) else str(value)
 
 
 def environment(run: Imported) -> dict[str, Any]:

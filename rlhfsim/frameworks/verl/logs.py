@@ -100,6 +100,7 @@ KEYS = {
     "samples": f"{ROLL}.n",
     "prompts": "data.train_batch_size",
     "model": "actor_rollout_ref.model.path",
+    "critic_model": "critic.model.path",
     "gpus_per_node": "trainer.n_gpus_per_node",
     "max_response": "data.max_response_length",
     "reference": KL_IN_REWARD,

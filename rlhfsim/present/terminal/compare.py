@@ -10,14 +10,17 @@ from rich.text import Text
 
 from rlhfsim import units
 from rlhfsim.calibration.comparison.gap import Gap
+from rlhfsim.calibration.comparison.limits import phase_times
 from rlhfsim.calibration.comparison.memory import PhaseMemory
 from rlhfsim.calibration.comparison.phases import Amount, PhaseComparison
 from rlhfsim.calibration.comparison.side_by_side import SideBySide
-from rlhfsim.present.tables import CUT, Fit, grid, table
+from rlhfsim.present.tables import CUT, REST, Fit, grid, table
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.bars import FULL, Axis, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import drawn, labelled
+from rlhfsim.present.terminal.doctor import suggestions
 from rlhfsim.present.words import CAUSES, decimals, fixed, plural, short_seconds, size, span
+from rlhfsim.what_if.doctor.diagnosis import Diagnosis
 
 SMALL = 0.005
 """Share of the step below which a phase stands in the line of short ones."""
@@ -25,10 +28,16 @@ TINY = 5e-4
 """Share of the step below which a cause is not shown."""
 
 
-def report(answer: SideBySide, width: int, out: Path | None) -> Iterator[RenderableType]:
-    """Everything, top to bottom."""
+def report(
+    answer: SideBySide, width: int, out: Path | None, diagnosis: Diagnosis | None = None
+) -> Iterator[RenderableType]:
+    """Everything, top to bottom; of an imported run also where its time went, and which keys would help."""
     yield view.header(answer.plan)
     yield labelled(summary(answer))
+    if diagnosis is not None:
+        yield ""
+        yield whereabouts(answer, width)
+        yield from keys(answer, diagnosis)
     yield ""
     yield phases(answer, width)
     yield from (Text(line) for line in strangers(answer))
@@ -58,6 +67,40 @@ def summary(answer: SideBySide) -> dict[str, str]:
             f"predicted: {verdict(step)}"
         )
     return rows
+
+
+def whereabouts(answer: SideBySide, width: int) -> RenderableType:
+    """Where the measured step went: the GPUs' part, the framework's, what neither explains."""
+    times = phase_times(answer.plan, answer.run, answer.found.rows)
+    longest = max((t.measured_s for t in times), default=0.0)
+    digits = decimals(longest)
+    return drawn(
+        table(
+            "",
+            [t for t in times if t.measured_s >= SMALL * longest],
+            ("where the time went", lambda t: t.name),
+            (">measured s", lambda t: fixed(t.measured_s, digits)),
+            (">GPU", lambda t: fixed(t.gpu_s, digits)),
+            (">framework", lambda t: fixed(t.framework_s, digits)),
+            (">beyond", lambda t: f"{t.beyond_s:+,.{digits}f}"),
+            ("how", lambda t: t.why),
+            fit={"how": REST},
+            notes=(
+                "GPU: predicted for arithmetic, memory and links; framework: the rest of the prediction "
+                "(launches, host, PCIe, waiting for the longest); beyond: measured and not predicted",
+            ),
+        ),
+        width,
+    )
+
+
+def keys(answer: SideBySide, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """The changes of the framework's keys that would have saved most of the measured step."""
+    step = answer.found.step.measured_s
+    if not diagnosis.faster or step is None:
+        return
+    yield Text("what to change, each on top of those above it", style="bold")
+    yield from suggestions(diagnosis, step)
 
 
 def verdict(row: PhaseComparison) -> str:

@@ -135,6 +135,24 @@ def _figures(after: Judged, before: Judged | None) -> str:
     return ", ".join([*parts, f"peak {size(p.peak_memory_bytes)}", f"risk of running out {_risk(after)}"])
 
 
+def suggestions(answer: Diagnosis, measured_s: float) -> Iterator[RenderableType]:
+    """What keys would have saved of a measured step, in proportion to the predicted one."""
+    start = answer.fixes[0].judged.step_s if answer.fixes else answer.judged.step_s
+    known: Mapping[str, Any] = answer.fixes[0].keys if answer.fixes else {}
+    before = start
+    for i, change in enumerate(answer.faster, start=1):
+        after = change.judged.step_s
+        saved = units.format(measured_s * (before - after) / start, "s")
+        share, risk = signed(after / before - 1), _risk(change.judged)
+        yield Text(f"  {i}  saves about {saved} of the step ({share}), risk of running out {risk}")
+        yield from (
+            Text(f"       {said(key, value)}", style="cyan", no_wrap=True, overflow="fold")
+            for key, value in change.keys.items()
+            if key not in known
+        )
+        before, known = after, change.keys
+
+
 def said(key: str, value: Any) -> str:
     """A key with its value as its framework reads it: an argument, or `key=value`."""
     if not key.startswith("--"):

@@ -1,0 +1,50 @@
+"""What other keys would have saved in an imported run: the doctor on the configuration that it had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhfsim.calibration.observation import Observation
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.configuration.configuration import configuration_named, configuration_names
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.rlhfsim.run_folder import mapping
+from rlhfsim.specs.loading import parse_json, read_text
+from rlhfsim.what_if.doctor.case import Case
+from rlhfsim.what_if.doctor.diagnosis import Diagnosis, diagnose
+
+IMPORT = "import.json"
+
+
+def diagnose_run(run: Observation) -> Diagnosis | None:
+    """The changes of keys that would have helped, with the measured lengths; None: not imported, or not said.
+
+    Seconds are those of the plan: what a change saves of the measured step is in their proportion.
+    """
+    case = case_of(run)
+    if case is None:
+        return None
+    try:
+        return diagnose(case)
+    except RlhfsimError:
+        return None
+
+
+def case_of(run: Observation) -> Case | None:
+    """The configuration of an imported run on the GPUs and with the lengths that it had."""
+    file = (run.folder or Path()) / IMPORT
+    if run.folder is None or not file.is_file():
+        return None
+    data = mapping(parse_json(read_text(file), str(file)).data)
+    values, framework = mapping(data.get("settings")), str(data.get("framework"))
+    if not values or framework not in configuration_names():
+        return None
+    kinds = [hardware.profile for hardware in run.plan.hardware]
+    return Case(
+        configuration=configuration_named(framework),
+        settings=FrameworkSettings(values, str(file)),
+        gpu=kinds[0],
+        rollout_gpu=kinds[1] if len(kinds) > 1 else None,
+        prompt_tokens=run.prompt_tokens,
+        response_tokens=run.response_tokens,
+    )
