@@ -83,7 +83,7 @@ class Ledger:
     @property
     def riskiest(self) -> LedgerPhase:
         """The phase that is most likely to exceed its GPU; the fullest of those as likely."""
-        return max(self.phases, key=lambda p: (p.probability_out_of_memory, p.bytes / p.capacity))
+        return max(self.phases, key=lambda p: (round(p.probability_out_of_memory, 4), p.bytes / p.capacity))
 
     def breaks_in(self, likely: float) -> LedgerPhase:
         """Where a run ends: the first call of a step that is as likely as this to exceed its GPU.
