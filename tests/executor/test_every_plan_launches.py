@@ -95,6 +95,7 @@ def test_plans_of_drawn_questions_launch() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize("backend", framework(OWN).trainers)
 def test_what_design_allows_launches_with_every_training_backend(backend: Backend) -> None:
     """Each switch, and drawn pairs of them: a plan that launches, or none where the table says so."""
@@ -120,6 +121,7 @@ def test_what_design_allows_launches_with_every_training_backend(backend: Backen
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(
     "seeds",
     [SLOW, *(pytest.param(seeds, marks=pytest.mark.long) for seeds in LONG)],

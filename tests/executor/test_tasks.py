@@ -269,6 +269,7 @@ def test_the_vocabulary_writes_all_generated_problems() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
 def test_a_tiny_model_is_made_saved_and_loaded(family: tiny.Family, tmp_path: Path) -> None:
     import torch
@@ -287,6 +288,7 @@ def test_a_tiny_model_is_made_saved_and_loaded(family: tiny.Family, tmp_path: Pa
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 def test_a_warm_up_leaves_room_to_climb(tmp_path: Path) -> None:
     import torch
 

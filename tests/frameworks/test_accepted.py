@@ -201,6 +201,7 @@ SPOILED = {
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(
     ("name", "plans", "least"),
     [("verl", for_verl, 30), ("openrlhf", for_openrlhf, 35), ("trl", for_trl, 19), ("skyrl", for_skyrl, 36)],
