@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
 from rlhfsim.calibration.fit import calibrate as fit
-from rlhfsim.calibration.observation import read_run
 from rlhfsim.calibration.profile_writer import check_new, write_profile
+from rlhfsim.cli.mixed_runs import is_run_folder, of_one_gpu, read_runs
 from rlhfsim.cli.params import FILE, PATH, Words, bad_option, emit, json_option, on_command_line, option
 from rlhfsim.present import plain
 from rlhfsim.present.terminal import calibrate as calibrate_view
@@ -20,6 +22,7 @@ EPILOG = """\b
 Examples:
   rlhfsim calibrate runs/a runs/b runs/c
   rlhfsim calibrate runs/* --out calibrated.yaml
+  rlhfsim calibrate logs/ --out verl-h100.yaml
   rlhfsim design --gpus 64 --model 70b --profile calibrated.yaml
 """
 
@@ -41,8 +44,11 @@ Examples:
 def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_json: bool) -> None:
     """Fit the coefficients of a profile to executed runs and write a new profile.
 
-    RUN is a folder of rlhfsim launch or rlhfsim import-run. Coefficients that these runs cannot tell keep
-    what was believed, by name. Errors before and after are of runs that the fit had not seen.
+    RUN is a folder of rlhfsim launch or rlhfsim import-run, a log that import-run reads, or a folder of many
+    such: it is sorted by framework and GPU, and each run that cannot be used is named with the reason.
+    Coefficients that these runs cannot tell keep what was believed, by name. What the calls of a framework
+    take beyond them is kept by phase and engine mode. Errors before and after are of runs that the fit had
+    not seen.
 
     Exit codes: 0 fitted, 2 bad input or too few data.
     """
@@ -52,9 +58,15 @@ def calibrate(runs: tuple[Path, ...], out: Path | None, profile: str | None, as_
     with console(stderr=True).status(f"reading {len(runs)} runs") as status:
         with on_command_line():
             base = None if profile is None else load_profile(profile)
-        seen = tuple(read_run(folder) for folder in runs)
+        with TemporaryDirectory() as scratch:
+            seen, unused = read_runs(runs, Path(scratch))
+        if not all(map(is_run_folder, runs)):
+            seen, elsewhere = of_one_gpu(seen, base)
+            unused += elsewhere
         status.update("fitting, then fitting again without each run in turn")
         fitted = fit(seen, base)
+        left = tuple(f"{one.run}: not used, {one.reason}" for one in unused)
+        fitted = replace(fitted, notes=(*left, *fitted.notes))
     if out is not None:
         write_profile(out, fitted, profile)
     emit(

@@ -85,11 +85,21 @@ def import_run(path: Path, framework: str | None, out: Path, as_json: bool, **gi
         prompt_tokens=given["prompt_len"],
     )
     with on_command_line():
-        run = read_logs(path, framework_named(framework) if framework else None, choices)
-        cluster = replace(run.setup.cluster, framework=run.framework.name)
-        plan = estimate(run.setup.placement, run.setup.workload, cluster)
-    write(run, plan, out, path)
+        run, plan = import_into(path, framework, choices, out)
     emit(as_json, lambda: view.as_data(run, plan, path, out), lambda: view.report(run, plan, out))
+
+
+def import_into(path: Path, framework: str | None, choices: Choices, out: Path) -> tuple[Imported, Plan]:
+    """The run whose logs lie at `path`, as a run folder at `out`.
+
+    Raises:
+        RlhfsimError: what is needed is not there, or contradicts itself.
+    """
+    run = read_logs(path, framework_named(framework) if framework else None, choices)
+    cluster = replace(run.setup.cluster, framework=run.framework.name)
+    plan = estimate(run.setup.placement, run.setup.workload, cluster)
+    write(run, plan, out, path)
+    return run, plan
 
 
 def settings(given: Sequence[str]) -> dict[str, str]:

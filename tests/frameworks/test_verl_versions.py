@@ -57,3 +57,10 @@ def test_blank_cells_of_a_row_take_the_defaults_of_its_version_and_filled_ones_s
     assert filled.text("packing") == "no"
     assert filled.integer("max_num_seqs") == 512
     assert with_defaults(row.filled({"framework": "NeMo-RL v0.4"})).text("cuda_graphs") is None
+
+
+def test_the_deprecated_micro_batch_counts_all_ranks() -> None:
+    keys = {"actor_rollout_ref.actor.ppo_micro_batch_size": 64, "trainer.n_gpus_per_node": 8}
+    assert describe(settings(verl_version="0.4.1", **keys), {}).layout.micro_batch == 8
+    own = {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2}
+    assert describe(settings(verl_version="0.4.1", **keys, **own), {}).layout.micro_batch == 2

@@ -137,10 +137,18 @@ def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, int]:
 def _micro_batch(s: FrameworkSettings) -> dict[str, int]:
     """Sequences of a micro-batch, or tokens of a GPU; what scores has a limit of its own."""
     if not s.flag(f"{ACTOR}.use_dynamic_bsz"):
-        return {"micro_batch": max(1, s.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu", default=1))}
+        return {"micro_batch": max(1, s.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu", default=_of_all(s)))}
     limit = max(1, s.whole(f"{ACTOR}.ppo_max_token_len_per_gpu", default=16384))
     scoring = s.whole(f"{ROLL}.log_prob_max_token_len_per_gpu", default=limit)
     return {"pack_tokens": limit, "score_pack_tokens": max(1, scoring)}
+
+
+def _of_all(s: FrameworkSettings) -> int:
+    """Sequences of a micro-batch by the deprecated key, which counts those of all ranks (fsdp_workers.py)."""
+    ulysses = _degrees(s, megatron=False)["cp"]
+    per_node, nodes = s.find("trainer.n_gpus_per_node"), s.find("trainer.nnodes")
+    ranks = int(per_node or 8) * int(nodes or 1) // ulysses
+    return int(s.find(f"{ACTOR}.ppo_micro_batch_size") or 1) // max(1, ranks) or 1
 
 
 def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:

@@ -227,7 +227,8 @@ def ending(fitted: Calibration, out: Path | None) -> dict[str, str]:
     model = fitted.observations[0].plan.workload.model
     if out is None:
         return {"written": "nothing; add --out FILE.yaml to keep it as a profile"}
+    framework = f"--framework {fitted.biases[0].framework} " if fitted.biases else ""
     return {
         "written": f"{out}: a new profile named {out.stem}; {fitted.profile.name} is as it was",
-        "next": f"rlhfsim design --gpus {hardware.gpus} --model {model} --profile {out}",
+        "next": f"rlhfsim design {framework}--gpus {hardware.gpus} --model {model} --profile {out}",
     }
