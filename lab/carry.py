@@ -260,8 +260,8 @@ def report(rows: Iterable[Scored], fitted_on: set[str]) -> None:
 
 def _line(title: str, rows: Sequence[Scored]) -> None:
     before, after, factor = (
-        median(off(x(r), r.measured_s) for r in rows)
-        for x in (lambda r: r.before_s, lambda r: r.after_s, lambda r: r.factor_s)
+        median(off(float(getattr(r, name)), r.measured_s) for r in rows)
+        for name in ("before_s", "after_s", "factor_s")
     )
     phases = [held for r in rows for held in r.held]
     steps = sum(r.step_held for r in rows) / len(rows)
