@@ -14,7 +14,7 @@ from rlhfsim.api import cluster_of, estimate
 from rlhfsim.cli.params import FILE, FOLDER, OneOf, emit, json_option, option
 from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.cluster_jobs import MANAGERS
-from rlhfsim.frameworks.export import Exported, exporter, exporters
+from rlhfsim.frameworks.export import Exported, exporters
 from rlhfsim.frameworks.export import export as exported
 from rlhfsim.plan import Plan, Prediction, read_plan
 from rlhfsim.present.terminal import export as view
@@ -30,7 +30,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("file", type=FILE)
 @option("--to", OneOf("framework", exporters()), f"{', '.join(exporters())}.", required=True)
-@option("--version", str, "Release of the framework; default: the newest that is known.")
+@option("--version", str, "Release of the framework, such as verl 0.8.0; default: the newest that is known.")
 @option("--with manager", OneOf("manager", MANAGERS), "Job of a cluster beside the script: slurm, skypilot.")
 @option("--out", FOLDER, "New folder for the files.", required=True, metavar="FOLDER")
 @json_option
@@ -40,15 +40,8 @@ def export(file: Path, to: str, version: str | None, manager: str | None, out: P
     Each key that the plan decides stands below the choice or the prediction behind it; what the framework
     cannot be told is listed. A plan that the framework does not run is refused.
     """
-    known = exporter(to).version
-    if version not in (None, known):
-        raise RlhfsimError(
-            "version-not-written",
-            f"the keys of {to} {version} are not known",
-            help=f"leave out --version: the keys of {known} are written",
-        )
     plan = read_plan(file)
-    found = exported(plan, to, vendors_of(plan), predicted, manager)
+    found = exported(plan, to, vendors_of(plan), predicted, manager=manager, version=version)
     write_folder(out, dict(found.files) | {"plan.json": file.read_text()})
     emit(as_json, lambda: as_data(found, out), lambda: view.report(found, out))
 

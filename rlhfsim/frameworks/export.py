@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module, resources
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.cluster_jobs import FILES, job
 from rlhfsim.frameworks.nearest import cost
+from rlhfsim.frameworks.releases import Missing, Release, check_version, refusal
 from rlhfsim.frameworks.runs import framework
 from rlhfsim.plan import Plan, Prediction
 from rlhfsim.specs.placement.placement import RolloutPlacement
@@ -89,6 +90,8 @@ class Exporter:
     """Variables that scripts may read -> what they hold."""
     install: str
     """Command that puts the release on a node."""
+    releases: Mapping[str, Release] = field(default_factory=dict)
+    """Older releases that are written as well."""
     ray: str = "ray"
     """Command of the Ray that it runs on; empty: its script starts on every node that trains."""
 
@@ -119,18 +122,24 @@ def exporter(name: str) -> Exporter:
 
 
 def export(
-    plan: Plan, name: str, vendors: frozenset[str], price: Price | None = None, manager: str | None = None
+    plan: Plan,
+    name: str,
+    vendors: frozenset[str],
+    price: Price | None = None,
+    *,
+    manager: str | None = None,
+    version: str | None = None,
 ) -> Exported:
     """A plan as the files of a framework, with the job of a cluster's manager where one is named.
 
-    `price` predicts what is written where something cannot be said.
+    `price` predicts what is written where something cannot be said; `version`: None for the newest.
 
     Raises:
         RlhfsimError: the framework does not run the plan.
     """
     check_runs(plan, name, vendors)
-    way = exporter(name)
-    written = way.write(plan)
+    way = of_version(exporter(name), name, version)
+    written = as_release(plan, way.write(plan), name, way)
     if price is not None:
         written = _priced(plan, written, price)
     files = dict(way.files(plan, written))
@@ -142,6 +151,55 @@ def export(
         files[FILES[manager]] = content
     files["README.md"] = readme(plan, name, replace(way, start=start), written, needs)
     return Exported(framework=name, version=way.version, written=written, files=files, start=start)
+
+
+def of_version(way: Exporter, name: str, version: str | None) -> Exporter:
+    """The exporter of a release.
+
+    Raises:
+        RlhfsimError: the release is not known.
+    """
+    if version is None or version == way.version:
+        return way
+    check_version(name, version, (way.version, *way.releases))
+
+    def files(plan: Plan, written: Written) -> Mapping[str, str]:
+        named, title = way.files(plan, written), framework(name).title
+        return {f: text.replace(f"{title} {way.version}", f"{title} {version}") for f, text in named.items()}
+
+    install = way.install.replace(way.version, version)
+    return replace(way, version=version, files=files, install=install)
+
+
+def as_release(plan: Plan, written: Written, name: str, way: Exporter) -> Written:
+    """What is written in the keys of the release.
+
+    Raises:
+        RlhfsimError: the plan needs what the release does not have.
+    """
+    release = way.releases.get(way.version)
+    if release is None:
+        return written
+    title, lacking, known = framework(name).title, dict[str, Missing](), set[str]()
+    sections = []
+    for section in written.sections:
+        kept = []
+        for setting in section.settings:
+            missing, key = release.lacks(setting.key), release.key(setting.key)
+            if missing is not None and missing.refused:
+                raise refusal(title, way.version, missing)
+            if missing is not None:
+                lacking[missing.what] = missing
+            elif key not in known:
+                kept.append(replace(setting, key=key))
+            known.add(key)
+        sections.append(replace(section, settings=tuple(kept)))
+    said = tuple(
+        Unsaid(what=what, instead=m.instead, nearest=m.nearest(plan) if m.nearest else None)
+        for what, m in lacking.items()
+        if what
+    )
+    return Written(sections=tuple(sections), unsaid=(*written.unsaid, *said))
 
 
 def _priced(plan: Plan, written: Written, price: Price) -> Written:

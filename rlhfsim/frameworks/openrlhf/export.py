@@ -23,6 +23,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
+from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -254,5 +255,6 @@ EXPORT = Exporter(
     files=files,
     start="bash launch.sh",
     needs=NEEDS,
+    releases=RELEASES,
     install='pip install "openrlhf[vllm]==0.11.2"',
 )

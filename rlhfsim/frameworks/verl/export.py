@@ -25,6 +25,7 @@ from rlhfsim.frameworks.export import (
     speculation,
     the_rollout,
 )
+from rlhfsim.frameworks.verl.releases import RELEASES
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
@@ -353,5 +354,6 @@ EXPORT = Exporter(
     files=files,
     start="bash launch.sh",
     needs=NEEDS,
+    releases=RELEASES,
     install='pip install "verl[vllm]==0.9.1"',
 )

@@ -1,0 +1,69 @@
+"""Older releases of a framework: keys that had other names, and what could not be told yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missing:
+    """A key, or a group of keys, that a release does not have."""
+
+    what: str = ""
+    """What it says of a plan; empty: nothing that the release does not do by itself."""
+    instead: str = ""
+    nearest: Callable[[Plan], Plan] | None = None
+    """The plan as the release runs it; None: not priced."""
+    refused: bool = False
+    """The plan cannot be run without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """An older release, told apart from the newest that is written."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """Key, or beginning of keys, of the newest -> of this one; the longest that fits holds."""
+    missing: Mapping[str, Missing] = field(default_factory=dict)
+    """Key, or beginning of keys, of the newest."""
+
+    def key(self, newest: str) -> str:
+        """The key of this release."""
+        old = _longest(newest, self.renamed)
+        return newest if old is None else self.renamed[old] + newest[len(old) :]
+
+    def lacks(self, newest: str) -> Missing | None:
+        """What is missing with a key of the newest; None: it is there."""
+        old = _longest(newest, self.missing)
+        return None if old is None else self.missing[old]
+
+
+def _longest(key: str, beginnings: Iterable[str]) -> str | None:
+    return max((b for b in beginnings if key.startswith(b)), key=len, default=None)
+
+
+def check_version(name: str, version: str, known: Iterable[str]) -> None:
+    """Refuse a release that is not written.
+
+    Raises:
+        RlhfsimError: its keys are not known.
+    """
+    if version not in known:
+        raise RlhfsimError(
+            "version-not-written",
+            f"the keys of {name} {version} are not known",
+            help=f"known: {', '.join(known)}; leave out --version for the newest",
+        )
+
+
+def refusal(name: str, version: str, missing: Missing) -> RlhfsimError:
+    """A plan that needs what a release lacks."""
+    return RlhfsimError(
+        "release-does-not-run-plan",
+        f"{name} {version} has no key for {missing.what}",
+        help=f"{missing.instead}, or leave out --version",
+    )
