@@ -171,6 +171,12 @@ def test_timers_that_exceed_their_step_ran_beside_it(tmp_path: Path) -> None:
         read(log(tmp_path, **{"timing_s/step": 200.0}), gpu="h100")
 
 
+def test_micro_batches_of_all_gpus_together_are_divided(tmp_path: Path) -> None:
+    config = changed("actor_rollout_ref.actor", "ppo_micro_batch_size", 64)
+    config["actor_rollout_ref"]["actor"]["ppo_micro_batch_size_per_gpu"] = None
+    assert read(log(tmp_path, config=config), gpu="h100").setup.placement.actor.layout.micro_batch == 8
+
+
 def test_a_setting_corrects_the_printed_configuration(tmp_path: Path) -> None:
     path = log(tmp_path, config=changed("actor_rollout_ref.rollout", "n", 4))
     run = read(path, gpu="h100", given={"actor_rollout_ref.rollout.n": "8"})

@@ -10,7 +10,15 @@ from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.verl.findings import findings
-from rlhfsim.frameworks.verl.versions import EAGER, KL_IN_REWARD, SEQUENCES, UNPADDED, VERSION, default
+from rlhfsim.frameworks.verl.versions import (
+    EAGER,
+    KL_IN_REWARD,
+    SEQUENCES,
+    UNPADDED,
+    VERSION,
+    default,
+    of_each_gpu,
+)
 from rlhfsim.specs.placement.layout import Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
 
@@ -176,7 +184,7 @@ def _staleness(s: FrameworkSettings, apart: bool) -> float:
 CONFIGURATION = Configuration(
     name="verl",
     title="verl",
-    describe=describe,
+    describe=lambda s, means: describe(of_each_gpu(s), means),
     findings=findings,
     entries=(r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main", r"\brecipe\.\w+\.main\w*"),
     shown=("verl.trainer.main_ppo",),

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+
 EAGER = "actor_rollout_ref.rollout.enforce_eager"
 UNPADDED = "actor_rollout_ref.model.use_remove_padding"
 SEQUENCES = "actor_rollout_ref.rollout.max_num_seqs"
@@ -17,6 +19,16 @@ KL_IN_REWARD = "algorithm.use_kl_in_reward"
 """Until v0.3 there was no such key: without a KL loss the reward held it."""
 VERSION = "verl_version"
 """Key by which a configuration, or `--set`, names the version that read it."""
+
+
+MICRO_BATCHES = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size",
+    "critic.ppo_micro_batch_size",
+    "critic.forward_micro_batch_size",
+)
+"""Samples of a micro-batch of all GPUs, divided by `fsdp_workers.py`; since v0.2 also `..._per_gpu`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +47,18 @@ CHANGED = {
     KL_IN_REWARD: Changed(before=True, after=False, since=(0, 4)),
     SEQUENCES: Changed(before=1024, after=256, since=(0, 9)),
 }
+
+
+def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
+    """Settings with micro-batches of a GPU, where those of all GPUs are said."""
+    gpus = int(s.find("trainer.n_gpus_per_node") or 8) * int(s.find("trainer.nnodes") or 1)
+    whole = {key: s.find(key) for key in MICRO_BATCHES if s.find(f"{key}_per_gpu") is None}
+    said = {f"{key}_per_gpu": max(1, int(value) // gpus) for key, value in whole.items() if value}
+    if not said:
+        return s
+    each = s.with_values(said)
+    each.assumed = s.assumed
+    return each
 
 
 def default(key: str, version: str | None) -> int:
