@@ -177,6 +177,15 @@ def test_micro_batches_of_all_gpus_together_are_divided(tmp_path: Path) -> None:
     assert read(log(tmp_path, config=config), gpu="h100").setup.placement.actor.layout.micro_batch == 8
 
 
+def test_samples_that_are_not_packed_are_padded_to_the_limits(tmp_path: Path) -> None:
+    config = changed("data", "max_prompt_length", 1024)
+    padded = changed("actor_rollout_ref.model", "use_remove_padding", False) | {"data": config["data"]}
+    work = read(log(tmp_path, config=padded), gpu="h100").setup.workload
+    assert work.prompt_len.maximum + work.response_len.maximum == 1024 + 4096
+    work = read(log(tmp_path, config=config, **{"prompt_length/max": 300.0}), gpu="h100").setup.workload
+    assert (work.packing, work.prompt_len.maximum) == (True, 300)
+
+
 def test_a_setting_corrects_the_printed_configuration(tmp_path: Path) -> None:
     path = log(tmp_path, config=changed("actor_rollout_ref.rollout", "n", 4))
     run = read(path, gpu="h100", given={"actor_rollout_ref.rollout.n": "8"})

@@ -78,6 +78,10 @@ class Framework:
     """Mean tokens of a response."""
     longest: tuple[str, ...] = ()
     """Longest response of a step."""
+    longest_prompt: tuple[str, ...] = ()
+    """Longest prompt of a step."""
+    pads_to_limit: bool = False
+    """Whether samples that are not packed are as long as the limits of prompt and response."""
     strip: str = ""
     """Prefix that some loggers put before every metric."""
     as_today: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda values: values

@@ -115,7 +115,8 @@ def import_run(path: Path, framework: Framework | None, choices: Choices) -> Imp
     assert run is not None, "what is open was asked for"
     assert prompt is not None, "what is open was asked for"
     steps, notes = _steps(path, log, framework, settings)
-    lengths = _lengths(path, framework, [Record(step=s.logged, values=s.values) for s in steps], prompt)
+    records = [Record(step=s.logged, values=s.values) for s in steps]
+    lengths = _lengths(path, framework, records, prompt, run)
     specs = setup(run, lengths, gpu.name or "", choices.rollout_gpu)
     used = _used(framework, specs, run, log)
     check_against_log(path, framework, run, specs, [s.values for s in steps], used)
@@ -325,7 +326,10 @@ def _prompt(
     return prompt
 
 
-def _lengths(path: Path, framework: Framework, records: Sequence[Record], prompt: float) -> Lengths:
+def _lengths(
+    path: Path, framework: Framework, records: Sequence[Record], prompt: float, run: RunDescription
+) -> Lengths:
+    """Mean and longest; prompts are as long as their limit where samples are padded to it."""
     response = first(_means(records), framework.response)
     if response is None:
         raise RlhfsimError(
@@ -334,8 +338,14 @@ def _lengths(path: Path, framework: Framework, records: Sequence[Record], prompt
             place=Place(file=str(path)),
             help=f"{framework.title} logs {framework.response[0]}; without it no time can be predicted",
         )
-    longest = max((r.values[n] for r in records for n in framework.longest if n in r.values), default=None)
-    return Lengths(prompt=prompt, response=response, longest=longest)
+    longest, of_prompts = (
+        max((r.values[n] for r in records for n in names if n in r.values), default=None)
+        for names in (framework.longest, framework.longest_prompt)
+    )
+    if not run.packing and framework.pads_to_limit:
+        of_prompts = run.max_prompt or of_prompts
+    known = of_prompts if of_prompts is not None and of_prompts > prompt else None
+    return Lengths(prompt=prompt, response=response, longest=longest, longest_prompt=known)
 
 
 def first(means: Mapping[str, float], names: Sequence[str]) -> float | None:
