@@ -2,7 +2,7 @@
 
 Standard input: a list of argument lists. Standard output: a JSON list of verdicts, "" where accepted.
 Nothing is trained: verl composes its configuration, validates it and builds its dataclasses and its trainer
-object; OpenRLHF runs its command line with recorders in place of Ray; TRL parses its configuration.
+object; OpenRLHF runs its command line with recorders in place of Ray; TRL and AReaL parse their configuration.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ RECORDED = (
     "openrlhf.trainer.ppo_trainer",
     "openrlhf.trainer.ppo_trainer_async",
 )
+
+
+BARE = ("engine", "engine.fsdp_utils", "utils", "infra", "api")
+"""Packages of AReaL whose `__init__` imports its runtime."""
 
 
 def verl(arguments: list[str]) -> None:
@@ -113,11 +117,39 @@ def skyrl(arguments: list[str]) -> None:
     validate_cfg(SkyRLTrainConfig.from_cli_overrides(arguments))
 
 
+def bare_areal() -> None:
+    """AReaL's packages without what their `__init__` imports: Ray, torch and its engines."""
+    spec = importlib.util.find_spec("areal")
+    assert spec is not None
+    root = next(iter(spec.submodule_search_locations or ()))
+    for name in ("areal", *(f"areal.{part}" for part in BARE)):
+        module = types.ModuleType(name)
+        module.__path__ = [str(Path(root, *name.split(".")[1:]))]
+        module.__version__ = "1.0.4"  # type: ignore[attr-defined]
+        sys.modules[name] = module
+
+
+def areal(arguments: list[str]) -> None:
+    """Its own parser, dataclasses and grammar of allocations."""
+    if "areal" not in sys.modules:
+        bare_areal()
+    from areal.api import cli_args
+    from areal.api.alloc_mode import ModelAllocation
+    from omegaconf import OmegaConf
+
+    composed, _ = cli_args.parse_cli_args(arguments)
+    config = OmegaConf.to_object(cli_args.to_structured_cfg(composed, cli_args.PPOConfig))
+    for role in ("rollout", "actor", "ref", "critic"):
+        if (section := getattr(config, role)) is not None:
+            ModelAllocation.from_str(section.backend, name=role)
+
+
 FRAMEWORKS: dict[str, Callable[[list[str]], None]] = {
     "verl": verl,
     "openrlhf": openrlhf,
     "trl": trl,
     "skyrl": skyrl,
+    "areal": areal,
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,34 @@ def for_skyrl() -> Iterator[Plan]:
     yield plan(eight, "megatron", megatron, {"tp": 2, "dp": 8, "precision": "fp8"})
 
 
+def for_areal() -> Iterator[Plan]:
+    """Dense and MoE, 1 to 64 nodes, both trainers, shared and own GPUs, roles on GPUs of their own."""
+    for path in sorted((ROOT / "scenarios/recipes").glob("areal-*.yaml")):
+        yield estimate_file(path)
+    for i, algorithm in enumerate(("grpo", "dr-grpo", "rloo", "reinforce++", "ppo")):
+        more = PACKS if i % 2 else {"micro_batch": 2}
+        work = workload(algorithm, old_logprobs="rollout" if i == 2 else "recompute")
+        fsdp = {"tp": 2, "cp": 2, "dp": 2, "zero": 3} | more
+        yield on_disk(plan(work, "fsdp2", fsdp, {"tp": 2, "dp": 4}, residency="offloaded"))
+        yield plan(work, "fsdp2", {"dp": 8, "zero": 3} | more, {"dp": 8}, 8, {"staleness": 1})
+        megatron = {"tp": 2, "pp": 2, "vp": 2, "dp": 4, "zero": 1, "recompute": "selective"} | more
+        yield plan(work, "megatron", megatron, {"tp": 4, "pp": 2, "dp": 2}, 16, {})
+        stale = {"staleness": 4, "partial_rollout": True}
+        yield plan(
+            work, "megatron", {"tp": 4, "pp": 4, "dp": 16, "zero": 1} | more, {"tp": 4, "dp": 64}, 256, stale
+        )
+    moe = workload("grpo", model="qwen3-30b-a3b")
+    for layout in ({"tp": 2, "dp": 8, "ep": 8}, {"tp": 4, "dp": 4, "ep": 4, "etp": 2}):
+        yield plan(moe, "megatron", layout | {"zero": 1} | PACKS, {"tp": 4, "dp": 2}, 8, {"staleness": 2})
+    lora = workload("grpo", lora=Lora(rank=32))
+    yield plan(lora, "fsdp2", {"dp": 8, "zero": 3}, {"dp": 8}, 8, {"staleness": 1})
+
+
+def on_disk(asked: Plan) -> Plan:
+    """The same with weights by disk, the way of AReaL on shared GPUs."""
+    return replace(asked, placement=replace(asked.placement, weight_path="disk"))
+
+
 def filled(text: str) -> str:
     """A value in place of each variable of a script."""
     names = ("MODEL", "TRAIN_FILES", "VAL_FILES", "REWARD_MODEL", "PROMPTS")
@@ -171,6 +201,11 @@ def arguments(found: Exported, number: int, folder: Path) -> list[str]:
         return [re.sub(r"\$\{\w+\}", str(MODEL["path"]), text) for text in asked]
     if found.framework == "openrlhf":
         return [word for setting in settings for word in filled(argument(setting)).split(" ")]
+    if found.framework == "areal":
+        config = folder / f"{number}.yaml"
+        config.write_text(found.files["config.yaml"])
+        open_keys = ("actor.path", "train_dataset.path", "cluster.fileroot")
+        return ["--config", str(config), *(f"{key}=x" for key in open_keys)]
     name = next(name for name in found.files if name not in ("accelerate.yaml", "launch.sh", "README.md"))
     config = folder / f"{number}.yaml"
     config.write_text(found.files[name])
@@ -196,6 +231,7 @@ SPOILED = {
         "trainer.train_batch_size=100",
         "trainer.algorithm.advantage_estimator=gae",
     ),
+    "areal": ("+actor.nonsense=1", "actor.backend=fsdp:p2"),
 }
 """Arguments that each framework must refuse, so that acceptance says something."""
 
@@ -204,11 +240,18 @@ SPOILED = {
 @pytest.mark.parallel
 @pytest.mark.parametrize(
     ("name", "plans", "least"),
-    [("verl", for_verl, 30), ("openrlhf", for_openrlhf, 35), ("trl", for_trl, 19), ("skyrl", for_skyrl, 36)],
-    ids=["verl", "openrlhf", "trl", "skyrl"],
+    [
+        ("verl", for_verl, 30),
+        ("openrlhf", for_openrlhf, 35),
+        ("trl", for_trl, 19),
+        ("skyrl", for_skyrl, 36),
+        ("areal", for_areal, 24),
+    ],
+    ids=["verl", "openrlhf", "trl", "skyrl", "areal"],
 )
 def test_the_framework_itself_accepts_every_export(name: str, plans: Any, least: int, tmp_path: Path) -> None:
-    pytest.importorskip(name)
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
     from executor.tasks import tiny
 
     MODEL["path"] = tiny.build(tmp_path / "model")

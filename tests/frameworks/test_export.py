@@ -135,6 +135,14 @@ def _skyrl(v: dict) -> dict:
     }
 
 
+def _areal(v: dict) -> dict:
+    gpus = 1
+    for number in re.findall(r"[dptc](\d+)", v["actor.backend"].partition(":")[2]):
+        gpus *= int(number)
+    samples = v["train_dataset.batch_size"] * v["gconfig.n_samples"]
+    return {"gpus": gpus, "samples": samples, "updates": v["actor.ppo_n_minibatches"]}
+
+
 COUNTS = {
     "verl": _verl,
     "openrlhf": _openrlhf,
@@ -142,6 +150,7 @@ COUNTS = {
     "trl": _trl,
     "slime": _slime,
     "skyrl": _skyrl,
+    "areal": _areal,
 }
 
 
@@ -240,6 +249,7 @@ def test_trl_files_are_yaml_and_name_the_ranks() -> None:
 
 def test_versions_are_those_of_the_tables() -> None:
     assert {name: exporter(name).version for name in exporters()} == {
+        "areal": "1.0.4",
         "nemo-rl": "7ea279a",
         "openrlhf": "0.11.2",
         "slime": "624b824",

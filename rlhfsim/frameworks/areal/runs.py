@@ -1,0 +1,57 @@
+"""What AReaL runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.placement.heads import Head
+from rlhfsim.specs.placement.weight_paths import APART, EVERYWHERE
+
+RUNS = Runs(
+    name="areal",
+    title="AReaL",
+    trainers={
+        "fsdp2": replace(  # alloc_mode.py: FSDP takes d, t and c alone
+            BACKENDS["fsdp2"],
+            expert_parallel=False,
+            zero_stages=(3,),
+            offload_stages=(3,),
+            hybrid_stages=(),
+            interleaves_recompute=False,
+        ),
+        "megatron": replace(BACKENDS["megatron"], offload_stages=(), partial_offload=()),
+    },
+    known_trainers=known_by("run on GPUs", "fsdp2", "megatron"),
+    heads={
+        "fsdp2": Head(
+            train_bytes=8,
+            score_bytes=3,
+            source="AReaL 1.0.4, utils/functional/vocab_parallel.py: BF16 logits, their FP32 log-softmax "
+            "kept chunk by chunk, their BF16 gradient; chunks of 1,024 tokens while scoring",
+        )
+    },
+    weight_paths={  # rl_trainer.py: shared GPUs take new weights from disk alone
+        "broadcast": known_by("run on GPUs", *APART),
+        "disk": known_by("run on GPUs", *EVERYWHERE),
+    },
+    features=known_by(
+        "run on GPUs",
+        "one step off",
+        "staleness above 1",
+        "partial rollouts",
+        "environments",
+        "roles on GPUs of their own",
+        "rollout tensor parallelism",
+        "rollout pipeline parallelism",
+        "rollout replicas across nodes",
+        "offload to the host",
+        "LoRA",
+        "BF16 gradients",
+        "FP32 gradient sums",
+        "micro-batches by tokens",
+    ),
+    source="AReaL 1.0.4 (PyPI): api/cli_args.py, api/alloc_mode.py, trainer/rl_trainer.py, examples/math, "
+    "read 2026-11-23",
+)

@@ -1,0 +1,158 @@
+"""AReaL: allocations, pools and what its parser does not add up."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlhfsim.api import estimate_file
+from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.areal.export import allocation
+from rlhfsim.frameworks.export import Exported, export
+from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.placement.placement import Schedule
+from rlhfsim.specs.workload.workload import Environment
+from tests.frameworks.test_accepted import for_areal, on_disk, plan, workload
+from tests.frameworks.test_slime import right
+
+ROOT = Path(__file__).parents[2]
+LINES = (ROOT / "tests/data/framework_keys/areal.txt").read_text().splitlines()
+TYPES = dict(line.split() for line in LINES if not line.startswith("#"))
+PLANS = list(for_areal())
+
+
+def right_type(kind: str, value: Any) -> bool:
+    """Whether a value is of the type of its key; an interpolation may be of any."""
+    if value is None or (isinstance(value, str) and "${" in value):
+        return True
+    if kind in ("bool", "list"):
+        return isinstance(value, bool) if kind == "bool" else str(value).startswith("[")
+    return right(kind, value)
+
+
+def size(backend: str) -> int:
+    """GPUs of an allocation: those of attention where experts are cut apart."""
+    spelled = re.split(r"[|)]", backend.partition(":")[2].replace("(attn:", ""))[0]
+    gpus = 1
+    for number in re.findall(r"[dptc](\d+)", spelled):
+        gpus *= int(number)
+    return gpus
+
+
+def wrong(found: Exported, asked: Plan) -> list[str]:
+    """Keys and types that AReaL does not know, and GPUs and batches that do not add up."""
+    v: Any = found.written.values
+    said = [f"{key}={value!r}" for key, value in v.items() if not right_type(TYPES.get(key, "none"), value)]
+    roles = [role for role in ("actor", "ref", "critic", "rollout") if f"{role}.backend" in v]
+    apart = [r for r in roles if v.get(f"{r}.scheduling_strategy.type") != "colocation"]
+    used = sum(size(v[f"{role}.backend"]) for role in apart)
+    rules = {
+        "cluster": used == v["cluster.n_nodes"] * v["cluster.n_gpus_per_node"],
+        "hardware": used <= sum(h.gpus for h in asked.hardware),
+        "shared by disk": "rollout" in apart or v["actor.weight_update_mode"] == "disk",
+        "offload allowed": v["enable_offload"] or not any(v.get(f"{r}.offload") for r in roles),
+        "updates": v["train_dataset.batch_size"] * v["gconfig.n_samples"] % v["actor.ppo_n_minibatches"] == 0,
+        "under way": v["rollout.max_concurrent_rollouts"] >= v["train_dataset.batch_size"],
+    }
+    return said + [name for name, holds in rules.items() if not holds]
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_a_plan_is_written_in_keys_and_sums_of_areal(number: int) -> None:
+    found = export(PLANS[number], "areal", frozenset())
+    assert wrong(found, PLANS[number]) == []
+    written: Any = yaml.safe_load(found.files["config.yaml"])
+    for key, value in found.written.values.items():
+        at = written
+        for part in key.split("."):
+            at = at[part]
+        assert at == (yaml.safe_load(value) if str(value).startswith("[") else value)
+
+
+def test_the_checks_notice_what_the_parser_takes() -> None:
+    found = export(PLANS[-1], "areal", frozenset())
+    first = found.written.sections[0]
+    for key, value, name in (
+        ("actor.nonsense", 1, "actor.nonsense=1"),
+        ("rollout.backend", "vllm:d3", "cluster"),
+        ("actor.ppo_n_minibatches", 7, "updates"),
+        ("actor.weight_update_mode", "awex", "actor.weight_update_mode='awex'"),
+    ):
+        section = replace(first, settings=(replace(first.settings[0], key=key, value=value),))
+        spoiled = replace(found.written, sections=(*found.written.sections, section))
+        assert name in wrong(replace(found, written=spoiled), PLANS[-1])
+
+
+@pytest.mark.parametrize(
+    ("layout", "megatron", "spelled"),
+    [
+        (Layout(dp=8), False, "fsdp:d8"),
+        (Layout(dp=2, tp=2, cp=2), False, "fsdp:d2t2c2"),
+        (Layout(dp=4, tp=4, pp=12, ep=4), True, "megatron:d4p12t4e4"),
+        (Layout(dp=4, tp=4, ep=4, etp=2), True, "megatron:(attn:d4t4|ffn:d2t2e4)"),
+    ],
+)
+def test_layouts_are_spelled_as_allocations(layout: Layout, megatron: bool, spelled: str) -> None:
+    assert allocation(layout, megatron=megatron) == spelled
+
+
+def test_shared_gpus_take_weights_from_disk_or_are_refused() -> None:
+    shared = plan(workload("grpo"), "fsdp2", {"dp": 8, "zero": 3}, {"dp": 8}, residency="offloaded")
+    with pytest.raises(RlhfsimError, match="weight path ipc"):
+        export(shared, "areal", frozenset())
+    values = export(on_disk(shared), "areal", frozenset()).written.values
+    assert values["actor.weight_update_mode"] == "disk"
+    assert values["rollout.scheduling_strategy.target"] == "actor"
+    assert values["enable_offload"] is True
+
+
+def test_micro_batches_are_a_number_and_packs_count_all_context_ranks() -> None:
+    values = [export(p, "areal", frozenset()).written.values for p in PLANS]
+    for asked, v in zip(PLANS, values, strict=True):
+        layout, work = asked.placement.actor.layout, asked.workload
+        if layout.pack_tokens is None:
+            samples = work.num_sequences // work.mini_batches
+            assert v["actor.mb_spec.n_mbs"] == samples // (layout.dp * layout.micro_batch)
+        else:
+            assert v["actor.mb_spec.max_tokens_per_mb"] == layout.pack_tokens * layout.cp
+
+
+def test_a_reference_of_its_own_is_apart() -> None:
+    asked = next(p for p in PLANS if p.placement.reference is not None and p.placement.rollout is not None)
+    values = export(asked, "areal", frozenset()).written.values
+    assert values["ref.scheduling_strategy.target"] == "actor"
+    pools = (*asked.placement.pools, replace(asked.placement.pools[-1], name="own"))
+    assert asked.placement.reference is not None
+    reference = replace(asked.placement.reference, pool="own")
+    moved = replace(asked, placement=replace(asked.placement, pools=pools, reference=reference))
+    assert "ref.scheduling_strategy.type" not in export(moved, "areal", frozenset()).written.values
+
+
+def named(asked: Plan) -> Iterator[str]:
+    return (entry.what for entry in export(asked, "areal", frozenset()).written.unsaid)
+
+
+def test_what_areal_cannot_be_told_is_named() -> None:
+    last = PLANS[-1]
+    assert "a rollout that ends before every update" in set(named(last))
+    queued = replace(last.placement, schedule=Schedule(staleness=2, partial_rollout=True, queue=2))
+    assert "a queue of 2 batches" in set(named(replace(last, placement=queued)))
+    turns = replace(last, workload=replace(last.workload, environment=Environment(turns=2)))
+    assert "an environment" in set(named(turns))
+    epochs = replace(last, workload=replace(last.workload, epochs=2))
+    with pytest.raises(RlhfsimError, match="2 epochs"):
+        export(epochs, "areal", frozenset())
+
+
+def test_recipes_of_areal_are_asynchronous_with_their_staleness() -> None:
+    for path in sorted((ROOT / "scenarios/recipes").glob("areal-*.yaml")):
+        asked = estimate_file(path)
+        values = export(asked, "areal", frozenset()).written.values
+        assert values["rollout.max_head_offpolicyness"] == asked.placement.schedule.staleness
