@@ -17,7 +17,7 @@ from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
-from rlhfsim.plan import Plan, Prediction, write_plan
+from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
 from rlhfsim.specs.placement.speculation import Speculation
@@ -301,6 +301,22 @@ def test_design_for_a_framework_names_the_export(tmp_path: Path) -> None:
     )
     assert "bash launch.sh" in told.output
     assert "[" not in told.output
+
+
+def test_a_rollout_on_the_references_gpus_is_no_launch_of_openrlhf(tmp_path: Path) -> None:
+    """Its flags would ask for GPUs of the rollout besides: 24 of a cluster of 16."""
+    question = "--gpus 16 --model qwen2.5-7b --algorithm grpo --prompts 64 --samples 8 --rules workers=64"
+    choice = "--framework openrlhf --architecture disaggregated --fastest"
+    out = tmp_path / "plan.json"
+    CliRunner().invoke(cli, ["design", *question.split(), *choice.split(), "--out", str(out)])
+    plan = read_plan(out)
+    assert plan.placement.reference is not None
+    assert plan.placement.rollout is not None
+    apart = replace(plan.placement.rollout, pool=plan.placement.reference.pool)
+    assert apart.pool != plan.placement.actor.pool
+    shared = replace(plan, placement=replace(plan.placement, rollout=apart))
+    with pytest.raises(RlhfsimError, match="the rollout shares GPUs with some of the roles"):
+        exporter("openrlhf").write(shared)
 
 
 def with_speculation(plan: Plan, drafted: Speculation) -> Plan:

@@ -93,7 +93,7 @@ def _sharing(plan: Plan, rollout: RolloutPlacement) -> list[str]:
     together, apart = len(set(pools.values())) == 1, rollout.pool != plan.placement.actor.pool
     if together and (not apart or plan.placement.schedule.asynchronous):
         return ["colocate_all"]
-    if not apart:
+    if not apart or rollout.pool in pools.values():
         raise _unshared("the rollout shares GPUs with some of the roles")
     pairs = {"colocate_actor_ref": ("actor", "reference"), "colocate_critic_reward": ("critic", "reward")}
     found = [flag for flag, (a, b) in pairs.items() if a in pools and b in pools and pools[a] == pools[b]]
@@ -109,7 +109,7 @@ def _unshared(what: str) -> RlhfsimError:
     return RlhfsimError(
         "sharing-not-expressible",
         f"{what}: OpenRLHF shares all, actor with reference, or critic with reward",
-        help="design again with --role-placement colocated, or export to verl",
+        help="design again with --forbid split,standalone, or export to verl",
     )
 
 
