@@ -17,6 +17,7 @@ from rlhfsim.api import cluster_of, estimate, estimate_file
 from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import Exported, export, exporter, exporters
+from rlhfsim.frameworks.nearest import with_rollout
 from rlhfsim.plan import Plan, Prediction, read_plan, write_plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import RolePlacement, Schedule
@@ -384,3 +385,19 @@ def test_what_is_written_instead_has_its_cost_on_the_page_and_in_the_answer(tmp_
     asked = ["export", str(tmp_path / "plan.json"), "--to", "skyrl", "--out", str(tmp_path / "run"), "--json"]
     done = CliRunner().invoke(cli, asked, catch_exceptions=False)
     assert [x["cost"] for x in json.loads(done.output)["cannot_say"]] == [swapped.cost]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "what"),
+    [
+        ("openrlhf", {"max_num_seqs": 32}, "max_num_seqs 32 of the rollout"),
+        ("openrlhf", {"sleep": 2}, "a rollout that drops its weights (sleep 2)"),
+    ],
+)
+def test_limits_that_a_framework_has_no_key_for_are_priced(name: str, changes: dict, what: str) -> None:
+    plan = planned(next(p for p in RECIPES[name] if planned(p).placement.architecture == "hybrid"))
+    assert plan.placement.rollout is not None
+    asked = with_rollout(plan, plan.placement.rollout, **changes)
+    said = {u.what: u for u in export(asked, name, frozenset(), price).written.unsaid}
+    assert said[what].nearest is not None
+    assert said[what].cost

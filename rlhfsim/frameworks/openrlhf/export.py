@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -23,6 +24,7 @@ from rlhfsim.frameworks.export import (
     script,
     the_rollout,
 )
+from rlhfsim.frameworks.nearest import with_placement, with_rollout
 from rlhfsim.frameworks.openrlhf.releases import RELEASES
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
@@ -217,14 +219,30 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
         for field in SHARED:
             value, ours = getattr(role.layout, field), getattr(actor, field)
             if value != ours and not (field in ("recompute", "offload_optimizer") and name != "critic"):
-                yield Unsaid(what=f"{field} {value} of the {name}", instead=f"{ours}, as the actor's")
+                same = replace(
+                    actor,
+                    micro_batch=role.layout.micro_batch,
+                    pack_tokens=role.layout.pack_tokens,
+                    score_pack_tokens=role.layout.score_pack_tokens,
+                )
+                yield Unsaid(
+                    what=f"{field} {value} of the {name}",
+                    instead=f"{ours}, as the actor's",
+                    nearest=with_placement(plan, **{name: replace(role, layout=same)}),
+                )
     for field in ("max_num_seqs", "max_batched_tokens"):
         value, ours = getattr(rollout.layout, field), getattr(ENGINE, field)
         if value != ours:
-            yield Unsaid(what=f"{field} {value} of the rollout", instead=f"vLLM's own, {ours}")
+            yield Unsaid(
+                what=f"{field} {value} of the rollout",
+                instead=f"vLLM's own, {ours}",
+                nearest=with_rollout(plan, rollout, **{field: ours}),
+            )
     if rollout.sleep == 2:
         yield Unsaid(
-            what="a rollout that drops its weights (sleep 2)", instead="they go to the host (sleep 1)"
+            what="a rollout that drops its weights (sleep 2)",
+            instead="they go to the host (sleep 1)",
+            nearest=with_rollout(plan, rollout, sleep=1),
         )
     longest = longest_prompt(plan) + longest_response(plan)
     if actor.pack_tokens is not None and actor.pack_tokens * actor.cp < longest:

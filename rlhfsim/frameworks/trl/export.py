@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -24,6 +25,7 @@ from rlhfsim.frameworks.export import (
     nodes_of,
     predicted,
 )
+from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.placement import RolloutPlacement
 
@@ -199,12 +201,28 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
         )
     rollout = plan.placement.rollout
     if rollout is not None and rollout.pool == plan.placement.actor.pool:
-        yield Unsaid(what=f"max_num_seqs {rollout.layout.max_num_seqs}", instead="vLLM's own")
+        actor = plan.placement.actor.layout
+        most = actor.micro_batch * accumulation(plan) * plan.workload.mini_batches * rollout.layout.tp
+        if rollout.layout.max_num_seqs != most:
+            yield Unsaid(
+                what=f"max_num_seqs {rollout.layout.max_num_seqs}",
+                instead=f"{most}, the samples of a batch on the ranks of a replica",
+                nearest=with_rollout(plan, rollout, max_num_seqs=most),
+            )
     if plan.workload.gradients == "fp32" and plan.placement.backend == "deepspeed":
-        yield Unsaid(what="gradients summed in FP32", instead="accelerate's file has no key: DeepSpeed's own")
+        yield Unsaid(
+            what="gradients summed in FP32",
+            instead="accelerate's file has no key: DeepSpeed's own",
+            nearest=with_workload(plan, gradients="backend"),
+        )
     reference = plan.placement.reference
     if reference is not None and reference.layout != plan.placement.actor.layout:
-        yield Unsaid(what="the reference's own layout", instead="as the policy's")
+        same = replace(reference, layout=plan.placement.actor.layout)
+        yield Unsaid(
+            what="the reference's own layout",
+            instead="as the policy's",
+            nearest=with_placement(plan, reference=same),
+        )
 
 
 def files(plan: Plan, written: Written) -> dict[str, str]:
