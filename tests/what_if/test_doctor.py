@@ -133,6 +133,21 @@ def test_logits_are_counted_for_the_longest_samples_of_a_micro_batch() -> None:
     assert "152,064 entries of the vocabulary" in told
 
 
+def test_keys_are_those_of_the_release() -> None:
+    verl = configuration_named("verl")
+    assert verl.spelled("critic.fsdp.param_offload", "0.7.1") == "critic.model.fsdp_config.param_offload"
+    assert verl.spelled("critic.fsdp.param_offload", "0.8") == "critic.fsdp.param_offload"
+    parallel = "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size"
+    assert verl.spelled(parallel, "0.5") == "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+    assert verl.spelled("actor_rollout_ref.actor.fsdp_config.offload_policy", "0.3") is None
+    values = VERL | {"algorithm.adv_estimator": "gae", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 64}
+    old = case(**(values | {"verl_version": "0.7.1"}))
+    found = diagnose(old)
+    keys = {key for change in (*found.fixes, *found.faster) for key in change.keys}
+    assert keys
+    assert not any(key.startswith("critic.fsdp.") for key in keys)
+
+
 def test_what_is_not_said_is_named_at_once() -> None:
     with pytest.raises(RlhfsimError) as error:
         diagnose(case(**{"actor_rollout_ref.model.path": None}))

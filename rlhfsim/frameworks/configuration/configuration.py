@@ -41,6 +41,8 @@ class Configuration:
     """Values of its own configurations that a user's names and builds on."""
     version_of: Callable[[Mapping[str, Any]], str | None] = lambda values: None
     """The version that keys give away; None: they do not."""
+    spelled: Callable[[str, str | None], str | None] = lambda key, version: key
+    """A key of the latest release as a version spells it; None: that version has no such key."""
     findings: Callable[[FrameworkSettings, RunDescription], Iterable[Finding]] = lambda settings, run: ()
     """What the framework itself would refuse or do otherwise than its keys suggest."""
 

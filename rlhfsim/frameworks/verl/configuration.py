@@ -18,6 +18,7 @@ from rlhfsim.frameworks.verl.versions import (
     VERSION,
     default,
     of_each_gpu,
+    spelled,
 )
 from rlhfsim.specs.placement.layout import Recompute, RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
@@ -185,6 +186,7 @@ CONFIGURATION = Configuration(
     name="verl",
     title="verl",
     describe=lambda s, means: describe(of_each_gpu(s), means),
+    spelled=spelled,
     findings=findings,
     entries=(r"\bverl\.(trainer|experimental|recipe)\.[\w.]*main", r"\brecipe\.\w+\.main\w*"),
     shown=("verl.trainer.main_ppo",),

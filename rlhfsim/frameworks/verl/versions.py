@@ -49,6 +49,16 @@ CHANGED = {
 }
 
 
+RENAMED: tuple[tuple[str, str | None, tuple[int, int]], ...] = (
+    ("critic.fsdp.ulysses_sequence_parallel_size", "critic.ulysses_sequence_parallel_size", (0, 8)),
+    ("critic.fsdp.", "critic.model.fsdp_config.", (0, 8)),
+    ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", (0, 6)),
+    ("actor.optim.override_optimizer_config.", None, (0, 6)),
+    ("fsdp_config.offload_policy", None, (0, 4)),
+)
+"""Part of a key, what stood there before (None: nothing), and the first version with it."""
+
+
 def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
     """Settings with micro-batches of a GPU, where those of all GPUs are said."""
     gpus = int(s.find("trainer.n_gpus_per_node") or 8) * int(s.find("trainer.nnodes") or 1)
@@ -57,14 +67,29 @@ def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
     if not said:
         return s
     each = s.with_values(said)
-    each.assumed = s.assumed
+    each.assumed, each.names = s.assumed, s.names
     return each
 
 
 def default(key: str, version: str | None) -> int:
     """The default of a key of `CHANGED` in a version such as `0.4` or `v0.6.1`; of the latest for None."""
-    known, numbers = CHANGED[key], re.findall(r"\d+", version or "")[:2]
-    if not numbers:
-        return known.after
-    release = (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0)
-    return known.before if release < known.since else known.after
+    known, release = CHANGED[key], _release(version)
+    return known.before if release is not None and release < known.since else known.after
+
+
+def spelled(key: str, version: str | None) -> str | None:
+    """A key of the latest release as a version has it; None: it has none."""
+    release = _release(version)
+    if release is None:
+        return key
+    for part, before, since in RENAMED:
+        if part in key and release < since:
+            if before is None:
+                return None
+            key = key.replace(part, before)
+    return key
+
+
+def _release(version: str | None) -> tuple[int, int] | None:
+    numbers = re.findall(r"\d+", str(version or ""))[:2]
+    return (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0) if numbers else None

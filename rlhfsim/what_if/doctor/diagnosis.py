@@ -129,13 +129,20 @@ def _tries(case: Case, base: Judged, write: Callable[[Described], Written]) -> I
 
 def _spelled(case: Case, keys: Keys) -> Keys:
     """Keys under the names of the release that the configuration is written for; none where they clash."""
+    settings, way = case.settings, case.configuration
+    version = settings.find(way.version_key)
     try:
         names = case.under(keys).settings.names
     except RlhfsimError:
         return {}
-    return {
-        key.replace(bare(key), case.settings.spelled(bare(key), names)): value for key, value in keys.items()
-    }
+    said: dict[str, Value] = {}
+    for key, value in keys.items():
+        renamed = way.spelled(key, version)
+        if renamed is None:
+            return {}
+        own = key.replace(bare(key), settings.spelled(bare(key), names))
+        said[own if renamed == key else renamed] = value
+    return said
 
 
 def changed(case: Case, keys: Keys) -> KeyChange | None:
