@@ -23,6 +23,7 @@ from rlhfsim.cli.roles import MAX_DEGREE, MAX_PACK, PACKS, check_layouts
 from rlhfsim.errors import unknown_name
 from rlhfsim.frameworks.runs import ANY, frameworks
 from rlhfsim.search.fixed_layouts import pool_sizes
+from rlhfsim.search.layouts import SHARES
 from rlhfsim.search.request import (
     FIXABLE_ROLES,
     FORBIDDABLE,
@@ -48,6 +49,7 @@ WHOLE: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("tp", "pp", "dp", "cp", "ep", "vp", "micro_batch"), (1, MAX_DEGREE)),
     **dict.fromkeys(PACKS, (1, MAX_PACK)),
     "zero": (0, 3),
+    "shards": (2, MAX_DEGREE),
     "sleep": (0, 2),
     "gpus": (1, MAX_GPUS),
 }
@@ -57,6 +59,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "residency": get_args(Residency),
     "offload_optimizer": get_args(Offload),
     "offload_between": ("no", "yes"),
+    "offload_fraction": tuple(f"{share:g}" for share in (*SHARES, 1)),
 }
 """Field -> its values; these may be equal or not."""
 ALIASES = {"offload": "offload_optimizer"}
@@ -147,7 +150,8 @@ def _limit(role: str, field: str, relation: str, value: str, where: str) -> Limi
                 f"{where}: {relation} needs a number", f"write = or != and one of {', '.join(NAMES[field])}"
             )
         name = OneOf(field, NAMES[field]).read(value)
-        given: int | str = name == "yes" if field == "offload_between" else name
+        given: int | float | str = name == "yes" if field == "offload_between" else name
+        given = float(name) if field == "offload_fraction" else given
         return Limit(role=role, field=field, relation=cast(Any, relation), value=given)
     low, high = WHOLE[field]
     number = Whole(low, high).read(value, where)
@@ -173,7 +177,7 @@ def constraints(items: Iterable[str]) -> tuple[dict[str, dict[str, int | str]], 
                     f"--fix {limit.role}.{limit.field} is both {fields[limit.field]} and {limit.value}",
                     "give one value",
                 )
-            fields[limit.field] = limit.value
+            fields[limit.field] = cast(int | str, limit.value)
         else:
             limits.append(limit)
     return fixed, tuple(limits)

@@ -125,7 +125,7 @@ def _shapes(
         runs = rules.zero_stages_pp if pp > 1 else rules.zero_stages_tp if tp > 1 else rules.zero_stages
         alone = None if dp * cp > 1 else (0,) if 0 in runs else runs
         states = _states(rules, request, fixed, alone, trained)
-        copies = _copies(rules, request, dp * cp, domain // tp)
+        copies = _copies(rules, request, fixed, dp * cp, domain // tp)
         for ep, vp, (zero, offload, share), recompute, shards in product(
             eps, vps, states, _recomputes(request, fixed, trained), copies
         ):
@@ -148,8 +148,13 @@ def _shapes(
             }
 
 
-def _copies(rules: BackendRules, request: Request, ranks: int, domain: int) -> tuple[int | None, ...]:
+def _copies(
+    rules: BackendRules, request: Request, fixed: Mapping[str, int | str], ranks: int, domain: int
+) -> tuple[int | None, ...]:
     """Shards over all ranks, or, where those leave a scale-up domain of `domain` ranks, inside each."""
+    if "shards" in fixed:
+        wanted = int(fixed["shards"])
+        return (wanted,) if rules.hybrid_stages and wanted < ranks and ranks % wanted == 0 else ()
     if not rules.hybrid_stages or "hsdp" in request.left_out or not 1 < domain < ranks or ranks % domain:
         return (None,)
     return None, domain

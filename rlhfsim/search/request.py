@@ -76,7 +76,7 @@ class Limit:
     field: str
     """Of the layout or the role; or `gpus`, the size of its pool; `hardware`, its node group."""
     relation: Literal["=", "!=", "<=", ">="]
-    value: int | str
+    value: int | float | str
 
     def holds(self, value: Any) -> Any:
         """Whether a value (or each of an array) obeys."""

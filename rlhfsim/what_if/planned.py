@@ -34,7 +34,7 @@ MAX_RELEASED = 3
 """Fixed values that are tried one by one when nothing fits; each costs a search."""
 _GENTLE = (
     *("score_pack_tokens", "pack_tokens", "micro_batch", "recompute"),
-    *("zero", "vp", "cp", "ep", "dp", "pp", "tp"),
+    *("shards", "zero", "vp", "cp", "ep", "dp", "pp", "tp"),
 )
 """Order in which fixed values are released."""
 _PATH: dict[str, WeightPath] = {

@@ -98,7 +98,7 @@ class WhyNot:
 # --- the choice as a question -----------------------------------------------------------------------
 
 ROLE_DEGREES = (
-    *("tp", "pp", "dp", "cp", "ep", "vp", "zero"),
+    *("tp", "pp", "dp", "cp", "ep", "vp", "zero", "shards"),
     *("micro_batch", "pack_tokens", "score_pack_tokens", "recompute"),
 )
 """Fields of a layout that may be fixed to values which do not compete by themselves."""
@@ -171,7 +171,7 @@ def limited(request: Request, limit: Limit) -> Request:
     limits = tuple(x for x in request.limits if (x.role, x.field) != (limit.role, limit.field))
     fields = {k: v for k, v in request.fix.get(limit.role, {}).items() if k != limit.field}
     if limit.relation == "=" and limit.field in DEGREES.get(limit.role, ROLE_DEGREES):
-        fields[limit.field] = limit.value
+        fields[limit.field] = cast(int | str, limit.value)
     else:
         limits = (*limits, limit)
     fix = {role: values for role, values in {**request.fix, limit.role: fields}.items() if values}

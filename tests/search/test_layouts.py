@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from rlhfsim.cli.constraints import limit_of
 from rlhfsim.frameworks.runs import ANY, framework
 from rlhfsim.search.layouts import SHARES, role_layouts, rollout_layouts, splits_layers
+from rlhfsim.search.options import broken_limit, role_variants
 from rlhfsim.search.request import Request
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import resolve_model
@@ -83,7 +85,19 @@ def test_copies_of_shards_stay_inside_nodes_and_leave_the_network_to_gradients()
     assert shards(request("fsdp2"), 8) == {None}
     assert shards(request("fsdp2", forbid=frozenset({"hsdp"})), 16) == {None}
     assert shards(request("fsdp2", framework="nemo-rl"), 16) == {None}
+    assert shards(request("fsdp2", fix={"actor": {"shards": 4}}), 16) == {4}
+    assert shards(request("fsdp2", fix={"actor": {"shards": 3}}), 16) == set()
+    assert shards(request("megatron", framework="verl", fix={"actor": {"shards": 4}}), 16) == set()
     assert violation("megatron", Layout(dp=16, shards=8)) is not None
+
+
+def test_a_share_of_the_optimizer_on_the_host_can_be_asked_for() -> None:
+    limit = limit_of("actor.offload_fraction=0.5", "--fix")
+    asked = request("megatron", framework="verl", limits=(limit,))
+    space = role_layouts(asked, "actor", MODEL, 8, 8, trained=True)
+    options = [r for s in space.shapes for x in s for r in role_variants(asked, "actor", x)]
+    kept = {r.layout.offload_fraction for r in options if not broken_limit(asked, "actor", r)}
+    assert kept == {0.5}
 
 
 def test_half_of_the_optimizer_on_the_host_beats_all_and_none_of_it() -> None:
