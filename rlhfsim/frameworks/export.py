@@ -56,6 +56,9 @@ class Unsaid:
     cost: str = ""
     """What that is predicted to cost; empty where it is not priced."""
 
+    of: tuple[str, ...] = ()
+    """Fields of the plan that read back differently: `workload.*`, `schedule`, `actor.layout.*`."""
+
     @property
     def sentence(self) -> str:
         """What, what instead, at which cost."""

@@ -14,6 +14,7 @@ from typing import Any
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.described import RunDescription
 from rlhfsim.frameworks.configuration.findings import Finding
+from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import PLACEHOLDER, FrameworkSettings, SettingMissing
 
 ENTRY_POINT = "entry_point"
@@ -37,8 +38,8 @@ class Configuration:
     """Its entry points as people write them."""
     keys: tuple[str, ...] = ()
     """Beginnings of keys that no other framework has."""
-    below: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda values: {}
-    """Values of its own configurations that a user's names and builds on."""
+    below: Callable[[Said], Mapping[str, Any]] = lambda said: {}
+    """Values of its own configurations that a user's names and builds on, and of its entry points."""
     version_of: Callable[[Mapping[str, Any]], str | None] = lambda values: None
     """The version that keys give away; None: they do not."""
     spelled: Callable[[str, str | None], str | None] = lambda key, version: key

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rlhfsim.errors import RlhfsimError
@@ -18,12 +19,31 @@ from rlhfsim.specs.placement.placement import (
     RolloutPlacement,
     Schedule,
 )
+from rlhfsim.specs.placement.software import Software
 from rlhfsim.specs.placement.weight_paths import WeightPath
 from rlhfsim.specs.workload.lengths import cut_log_normal
-from rlhfsim.specs.workload.workload import Algorithm, Lora, Reward, Rules, Workload
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Algorithm, GradientSums, Lora, Reward, Rules, Workload
 
 SHARED, TRAIN, ROLLOUT = "all", "train", "rollout"
 """Names of pools: one, or two."""
+
+ON_HOST: Mapping[str, Literal["cpu"]] = {"offload_optimizer": "cpu", "offload_params": "cpu"}
+"""Of a layout under PyTorch's CPUOffloadPolicy: weights, gradients and optimizer states lie on the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleDescription:
+    """What a critic, reference or reward model has of its own."""
+
+    layout: Layout
+    residency: Residency = "resident"
+    optimizer_leaves: bool = False
+    """As in `RunDescription`."""
+    pool: str | None = None
+    """Name of a pool beside that of the actor; roles with the same name share it."""
+    gpus: int = 0
+    """GPUs of that pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +65,10 @@ class RunDescription:
     recomputes_logprobs: bool = True
     """Old log-probs come from a forward of the training engine."""
     lora_rank: int = 0
+    lora_base: Literal["bf16", "nf4"] = "bf16"
+    optimizer: Literal["adam", "adam8bit"] = "adam"
+    gradients: GradientSums = "backend"
+    dynamic_sampling: DynamicSampling | None = None
     max_response: int | None = None
     """Tokens at which a response is cut; None: not known."""
     max_prompt: int | None = None
@@ -56,7 +80,9 @@ class RunDescription:
     rollout_gpus: int | None = None
     """GPUs of the rollout alone; None: it shares those that train."""
     layout: Layout
-    """Of the trained roles and those that score; see `training_layout`."""
+    """Of the actor, and of each other role that has none of its own; see `training_layout`."""
+    roles: Mapping[str, RoleDescription] = field(default_factory=dict)
+    """Of `critic`, `reference` and `reward`, those that differ from the actor."""
     actor_residency: Residency = "resident"
     scoring_residency: Residency = "resident"
     optimizer_leaves: bool = False
@@ -69,6 +95,8 @@ class RunDescription:
     weight_path: WeightPath
     staleness: float = 0.0
     partial_rollout: bool = False
+    software: Software | None = None
+    """What the training stack does differently from its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,16 +132,23 @@ def training_layout(gpus: int, *, tp: int = 1, pp: int = 1, cp: int = 1, **setti
 
 
 def rollout_layout(
-    gpus: int, *, tp: int = 1, pp: int = 1, replicas: int | None = None, **settings: Any
+    gpus: int,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    attention_dp: int = 1,
+    replicas: int | None = None,
+    **settings: Any,
 ) -> RolloutLayout:
     """The layout of as many replicas as fill the GPUs, or of `replicas`.
 
     Raises:
         RlhfsimError: the degrees do not divide the GPUs.
     """
-    each = tp * pp
-    _check_filled(gpus, each, f"rollout layout TP{tp} PP{pp}")
-    return RolloutLayout(tp=tp, pp=pp, dp=replicas or gpus // each, **settings)
+    each = tp * pp * attention_dp
+    name = f"rollout layout TP{tp} PP{pp}" + (f" DP{attention_dp}" if attention_dp > 1 else "")
+    _check_filled(gpus, each, name)
+    return RolloutLayout(tp=tp, pp=pp, attention_dp=attention_dp, dp=replicas or gpus // each, **settings)
 
 
 def _check_filled(gpus: int, each: int, layout: str) -> None:
@@ -133,10 +168,11 @@ def setup(run: RunDescription, lengths: Lengths, gpu: str, rollout_gpu: str | No
         RlhfsimError: layouts that do not fill the GPUs, an unknown model or GPU.
     """
     workload = workload_of(run, lengths)
+    own = sum(pool.gpus for pool in pools_of(run, two_kinds=False) if pool.name != ROLLOUT)
     cluster = parse_cluster(
-        run.gpus if rollout_gpu else run.gpus + (run.rollout_gpus or 0),
+        own if rollout_gpu else own + (run.rollout_gpus or 0),
         gpu,
-        gpus_per_node=min(run.gpus_per_node, run.gpus + (run.rollout_gpus or 0)),
+        gpus_per_node=min(run.gpus_per_node, own + (run.rollout_gpus or 0)),
         rollout_gpus=run.rollout_gpus if rollout_gpu else None,
         rollout_gpu=rollout_gpu,
     )
@@ -167,40 +203,64 @@ def workload_of(run: RunDescription, lengths: Lengths) -> Workload:
         response_len=cut_log_normal(max(1.0, lengths.response), run.max_response or lengths.longest),
         packing=run.packing,
         old_logprobs="recompute" if run.recomputes_logprobs else "rollout",
-        lora=Lora(rank=run.lora_rank) if run.lora_rank else None,
-        rollout_precision="fp8" if run.rollout.precision == "fp8" else "bf16",
+        lora=Lora(rank=run.lora_rank, base=run.lora_base) if run.lora_rank else None,
+        dynamic_sampling=run.dynamic_sampling,
+        optimizer=run.optimizer,
+        gradients=run.gradients,
+        speculation=run.rollout.speculation,
+        rollout_precision=run.rollout.precision if run.rollout.precision in ("fp8", "mxfp4") else "bf16",
+        rollout_bf16_attention=run.rollout.bf16_attention,
+        rollout_bf16_layers=run.rollout.bf16_layers,
+        kv_precision="fp8" if run.rollout.kv_precision == "fp8" else "bf16",
         train_precision=run.train_precision,
     )
 
 
 def placement_of(run: RunDescription, workload: Workload, *, two_kinds: bool = False) -> Placement:
     """Pools, roles and schedule; without GPUs of its own the rollout shares those that train."""
-    apart = run.rollout_gpus is not None
-    pools = [ResourcePool(name=TRAIN if apart else SHARED, gpus=run.gpus)]
-    if apart:
-        pools.append(
-            ResourcePool(
-                name=ROLLOUT,
-                start=0 if two_kinds else run.gpus,
-                gpus=run.rollout_gpus or run.gpus,
-                hardware=int(two_kinds),
-            )
-        )
-    scoring = RolePlacement(pool=pools[0].name, layout=run.layout, residency=run.scoring_residency)
+    pools = pools_of(run, two_kinds)
     actor = RolePlacement(
         pool=pools[0].name,
         layout=run.layout,
         residency=run.actor_residency,
         offload_between=run.optimizer_leaves,
     )
+    scoring = RolePlacement(pool=pools[0].name, layout=run.layout, residency=run.scoring_residency)
+    placed = {"critic": actor, "reference": scoring, "reward": scoring} | {
+        name: RolePlacement(
+            pool=role.pool or pools[0].name,
+            layout=role.layout,
+            residency=role.residency,
+            offload_between=role.optimizer_leaves,
+        )
+        for name, role in run.roles.items()
+    }
+    apart = run.rollout_gpus is not None
     return Placement(
-        pools=tuple(pools),
+        pools=pools,
         actor=actor,
-        critic=actor if workload.has_critic else None,
-        rollout=RolloutPlacement(pool=pools[-1].name, layout=run.rollout, sleep=0 if apart else run.sleep),
-        reference=scoring if workload.has_reference else None,
-        reward=scoring if workload.has_reward_model else None,
+        critic=placed["critic"] if workload.has_critic else None,
+        rollout=RolloutPlacement(
+            pool=ROLLOUT if apart else pools[0].name, layout=run.rollout, sleep=0 if apart else run.sleep
+        ),
+        reference=placed["reference"] if workload.has_reference else None,
+        reward=placed["reward"] if workload.has_reward_model else None,
         weight_path=run.weight_path,
         backend=run.backend,
         schedule=Schedule(staleness=run.staleness, partial_rollout=run.partial_rollout),
+        software=run.software,
     )
+
+
+def pools_of(run: RunDescription, two_kinds: bool) -> tuple[ResourcePool, ...]:
+    """The pool that trains, those of roles, and that of the rollout, one after the other."""
+    sizes = {TRAIN if run.rollout_gpus is not None else SHARED: run.gpus}
+    sizes |= {role.pool: role.gpus for role in run.roles.values() if role.pool}
+    pools, start = list[ResourcePool](), 0
+    for name, gpus in sizes.items():
+        pools.append(ResourcePool(name=name, start=start, gpus=gpus))
+        start += gpus
+    if run.rollout_gpus is not None:
+        first = 0 if two_kinds else start
+        pools.append(ResourcePool(name=ROLLOUT, start=first, gpus=run.rollout_gpus, hardware=int(two_kinds)))
+    return tuple(pools)

@@ -36,7 +36,7 @@ def read_configuration(
 
 def settings_of(configuration: Configuration, said: Said, given: Mapping[str, str]) -> FrameworkSettings:
     """What was said as settings of a framework, over the configurations of its own that it names."""
-    values = {**configuration.below(said.values), **said.values, **scalars(given)}
+    values = {**configuration.below(said), **said.values, **scalars(given)}
     entries = (re.search(entry, said.text) for entry in configuration.entries)
     values = {ENTRY_POINT: next((found[0] for found in entries if found), None), **values}
     version = configuration.version_key

@@ -92,6 +92,10 @@ class FrameworkSettings:
                 return value
         return None
 
+    def says(self, *keys: str) -> bool:
+        """Whether one of the keys is set, be it to a variable that is not known."""
+        return any(self._values.get(key) is not None for key in keys)
+
     def whole(self, *keys: str, default: int | None = None) -> int:
         """A whole number of at least 0."""
         value = self._or_default(keys, default)
@@ -171,10 +175,24 @@ class FrameworkSettings:
         return self._resolved(self._values.get(full), full, depth + 1)
 
 
-def megatron_degrees(s: FrameworkSettings, prefix: str) -> dict[str, int]:
-    """Parallel sizes under the keys of Megatron-Core, as verl and NeMo-RL pass them on."""
+def megatron_degrees(
+    s: FrameworkSettings, prefix: str, like: object = None, *, etp: int | None = None
+) -> dict[str, int]:
+    """Parallel sizes under the keys of Megatron-Core, as verl, NeMo-RL and SkyRL pass them on.
+
+    `like`: a layout with the defaults; `etp`: that of the experts, as the rest (tp) where it is not given.
+    """
     keys = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
-    return {degree: s.whole(f"{prefix}.{key}_parallel_size", default=1) for degree, key in keys.items()}
+    degrees = {
+        degree: s.whole(f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, 1)))
+        for degree, key in keys.items()
+    }
+    experts = s.find(f"{prefix}.expert_tensor_parallel_size")
+    virtual = s.find(f"{prefix}.virtual_pipeline_model_parallel_size")
+    usual = int(getattr(like, "etp", etp or degrees["tp"])) if degrees["ep"] > 1 else 1
+    degrees["etp"] = int(experts) if experts else usual
+    degrees["vp"] = int(virtual or getattr(like, "vp", 1)) if degrees["pp"] > 1 else 1
+    return degrees
 
 
 def scalar(text: Any) -> Any:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from rlhfsim.frameworks.configuration.forms import Said
+
 _BATCH = {
     "grpo.num_prompts_per_step": 64,
     "grpo.num_generations_per_prompt": 32,
@@ -90,9 +92,9 @@ BASES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
 }
 
 
-def based_on(values: Mapping[str, Any]) -> Mapping[str, Any]:
+def based_on(said: Said) -> Mapping[str, Any]:
     """Values of the example configuration that `--config` or `defaults` names; none for another."""
-    named = values.get("config") or values.get("defaults")
+    named = said.values.get("config") or said.values.get("defaults")
     return _whole(PurePosixPath(str(named)).stem) if named else {}
 
 

@@ -4,93 +4,160 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any, Literal
 
 from rlhfsim.frameworks.configuration.configuration import Configuration
-from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.described import (
+    ON_HOST,
+    RunDescription,
+    rollout_layout,
+    training_layout,
+)
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.nemo_rl.bases import based_on
-from rlhfsim.specs.placement.layout import Recompute
-from rlhfsim.specs.workload.workload import Algorithm
+from rlhfsim.specs.placement.layout import Layout, Recompute, RolloutLayout
+from rlhfsim.specs.workload.sampling import DynamicSampling
+from rlhfsim.specs.workload.workload import Algorithm, GradientSums
 
 ESTIMATORS: dict[str, Algorithm] = {"grpo": "grpo", "reinforce_plus_plus": "reinforce++", "gdpo": "grpo"}
 """grpo.adv_estimator.name -> algorithm here."""
+GEN, MEGATRON, DTENSOR = "policy.generation", "policy.megatron_cfg", "policy.dtensor_cfg"
 
 
 # Keys and defaults: examples/configs/grpo_math_1B.yaml (same commit), on which the recipes build.
 def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that a YAML configuration describes."""
-    megatron = s.flag("policy.megatron_cfg.enabled", default=False)
+    megatron = s.flag(f"{MEGATRON}.enabled", default=False)
     per_node, nodes = (s.whole("cluster.gpus_per_node", default=1), s.whole("cluster.num_nodes", default=1))
-    rollout = (
-        None if s.flag("policy.generation.colocated.enabled", default=True) else _own_gpus(s, per_node, nodes)
-    )
-    prompts, samples = (
-        s.whole("grpo.num_prompts_per_step", "ppo.num_prompts_per_step", default=32),
-        s.whole("grpo.num_generations_per_prompt", "ppo.num_generations_per_prompt", default=16),
-    )
-    gen, adam = "policy.generation.vllm_cfg", "policy.megatron_cfg.optimizer"
-    hosted = megatron and s.flag(f"{adam}.optimizer_cpu_offload")
-    away = s.share(f"{adam}.optimizer_offload_fraction", default=1.0) if hosted else 0.0
-    ppo = s.has("ppo")
-    stale = s.flag("grpo.async_grpo.enabled", default=False)
+    rollout = None if s.flag(f"{GEN}.colocated.enabled", default=True) else _own_gpus(s, per_node, nodes)
+    gpus = per_node * nodes - (rollout or 0)
+    kind = algorithm(s)
+    loop = "ppo" if kind == "ppo" else "grpo"
+    prompts = s.whole(f"{loop}.num_prompts_per_step", default=32)
+    samples = s.whole(f"{loop}.num_generations_per_prompt", default=16)
+    batch = max(1, s.whole("policy.train_global_batch_size", default=512))
+    longest = s.whole("policy.max_total_sequence_length", default=512)
+    response = min(longest, s.whole(f"{GEN}.max_new_tokens", default=longest))
+    asynchronous = f"{loop}.async_{loop}"
+    stale = s.flag(f"{asynchronous}.enabled", default=False)
+    adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
     return RunDescription(
-        algorithm="ppo" if ppo else ESTIMATORS.get(s.text("grpo.adv_estimator.name", default="grpo"), "grpo"),
+        algorithm=kind,
         model=s.text("policy.model_name"),
+        critic=_critic(s) if kind == "ppo" else None,
         prompts=prompts,
         samples=samples,
-        mini_batches=max(
-            1, round(prompts * samples / max(1, s.whole("policy.train_global_batch_size", default=512)))
-        ),
-        packing=s.flag("policy.sequence_packing.enabled", default=True)
-        or s.flag("policy.dynamic_batching.enabled"),
+        epochs=s.whole("ppo.ppo_epochs", default=1) if kind == "ppo" else 1,
+        mini_batches=max(1, round(prompts * samples / batch)),
+        packing=_packed(s) or s.flag("policy.dynamic_batching.enabled"),
         kl=s.share("loss_fn.reference_policy_kl_penalty", default=0.01) != 0,
         recomputes_logprobs=not s.flag("loss_fn.force_on_policy_ratio"),
-        max_response=s.whole(
-            "policy.generation.max_new_tokens", "policy.max_total_sequence_length", default=512
-        ),
+        lora_rank=s.whole(f"{adapters}.dim", default=8) if s.flag(f"{adapters}.enabled") else 0,
+        gradients=_gradients(s, megatron),
+        dynamic_sampling=_dynamic_sampling(s, prompts),
+        max_prompt=max(1, longest - response) if response < longest else None,
+        max_response=response,
         backend="megatron" if megatron else "fsdp2",
-        gpus=per_node * nodes - (rollout or 0),
+        gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=rollout,
-        layout=training_layout(
-            per_node * nodes - (rollout or 0),
-            **_degrees(s, megatron),
-            zero=1 if megatron else 3,
-            **_micro_batch(s, _degrees(s, megatron)["cp"]),
-            recompute=_recompute(s, megatron),
-            offload_optimizer="cpu" if away else "none",
-            offload_fraction=away or 1.0,
-        ),
+        layout=_layout(s, gpus, megatron),
         optimizer_leaves=rollout is None,
         scoring_residency="swapped",
-        rollout=rollout_layout(
-            rollout or per_node * nodes,
-            tp=s.whole(f"{gen}.tensor_parallel_size", default=1),
-            pp=s.whole(f"{gen}.pipeline_parallel_size", default=1),
-            memory_utilization=s.share(f"{gen}.gpu_memory_utilization", default=0.6),
-            cuda_graphs=not s.flag(f"{gen}.enforce_eager"),
-            max_num_seqs=s.whole("policy.generation.vllm_kwargs.max_num_seqs", default=1024),
-            precision="fp8" if "fp8" in str(s.find(f"{gen}.precision") or "") else "bf16",
-        ),
+        train_precision="fp8" if megatron and s.flag(f"{MEGATRON}.fp8_cfg.enabled") else "bf16",
+        rollout=_rollout(s, rollout or per_node * nodes),
         sleep=2,
         weight_path="ipc" if rollout is None else "broadcast",
-        staleness=float(s.whole("grpo.async_grpo.max_trajectory_age_steps", default=1)) if stale else 0.0,
-        partial_rollout=stale and s.flag("grpo.async_grpo.in_flight_weight_updates"),
+        staleness=float(s.whole(f"{asynchronous}.max_trajectory_age_steps", default=1)) if stale else 0.0,
+        partial_rollout=stale and s.flag(f"{asynchronous}.in_flight_weight_updates"),
     )
+
+
+def algorithm(s: FrameworkSettings) -> Algorithm:
+    """The algorithm of the loop, of its estimator, and of what that subtracts and divides by."""
+    if s.has("ppo"):
+        return "ppo"
+    found = ESTIMATORS.get(s.text("grpo.adv_estimator.name", default="grpo"), "grpo")
+    if found != "grpo" or s.flag("grpo.normalize_rewards", default=True):
+        return found
+    return "rloo" if s.flag("grpo.use_leave_one_out_baseline", default=True) else "dr-grpo"
+
+
+def _critic(s: FrameworkSettings) -> str | None:
+    named = s.find("value.model_name")
+    return None if named == s.find("policy.model_name") else named
 
 
 def _own_gpus(s: FrameworkSettings, per_node: int, nodes: int) -> int:
     """GPUs of the rollout alone: nodes of it, or GPUs of the only node."""
-    prefix = "policy.generation.colocated.resources"
+    prefix = f"{GEN}.colocated.resources"
     if nodes == 1:
         return s.whole(f"{prefix}.gpus_per_node")
     return s.whole(f"{prefix}.num_nodes") * s.whole(f"{prefix}.gpus_per_node", default=per_node)
 
 
+def _layout(s: FrameworkSettings, gpus: int, megatron: bool) -> Layout:
+    degrees = _degrees(s, megatron)
+    adam = f"{MEGATRON}.optimizer"
+    hosted: dict[str, Any] = dict(ON_HOST) if not megatron and s.flag(f"{DTENSOR}.cpu_offload") else {}
+    if megatron and s.flag(f"{adam}.optimizer_cpu_offload"):
+        away = s.share(f"{adam}.optimizer_offload_fraction", default=1.0)
+        hosted = {"offload_optimizer": "cpu", "offload_fraction": away} if away else {}
+    return training_layout(
+        gpus,
+        **degrees,
+        zero=1 if megatron else 3,
+        **_micro_batch(s, degrees["cp"]),
+        recompute=_recompute(s, megatron),
+        **hosted,
+    )
+
+
+def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
+    vllm, kwargs = f"{GEN}.vllm_cfg", f"{GEN}.vllm_kwargs"
+    ends = ("num_first_layers_in_bf16", "num_last_layers_in_bf16")
+    kept = str(s.find(f"{vllm}.quantization_ignored_layer_kws") or "")
+    precision: Literal["bf16", "fp8"] = "fp8" if "fp8" in str(s.find(f"{vllm}.precision") or "") else "bf16"
+    return rollout_layout(
+        gpus,
+        tp=s.whole(f"{vllm}.tensor_parallel_size", default=1),
+        pp=s.whole(f"{vllm}.pipeline_parallel_size", default=1),
+        ep=s.whole(f"{vllm}.expert_parallel_size", default=1),
+        memory_utilization=s.share(f"{vllm}.gpu_memory_utilization", default=0.6),
+        cuda_graphs=not s.flag(f"{vllm}.enforce_eager"),
+        max_num_seqs=s.whole(f"{kwargs}.max_num_seqs", default=1024),
+        max_batched_tokens=s.whole(f"{kwargs}.max_num_batched_tokens", default=8192),
+        precision=precision,
+        kv_precision="fp8" if "fp8" in str(s.find(f"{vllm}.kv_cache_dtype") or "") else "bf16",
+        bf16_layers=sum(s.whole(f"{vllm}.{end}", default=0) for end in ends) if precision == "fp8" else 0,
+        bf16_attention=precision == "fp8" and "o_proj" in kept,
+        speculation=speculation(s, f"{kwargs}.speculative_config"),
+    )
+
+
+def _gradients(s: FrameworkSettings, megatron: bool) -> GradientSums:
+    """NeMo-RL's configurations sum Megatron's gradients in BF16."""
+    fp32 = s.flag(f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32", default=False)
+    return "bf16" if megatron and not fp32 else "backend"
+
+
+def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | None:
+    if not s.flag("grpo.use_dynamic_sampling"):
+        return None
+    each = round(prompts * s.share("grpo.batch_multiplier", default=1.0))
+    most = s.whole("grpo.dynamic_sampling_max_gen_batches", default=10)
+    return dynamic_sampling(s, prompts, each, most)
+
+
+def _packed(s: FrameworkSettings) -> bool:
+    return s.flag("policy.sequence_packing.enabled", default=True)
+
+
 def _micro_batch(s: FrameworkSettings, cp: int) -> dict[str, int]:
     """Sequences of a micro-batch, or tokens of a GPU: limits are of the cp ranks of a sequence together."""
     size = max(1, s.whole("policy.train_micro_batch_size", default=4))
-    packed = s.flag("policy.sequence_packing.enabled", default=True)
+    packed = _packed(s)
     if not (packed or s.flag("policy.dynamic_batching.enabled")):
         return {"micro_batch": size}
     name = f"policy.{'sequence_packing' if packed else 'dynamic_batching'}"
@@ -103,24 +170,20 @@ def _micro_batch(s: FrameworkSettings, cp: int) -> dict[str, int]:
     return {field: max(1, math.ceil(tokens / cp)) for field, tokens in limits.items()}
 
 
-def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, int]:
-    if not megatron:
-        tp, cp = (
-            s.whole(f"policy.dtensor_cfg.{name}_parallel_size", default=1) for name in ("tensor", "context")
-        )
-        return {"tp": tp, "cp": cp}
-    return megatron_degrees(s, "policy.megatron_cfg")
+def _degrees(s: FrameworkSettings, megatron: bool) -> dict[str, Any]:
+    if megatron:
+        degrees: dict[str, Any] = megatron_degrees(s, MEGATRON, etp=1)
+    else:
+        keys = {"tp": "tensor", "cp": "context", "ep": "expert"}
+        degrees = {d: s.whole(f"{DTENSOR}.{key}_parallel_size", default=1) for d, key in keys.items()}
+    whole = s.flag(f"{MEGATRON if megatron else DTENSOR}.sequence_parallel", default=False)
+    return {**degrees, "sequence_parallel": whole or degrees["tp"] == 1}
 
 
 def _recompute(s: FrameworkSettings, megatron: bool) -> Recompute:
-    part = "megatron_cfg" if megatron else "dtensor_cfg"
-    if not s.flag(f"policy.{part}.activation_checkpointing"):
+    if not s.flag(f"{MEGATRON if megatron else DTENSOR}.activation_checkpointing"):
         return "none"
-    return (
-        "selective"
-        if s.find("policy.megatron_cfg.recompute_granularity") == "selective" and megatron
-        else "full"
-    )
+    return "selective" if s.find(f"{MEGATRON}.recompute_granularity") == "selective" and megatron else "full"
 
 
 CONFIGURATION = Configuration(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -133,8 +134,9 @@ def _training(plan: Plan) -> Iterator[Setting]:
     prefix = MEGATRON if megatron else DTENSOR
     recomputed = placed.layout.recompute != "none"
     yield Setting(key=f"{prefix}.activation_checkpointing", value=recomputed, why=why)
-    if megatron and work.gradients == "bf16":
-        yield Setting(key=f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32", value=False)
+    if megatron:
+        summed = work.gradients != "bf16"
+        yield Setting(key=f"{MEGATRON}.distributed_data_parallel_config.grad_reduce_in_fp32", value=summed)
     if work.lora is not None:
         adapters = f"{MEGATRON}.peft" if megatron else f"{DTENSOR}.lora_cfg"
         yield Setting(key=f"{adapters}.enabled", value=True)
@@ -212,23 +214,61 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
 def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
     placement = plan.placement
     if placement.actor.layout.vp > 1:
-        yield Unsaid(what=f"virtual pipeline stages {placement.actor.layout.vp}", instead="one a GPU")
+        yield Unsaid(
+            what=f"virtual pipeline stages {placement.actor.layout.vp}",
+            instead="one a GPU",
+            of=("actor.layout.vp",),
+        )
+    layout = placement.actor.layout
+    if plan.workload.packing and layout.pack_tokens is None:
+        longest = longest_prompt(plan) + longest_response(plan)
+        yield Unsaid(
+            what=f"micro-batches of {layout.micro_batch} packed sequences",
+            instead=f"packs of {layout.micro_batch * longest} tokens",
+            of=tuple(
+                f"{role}.layout.{name}"
+                for role in ("actor", "reference")
+                for name in ("micro_batch", "pack_tokens", "score_pack_tokens")
+            ),
+        )
     reference = placement.reference
     if reference is not None and reference.layout != placement.actor.layout:
         yield Unsaid(
             what=f"the reference's own layout {reference.layout.label}",
             instead="its weights are swapped into the policy's modules",
+            of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
     if reference is not None and reference.residency != "swapped":
-        yield Unsaid(what=f"a reference that is {reference.residency}", instead="it is swapped")
-    if rollout.pool == placement.actor.pool and rollout.sleep != 2:
-        yield Unsaid(what=f"sleep {rollout.sleep}", instead="a colocated rollout drops weights and KV cache")
+        yield Unsaid(
+            what=f"a reference that is {reference.residency}",
+            instead="it is swapped",
+            of=("reference.residency",),
+        )
+    colocated = rollout.pool == placement.actor.pool
+    if colocated and not placement.actor.offload_between:
+        yield Unsaid(
+            what="optimizer states that stay on the GPUs during a rollout",
+            instead="a colocated policy moves them to the host",
+            of=("actor.offload_between",),
+        )
+    if colocated and rollout.sleep != 2:
+        yield Unsaid(
+            what=f"sleep {rollout.sleep}",
+            instead="a colocated rollout drops weights and KV cache",
+            of=("rollout.sleep",),
+        )
     if rollout.layout.bf16_attention:
         yield Unsaid(
-            what="attention of an FP8 rollout in BF16", instead="quantization_ignored_layer_kws by hand"
+            what="attention of an FP8 rollout in BF16",
+            instead="quantization_ignored_layer_kws by hand",
+            of=("rollout.layout.bf16_attention", "workload.rollout_bf16_attention"),
         )
     if placement.reward is not None:
-        yield Unsaid(what="a reward model", instead="rewards come from an environment: env.* of the base")
+        yield Unsaid(
+            what="a reward model",
+            instead="rewards come from an environment: env.* of the base",
+            of=("roles",),
+        )
 
 
 def override(setting: Setting) -> str:

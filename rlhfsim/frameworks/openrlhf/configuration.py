@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
-from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.described import (
+    RoleDescription,
+    RunDescription,
+    rollout_layout,
+    training_layout,
+)
+from rlhfsim.frameworks.configuration.engines import dynamic_sampling
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.specs.placement.layout import Layout
+from rlhfsim.specs.workload.sampling import DynamicSampling
 from rlhfsim.specs.workload.workload import Algorithm
 
 ESTIMATORS: dict[str, Algorithm] = {
@@ -22,19 +30,20 @@ ESTIMATORS: dict[str, Algorithm] = {
 """--algo.advantage.estimator -> algorithm here."""
 SEQUENCES = 256
 """Sequences at a time of its vLLM engines."""
+OLD = ("actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "pretrain", "zero_stage")
+"""Names until 0.9: dots came with 0.10."""
 
 
-# Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of v0.8 and
-# before.
+# Arguments and defaults: openrlhf/cli/train_ppo_ray.py (same commit); second names are those of 0.9 and
+# before, with the defaults that they had (0.8.11, 0.9.10).
 def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription:
     """The run that the arguments describe."""
     per_node = s.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
     gpus = per_node * s.whole("actor.num_nodes", "actor_num_nodes", default=1)
-    whole = s.flag("train.colocate_all", "colocate_all_models")
     stale = s.flag("train.async_enable", "async_train")
     engines = s.whole("vllm.num_engines", "vllm_num_engines", default=0)
     tp = s.whole("vllm.tensor_parallel_size", "vllm_tensor_parallel_size", default=1)
-    shared = whole and not stale
+    shared = _whole(s) and not stale
     if not engines and not shared:
         raise RlhfsimError(
             "no-rollout-engine",
@@ -44,30 +53,32 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     prompts = s.whole("rollout.batch_size", "rollout_batch_size", default=1024)
     samples = s.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
     batch = s.whole("train.batch_size", "train_batch_size", default=128)
-    kind = algorithm(s)
+    longest_prompt, longest_response = _longest(s)
+    asleep = s.flag("ds.enable_sleep", "deepspeed_enable_sleep")
     return RunDescription(
-        algorithm=kind,
+        algorithm=algorithm(s),
         model=s.text("actor.model_name_or_path", "pretrain"),
-        critic=_named(s, "critic.model_name_or_path", "critic_pretrain") if kind == "ppo" else None,
-        reward_model=None
-        if s.find("reward.remote_url", "remote_rm_url", "train.agent_func_path")
-        else _named(s, "reward.model_name_or_path", "reward_pretrain"),
+        critic=_critic(s),
+        reward_model=_reward(s),
         prompts=prompts,
         samples=samples,
         epochs=s.whole("train.max_epochs", "max_epochs", default=1),
         mini_batches=max(1, round(prompts * samples / batch)),
-        packing=s.flag("ds.packing_samples", "packing_samples"),
+        packing=s.flag("ds.packing_samples", "packing_samples") or _by_tokens(s) or _cp(s) > 1,
         kl=s.share("algo.kl.init_coef", "init_kl_coef", default=0.01) != 0,
         lora_rank=s.whole("ds.lora.rank", "lora_rank", default=0),
-        max_response=s.whole("rollout.max_new_tokens", "generate_max_len", default=0) or None,
-        max_prompt=_longest_prompt(s),
+        lora_base="nf4" if s.flag("ds.load_in_4bit", "load_in_4bit") else "bf16",
+        gradients="fp32" if s.find("ds.grad_accum_dtype", "grad_accum_dtype") == "fp32" else "backend",
+        dynamic_sampling=_dynamic_sampling(s, prompts),
+        max_prompt=longest_prompt,
+        max_response=longest_response,
         backend="deepspeed",
         gpus=gpus,
         gpus_per_node=per_node,
         rollout_gpus=None if shared else engines * tp,
-        layout=_layout(s, gpus),
-        optimizer_leaves=s.flag("ds.enable_sleep", "deepspeed_enable_sleep"),
-        scoring_residency="offloaded" if s.flag("ref.offload", "ref_reward_offload") else "resident",
+        layout=_layout(s, gpus, **_micro_batch(s)),
+        roles=_roles(s, gpus, asleep),
+        optimizer_leaves=asleep,
         rollout=rollout_layout(
             gpus if shared else engines * tp,
             tp=tp,
@@ -85,21 +96,60 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     )
 
 
-def _longest_prompt(s: FrameworkSettings) -> int | None:
-    """Its own limit until v0.9, then what the limit of both leaves; None: not said."""
-    whole, new = s.find("data.max_len"), s.find("rollout.max_new_tokens", "generate_max_len")
-    if isinstance(whole, int) and isinstance(new, int):
-        return max(1, whole - new)
-    return s.whole("prompt_max_len") if s.find("prompt_max_len") else None
+def _whole(s: FrameworkSettings) -> bool:
+    """Whether all models that train or score share GPUs."""
+    return s.flag("train.colocate_all", "colocate_all_models")
 
 
-def _layout(s: FrameworkSettings, gpus: int) -> Layout:
+def _old(s: FrameworkSettings) -> bool:
+    """Whether the names are those of 0.9 and before."""
+    return any(s.find(key) is not None for key in OLD)
+
+
+def _roles(s: FrameworkSettings, gpus: int, asleep: bool) -> dict[str, RoleDescription]:
+    """Critic, reference and reward model: on the actor's GPUs, on others that they share, or on their own."""
+    pools = {
+        "reference": None if _whole(s) or s.flag("train.colocate_actor_ref", "colocate_actor_ref") else "ref",
+        "critic": None if _whole(s) else "critic",
+        "reward": None if _whole(s) else "reward",
+    }
+    pair = s.flag("train.colocate_critic_reward", "colocate_critic_reward")
+    if pair and algorithm(s) == "ppo" and not _whole(s):
+        pools["reward"] = "critic"
+    present = {"reference": True, "critic": algorithm(s) == "ppo", "reward": _reward(s) is not None}
+    offloaded = {
+        "reference": s.flag("ref.offload", "ref_reward_offload"),
+        "reward": s.flag("reward.offload", "ref_reward_offload"),
+    }
+    roles = {}
+    for name, pool in pools.items():
+        own = _gpus(s, pool) if pool else gpus
+        if not present[name]:
+            continue
+        trained = name == "critic"
+        sizes = _micro_batch(s) if trained or _by_tokens(s) else {"micro_batch": _scored(s)}
+        roles[name] = RoleDescription(
+            layout=_layout(s, own, **sizes),
+            residency="offloaded" if offloaded.get(name) else "resident",
+            optimizer_leaves=trained and asleep,
+            pool=pool,
+            gpus=own if pool else 0,
+        )
+    return roles
+
+
+def _gpus(s: FrameworkSettings, role: str) -> int:
+    nodes = s.whole(f"{role}.num_nodes", f"{role}_num_nodes", default=1)
+    return nodes * s.whole(f"{role}.num_gpus_per_node", f"{role}_num_gpus_per_node", default=8)
+
+
+def _layout(s: FrameworkSettings, gpus: int, **sizes: int) -> Layout:
     return training_layout(
         gpus,
         tp=s.whole("ds.tensor_parallel_size", "ds_tensor_parallel_size", default=1),
-        cp=s.whole("ds.ring_attn_size", "ring_attn_size", default=1),
+        cp=_cp(s),
         zero=s.whole("ds.zero_stage", "zero_stage", default=2),
-        **_micro_batch(s),
+        **sizes,
         recompute="full"
         if s.flag("actor.gradient_checkpointing_enable", "gradient_checkpointing")
         else "none",
@@ -107,13 +157,45 @@ def _layout(s: FrameworkSettings, gpus: int) -> Layout:
     )
 
 
+def _cp(s: FrameworkSettings) -> int:
+    return s.whole("ds.ring_attn_size", "ring_attn_size", default=1)
+
+
+def _by_tokens(s: FrameworkSettings) -> bool:
+    return s.flag("train.dynamic_batch_enable", "use_dynamic_batch")
+
+
 def _micro_batch(s: FrameworkSettings) -> dict[str, int]:
     """Sequences of a micro-batch, or tokens of a GPU."""
-    if not s.flag("train.dynamic_batch_enable", "use_dynamic_batch"):
-        return {"micro_batch": max(1, s.whole("train.micro_batch_size", "micro_train_batch_size", default=1))}
-    limit = max(1, s.whole("train.max_tokens_per_gpu", "train_max_tokens_per_gpu", default=16384))
+    if not _by_tokens(s):
+        usual = 4 if _old(s) else 1
+        size = s.whole("train.micro_batch_size", "micro_train_batch_size", default=usual)
+        return {"micro_batch": max(1, size)}
+    limit = max(1, s.whole("train.max_tokens_per_gpu", "train_max_tokens_per_gpu", default=16192))
     scoring = s.whole("rollout.max_tokens_per_gpu", "rollout_max_tokens_per_gpu", default=limit)
     return {"pack_tokens": limit, "score_pack_tokens": max(1, scoring)}
+
+
+def _scored(s: FrameworkSettings) -> int:
+    """Sequences of a micro-batch that is scored."""
+    usual = 8 if _old(s) else 1
+    return max(1, s.whole("rollout.micro_batch_size", "micro_rollout_batch_size", default=usual))
+
+
+def _longest(s: FrameworkSettings) -> tuple[int | None, int | None]:
+    """(prompt, response): limits of their own to 0.8, then one of both together and one of the response."""
+    if s.find("prompt_max_len", "generate_max_len") is not None:
+        return s.whole("prompt_max_len", default=1024), s.whole("generate_max_len", default=1024)
+    both = s.whole("data.max_len", "max_len", default=2048)
+    response = s.find("rollout.max_new_tokens", "max_new_tokens")
+    return (max(1, both - int(response)), int(response)) if response else (None, both)
+
+
+def _dynamic_sampling(s: FrameworkSettings, prompts: int) -> DynamicSampling | None:
+    if not s.flag("algo.dynamic_filtering_enable", "dynamic_filtering"):
+        return None
+    names = ("rollout.vllm_generate_batch_size", "vllm_generate_batch_size")
+    return dynamic_sampling(s, prompts, s.whole(*names, default=prompts), None)
 
 
 def algorithm(s: FrameworkSettings) -> Algorithm:
@@ -128,9 +210,26 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
     return ESTIMATORS[name]
 
 
-def _named(s: FrameworkSettings, *keys: str) -> str:
-    """A model name; without one the policy's shape."""
-    return str(s.find(*keys) or "same").split(",")[0]
+def _reward(s: FrameworkSettings) -> str | None:
+    """The reward model, without a name as the policy; None: a service or a function gives rewards."""
+    if s.says("reward.remote_url", "remote_rm_url", "train.agent_func_path", "agent_func_path"):
+        return None
+    return str(s.find("reward.model_name_or_path", "reward_pretrain") or "same").split(",")[0]
+
+
+def _critic(s: FrameworkSettings) -> str | None:
+    """The critic; without a name it starts from the reward model, or from the policy."""
+    if algorithm(s) != "ppo":
+        return None
+    named = s.find("critic.model_name_or_path", "critic_pretrain")
+    return str(named) if named else _reward(s)
+
+
+def _version(values: Mapping[str, Any]) -> str | None:
+    """The last version with the names that are used: dots came with 0.10, `max_len` with 0.9."""
+    if not any(key in values for key in OLD):
+        return None
+    return "0.8.11" if {"prompt_max_len", "generate_max_len"} & values.keys() else "0.9.10"
 
 
 CONFIGURATION = Configuration(
@@ -151,4 +250,5 @@ CONFIGURATION = Configuration(
         "colocate_all_models",
         "micro_train_batch_size",
     ),
+    version_of=_version,
 )

@@ -229,6 +229,7 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
                     what=f"{field} {value} of the {name}",
                     instead=f"{ours}, as the actor's",
                     nearest=with_placement(plan, **{name: replace(role, layout=same)}),
+                    of=(f"{name}.layout.{field}",),
                 )
     for field in ("max_num_seqs", "max_batched_tokens"):
         value, ours = getattr(rollout.layout, field), getattr(ENGINE, field)
@@ -237,12 +238,14 @@ def _unsaid(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
                 what=f"{field} {value} of the rollout",
                 instead=f"vLLM's own, {ours}",
                 nearest=with_rollout(plan, rollout, **{field: ours}),
+                of=(f"rollout.layout.{field}",),
             )
     if rollout.sleep == 2:
         yield Unsaid(
             what="a rollout that drops its weights (sleep 2)",
             instead="they go to the host (sleep 1)",
             nearest=with_rollout(plan, rollout, sleep=1),
+            of=("rollout.sleep",),
         )
     longest = longest_prompt(plan) + longest_response(plan)
     if actor.pack_tokens is not None and actor.pack_tokens * actor.cp < longest:

@@ -91,7 +91,7 @@ def algorithm(s: FrameworkSettings) -> Algorithm:
 def _layout(s: FrameworkSettings, gpus: int, *, megatron: bool) -> Layout:
     micro = _micro_batch(s)
     if megatron:
-        degrees = megatron_degrees(s, _MEGATRON)
+        degrees = megatron_degrees(s, _MEGATRON, etp=1)
         kwargs = f"{_MEGATRON}.optimizer_config_kwargs"
         offloads = s.flag(f"{kwargs}.optimizer_cpu_offload")
         share = s.share(f"{kwargs}.optimizer_offload_fraction", default=0.0) if offloads else 0.0
@@ -99,7 +99,6 @@ def _layout(s: FrameworkSettings, gpus: int, *, megatron: bool) -> Layout:
             gpus,
             **degrees,
             zero=1,
-            etp=s.whole(f"{_MEGATRON}.expert_tensor_parallel_size", default=1) if degrees["ep"] > 1 else 1,
             recompute=_recompute(s),
             offload_optimizer="cpu" if share > 0 else "none",
             offload_fraction=share if share > 0 else 1.0,

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
-from rlhfsim.frameworks.configuration.described import RunDescription, rollout_layout, training_layout
+from rlhfsim.frameworks.configuration.described import (
+    ON_HOST,
+    RunDescription,
+    rollout_layout,
+    training_layout,
+)
+from rlhfsim.frameworks.configuration.forms import Said
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.specs.placement.layout import RolloutLayout
 from rlhfsim.specs.workload.workload import Algorithm
 
 SEQUENCES = 256
@@ -26,10 +35,12 @@ LAUNCHED: Mapping[str, Mapping[str, Any]] = {
 """Configurations of accelerate that TRL ships, 8 processes each (trl/accelerate_configs, 1.16.0)."""
 
 
-def launched_by(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Values of the shipped configuration of accelerate that `--accelerate_config` names."""
-    named = PurePosixPath(str(values.get("accelerate_config") or values.get("config_file"))).stem
-    return {"num_processes": 8, **LAUNCHED[named]} if named in LAUNCHED else {}
+def launched_by(said: Said) -> Mapping[str, Any]:
+    """Values of the shipped configuration of accelerate that a command names, and the trainer it starts."""
+    named = PurePosixPath(str(said.values.get("accelerate_config") or said.values.get("config_file"))).stem
+    started = re.search(r"\b(?:trl (rloo|dpo|kto)\b|(RLOO|DPO|KTO)(?:Config|Trainer)\b)", said.text)
+    trainer = {"trainer": f"{(started[1] or started[2]).upper()}Trainer"} if started else {}
+    return {**trainer, **({"num_processes": 8, **LAUNCHED[named]} if named in LAUNCHED else {})}
 
 
 # Arguments and defaults: trl/trainer/grpo_config.py (same commit) and transformers' TrainingArguments.
@@ -41,12 +52,9 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     batch = s.whole("per_device_train_batch_size", default=8)
     accumulation, each = _accumulation(s), per_generation(s)
     server = s.flag("use_vllm") and s.text("vllm_mode", default="colocate") == "server"
-    tp = s.whole("vllm_tensor_parallel_size", default=1)
-    rollout_gpus = s.whole("vllm_gpus", default=tp) if server else None
-    zero = s.whole("deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0)
-    kind: Algorithm = "rloo" if "RLOO" in s.text("trainer", default="GRPOTrainer") else "grpo"
+    rollout = _server(s) if server else _colocated(s, gpus)
     return RunDescription(
-        algorithm=kind,
+        algorithm=algorithm(s),
         model=s.text("model_name_or_path", "model"),
         prompts=max(1, gpus * batch * each // samples),
         samples=samples,
@@ -57,25 +65,103 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         recomputes_logprobs=group(s) > 1
         or (s.flag("use_vllm") and s.flag("vllm_importance_sampling_correction", default=True)),
         lora_rank=s.whole("lora_r", default=16) if s.flag("use_peft") else 0,
+        lora_base="nf4" if s.flag("load_in_4bit") else "bf16",
+        optimizer="adam8bit" if "8bit" in s.text("optim", default="adamw_torch_fused") else "adam",
+        max_prompt=_longest_prompt(s),
         max_response=s.whole("max_completion_length", default=512),
-        backend="fsdp2" if s.has("fsdp_config") or s.find("fsdp") else "deepspeed",
+        backend="fsdp2" if _fsdp(s) else "deepspeed",
         gpus=gpus,
-        gpus_per_node=s.whole("gpus_per_node", default=min(8, gpus)),
-        rollout_gpus=rollout_gpus,
+        gpus_per_node=s.whole("gpus_per_node", default=_per_node(s, gpus)),
+        rollout_gpus=rollout.gpus if server else None,
         layout=training_layout(
             gpus,
-            zero=zero,
+            **_sharding(s),
             micro_batch=max(1, batch),
             recompute="full" if s.flag("gradient_checkpointing", default=True) else "none",
         ),
-        rollout=rollout_layout(
-            rollout_gpus or gpus,
-            tp=tp if s.flag("use_vllm") else 1,
-            max_num_seqs=SEQUENCES,
-            memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),
-        ),
-        sleep=2 if s.flag("vllm_enable_sleep_mode") else 0,
+        rollout=rollout,
+        sleep=2 if s.flag("vllm_enable_sleep_mode") and not server else 0,
         weight_path="broadcast" if server else "ipc" if s.flag("use_vllm") else "none",
+    )
+
+
+def algorithm(s: FrameworkSettings) -> Algorithm:
+    """The algorithm of the trainer and its loss.
+
+    Raises:
+        RlhfsimError: it trains on given pairs or labels.
+    """
+    trainer = s.text("trainer", default="GRPOTrainer")
+    if trainer.startswith(("DPO", "KTO")):
+        raise RlhfsimError(
+            "no-rollout",
+            f"{trainer} trains on given pairs or labels, without a rollout",
+            help="ask rlhfsim estimate --algorithm dpo, with the layout of the configuration",
+        )
+    if "RLOO" in trainer:
+        return "rloo"
+    return "dr-grpo" if s.find("loss_type") == "dr_grpo" else "grpo"
+
+
+def _longest_prompt(s: FrameworkSettings) -> int | None:
+    """What the engine's length leaves beside a response: TRL cuts no prompts."""
+    both = s.find("vllm_max_model_length", "max_model_len")
+    return max(1, int(both) - s.whole("max_completion_length", default=512)) if both else None
+
+
+def _per_node(s: FrameworkSettings, gpus: int) -> int:
+    nodes = s.find("num_machines")
+    return max(1, gpus // int(nodes)) if nodes and int(nodes) > 1 else min(8, gpus)
+
+
+def _fsdp(s: FrameworkSettings) -> bool:
+    return s.has("fsdp_config") or bool(s.find("fsdp")) or s.find("distributed_type") == "FSDP"
+
+
+def _sharding(s: FrameworkSettings) -> dict[str, Any]:
+    """ZeRO stage and what lies on the host, from accelerate's or DeepSpeed's own configuration."""
+    if _fsdp(s):
+        whole = s.text("fsdp_config.fsdp_reshard_after_forward", default="true").lower()
+        hosted = s.flag("fsdp_config.fsdp_offload_params")
+        return {"zero": 3 if whole in ("true", "full_shard") else 2, **(ON_HOST if hosted else {})}
+    stage = s.whole("deepspeed_config.zero_stage", "zero_stage", "zero_optimization.stage", default=0)
+    found = {
+        part: s.find(f"deepspeed_config.offload_{part}_device", f"zero_optimization.offload_{part}.device")
+        for part in ("optimizer", "param")
+    }
+    return {
+        "zero": stage,
+        "offload_optimizer": "cpu" if found["optimizer"] == "cpu" else "none",
+        "offload_params": "cpu" if found["param"] == "cpu" and stage == 3 else "none",
+    }
+
+
+def _colocated(s: FrameworkSettings, gpus: int) -> RolloutLayout:
+    """TRL's own engine holds the samples of a batch on the ranks of a replica at a time."""
+    tp = s.whole("vllm_tensor_parallel_size", default=1) if s.flag("use_vllm") else 1
+    batch = s.whole("per_device_train_batch_size", default=8) * per_generation(s)
+    return rollout_layout(
+        gpus,
+        tp=tp,
+        max_num_seqs=batch * tp if s.flag("use_vllm") else SEQUENCES,
+        memory_utilization=s.share("vllm_gpu_memory_utilization", default=0.3),
+    )
+
+
+def _server(s: FrameworkSettings) -> RolloutLayout:
+    """The engine that `vllm serve` (or `trl vllm-serve`) starts on GPUs of its own."""
+    tp = s.whole("tensor_parallel_size", "vllm_tensor_parallel_size", default=1)
+    pp, dp = (s.whole(f"{kind}_parallel_size", default=1) for kind in ("pipeline", "data"))
+    return rollout_layout(
+        s.whole("vllm_gpus", default=tp * pp * dp),
+        tp=tp,
+        pp=pp,
+        max_num_seqs=s.whole("max_num_seqs", default=SEQUENCES),
+        max_batched_tokens=s.whole("max_num_batched_tokens", default=8192),
+        memory_utilization=s.share("gpu_memory_utilization", default=0.9),
+        cuda_graphs=not s.flag("enforce_eager"),
+        precision="fp8" if "fp8" in str(s.find("quantization") or "") else "bf16",
+        kv_precision="fp8" if "fp8" in str(s.find("kv_cache_dtype") or "") else "bf16",
     )
 
 
@@ -85,7 +171,7 @@ def _accumulation(s: FrameworkSettings) -> int:
 
 def per_generation(s: FrameworkSettings) -> int:
     """Micro-batches of one process between two generations."""
-    given = s.find("stepsper_generation")
+    given = s.find("steps_per_generation")
     if given:
         return int(given)
     whole = s.find("generation_batch_size")

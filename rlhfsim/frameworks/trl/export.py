@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import yaml
@@ -27,6 +27,7 @@ from rlhfsim.frameworks.export import (
 )
 from rlhfsim.frameworks.nearest import with_placement, with_rollout, with_workload
 from rlhfsim.plan import Plan
+from rlhfsim.specs.placement.layout import Layout
 from rlhfsim.specs.placement.placement import RolloutPlacement
 
 COMMANDS = {"grpo": "grpo", "dr-grpo": "grpo", "rloo": "rloo", "dpo": "dpo", "kto": "kto"}
@@ -185,6 +186,9 @@ def _rollout(plan: Plan, placed: RolloutPlacement) -> Iterator[Setting]:
     yield Setting(key="vllm_mode", value="server" if apart else "colocate")
     total = longest_prompt(plan) + longest_response(plan)
     yield Setting(key="vllm_max_model_length", value=total)
+    if plan.workload.old_logprobs == "rollout":
+        why = "one forward pass less"
+        yield Setting(key="vllm_importance_sampling_correction", value=False, why=why)
     if apart:
         return
     yield Setting(key="vllm_tensor_parallel_size", value=layout.tp)
@@ -199,6 +203,19 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             what=f"prompts of at most {longest_prompt(plan)} tokens",
             instead="TRL has no limit: filter the data set",
         )
+        if plan.workload.packing:
+            yield Unsaid(
+                what="packed sequences",
+                instead="those of a micro-batch are padded to its longest",
+                of=("workload.packing",),
+            )
+        updates = plan.workload.mini_batches * plan.workload.epochs
+        if plan.workload.old_logprobs == "rollout" and updates > 1:
+            yield Unsaid(
+                what="old log-probs of the rollout",
+                instead=f"with {updates} updates a batch TRL computes them again",
+                of=("workload.old_logprobs",),
+            )
     rollout = plan.placement.rollout
     if rollout is not None and rollout.pool == plan.placement.actor.pool:
         actor = plan.placement.actor.layout
@@ -208,12 +225,14 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                 what=f"max_num_seqs {rollout.layout.max_num_seqs}",
                 instead=f"{most}, the samples of a batch on the ranks of a replica",
                 nearest=with_rollout(plan, rollout, max_num_seqs=most),
+                of=("rollout.layout.max_num_seqs",),
             )
     if plan.workload.gradients == "fp32" and plan.placement.backend == "deepspeed":
         yield Unsaid(
             what="gradients summed in FP32",
             instead="accelerate's file has no key: DeepSpeed's own",
             nearest=with_workload(plan, gradients="backend"),
+            of=("workload.gradients",),
         )
     reference = plan.placement.reference
     if reference is not None and reference.layout != plan.placement.actor.layout:
@@ -222,6 +241,7 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
             what="the reference's own layout",
             instead="as the policy's",
             nearest=with_placement(plan, reference=same),
+            of=tuple(f"reference.layout.{f.name}" for f in fields(Layout)),
         )
 
 
@@ -274,13 +294,15 @@ def _server(plan: Plan, placed: RolloutPlacement) -> str:
     layout = placed.layout
     total = longest_prompt(plan) + longest_response(plan)
     eager = " --enforce-eager" if not layout.cuda_graphs else ""
+    fp8 = " --quantization fp8" if layout.precision == "fp8" else ""
+    cache = " --kv-cache-dtype fp8" if layout.kv_precision == "fp8" else ""
     command = [
         'VLLM_SERVER_DEV_MODE=1 exec vllm serve "${MODEL}" \\',
         '    --weight-transfer-config \'{"backend":"nccl"}\' \\',
         f"    --tensor-parallel-size {layout.tp} --data-parallel-size {layout.dp} "
         f"--pipeline-parallel-size {layout.pp} \\",
         f"    --gpu-memory-utilization {layout.memory_utilization} --max-num-seqs {layout.max_num_seqs} "
-        f"--max-model-len {total}{eager} \\",
+        f"--max-num-batched-tokens {layout.max_batched_tokens} --max-model-len {total}{eager}{fp8}{cache} \\",
         '    --logprobs-mode processed_logprobs --max-logprobs -1 "$@"',
     ]
     return bash(f"{headline(plan)}, the rollout of TRL 1.16.0", NEEDS, "\n".join(command))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.export import (
@@ -155,10 +156,12 @@ def _actor(plan: Plan) -> Iterator[Setting]:
     if work.lora is not None:
         yield Setting(key="actor_rollout_ref.model.lora_rank", value=work.lora.rank)
         yield Setting(key="actor_rollout_ref.model.lora_alpha", value=2 * work.lora.rank)
+        merged = plan.placement.weight_path != "lora"
+        yield Setting(key="actor_rollout_ref.model.lora.merge", value=merged, why=call(plan, "actor.sync"))
     yield from _engine(plan, ACTOR, placed, trained=True)
     why = held(plan, "actor.train", placed.pool)
     yield from _gradients(plan)
-    yield from _recompute(plan, placed.layout, why)
+    yield from _recompute(plan, ACTOR, placed.layout, why)
     yield from _micro_batch(plan, placed.layout, why)
 
 
@@ -211,19 +214,17 @@ def _gradients(plan: Plan) -> Iterator[Setting]:
         yield Setting(key=f"+{override}.grad_reduce_in_fp32", value=False)
 
 
-def _recompute(plan: Plan, layout: Layout, why: str) -> Iterator[Setting]:
+def _recompute(plan: Plan, role: str, layout: Layout, why: str) -> Iterator[Setting]:
+    """Activations that are computed again, and optimizer states on the host; `role` as in `_engine`."""
     if plan.placement.backend != "megatron":
-        yield Setting(
-            key="actor_rollout_ref.model.enable_gradient_checkpointing",
-            value=layout.recompute != "none",
-            why=why,
-        )
+        model = "critic.model" if role == "critic" else "actor_rollout_ref.model"
+        yield Setting(key=f"{model}.enable_gradient_checkpointing", value=layout.recompute != "none", why=why)
         return
     if layout.offload_optimizer == "cpu":
-        optimizer = f"{ACTOR}.optim.override_optimizer_config"
+        optimizer = f"{role}.optim.override_optimizer_config"
         yield Setting(key=f"+{optimizer}.optimizer_cpu_offload", value=True)
         yield Setting(key=f"+{optimizer}.optimizer_offload_fraction", value=layout.offload_fraction)
-    override = f"{ACTOR}.megatron.override_transformer_config"
+    override = f"{role}.megatron.override_transformer_config"
     if layout.recompute == "none":
         return
     yield Setting(key=f"{override}.recompute_granularity", value=layout.recompute, why=why)
@@ -265,6 +266,7 @@ def _reference(plan: Plan) -> Iterator[Setting]:
 def _critic(plan: Plan, placed: RolePlacement) -> Iterator[Setting]:
     yield Setting(key="critic.model.path", value="${MODEL}")
     yield from _engine(plan, "critic", placed, trained=True)
+    yield from _recompute(plan, "critic", placed.layout, held(plan, "critic.train", placed.pool))
     if placed.layout.pack_tokens is None:
         yield Setting(key="critic.ppo_micro_batch_size_per_gpu", value=placed.layout.micro_batch)
     else:
@@ -315,6 +317,13 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
         yield Unsaid(
             what="a rollout on GPUs of its own that waits for every update",
             instead="samples may be one version old (separate_async with max_off_policy_threshold=1)",
+            of=("schedule",),
+        )
+    elif apart and not placement.schedule.partial_rollout:
+        yield Unsaid(
+            what="batches that are generated with one version of the weights",
+            instead="requests are interrupted at every update and go on with the new weights",
+            of=("schedule",),
         )
     for role, placed in placement.roles.items():
         if isinstance(placed, RolePlacement) and placed.layout.pack_tokens is not None:
@@ -323,11 +332,13 @@ def _unsaid(plan: Plan) -> Iterator[Unsaid]:
                 yield Unsaid(
                     what=f"packs of {placed.layout.pack_tokens} tokens for the {role}",
                     instead=f"{train} are written: verl refuses packs shorter than the longest sample",
+                    of=(f"{role}.layout.pack_tokens", f"{role}.layout.score_pack_tokens"),
                 )
     if placement.reward is not None:
         yield Unsaid(
             what=f"the layout of the reward model beyond TP {placement.reward.layout.tp}",
             instead="it is served by a vLLM of verl's own",
+            of=("reward.residency", *(f"reward.layout.{f.name}" for f in fields(Layout))),
         )
 
 

@@ -1,0 +1,51 @@
+"""What configurations say of speculative decoding and dynamic sampling, and what they cannot: its shares."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.specs.placement.speculation import Speculation
+from rlhfsim.specs.workload.sampling import DynamicSampling
+
+METHODS: dict[str, Literal["ngram", "mtp", "eagle", "draft"]] = {
+    "ngram": "ngram",
+    "eagle": "eagle",
+    "eagle3": "eagle",
+    "draft_model": "draft",
+    "mtp": "mtp",
+    "deepseek_mtp": "mtp",
+}
+"""`method` of vLLM's SpeculativeConfig -> ours."""
+ACCEPTANCE = "speculation.acceptance"
+KEPT = "dynamic_sampling.kept"
+"""Keys by which a user says what no configuration does: tokens that are accepted, groups that are kept."""
+USUAL = 0.6
+"""Stands for the share of drafted tokens that is accepted; listed as assumed."""
+
+
+def speculation(s: FrameworkSettings, prefix: str) -> Speculation | None:
+    """vLLM's `speculative_config` under `prefix`; None where it drafts nothing that is priced."""
+    method = METHODS.get(str(s.find(f"{prefix}.method")))
+    if method is None:
+        return None
+    return Speculation(
+        method=method,
+        draft_tokens=s.whole(f"{prefix}.num_speculative_tokens", default=1),
+        acceptance=s.share(ACCEPTANCE, default=USUAL),
+        model=s.text(f"{prefix}.model") if method == "draft" else None,
+    )
+
+
+def dynamic_sampling(
+    s: FrameworkSettings, prompts: int, each: int, max_batches: int | None
+) -> DynamicSampling:
+    """Groups of equal rewards are thrown away; batches of `each` prompts fill a step of `prompts`.
+
+    The share that is kept is not in a configuration: whoever generates more at a time expects one batch to
+    fill the step; with equal batches, half is assumed to be kept.
+    """
+    expected = prompts / each if each > prompts else 0.5
+    kept = s.share(KEPT, default=max(0.01, min(1.0, expected)))
+    most = max_batches if max_batches and max_batches * each * kept >= prompts else None
+    return DynamicSampling(kept=kept, gen_prompts=each if each != prompts else None, max_gen_batches=most)
