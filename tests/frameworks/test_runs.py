@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from click.testing import CliRunner
 
 import rlhfsim
+from rlhfsim.cli.main import cli
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.runs import ANY, FEATURES, OWN, Known, Runs, framework, frameworks, runner_of
 from rlhfsim.present.terminal.frameworks import as_data, lines, rows
@@ -168,6 +170,12 @@ def test_design_offers_our_pipelines_only_for_models_that_they_cut() -> None:
         assert {layout.pp for shape in space.shapes for layout in shape} == stages
 
 
+def test_the_table_of_frameworks_is_cut_nowhere_at_100_columns() -> None:
+    shown = CliRunner().invoke(cli, ["frameworks"], catch_exceptions=False).output
+    assert "…" not in shown
+    assert "* skyrl with megatron: " in shown
+
+
 def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_refuses_them() -> None:
     question = Request(
         cluster=rlhfsim.parse_cluster(8, "h100"), workload=GRPO, framework="nemo-rl", backend="megatron"
@@ -176,5 +184,6 @@ def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_re
     assert plan is not None
     assert plan.placement.reference is not None
     assert plan.placement.reference.residency == "swapped"
-    lacks = framework(OWN).lacks(plan.placement, plan.workload, plan.topology, one_node=True)
+    ours = replace(plan.placement, backend="fsdp2")
+    lacks = framework(OWN).lacks(ours, plan.workload, plan.topology, one_node=True)
     assert "reference-swapped-in-place-of-the-actor-not-run" in {x.code for x in lacks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
-from rlhfsim.frameworks.verl.configuration import describe
+from rlhfsim.frameworks.verl.configuration import CONFIGURATION, describe
 from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
 from rlhfsim.validation.cases.rlhf import with_defaults
 from rlhfsim.validation.rows import Row
@@ -61,6 +61,10 @@ def test_blank_cells_of_a_row_take_the_defaults_of_its_version_and_filled_ones_s
 
 def test_the_deprecated_micro_batch_counts_all_ranks() -> None:
     keys = {"actor_rollout_ref.actor.ppo_micro_batch_size": 64, "trainer.n_gpus_per_node": 8}
-    assert describe(settings(verl_version="0.4.1", **keys), {}).layout.micro_batch == 8
+    ulysses = {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2}
     own = {"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 2}
-    assert describe(settings(verl_version="0.4.1", **keys, **own), {}).layout.micro_batch == 2
+    found = [
+        CONFIGURATION.describe(settings(verl_version="0.4.1", **keys, **more), {}).layout.micro_batch
+        for more in ({}, ulysses, own)
+    ]
+    assert found == [8, 16, 2]

@@ -20,6 +20,7 @@ _NOT_RUN = {
     "rollout expert parallelism",
     "rollout attention data parallelism",
     "offload to NVMe",
+    "reference swapped in place of the actor",
     "partial optimizer offload",  # DeepSpeed's ratio moves whole sub-groups, of 1e9 elements
     "FP8 training",
     "LoRA on a 4-bit base",

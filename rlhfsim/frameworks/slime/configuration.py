@@ -61,7 +61,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         layout=_layout(s, gpus, model),
         actor_residency="offloaded" if leaves else "resident",
         optimizer_leaves=leaves,
-        scoring_residency="offloaded",
+        scoring_residency="offloaded" if leaves else "swapped",
         train_precision="fp8" if s.find("fp8_format") else "bf16",
         rollout=_rollout(s, own or s.whole("rollout_num_gpus", default=gpus), model),
         sleep=2 if shared and not s.flag("no_offload_rollout") else 0,

@@ -23,6 +23,7 @@ RUNS = Runs(
         )
     },
     known_trainers=known_by("run on GPUs", "megatron"),
+    always_swaps=True,  # _switch_model of backends/megatron_utils/actor.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),
@@ -45,6 +46,7 @@ RUNS = Runs(
         "FP8 rollout",
         "FP8 KV cache",
         "offload to the host",
+        "reference swapped in place of the actor",
         "partial optimizer offload",
         "BF16 gradients",
         "FP32 gradient sums",

@@ -42,7 +42,8 @@ def _engine(plan: Plan, rollout: RolloutPlacement) -> Iterator[Unsaid]:
 def _roles(plan: Plan) -> Iterator[Unsaid]:
     placement, actor = plan.placement, plan.placement.actor
     reference, critic, reward = placement.reference, placement.critic, placement.reward
-    if reference is not None and (reference.layout != actor.layout or reference.residency != "offloaded"):
+    swapped = "swapped" if actor.residency == "resident" else "offloaded"
+    if reference is not None and (reference.layout, reference.residency) != (actor.layout, swapped):
         yield Unsaid(
             what=f"the reference's own place ({reference.layout.label}, {reference.residency})",
             instead="its weights lie in host memory and are swapped into the policy's modules",

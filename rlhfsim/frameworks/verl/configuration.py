@@ -264,9 +264,7 @@ def _micro_batch(s: FrameworkSettings, role: str) -> dict[str, int]:
     """Sequences of a micro-batch, or tokens of a GPU; what scores has a limit of its own."""
     dynamic = s.flag(f"{ACTOR}.use_dynamic_bsz")
     if not s.flag(f"{role}.use_dynamic_bsz", default=dynamic):
-        return {
-            "micro_batch": max(1, s.whole(f"{role}.ppo_micro_batch_size_per_gpu", default=_of_all(s, role)))
-        }
+        return {"micro_batch": max(1, s.whole(f"{role}.ppo_micro_batch_size_per_gpu", default=1))}
     usual = 32768 if role == "critic" else 16384
     limit = max(1, s.whole(f"{role}.ppo_max_token_len_per_gpu", default=usual))
     scored = "critic.forward_max" if role == "critic" else f"{ROLL}.log_prob_max"
@@ -274,14 +272,6 @@ def _micro_batch(s: FrameworkSettings, role: str) -> dict[str, int]:
         "pack_tokens": limit,
         "score_pack_tokens": max(1, s.whole(f"{scored}_token_len_per_gpu", default=limit)),
     }
-
-
-def _of_all(s: FrameworkSettings, role: str) -> int:
-    """Sequences of a micro-batch by the deprecated key, which counts those of all ranks (fsdp_workers.py)."""
-    ulysses = _degrees(s, role, megatron=False)["cp"]
-    per_node, nodes = s.find("trainer.n_gpus_per_node"), s.find("trainer.nnodes")
-    ranks = int(per_node or 8) * int(nodes or 1) // ulysses
-    return int(s.find(f"{role}.ppo_micro_batch_size") or 1) // max(1, ranks) or 1
 
 
 def _scored(s: FrameworkSettings, role: str) -> dict[str, int]:

@@ -156,8 +156,8 @@ def _actor(plan: Plan) -> Iterator[Setting]:
     if work.lora is not None:
         yield Setting(key="actor_rollout_ref.model.lora_rank", value=work.lora.rank)
         yield Setting(key="actor_rollout_ref.model.lora_alpha", value=2 * work.lora.rank)
-        merged = plan.placement.weight_path != "lora"
-        yield Setting(key="actor_rollout_ref.model.lora.merge", value=merged, why=call(plan, "actor.sync"))
+        if plan.placement.weight_path != "lora":
+            yield Setting(key="actor_rollout_ref.model.lora.merge", value=True, why=call(plan, "actor.sync"))
     yield from _engine(plan, ACTOR, placed, trained=True)
     why = held(plan, "actor.train", placed.pool)
     yield from _gradients(plan)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhfsim.frameworks.nearest import with_workload
+from rlhfsim.frameworks.nearest import with_placement, with_workload
 from rlhfsim.frameworks.releases import Missing, Release
 
 _FILTERED = Missing(
     what="groups whose rewards differ",
     instead="every group is trained on: its filter was a recipe of its own",
     nearest=lambda plan: with_workload(plan, dynamic_sampling=None),
+)
+_MERGED = Missing(
+    what="adapters merged into the weights that are sent",
+    instead="adapters alone are sent, and the rollout adds them to every product",
+    nearest=lambda plan: with_placement(plan, weight_path="lora"),
 )
 _BEFORE_V1: Mapping[str, Missing] = {
     "trainer.v1.trainer_mode": Missing(),
@@ -29,7 +34,7 @@ _BEFORE_V1: Mapping[str, Missing] = {
 RELEASES: Mapping[str, Release] = {
     "0.8.0": Release(missing=_BEFORE_V1),
     "0.7.1": Release(
-        missing=_BEFORE_V1,
+        missing={**_BEFORE_V1, "actor_rollout_ref.model.lora.merge": _MERGED},
         renamed={
             "critic.fsdp.": "critic.model.fsdp_config.",
             "critic.fsdp.ulysses_sequence_parallel_size": "critic.ulysses_sequence_parallel_size",

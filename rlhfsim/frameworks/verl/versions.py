@@ -7,6 +7,7 @@ one is taken.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -61,14 +62,26 @@ RENAMED: tuple[tuple[str, str | None, tuple[int, int]], ...] = (
 
 def of_each_gpu(s: FrameworkSettings) -> FrameworkSettings:
     """Settings with micro-batches of a GPU, where those of all GPUs are said."""
-    gpus = int(s.find("trainer.n_gpus_per_node") or 8) * int(s.find("trainer.nnodes") or 1)
     whole = {key: s.find(key) for key in MICRO_BATCHES if s.find(f"{key}_per_gpu") is None}
-    said = {f"{key}_per_gpu": max(1, int(value) // gpus) for key, value in whole.items() if value}
+    said = {f"{key}_per_gpu": max(1, int(value) // _ranks(s, key)) for key, value in whole.items() if value}
     if not said:
         return s
     each = s.with_values(said)
     each.assumed, each.names = s.assumed, s.names
     return each
+
+
+def _ranks(s: FrameworkSettings, key: str) -> int:
+    """Data-parallel ranks of a role: GPUs by its sequence parallelism, or by its degrees in Megatron-Core."""
+    gpus = int(s.find("trainer.n_gpus_per_node") or 8) * int(s.find("trainer.nnodes") or 1)
+    role = key.rpartition(".")[0].replace(".rollout", ".actor")
+    degrees = ("tensor_model", "pipeline_model", "context")
+    megatron = (f"megatron.{degree}_parallel_size" for degree in degrees)
+    sizes = (
+        "ulysses_sequence_parallel_size",
+        *(megatron if s.find(f"{role}.strategy") == "megatron" else ()),
+    )
+    return max(1, gpus // math.prod(int(s.find(f"{role}.{size}") or 1) for size in sizes))
 
 
 def default(key: str, version: str | None) -> int:

@@ -9,12 +9,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from rlhfsim.frameworks.runs import FEATURES, Known, Runs, frameworks
-from rlhfsim.present.tables import grid
+from rlhfsim.present.tables import REST, grid
 from rlhfsim.present.terminal.console import drawn
 from rlhfsim.specs.placement.backends import BACKENDS
 from rlhfsim.specs.placement.weight_paths import EVERYWHERE, WEIGHT_PATHS
 
 SCHEMA = "rlhfsim.frameworks/1"
+WHAT = "a plan asks for"
 SHORT: dict[Known | None, str] = {
     "run on GPUs": "GPU",
     "run on CPUs": "CPU",
@@ -23,7 +24,7 @@ SHORT: dict[Known | None, str] = {
 }
 NOTE = (
     "GPU: its users run it on GPUs; CPU: run in our tests on CPUs; written: code that nothing has run; "
-    "-: not run, so design leaves it out; backends in brackets: with those only"
+    "-: not run, so design leaves it out; *: with some backends only"
 )
 
 
@@ -60,10 +61,24 @@ def listing() -> Sequence[RenderableType]:
     every = frameworks()
     sources = [Text(f"{x.name}: {x.source}", style="dim") for x in every]
     return [
-        drawn(grid(("a plan asks for", *(x.name for x in every)), list(rows()))),
+        drawn(grid((WHAT, *(x.name for x in every)), map(_starred, rows()), fit={WHAT: REST})),
         Text(NOTE, style="dim"),
+        *(Text(f"* {line}", style="dim") for line in limited()),
         *sources,
     ]
+
+
+def _starred(row: Sequence[str]) -> list[str]:
+    """Cells as narrow as eight columns need."""
+    return [row[0], *(f"{cell.partition(' ')[0]}*" if " " in cell else cell for cell in row[1:])]
+
+
+def limited() -> Iterator[str]:
+    """What a framework runs with some of its backends only."""
+    for each in frameworks():
+        for backends in dict.fromkeys(each.only_with.values()):
+            what = [feature for feature, names in each.only_with.items() if names == backends]
+            yield f"{each.name} with {', '.join(backends)}: {', '.join(what)}"
 
 
 def as_data() -> dict[str, Any]:
