@@ -62,9 +62,9 @@ class MeanTokens(Number):
 def doctor(ctx: click.Context, /, configs: tuple[str, ...], gpu: str, **given: Any) -> None:
     """Judge a configuration: does it fit, how long is a step, which keys to change.
 
-    CONFIG is the launch script, YAML or JSON that a run of verl, OpenRLHF, NeMo-RL or TRL starts from, the
-    command itself in quotes, or - for what is pasted; several files lie over each other. What it leaves out
-    is the framework's own default, and is listed. Every change is read back in the framework's own words
+    CONFIG is the launch script, YAML or JSON that a run starts from, the command itself in quotes, or - for
+    what is pasted; several files lie over each other. What it leaves out is the framework's own default, and
+    is listed. Every change is read back in the framework's own words
     and priced again.
 
     Exit codes: 0 it fits, 1 it does not, 2 not enough said, with every key that is needed.

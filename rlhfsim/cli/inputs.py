@@ -191,7 +191,7 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
         "oversampling": given["oversampling"],
         "dynamic_sampling": _dynamic_sampling(given["dynamic_sampling"]),
         "kl": not given["no_kl"],
-        "packing": not given["no_packing"],
+        "packing": not (given["no_packing"] or _pads(given.get("framework"))),
     }
     with on_command_line():
         workload = convert(Workload, parse_json(json.dumps(raw), COMMAND_LINE.file))
@@ -202,6 +202,10 @@ def build_workload(given: Mapping[str, Any]) -> Workload:
             "add --rules seconds_per_sample=5ms,workers=64, or name a reward model",
         )
     return workload
+
+
+def _pads(name: str | None) -> bool:
+    return name not in (None, ANY) and framework(name).pads
 
 
 def _needed(given: Mapping[str, Any], name: str) -> None:

@@ -108,6 +108,8 @@ class Runs:
     (Megatron: `UNFUSED`)."""
     copies_each: bool = False
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
+    pads: bool = False
+    """The samples of a micro-batch are padded to its longest, never packed."""
     always_swaps: bool = False
     """A reference beside the actor has no other residency than swapped."""
     frees_gradients: tuple[Backend, ...] = ()

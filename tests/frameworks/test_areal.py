@@ -14,6 +14,7 @@ import yaml
 from rlhfsim.api import estimate_file
 from rlhfsim.errors import RlhfsimError
 from rlhfsim.frameworks.areal.export import allocation
+from rlhfsim.frameworks.configuration.recognise import read_configuration
 from rlhfsim.frameworks.export import Exported, export
 from rlhfsim.plan import Plan
 from rlhfsim.specs.placement.layout import Layout
@@ -156,3 +157,51 @@ def test_recipes_of_areal_are_asynchronous_with_their_staleness() -> None:
         asked = estimate_file(path)
         values = export(asked, "areal", frozenset()).written.values
         assert values["rollout.max_head_offpolicyness"] == asked.placement.schedule.staleness
+
+
+def same_run(asked: Plan, folder: Path) -> None:
+    """The configuration as written, read back."""
+    found = export(asked, "areal", frozenset())
+    for name, text in found.files.items():
+        (folder / name).write_text(text)
+    configuration, settings = read_configuration(
+        [folder / "launch.sh"], {"actor.path": asked.workload.model, "cluster.fileroot": "/shared"}
+    )
+    assert configuration.name == "areal"
+    run = configuration.run(settings, {})
+    work, placement = asked.workload, asked.placement
+    assert placement.rollout is not None
+    assert (run.algorithm, run.kl, run.recomputes_logprobs) == (
+        work.algorithm,
+        work.has_reference,
+        work.old_logprobs == "recompute",
+    )
+    assert (run.prompts, run.samples, run.mini_batches) == (work.prompts, work.samples, work.mini_batches)
+    assert (run.backend, run.weight_path) == (placement.backend, placement.weight_path)
+    assert replace(run.layout, score_pack_tokens=placement.actor.layout.score_pack_tokens) == replace(
+        placement.actor.layout, sequence_parallel=True
+    )
+    assert replace(run.rollout, max_batched_tokens=0) == replace(
+        placement.rollout.layout, max_batched_tokens=0
+    )
+    assert run.staleness == placement.schedule.staleness
+    apart = placement.rollout.pool != placement.actor.pool
+    assert run.rollout_gpus == (placement.pool(placement.rollout.pool).gpus if apart else None)
+    assert run.lora_rank == (work.lora.rank if work.lora else 0)
+    assert (run.gradients == "bf16") == (work.gradients == "bf16")
+
+
+@pytest.mark.parametrize("number", range(len(PLANS)))
+def test_what_is_written_is_read_as_the_same_run(number: int, tmp_path: Path) -> None:
+    same_run(PLANS[number], tmp_path)
+
+
+def test_one_line_for_both_allocations_is_read_and_another_is_refused() -> None:
+    text = "python3 -m areal.launcher.local train.py allocation_mode={} actor.path=Qwen/Qwen2.5-7B"
+    configuration, settings = read_configuration(text.format("sglang.d4p1t2+d8p1t1"), {})
+    run = configuration.run(settings, {})
+    assert (run.gpus, run.rollout_gpus, run.rollout.tp, run.backend) == (8, 8, 2, "fsdp2")
+    with pytest.raises(RlhfsimError, match="no allocation"):
+        configuration.run(
+            settings.with_values({"actor.backend": "megatron:x4", "rollout.backend": "vllm:d4"}), {}
+        )

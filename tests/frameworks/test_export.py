@@ -401,3 +401,11 @@ def test_limits_that_a_framework_has_no_key_for_are_priced(name: str, changes: d
     said = {u.what: u for u in export(asked, name, frozenset(), price).written.unsaid}
     assert said[what].nearest is not None
     assert said[what].cost
+
+
+def test_who_pads_is_designed_for_with_padding(tmp_path: Path) -> None:
+    asked = ["design", "--gpus", "8", "--model", "qwen2.5-0.5b", "--algorithm", "grpo", "--samples", "8"]
+    asked += ["--rules", "workers=8", "--prompts", "16", "--out", str(tmp_path / "plan.json"), "--framework"]
+    for name, packs in (("trl", False), ("openrlhf", True)):
+        assert CliRunner().invoke(cli, [*asked, name], catch_exceptions=False).exit_code == 0
+        assert read_plan(tmp_path / "plan.json").workload.packing is packs
