@@ -211,6 +211,7 @@ def test_assumptions_name_lengths_and_defaults_of_the_release(tmp_path: Path) ->
     assert f"{ROLL}.enforce_eager=True" in old.split("assumed")[1].replace("\n", "")
     told = run(tmp_path, "--response-len", "mean=700").output
     assert "responses of" not in told.split("assumed")[1]
+    assert ("the latest known here" in told, "the latest known here" in old) == (True, False)
 
 
 def test_json_says_the_same(tmp_path: Path) -> None:

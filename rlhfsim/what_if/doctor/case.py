@@ -10,6 +10,7 @@ from typing import Any
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
+from rlhfsim.frameworks.export import exporter
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
@@ -64,7 +65,10 @@ class Case:
         return Lengths(prompt=prompt, response=response, longest=None, longest_prompt=run.max_prompt)
 
     def assumed(self, described: Described) -> Iterator[str]:
-        """What nobody said, in words: lengths; defaults are in the settings."""
+        """What nobody said, in words: release and lengths; defaults are in the settings."""
+        if self.settings.find(self.configuration.version_key) is None:
+            latest = exporter(self.configuration.name).version
+            yield f"{self.configuration.title} {latest}, the latest known here"
         lengths, run = described.lengths, described.run
         for name, said, mean, limit in (
             ("prompts", self.prompt_tokens, lengths.prompt, run.max_prompt),
