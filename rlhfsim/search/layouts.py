@@ -192,7 +192,7 @@ def _zeros_and_offloads(
     if rules.offloads_all and "zero" not in fixed:
         return [*((zero, "none") for zero in zeros), *((3, offload) for offload in offloads[1:])]
     pairs = product(zeros, offloads)
-    if alone is None or "zero" in fixed:
+    if alone is None or "zero" in fixed or not rules.offload_stages:
         return list(pairs)
     return [(zero if offload == "none" else min(rules.offload_stages), offload) for zero, offload in pairs]
 

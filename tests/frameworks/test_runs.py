@@ -20,6 +20,7 @@ from rlhfsim.search.space import partitions
 from rlhfsim.specs.hardware.profiles import parse_cluster
 from rlhfsim.specs.model.presets import published_type, resolve_model
 from rlhfsim.specs.model.roles import models_of
+from rlhfsim.specs.placement.backends import Backend
 from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.workload import Environment, Lora, Reward, Workload
@@ -174,6 +175,18 @@ def test_the_table_of_frameworks_is_cut_nowhere_at_100_columns() -> None:
     shown = CliRunner().invoke(cli, ["frameworks"], catch_exceptions=False).output
     assert "…" not in shown
     assert "* skyrl with megatron: " in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [(each.name, backend) for each in frameworks() for backend in each.trainers]
+)
+def test_every_framework_is_designed_for_with_each_of_its_backends(name: str, backend: Backend) -> None:
+    cluster = rlhfsim.parse_cluster(8, "h100")
+    question = Request(cluster=cluster, workload=GRPO, framework=name, backend=backend, time_limit=5.0)
+    plan = rlhfsim.design(question, explain=False, rivals=False).chosen
+    assert plan is not None
+    lacks = framework(name).lacks(plan.placement, plan.workload, plan.topology, one_node=True)
+    assert list(lacks) == []
 
 
 def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_refuses_them() -> None:
