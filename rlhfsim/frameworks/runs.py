@@ -28,7 +28,7 @@ from rlhfsim.specs.placement.layout import Layout, RolloutLayout
 from rlhfsim.specs.placement.placement import Placement, RolePlacement, Schedule
 from rlhfsim.specs.placement.weight_paths import Topology, WeightPath
 from rlhfsim.specs.workload.dataflow import TRAINED
-from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.specs.workload.workload import Algorithm, Workload
 
 Known = Literal["run on GPUs", "run on CPUs", "written only"]
 Name = TypeVar("Name", bound=str)
@@ -116,6 +116,10 @@ class Runs:
     """Backends whose gradient buffers it gives back before scoring calls; FSDP2 does so itself."""
     engine: str = PRICED_ENGINE
     """What generates; another than `PRICED_ENGINE` is priced with that one's figures."""
+    algorithms: tuple[Algorithm, ...] | None = None
+    """What it trains by; None: all."""
+    one_epoch: bool = False
+    """It trains on a batch once."""
     critics: tuple[Backend, ...] | None = None
     """Backends that it trains a critic with; None: all."""
     pipeline_types: Collection[str] | None = None
@@ -178,6 +182,12 @@ class Runs:
 
     def lacks_workload(self, workload: Workload, backend: Backend | None = None) -> Lacks | None:
         """What of a workload is not run, whatever the placement; None: with none of its backends."""
+        if self.algorithms is not None and workload.algorithm not in self.algorithms:
+            remedy = f"use --algorithm {' or '.join(self.algorithms)}"
+            return Lacks(code="algorithm-not-run", what=workload.algorithm.upper(), remedy=remedy)
+        if self.one_epoch and workload.epochs > 1:
+            what = f"{workload.epochs} epochs on a batch"
+            return Lacks(code="epochs-not-run", what=what, remedy="use --epochs 1")
         critics = self.trainers if self.critics is None else self.critics
         if workload.has_critic and (backend not in critics if backend else not critics):
             beside = f" with {BACKENDS[backend].title}" if backend else ""

@@ -153,6 +153,7 @@ def test_a_recipe_is_the_same_after_export_and_reading(framework: str, name: str
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(("framework", "name"), RECIPES, ids=[name for _, name in RECIPES])
 def test_every_recipe_is_the_same_after_export_and_reading(framework: str, name: str, tmp_path: Path) -> None:
     same_recipe(framework, name, tmp_path)
@@ -296,6 +297,7 @@ def test_a_plan_of_every_field_is_the_same_after_export_and_reading(name: str, t
 
 
 @pytest.mark.slow
+@pytest.mark.parallel
 @pytest.mark.parametrize(
     ("framework", "plans"),
     [("verl", for_verl), ("openrlhf", for_openrlhf), ("trl", for_trl)],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
@@ -187,6 +187,24 @@ def test_every_framework_is_designed_for_with_each_of_its_backends(name: str, ba
     assert plan is not None
     lacks = framework(name).lacks(plan.placement, plan.workload, plan.topology, one_node=True)
     assert list(lacks) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "code"),
+    [
+        ("trl", {"algorithm": "ppo"}, "algorithm-not-run"),
+        ("slime", {"algorithm": "rloo"}, "algorithm-not-run"),
+        ("slime", {"epochs": 2}, "epochs-not-run"),
+        ("areal", {"epochs": 2}, "epochs-not-run"),
+    ],
+)
+def test_what_a_framework_does_not_train_is_refused_at_design_time(
+    name: str, changes: dict[str, Any], code: str
+) -> None:
+    lacks = framework(name).lacks_workload(replace(GRPO, **changes))
+    assert lacks is not None
+    assert lacks.code == code
+    assert framework(name).lacks_workload(GRPO) is None
 
 
 def test_a_framework_that_always_swaps_is_offered_swapped_references_and_ours_refuses_them() -> None:

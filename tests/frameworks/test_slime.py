@@ -187,8 +187,8 @@ def test_disk_oversampling_and_environments_have_flags() -> None:
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"algorithm": "rloo"}, "algorithm-not-exported"),
-        ({"epochs": 2}, "epochs-not-exported"),
+        ({"algorithm": "rloo"}, "framework-does-not-run-plan"),
+        ({"epochs": 2}, "framework-does-not-run-plan"),
         ({"prompts": 127, "samples": 2, "mini_batches": 1}, "batch-not-cut-by-ranks"),
     ],
 )

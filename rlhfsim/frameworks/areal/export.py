@@ -51,15 +51,9 @@ def write(plan: Plan) -> Written:
     """The plan in AReaL's keys.
 
     Raises:
-        RlhfsimError: an algorithm that AReaL's PPOTrainer does not train, epochs, or half-filled nodes.
+        RlhfsimError: a sharing of GPUs, or half-filled nodes, that AReaL has no key for.
     """
     rollout = the_rollout(plan, "AReaL's PPOTrainer")
-    if plan.workload.epochs > 1:
-        raise RlhfsimError(
-            "epochs-not-exported",
-            f"AReaL trains on a batch once, not in {plan.workload.epochs} epochs",
-            help="design with --epochs 1, or export to verl",
-        )
     sections = [
         Section(title="where it runs", settings=tuple(_where(plan, rollout))),
         Section(title="batch and lengths", settings=tuple(_batch(plan, rollout))),

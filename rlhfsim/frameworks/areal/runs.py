@@ -32,6 +32,7 @@ RUNS = Runs(
             "kept chunk by chunk, their BF16 gradient; chunks of 1,024 tokens while scoring",
         )
     },
+    one_epoch=True,
     weight_paths={  # rl_trainer.py: shared GPUs take new weights from disk alone
         "broadcast": known_by("run on GPUs", *APART),
         "disk": known_by("run on GPUs", *EVERYWHERE),

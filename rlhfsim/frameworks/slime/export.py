@@ -72,7 +72,7 @@ def write(plan: Plan) -> Written:
     """The plan in slime's flags.
 
     Raises:
-        RlhfsimError: an algorithm that slime has no estimator for, or a batch that it cannot cut.
+        RlhfsimError: a batch that it cannot cut.
     """
     rollout = the_rollout(plan, "slime")
     _check(plan)
@@ -88,18 +88,6 @@ def write(plan: Plan) -> Written:
 
 def _check(plan: Plan) -> None:
     work, layout = plan.workload, plan.placement.actor.layout
-    if work.algorithm not in ESTIMATORS:
-        raise RlhfsimError(
-            "algorithm-not-exported",
-            f"slime has no advantage estimator for {work.algorithm}",
-            help="export to verl or openrlhf",
-        )
-    if work.epochs > 1:
-        raise RlhfsimError(
-            "epochs-not-exported",
-            f"slime trains on a batch once, not in {work.epochs} epochs",
-            help="design with --epochs 1, or export to verl",
-        )
     each = work.num_sequences // work.mini_batches
     if each % (layout.dp * layout.micro_batch):
         raise RlhfsimError(

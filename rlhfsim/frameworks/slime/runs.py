@@ -23,6 +23,8 @@ RUNS = Runs(
         )
     },
     known_trainers=known_by("run on GPUs", "megatron"),
+    algorithms=("ppo", "grpo", "dr-grpo", "reinforce++"),
+    one_epoch=True,
     always_swaps=True,  # _switch_model of backends/megatron_utils/actor.py
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),

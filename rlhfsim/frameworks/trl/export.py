@@ -54,7 +54,7 @@ def write(plan: Plan) -> Written:
     """The plan in the keys of TRL and accelerate.
 
     Raises:
-        RlhfsimError: an algorithm without a command of TRL, a schedule of another trainer, or a batch that
+        RlhfsimError: a schedule of another trainer, or a batch that
             does not split.
     """
     command(plan)
@@ -78,12 +78,6 @@ def write(plan: Plan) -> Written:
 
 def command(plan: Plan) -> str:
     """`grpo` of `trl grpo`."""
-    if plan.workload.algorithm not in COMMANDS:
-        raise RlhfsimError(
-            "algorithm-not-exported",
-            f"TRL has no command that trains {plan.workload.algorithm}",
-            help=f"it has {', '.join(COMMANDS)}; or export to verl or openrlhf",
-        )
     return COMMANDS[plan.workload.algorithm]
 
 

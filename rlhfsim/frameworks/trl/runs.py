@@ -39,6 +39,7 @@ RUNS = Runs(
     known_trainers=known_by("run on GPUs", "deepspeed", "fsdp2"),
     heads={"deepspeed": _HEAD, "fsdp2": _HEAD},
     pads=True,
+    algorithms=("grpo", "dr-grpo", "rloo", "dpo", "kto"),  # those with a command
     weight_paths={"ipc": known_by("run on GPUs", "same GPU"), "broadcast": known_by("run on GPUs", *APART)},
     features=known_by(
         "run on GPUs",
