@@ -222,3 +222,11 @@ def test_json_says_the_same(tmp_path: Path) -> None:
     assert data["fullest"]["bytes"] > data["fullest"]["capacity_bytes"]
     assert data["fixes"][0]["keys"]
     assert data["assumed"]["defaults"][f"{ROLL}.max_num_seqs"] == 256
+
+
+def test_a_model_that_nobody_knows_is_named_by_its_key(tmp_path: Path) -> None:
+    found = run(tmp_path, "--set", "actor_rollout_ref.model.path=runs/global_step_58")
+    assert isinstance(found.exception, RlhfsimError)
+    told = str(found.exception)
+    assert "actor_rollout_ref.model.path is 'runs/global_step_58', whose shape is not known" in told
+    assert "--set actor_rollout_ref.model.path=" in told

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rlhfsim.errors import Place, RlhfsimError
 from rlhfsim.frameworks.configuration.configuration import Configuration
 from rlhfsim.frameworks.configuration.described import Lengths, RunDescription, RunSpecs, setup
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.export import exporter
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import Plan
+from rlhfsim.specs.model.presets import resolve_model
 from rlhfsim.what_if.estimate import planned, priced_placement, step_of
 
 LIKELY = 0.5
@@ -29,6 +31,27 @@ UNLIMITED = 1024.0
 def bare(key: str) -> str:
     """A key as settings hold it, without the marks of Hydra (`+`) and of a command line (`--`)."""
     return key.lstrip("+-").replace("-", "_")
+
+
+def check_model(settings: FrameworkSettings, name: str) -> None:
+    """Refuse a policy whose shape is not known, by the key that names it.
+
+    Raises:
+        RlhfsimError: it is neither a known model nor a folder with its config.json.
+    """
+    try:
+        resolve_model(name)
+    except RlhfsimError as error:
+        if error.code != "unknown-model":
+            raise
+        key = next((key for key in settings.values if settings.find(key) == name), "the model")
+        raise RlhfsimError(
+            error.code,
+            f"{key} is {name!r}, whose shape is not known",
+            place=Place(file=settings.name),
+            help=f"name the model that it was made from: --set {key}=Qwen/Qwen2.5-7B, or give the folder of "
+            "its config.json",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +77,7 @@ class Case:
         """
         settings = self.settings.with_values({bare(key): value for key, value in keys.items()})
         run = self.configuration.run(settings, {})
+        check_model(settings, run.model)
         lengths = self._lengths(run)
         specs = setup(run, lengths, self.gpu, self.rollout_gpu)
         cluster = replace(specs.cluster, framework=self.configuration.name)
