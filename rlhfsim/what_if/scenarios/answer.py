@@ -102,7 +102,7 @@ def whatif(
     designs = Designs(runner or local(), store, progress)
     designs.ensure(list(_requests(questions)))
     results = [result(case, designs.of(case.request)) for case in questions.everything]
-    base, *points = marked(results, questions.everything)
+    base, *points = marked(results)
     bars = tornado(questions.cases, questions.inputs, base, designs)
     evens = tuple(question.answer(designs) for question in questions.break_evens)
     document = questions.cases.document

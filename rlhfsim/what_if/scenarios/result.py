@@ -18,6 +18,7 @@ from rlhfsim.plan import Plan, write_atomically
 from rlhfsim.specs.loading import checked, convert, parse_json, read_text
 from rlhfsim.units import MIB, Dimension
 from rlhfsim.what_if.dotted_paths import keys, value_at
+from rlhfsim.what_if.work import StepWork, work_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,10 @@ class PointResult:
     """Where nothing fits: what the nearest plan lacks."""
     gap: float = 0.0
     """Share of the step by which a plan could still be shorter, where a time limit ended the search."""
+    length: float | None = None
+    """Steps of the run without those for staleness; None: the scenario does not say."""
+    target: float | None = None
+    """Value of a measured curve at which the run ends."""
     steps: float | None = None
     """Steps of the run, those for staleness included; None: the scenario does not say."""
     run_s: float | None = None
@@ -59,6 +64,8 @@ class PointResult:
     """Share of the time that makes progress; None: the scenario has no failures."""
     on_front: bool = False
     """Whether no other point does the same work as fast and as cheaply."""
+    other_work: tuple[str, ...] = ()
+    """What of its work is not as in the base (fields of `work`): then both are compared by the sample."""
     notes: tuple[str, ...] = ()
     """What a reader must know to believe it."""
     input_hash: str = ""
@@ -68,6 +75,11 @@ class PointResult:
     def gpus(self) -> int | None:
         """Of the whole cluster; None where nothing fits."""
         return sum(h.gpus for h in self.plan.hardware) if self.plan else None
+
+    @property
+    def work(self) -> StepWork | None:
+        """What its step, or its run, has to do; None where nothing fits."""
+        return work_of(self.plan, steps=self.length, target=self.target) if self.plan else None
 
     @property
     def seconds(self) -> float | None:
@@ -257,7 +269,7 @@ COLUMNS = {
     "peak_memory_bytes": "plan.prediction.peak_memory_bytes",
     "probability_out_of_memory": "plan.prediction.probability_out_of_memory",
     **{name: name for name in ("steps", "goodput", "run_s", "run_low_s", "run_high_s", "run_usd")},
-    **{name: name for name in ("gap", "on_front", "shortage", "notes", "input_hash")},
+    **{name: name for name in ("gap", "on_front", "other_work", "shortage", "notes", "input_hash")},
 }
 """Column -> where it stands in a point."""
 
@@ -266,7 +278,8 @@ def row(point: PointResult, paths: tuple[str, ...]) -> dict[str, Any]:
     """A point flat: name, what it sets, plan, run; empty cells where nothing fits."""
     set_here = {path: _cell(point.changes.get(path)) for path in paths}
     columns = {name: value_at(point, keys(path)) for name, path in COLUMNS.items()}
-    return {"name": point.name, **set_here, **columns, "notes": "; ".join(point.notes)}
+    texts = {"notes": "; ".join(point.notes), "other_work": ", ".join(point.other_work)}
+    return {"name": point.name, **set_here, **columns, **texts}
 
 
 def _cell(value: Any) -> Any:

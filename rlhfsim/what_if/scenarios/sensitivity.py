@@ -10,6 +10,7 @@ from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
 from rlhfsim.what_if.scenarios.result import PointResult, TornadoBar
 from rlhfsim.what_if.scenarios.whole_run import result
+from rlhfsim.what_if.work import StepWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +62,26 @@ def _bar(cases: Cases, one: TornadoInput, base: PointResult, designs: Designs) -
     )
 
 
-def marked(points: Sequence[PointResult], cases: Sequence[PointQuestion]) -> tuple[PointResult, ...]:
-    """The points, with those marked that no other one beats in time and money at once.
+def marked(points: Sequence[PointResult]) -> tuple[PointResult, ...]:
+    """The points, the base first, with what is other work, and those that none of equal work beats.
 
-    Only points that do the same work compete: plans of equal workloads (with LoRA it is another one), or
-    runs that end at the same target. A point that competes with none is not marked.
+    Beaten: in time and money at once. A point that competes with none is not marked.
     """
-    front: set[int] = set()
-    work: dict[object, list[int]] = {}
-    for i, (point, case) in enumerate(zip(points, cases, strict=True)):
-        if point.plan is not None and point.seconds is not None and point.usd is not None:
-            same = point.plan.workload if case.base.run.target is None else case.base.run.target
-            work.setdefault(same, []).append(i)
-    for rivals in work.values():
+    base, front = points[0].work, set[int]()
+    competing: list[tuple[StepWork, list[int]]] = []
+    for i, point in enumerate(points):
+        work = point.work
+        if work is not None and point.seconds is not None and point.usd is not None:
+            same = next((rivals for other, rivals in competing if work.same(other)), None)
+            if same is None:
+                competing.append((work, same := []))
+            same.append(i)
+    for _, rivals in competing:
         if len(rivals) > 1:
             values = [(points[i].seconds or 0.0, points[i].usd or 0.0) for i in rivals]
             front |= {rivals[k] for k in undominated(values)}
-    return tuple(replace(p, on_front=i in front) for i, p in enumerate(points))
+    unlike = [p.work.unlike(base) if p.work and base else () for p in points]
+    return tuple(
+        replace(p, on_front=i in front, other_work=other)
+        for i, (p, other) in enumerate(zip(points, unlike, strict=True))
+    )

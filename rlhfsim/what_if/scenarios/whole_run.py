@@ -46,6 +46,8 @@ def result(case: PointQuestion, designed: DesignResult) -> PointResult:
         plan=plan,
         shortage=designed.shortage,
         gap=designed.gap,
+        length=length,
+        target=case.base.run.target,
         input_hash=content_hash(
             search_key(case.request), [price and price.value for price in prices], case.base.run, length
         ),
