@@ -106,6 +106,8 @@ class Runs:
     heads: Mapping[Backend, Head] = field(default_factory=dict)
     """Where the logits of a whole micro-batch stand at once; a backend that is missing works in our chunks
     (Megatron: `UNFUSED`)."""
+    padded_heads: Mapping[Backend, Head] = field(default_factory=dict)
+    """The same where samples are padded, if that differs."""
     copies_each: bool = False
     """Copies of shards (HSDP) sum their gradients after every micro-batch, not once a step."""
     pads: bool = False

@@ -71,4 +71,5 @@ def logits_bytes(model: ModelSpec, layout: Layout, tokens: float, head: Head, *,
     """Bytes around the logits of `tokens` local tokens (M4); a value head has one per token."""
     cut = 1 if head.whole else layout.tp
     width = 1.0 if model.value_head else min(model.vocab, head.vocab or model.vocab) / cut
-    return tokens * width * (head.train_bytes if training else head.score_bytes)
+    at_once = min(tokens, head.tokens or tokens)
+    return at_once * width * (head.train_bytes if training else head.score_bytes)

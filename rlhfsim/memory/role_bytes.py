@@ -32,7 +32,9 @@ from rlhfsim.specs.workload.workload import Lora, Workload
 
 
 @cache
-def software_of(given: Software | None, framework: str | None, backend: Backend) -> Software:
+def software_of(
+    given: Software | None, framework: str | None, backend: Backend, *, packing: bool = True
+) -> Software:
     """The training stack of a plan, with the head of its framework where the plan names none."""
     software = given or default_software(backend)
     known = next((x for x in frameworks() if x.name == framework), None)
@@ -41,7 +43,7 @@ def software_of(given: Software | None, framework: str | None, backend: Backend)
     frees = software.frees_gradients
     return replace(
         software,
-        head=software.head or known.heads.get(backend),
+        head=software.head or (known.heads if packing else {**known.heads, **known.padded_heads}).get(backend),
         frees_gradients=backend in known.frees_gradients if frees is None else frees,
     )
 

@@ -176,7 +176,9 @@ class Pricer:
             backend=backend,
             profile=pool.profile,
             beside_actor=key.beside_actor,
-            software=software_of(None, self.request.cluster.framework, backend),
+            software=software_of(
+                None, self.request.cluster.framework, backend, packing=self.request.workload.packing
+            ),
         )
         roles, parts, counts = list[RolePlacement](), list[list[RoleBytes]](), list[int]()
         for shape in options.shapes:

@@ -7,6 +7,7 @@ import pytest
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 from rlhfsim.frameworks.verl.configuration import CONFIGURATION, describe
 from rlhfsim.frameworks.verl.versions import EAGER, SEQUENCES, UNPADDED, default
+from rlhfsim.memory.role_bytes import software_of
 from rlhfsim.validation.cases.rlhf import with_defaults
 from rlhfsim.validation.rows import Row
 
@@ -29,6 +30,34 @@ def test_a_version_has_the_defaults_of_its_generated_configuration(
     assert default(EAGER, version) == eager
     assert default(UNPADDED, version) == unpadded
     assert default(SEQUENCES, version) == sequences
+
+
+def test_the_trainer_of_megatron_has_defaults_of_its_own() -> None:
+    base = {"model_engine": "megatron", "trainer.n_gpus_per_node": 8}
+    found = {v: describe(settings(verl_version=v, **base), {}) for v in ("0.3.0", "0.5.0", "0.7.1")}
+    assert {v: (run.layout.tp, run.rollout.tp) for v, run in found.items()} == {
+        "0.3.0": (4, 2),
+        "0.5.0": (1, 1),
+        "0.7.1": (1, 2),
+    }
+    assert all(run.packing for run in found.values())
+    away = {"actor_rollout_ref.actor.megatron.param_offload": True}
+    references = [
+        describe(settings(verl_version=v, **base, **away), {}).roles["reference"] for v in ("0.6.1", "0.7.1")
+    ]
+    assert [role.residency for role in references] == ["resident", "offloaded"]
+
+
+def test_the_head_follows_padding_the_entropy_in_the_loss_and_fused_kernels() -> None:
+    fused = {"actor_rollout_ref.model.use_fused_kernels": True}
+    entropy = {"actor_rollout_ref.actor.entropy_coeff": 0.01}
+    runs = [describe(settings(verl_version=v), {}) for v in ("0.3.0", "0.5.0", "0.9.1")]
+    runs += [describe(settings(verl_version="0.9.1", **more), {}) for more in (entropy, fused)]
+    heads = [run.software.head if run.software else None for run in runs]
+    assert [head.train_bytes if head else None for head in heads] == [14, None, None, 10, 16]
+    assert heads[-1].tokens == 512
+    padded, packed = (software_of(None, "verl", "fsdp2", packing=packing).head for packing in (False, True))
+    assert (padded.train_bytes, packed.train_bytes) == (6, 4)
 
 
 def settings(**more: object) -> FrameworkSettings:

@@ -26,8 +26,8 @@ def test_most_out_of_memory_cases_are_announced_with_few_false_alarms():
     assert found.recall.of >= 17
     assert found.recall.value >= 0.82
     assert found.false_alarms.of >= 50
-    assert found.false_alarms.value <= 0.06
-    assert found.brier <= 0.10
+    assert found.false_alarms.value <= 0.04
+    assert found.brier <= 0.09
 
 
 STATED = {
@@ -52,8 +52,9 @@ def test_a_head_that_tensor_parallelism_leaves_whole_holds_all_logits():
     assert BY_CASE["C083"].detail["breaks_in"] == "reference.logprob"
 
 
-def test_verl_with_sequence_parallelism_removes_padding():
-    assert _case("C066").placement.software.head.train_bytes == 10
+def test_verl_with_sequence_parallelism_removes_padding_and_0_4_has_no_entropy_in_the_loss():
+    assert _case("C066").placement.software.head.train_bytes == 4
+    assert _case("C135").placement.software.head.train_bytes == 10
     assert _case("C032").placement.software.head.train_bytes == 14
 
 

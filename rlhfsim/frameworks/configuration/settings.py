@@ -176,21 +176,22 @@ class FrameworkSettings:
 
 
 def megatron_degrees(
-    s: FrameworkSettings, prefix: str, like: object = None, *, etp: int | None = None
+    s: FrameworkSettings, prefix: str, like: object = None, *, tp: int = 1, etp: int | None = None
 ) -> dict[str, int]:
     """Parallel sizes under the keys of Megatron-Core, as verl, NeMo-RL and SkyRL pass them on.
 
-    `like`: a layout with the defaults; `etp`: that of the experts, as the rest (tp) where it is not given.
+    `like`: a layout with the defaults; `tp`: the default without one; `etp`: that of the experts, as the rest (tp) where it is not given.
     """
     keys = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
+    usual = {"tp": tp}
     degrees = {
-        degree: s.whole(f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, 1)))
+        degree: s.whole(f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, usual.get(degree, 1))))
         for degree, key in keys.items()
     }
     experts = s.find(f"{prefix}.expert_tensor_parallel_size")
     virtual = s.find(f"{prefix}.virtual_pipeline_model_parallel_size")
-    usual = int(getattr(like, "etp", etp or degrees["tp"])) if degrees["ep"] > 1 else 1
-    degrees["etp"] = int(experts) if experts else usual
+    as_rest = int(getattr(like, "etp", etp or degrees["tp"])) if degrees["ep"] > 1 else 1
+    degrees["etp"] = int(experts) if experts else as_rest
     degrees["vp"] = int(virtual or getattr(like, "vp", 1)) if degrees["pp"] > 1 else 1
     return degrees
 

@@ -17,10 +17,14 @@ from rlhfsim.frameworks.configuration.described import (
 from rlhfsim.frameworks.configuration.engines import dynamic_sampling, speculation
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings, megatron_degrees
 from rlhfsim.frameworks.verl.findings import findings
+from rlhfsim.frameworks.verl.heads import software
 from rlhfsim.frameworks.verl.versions import (
     EAGER,
     KL_IN_REWARD,
+    REFERENCE_FOLLOWS,
+    ROLLOUT_TP,
     SEQUENCES,
+    TRAIN_TP,
     UNPADDED,
     VERSION,
     default,
@@ -60,6 +64,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
     lora = s.whole("actor_rollout_ref.model.lora_rank", "actor_rollout_ref.model.lora.rank", default=0)
     beside = lora > 0 and not s.flag("actor_rollout_ref.model.lora.merge")
     actor = _trained(s, ACTOR, gpus, megatron)
+    packing = s.flag(UNPADDED, default=bool(default(UNPADDED, s.find(VERSION), megatron=megatron)))
     return RunDescription(
         algorithm=algorithm(s),
         model=s.text("actor_rollout_ref.model.path"),
@@ -69,7 +74,7 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         samples=s.whole(f"{ROLL}.n", default=1),
         epochs=s.whole(f"{ACTOR}.ppo_epochs", default=1),
         mini_batches=max(1, round(prompts / max(1, s.whole(f"{ACTOR}.ppo_mini_batch_size", default=256)))),
-        packing=s.flag(UNPADDED, default=bool(default(UNPADDED, s.find(VERSION)))),
+        packing=packing,
         kl=_kl(s),
         recomputes_logprobs=not s.flag("algorithm.rollout_correction.bypass_mode", default=False),
         lora_rank=lora,
@@ -82,14 +87,15 @@ def describe(s: FrameworkSettings, means: Mapping[str, float]) -> RunDescription
         gpus_per_node=per_node,
         rollout_gpus=rollout_gpus,
         layout=actor.layout,
-        roles=_roles(s, gpus, actor.layout, megatron),
+        roles=_roles(s, gpus, actor, megatron),
         actor_residency=actor.residency,
         optimizer_leaves=actor.optimizer_leaves,
-        rollout=_rollout(s, rollout_gpus or gpus),
+        rollout=_rollout(s, rollout_gpus or gpus, megatron),
         sleep=(1 if beside else 2) if s.flag(f"{ROLL}.free_cache_engine", default=True) else 0,
         weight_path="lora" if beside else _path(s, apart),
         staleness=_staleness(s, apart),
         partial_rollout=apart and _interrupts(s),
+        software=None if megatron else software(s, packing=packing),
     )
 
 
@@ -126,21 +132,22 @@ def _trained(
     )
 
 
-def _roles(s: FrameworkSettings, gpus: int, actor: Layout, megatron: bool) -> dict[str, RoleDescription]:
+def _roles(
+    s: FrameworkSettings, gpus: int, actor: RoleDescription, megatron: bool
+) -> dict[str, RoleDescription]:
     """What critic, reference and reward model have of their own."""
-    engine = f"{REF}.megatron" if megatron else f"{REF}.fsdp_config"
     reference = training_layout(
         gpus,
-        **_degrees(s, REF, megatron, actor),
+        **_degrees(s, REF, megatron, actor.layout),
         **_sharding(s, REF, megatron),
-        recompute=actor.recompute,
+        recompute=actor.layout.recompute,
         **_scored(s, REF),
     )
-    roles = {
-        "reference": RoleDescription(
-            layout=reference, residency="offloaded" if s.flag(f"{engine}.param_offload") else "resident"
-        )
-    }
+    away = s.flag(f"{REF}.fsdp_config.param_offload")
+    if megatron:
+        follows = bool(default(REFERENCE_FOLLOWS, s.find(VERSION), megatron=True))
+        away = s.flag(REFERENCE_FOLLOWS, default=follows and actor.residency == "offloaded")
+    roles = {"reference": RoleDescription(layout=reference, residency="offloaded" if away else "resident")}
     if algorithm(s) == "ppo":
         roles["critic"] = _trained(s, "critic", gpus, megatron)
     if _reward(s):
@@ -163,8 +170,9 @@ def _reward_role(s: FrameworkSettings, gpus: int) -> RoleDescription:
     )
 
 
-def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
-    tp = s.whole(f"{ROLL}.tensor_model_parallel_size", default=2)
+def _rollout(s: FrameworkSettings, gpus: int, megatron: bool) -> RolloutLayout:
+    version = s.find(VERSION)
+    tp = s.whole(ROLLOUT_TP, default=int(default(ROLLOUT_TP, version, megatron=megatron)))
     attention_dp = s.whole(f"{ROLL}.data_parallel_size", default=1)
     vllm = f"{ROLL}.engine_kwargs.vllm"
     return rollout_layout(
@@ -173,10 +181,10 @@ def _rollout(s: FrameworkSettings, gpus: int) -> RolloutLayout:
         pp=s.whole(f"{ROLL}.pipeline_model_parallel_size", default=1),
         attention_dp=attention_dp,
         ep=s.whole(f"{ROLL}.expert_parallel_size", default=1),
-        max_num_seqs=s.whole(SEQUENCES, default=default(SEQUENCES, s.find(VERSION))),
+        max_num_seqs=s.whole(SEQUENCES, default=int(default(SEQUENCES, version))),
         memory_utilization=s.share(f"{ROLL}.gpu_memory_utilization", default=0.5),
         max_batched_tokens=s.whole(f"{ROLL}.max_num_batched_tokens", default=8192),
-        cuda_graphs=not s.flag(EAGER, default=bool(default(EAGER, s.find(VERSION)))),
+        cuda_graphs=not s.flag(EAGER, default=bool(default(EAGER, version))),
         precision="fp8" if "fp8" in str(s.find(f"{ROLL}.quantization") or "") else "bf16",
         kv_precision="fp8" if "fp8" in str(s.find(f"{vllm}.kv_cache_dtype") or "") else "bf16",
         speculation=speculation(s, f"{vllm}.speculative_config"),
@@ -238,7 +246,8 @@ def _degrees(s: FrameworkSettings, role: str, megatron: bool, like: Layout | Non
         ulysses = "ulysses_sequence_parallel_size"
         cp = [int(s.find(f"{p}.{ulysses}") or 1) for p in (role, _fsdp(s, role))]
         return {"cp": max(*cp, 1 if like is None or s.find(f"{role}.{ulysses}") else like.cp)}
-    degrees = megatron_degrees(s, f"{role}.megatron", like)
+    tp = int(default(TRAIN_TP, s.find(VERSION), megatron=True))
+    degrees = megatron_degrees(s, f"{role}.megatron", like, tp=tp)
     whole = s.flag(f"{role}.megatron.sequence_parallel", default=True)
     return {**degrees, "sequence_parallel": whole or degrees["tp"] == 1}
 
@@ -288,7 +297,10 @@ def _recompute(s: FrameworkSettings, role: str, megatron: bool) -> Recompute:
     if not megatron:
         model = "critic.model" if role == "critic" else "actor_rollout_ref.model"
         return "full" if s.flag(f"{model}.enable_gradient_checkpointing", default=True) else "none"
-    granularity = s.find(f"{role}.megatron.override_transformer_config.recompute_granularity")
+    granularity = s.find(
+        f"{role}.megatron.override_transformer_config.recompute_granularity",
+        "actor_rollout_ref.model.gradient_checkpointing_kwargs.activations_checkpoint_granularity",  # to 0.4
+    )
     return cast(Recompute, granularity) if granularity in ("full", "selective") else "none"
 
 

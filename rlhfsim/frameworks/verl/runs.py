@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlhfsim.frameworks.runs import Runs, known_by
+from rlhfsim.frameworks.verl.heads import PADDED, UNPADDED
 from rlhfsim.specs.placement.backends import BACKENDS
-from rlhfsim.specs.placement.heads import Head
 from rlhfsim.specs.placement.weight_paths import APART
 
 RUNS = Runs(
@@ -24,14 +24,8 @@ RUNS = Runs(
     },
     copies_each=True,  # fsdp_size makes a mesh of two dimensions, nothing puts its all-reduce off
     known_trainers=known_by("run on GPUs", "megatron", "fsdp2"),
-    heads={
-        "fsdp2": Head(
-            train_bytes=4,
-            score_bytes=4,
-            source="verl 1dda039b9, utils/torch_functional.py: cross-entropy of flash-attn on BF16 logits "
-            "without padding, their BF16 gradient; entropy while scoring",
-        )
-    },
+    heads={"fsdp2": UNPADDED},
+    padded_heads={"fsdp2": PADDED},
     weight_paths={
         "ipc": known_by("run on GPUs", "same GPU"),
         "broadcast": known_by("run on GPUs", *APART),

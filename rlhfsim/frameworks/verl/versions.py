@@ -1,7 +1,7 @@
 """Defaults of verl that changed from version to version: a run is read by those of its own.
 
-From the generated trainer configurations (`verl/trainer/config`) of 0.2.0.post2, 0.3.0.post1, 0.4.1, 0.5.0,
-0.6.1, 0.7.1, 0.8.0 and 0.9.1. In which version between two of them a default changed is not known: the later
+From the generated trainer configurations (`verl/trainer/config`, that of FSDP and that of Megatron-Core) of
+0.2.0.post2, 0.3.0.post1, 0.4.1, 0.5.0, 0.6.1, 0.7.1, 0.8.0 and 0.9.1. In which version between two of them a default changed is not known: the later
 one is taken.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from rlhfsim.frameworks.configuration.settings import FrameworkSettings
 
@@ -22,6 +22,13 @@ VERSION = "verl_version"
 """Key by which a configuration, or `--set`, names the version that read it."""
 
 
+ROLLOUT_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+TRAIN_TP = "megatron.tensor_model_parallel_size"
+"""Of the policy and of the critic, below the name of the role."""
+REFERENCE_FOLLOWS = "actor_rollout_ref.ref.megatron.param_offload"
+"""Whether the reference leaves for the host where the policy does, if nobody says so."""
+ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
+
 MICRO_BATCHES = (
     "actor_rollout_ref.actor.ppo_micro_batch_size",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size",
@@ -32,25 +39,26 @@ MICRO_BATCHES = (
 """Samples of a micro-batch of all GPUs, divided by `fsdp_workers.py`; since v0.2 also `..._per_gpu`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
-    """One default before and after a change."""
-
-    before: int
-    after: int
-    since: tuple[int, int]
-    """First version with `after`."""
-
-
-CHANGED = {
-    EAGER: Changed(before=True, after=False, since=(0, 6)),
-    UNPADDED: Changed(before=False, after=True, since=(0, 7)),
-    KL_IN_REWARD: Changed(before=True, after=False, since=(0, 4)),
-    SEQUENCES: Changed(before=1024, after=256, since=(0, 9)),
+Version = tuple[int, int]
+CHANGED: Mapping[str, Mapping[Version, float]] = {
+    EAGER: {(0, 0): True, (0, 6): False},
+    UNPADDED: {(0, 0): False, (0, 7): True},
+    KL_IN_REWARD: {(0, 0): True, (0, 4): False},
+    SEQUENCES: {(0, 0): 1024, (0, 9): 256},
+    ROLLOUT_TP: {(0, 0): 2},
+    ENTROPY: {(0, 0): 0.001, (0, 4): 0},
 }
+"""Key -> first version -> its default from then on, where FSDP trains; truth values count as 0 and 1."""
+CHANGED_IN_MEGATRON: Mapping[str, Mapping[Version, float]] = {
+    UNPADDED: {(0, 0): True},  # packed whatever the key says until 0.8, which has it on
+    ROLLOUT_TP: {(0, 0): 2, (0, 4): 1, (0, 6): 2},
+    TRAIN_TP: {(0, 0): 4, (0, 4): 1},
+    REFERENCE_FOLLOWS: {(0, 0): False, (0, 7): True},
+}
+"""The same where Megatron-Core trains, whose trainer has a configuration of its own."""
 
 
-RENAMED: tuple[tuple[str, str | None, tuple[int, int]], ...] = (
+RENAMED: tuple[tuple[str, str | None, Version], ...] = (
     ("critic.fsdp.ulysses_sequence_parallel_size", "critic.ulysses_sequence_parallel_size", (0, 8)),
     ("critic.fsdp.", "critic.model.fsdp_config.", (0, 8)),
     ("fsdp_config.ulysses_sequence_parallel_size", "ulysses_sequence_parallel_size", (0, 6)),
@@ -84,10 +92,11 @@ def _ranks(s: FrameworkSettings, key: str) -> int:
     return max(1, gpus // math.prod(int(s.find(f"{role}.{size}") or 1) for size in sizes))
 
 
-def default(key: str, version: str | None) -> int:
+def default(key: str, version: str | None, *, megatron: bool = False) -> float:
     """The default of a key of `CHANGED` in a version such as `0.4` or `v0.6.1`; of the latest for None."""
-    known, release = CHANGED[key], _release(version)
-    return known.before if release is not None and release < known.since else known.after
+    known = (CHANGED_IN_MEGATRON.get(key) if megatron else None) or CHANGED[key]
+    release = _release(version)
+    return known[max(since for since in known if release is None or since <= release)]
 
 
 def spelled(key: str, version: str | None) -> str | None:
@@ -103,6 +112,6 @@ def spelled(key: str, version: str | None) -> str | None:
     return key
 
 
-def _release(version: str | None) -> tuple[int, int] | None:
+def _release(version: str | None) -> Version | None:
     numbers = re.findall(r"\d+", str(version or ""))[:2]
     return (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0) if numbers else None

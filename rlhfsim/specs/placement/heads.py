@@ -21,6 +21,8 @@ class Head:
     """Per logit in a forward pass without gradients."""
     vocab: Annotated[int, Field(ge=1)] | None = None
     """Entries of the vocabulary that are worked on at a time; None: all."""
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens of a micro-batch that are worked on at a time; None: all."""
     whole: bool = False
     """Tensor parallelism leaves the head and its logits whole."""
     source: str

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from rlhfsim.errors import RlhfsimError
+from rlhfsim.frameworks.verl.heads import head_of
 from rlhfsim.memory.kv_cache import rollout_weights
 from rlhfsim.specs.hardware.hardware import Cluster
 from rlhfsim.specs.hardware.profiles import load_profile, node_group
@@ -32,12 +33,8 @@ from rlhfsim.validation.rows import Row, zero_stage
 
 NEMO_GRADIENTS = 2.0
 """NeMo-RL's Megatron recipes set grad_reduce_in_fp32 false (examples/configs/grpo_math_1B.yaml)."""
-VERL_PADDED = Head(
-    train_bytes=14,
-    score_bytes=14,
-    source="verl without remove_padding: entropy_from_logits runs eagerly under autocast, so the BF16 logits "
-    "have an FP32 copy, an FP32 softmax and its product beside them (verl/workers/actor/dp_actor.py)",
-)
+VERL_ENTROPY_UNTIL = "2025-06"
+"""verl 0.4 took the entropy out of the loss by default (entropy_coeff); its forks in the table are of 0.2."""
 PRIME_2025 = Head(
     train_bytes=18,
     score_bytes=18,
@@ -383,13 +380,12 @@ def _hybrid_engine(
 def _software(row: Row, backend: Backend) -> Software:
     """Gradient types, logits and attention kernels of the row's framework."""
     framework = row.text("framework") or ""
-    padded = framework.startswith("verl") and not _unpadded(row)
     nemo = framework.startswith("NeMo-RL") and backend == "megatron"
     volta = (row.text("gpu_type") or "").startswith("V100")
     return replace(
         default_software(backend),
         gradient_bytes=NEMO_GRADIENTS if nemo else None,
-        head=_head(row, padded and backend == "fsdp2"),
+        head=_head(row, backend),
         flash=not volta and "flash_attn" not in (row.text("outcome") or ""),
     )
 
@@ -409,11 +405,14 @@ def _budget(row: Row) -> int | None:
     return int(budget) if budget else None
 
 
-def _head(row: Row, padded: bool) -> Head:
+def _head(row: Row, backend: Backend) -> Head:
     framework = row.text("framework") or ""
     early = (row.text("date") or NEMO_TIED_UNTIL) < NEMO_TIED_UNTIL
     if framework.startswith("NeMo-RL") and "gemma-3" in (row.text("model") or "") and early:
         return NEMO_TIED
     if framework.startswith("prime-rl"):
         return PRIME_2025
-    return VERL_PADDED if padded else UNFUSED
+    if "verl" not in framework or backend != "fsdp2":
+        return UNFUSED
+    entropy = framework != "verl" or (row.text("date") or "") < VERL_ENTROPY_UNTIL
+    return head_of(packing=_unpadded(row), entropy=entropy)

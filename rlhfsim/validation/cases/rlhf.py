@@ -78,7 +78,7 @@ def with_defaults(row: Row) -> Row:
     cells = {
         "cuda_graphs": "no" if known[versions.EAGER] else "yes",
         "packing": "yes" if known[versions.UNPADDED] else "no",
-        "max_num_seqs": str(known[versions.SEQUENCES]),
+        "max_num_seqs": f"{known[versions.SEQUENCES]:g}",
         "gen_tp": "2",
         "gpu_memory_utilization": "0.5",
         "max_batched_tokens": "8192",
