@@ -130,9 +130,7 @@ def pool_bytes(
     models: Models, placement: Placement, workload: Workload, cluster: Cluster, pool: str
 ) -> PoolBytes:
     """Everything that sits in `pool`."""
-    software = software_of(
-        placement.software, cluster.framework, placement.backend, packing=workload.packing
-    )
+    software = software_of(placement.software, cluster.framework, placement.backend, packing=workload.packing)
     profile, stages = profile_of(placement, cluster, pool), _stages(placement, pool)
     placed = placement.roles
     here = [r for r in ROLES if getattr(models, r) is not None and r in placed and placed[r].pool == pool]

@@ -43,7 +43,8 @@ def software_of(
     frees = software.frees_gradients
     return replace(
         software,
-        head=software.head or (known.heads if packing else {**known.heads, **known.padded_heads}).get(backend),
+        head=software.head
+        or (known.heads if packing else {**known.heads, **known.padded_heads}).get(backend),
         frees_gradients=backend in known.frees_gradients if frees is None else frees,
     )
 

@@ -185,7 +185,9 @@ def megatron_degrees(
     keys = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
     usual = {"tp": tp}
     degrees = {
-        degree: s.whole(f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, usual.get(degree, 1))))
+        degree: s.whole(
+            f"{prefix}.{key}_parallel_size", default=int(getattr(like, degree, usual.get(degree, 1)))
+        )
         for degree, key in keys.items()
     }
     experts = s.find(f"{prefix}.expert_tensor_parallel_size")
