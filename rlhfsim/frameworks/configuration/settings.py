@@ -180,7 +180,8 @@ def megatron_degrees(
 ) -> dict[str, int]:
     """Parallel sizes under the keys of Megatron-Core, as verl, NeMo-RL and SkyRL pass them on.
 
-    `like`: a layout with the defaults; `tp`: the default without one; `etp`: that of the experts, as the rest (tp) where it is not given.
+    `like`: a layout with the defaults; `tp`: the default without one; `etp`: that of the experts, as the
+    rest (tp) where it is not given.
     """
     keys = {"tp": "tensor_model", "pp": "pipeline_model", "cp": "context", "ep": "expert_model"}
     usual = {"tp": tp}

@@ -1,7 +1,7 @@
-"""What stands around the logits of a micro-batch in verl: by padding, entropy in the loss, and fused kernels.
+"""What stands around the logits of a micro-batch in verl: padding, entropy in the loss, fused kernels.
 
-Bytes of a logit at the peak. Sources: verl/workers/actor/dp_actor.py and verl/utils/torch_functional.py of 0.2
-(also in Jiayi-Pan/TinyZero de61e6aad), 0.5.0 and 1dda039b9; verl/utils/experimental/torch_functional.py.
+Bytes of a logit at the peak. Sources: verl/workers/actor/dp_actor.py and verl/utils/torch_functional.py of
+0.2 (also in Jiayi-Pan/TinyZero de61e6aad), 0.5.0 and 1dda039b9; verl/utils/experimental.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ UNPADDED = Head(
 PADDED = Head(
     train_bytes=6,
     score_bytes=14,
-    source="verl from 0.4 without remove_padding: BF16 logits, a copy of the response's and the gradient of all; "
-    "while scoring the entropy as in ENTROPY_PADDED (verl/workers/actor/dp_actor.py)",
+    source="verl from 0.4 without remove_padding: BF16 logits, a copy of the response's and the gradient "
+    "of all; while scoring the entropy as in ENTROPY_PADDED (verl/workers/actor/dp_actor.py)",
 )
 ENTROPY_IN_LOSS = Head(
     train_bytes=10,
     score_bytes=10,
-    source="verl with entropy in the loss (its default until 0.3): BF16 logits and their gradients by cross-entropy "
-    "and by the compiled entropy, one FP32 of softmax between (verl/workers/actor/dp_actor.py)",
+    source="verl with entropy in the loss (its default until 0.3): BF16 logits and their gradients by "
+    "cross-entropy and by the compiled entropy, one FP32 of softmax between (verl/workers/actor/dp_actor.py)",
 )
 ENTROPY_PADDED = Head(
     train_bytes=14,

@@ -1,8 +1,8 @@
 """Defaults of verl that changed from version to version: a run is read by those of its own.
 
 From the generated trainer configurations (`verl/trainer/config`, that of FSDP and that of Megatron-Core) of
-0.2.0.post2, 0.3.0.post1, 0.4.1, 0.5.0, 0.6.1, 0.7.1, 0.8.0 and 0.9.1. In which version between two of them a default changed is not known: the later
-one is taken.
+0.2.0.post2, 0.3.0.post1, 0.4.1, 0.5.0, 0.6.1, 0.7.1, 0.8.0 and 0.9.1. In which version between two of them a
+default changed is not known: the later one is taken.
 """
 
 from __future__ import annotations
