@@ -21,6 +21,8 @@ from rlhfsim.units import significant
 
 CLEAR = 0.01
 """Relative differences below this are none."""
+MOST = 3
+"""Points that a sentence names."""
 RISKY = 0.01
 """A probability of running out of memory that is worth a word."""
 
@@ -196,6 +198,19 @@ def points(base: Point, others: Sequence[Point], unit: str) -> str:
     if cheapest[2] < cost * (1 - CLEAR):
         parts.append(f"{cheapest[0]} the cheapest ({_moved(cheapest, own, unit)})")
     return capital(", ".join(parts)) if parts else f"No point beats {name} in time or {unit}"
+
+
+def other_work(base: str, points: Sequence[tuple[str, str, float, float | None]], unit: str) -> str:
+    """Points that do other work than the base, each by name, what it is compared by, time and money."""
+    by = {"sample": "per sample", "token": "per token", "work": ""}
+    parts = [
+        f"{name} {signed(time)} time"
+        + ("" if cost is None else f", {signed(cost)} {unit}")
+        + f" {by[how]}".rstrip()
+        for name, how, time, cost in points[:MOST]
+    ]
+    more = f"; and {len(points) - MOST} more" if len(points) > MOST else ""
+    return f"Other work than {base}, so no rival of it: {'; '.join(parts)}{more}"
 
 
 def change(percent: float | None) -> str:

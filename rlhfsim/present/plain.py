@@ -156,6 +156,7 @@ def difference(changed: Difference) -> dict[str, Any]:
         "after": _side(changed.after),
         "question": [asdict(c) for c in changed.question],
         "choice": [asdict(c) for c in changed.choice],
+        "other_work": list(changed.other_work),
         "outcome": [
             {**asdict(m), "relative": m.relative, "intervals_overlap": m.overlaps} for m in changed.outcome
         ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlhfsim.plan import Plan
@@ -333,6 +334,11 @@ def lengths(spec: AnyLengths, *, file: bool = False) -> str:
     if isinstance(spec, Empirical):
         return f"lengths of {spec.file}" if file else "lengths read from a file"
     return f"{spec.kind} (mean {spec.mean:,.0f}, at most {spec.max:,.0f} tokens)"
+
+
+def work_parts(names: Sequence[str]) -> str:
+    """Fields of `what_if.work.StepWork` in words: `samples and response length`."""
+    return listed([name.replace("_len", " length").replace("_", " ") for name in names])
 
 
 # --- sentences --------------------------------------------------------------------------------------

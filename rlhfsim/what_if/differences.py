@@ -11,7 +11,7 @@ about two plans that share their doubts (`rlhfsim design` cancels those).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from math import isclose
 from pathlib import Path
@@ -23,6 +23,7 @@ import numpy as np
 from rlhfsim.calibration.observation import Observation, read_run
 from rlhfsim.plan import Plan, read_plan
 from rlhfsim.units import Dimension
+from rlhfsim.what_if.work import By, StepWork, work_of
 
 Leaf = str | float | bool | None
 DERIVED = frozenset({"shape_hash", "params", "active_params"})
@@ -45,6 +46,11 @@ class Value:
     """Whether it is a probability."""
     interval: tuple[float, float] | None = None
     """P10 and P90: of the prediction, or over the counted steps of a run."""
+
+    def scaled(self, factor: float) -> Value:
+        """So many times the figure."""
+        ends = self.interval and (self.interval[0] * factor, self.interval[1] * factor)
+        return replace(self, value=self.value * factor, interval=ends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +104,8 @@ class Difference:
     question: tuple[ChangedField, ...]
     choice: tuple[ChangedField, ...]
     outcome: tuple[ChangedFigure, ...]
+    other_work: tuple[str, ...] = ()
+    """What of the work differs (fields of `StepWork`): a step then compares by the sample or the token."""
 
     @property
     def empty(self) -> bool:
@@ -122,15 +130,28 @@ def read_side(path: str | Path) -> Side:
 def diff(before: Side, after: Side) -> Difference:
     """What changed from one side to the other."""
     one, other = before.plan, after.plan
+    works = work_of(one), work_of(other)
+    sides = [
+        {**_each(side, work, works[0].by(works[1])), **side.outcome}
+        for side, work in zip((before, after), works, strict=True)
+    ]
     return Difference(
         before=before,
         after=after,
         question=tuple(changes(asked(one), asked(other))),
         choice=tuple(changes(chosen(one), chosen(other))),
-        outcome=tuple(
-            changed_figures(before.outcome, after.outcome, seconds_only=before.measured != after.measured)
-        ),
+        outcome=tuple(changed_figures(*sides, seconds_only=before.measured != after.measured)),
+        other_work=works[0].unlike(works[1]),
     )
+
+
+def _each(side: Side, work: StepWork, by: By) -> dict[str, Value]:
+    """The step, and its price, of a sample or a token; nothing where the work is the same."""
+    names = [] if by == "work" else [n for n in ("step", "price of a step") if n in side.outcome]
+    return {
+        f"{name}, per {by}": v.scaled(work.amount(1.0, by))
+        for name, v in ((n, side.outcome[n]) for n in names)
+    }
 
 
 # --- what a plan says, as fields ------------------------------------------------------------------

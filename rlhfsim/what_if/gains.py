@@ -29,6 +29,8 @@ class Gain:
     """Best step with it; None when nothing fits."""
     saved: float | None
     """Share of the chosen step that it saves; negative when it is slower."""
+    other_work: bool
+    """Whether it trains other weights: then the step saved is not of the same work."""
     option: str
     """With which `rlhfsim design` finds it: `--allow async`, `--framework verl`."""
 
@@ -83,6 +85,8 @@ def _gain(name: str, best: Candidate | None, chosen: Candidate, request: Request
     return Gain(
         name=name,
         meaning=meaning,
+        other_work=name in SWITCHES
+        and switched(request.workload, frozenset({name})).lora != request.workload.lora,
         seconds=None if best is None else best.seconds,
         saved=None if best is None else 1 - best.seconds / chosen.seconds,
         option=option,

@@ -10,6 +10,7 @@ from rlhfsim.present.html import plots, theme
 from rlhfsim.present.html.content import Figure
 from rlhfsim.present.tables import Cell, TableData, number, rounded, table, worth
 from rlhfsim.units import DAY, HOUR, Dimension, format, significant
+from rlhfsim.what_if.scenarios.against_base import by, relative
 from rlhfsim.what_if.scenarios.points import worded
 from rlhfsim.what_if.scenarios.result import PointResult, WhatIf
 
@@ -37,7 +38,8 @@ def changed(point: PointResult) -> str:
 
 def pareto(result: WhatIf) -> Figure | None:
     """Points by time and money, those that no other one beats joined; None where nothing fits."""
-    known = [p for p in result.everything if p.seconds is not None and money_of(p) is not None]
+    fits = [p for p in result.everything if p.seconds is not None and money_of(p) is not None]
+    known = [p for p in fits if not p.other_work]
     if not known:
         return None
     axis, (scale, unit) = axis_of(result), _time_scale(result)
@@ -60,7 +62,12 @@ def pareto(result: WhatIf) -> Figure | None:
         alt=f"Points of time and {axis}: "
         + "; ".join(f"{p.name} {words.seconds(p.seconds or 0.0)}, {money_of(p):,.3g}" for p in known),
         how="Down and to the left is better. The star is the base; points on the dotted line are beaten by no"
-        " other point in both time and money, hollow ones are.",
+        " other point in both time and money, hollow ones are."
+        + (
+            f" Points that do other work stand in the table only ({len(fits) - len(known)})."
+            if known != fits
+            else ""
+        ),
         plot=plots.spec([trace for trace in data if trace["x"]], layout),
         table=points(result),
     )
@@ -93,9 +100,16 @@ def _point(i: int, p: PointResult, base: bool, scale: float, axis: str) -> plots
 
 
 def finding(result: WhatIf) -> str:
-    """What the points say against the base."""
-    base, *others = [(p.name, p.seconds, money_of(p)) for p in (result.base, *result.points)]
-    return findings.points(base, others, "cost" if axis_of(result).startswith("USD") else "GPU-hours")
+    """What the points say against the base; those that do other work by the sample or the token."""
+    unit = "cost" if axis_of(result).startswith("USD") else "GPU-hours"
+    base, *same = [(p.name, p.seconds, money_of(p)) for p in result.everything if not p.other_work]
+    others = [
+        (p.name, by(p, result.base), change, relative(p, result.base, money_of))
+        for p in result.points
+        if p.other_work and (change := relative(p, result.base, lambda q: q.seconds)) is not None
+    ]
+    parts = [findings.points(base, same, unit)] if same or not others else []
+    return ". ".join([*parts, findings.other_work(base[0], others, unit)] if others else parts)
 
 
 def points(result: WhatIf) -> TableData:
@@ -115,11 +129,12 @@ def points(result: WhatIf) -> TableData:
         ("GPUs", _planned(lambda p: number(p.gpus, ","))),
         ("plan", lambda p: p.plan.architecture if p.plan else p.shortage or "nothing fits"),
         (f"time of a {result.per} ({unit})", _planned(lambda p: _short((p.seconds or 0.0) / scale))),
-        ("against base", _planned(lambda p: _relative(p.seconds or 0.0, base.seconds))),
+        ("against base", _planned(lambda p: _relative(p, base, lambda q: q.seconds))),
         (axis_of(result), _planned(cost)),
-        ("against base", _planned(lambda p: _relative(money_of(p), money_of(base)))),
+        ("against base", _planned(lambda p: _relative(p, base, money_of))),
         ("step (s)", lambda p: _short(p.plan.prediction.step_s) if p.plan else "-"),
         ("unbeaten", _planned(lambda p: "yes" if p.on_front else "no")),
+        ("other work", lambda p: words.work_parts(p.other_work) or "-"),
     )
 
 
@@ -132,8 +147,9 @@ def _short(value: float) -> Cell:
     return worth(value, significant(value, 4))
 
 
-def _relative(value: float | None, base: float | None) -> str:
-    return words.signed(value / base - 1) if value is not None and base else "-"
+def _relative(point: PointResult, base: PointResult, of: Callable[[PointResult], float | None]) -> str:
+    change, how = relative(point, base, of), by(point, base)
+    return "-" if change is None else words.signed(change) + ("" if how == "work" else f" per {how}")
 
 
 # --- tornado ----------------------------------------------------------------------------------------
@@ -156,7 +172,10 @@ class InputSwing(NamedTuple):
 
 def tornado(result: WhatIf) -> tuple[Figure, ...]:
     """What each input moves in time, and in money where it is known."""
-    bars = [(b, b.path, (b.low_label, b.base_label, b.high_label)) for b in result.tornado]
+    bars = [
+        (b, b.path + (" (other work)" if b.other_work else ""), (b.low_label, b.base_label, b.high_label))
+        for b in result.tornado
+    ]
     time = [InputSwing(path, labels, (b.low_s, b.base_s, b.high_s)) for b, path, labels in bars]
     money = [InputSwing(path, labels, (b.low_usd, b.base_usd, b.high_usd)) for b, path, labels in bars]
     figures = _tornado(result, "time", "s", time), _tornado(result, "money", "usd", money)

@@ -72,7 +72,8 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
     known = [p for p in result.everything if p.seconds is not None]
     if not known:
         return
-    fastest = min(known, key=lambda p: p.seconds or 0.0)
+    same = [p for p in known if not p.other_work] or known[:1]
+    fastest = min(same, key=lambda p: p.seconds or 0.0)
     yield (
         Tile(
             label="As it is",
@@ -83,7 +84,7 @@ def _tiles(result: WhatIf) -> Iterator[Tile]:
         else Tile(label="As it is", value="does not fit", detail="", mark="bad")
     )
     yield Tile(label="Fastest", value=words.seconds(fastest.seconds or 0.0), detail=fastest.name)
-    priced = [p for p in known if p.usd is not None]
+    priced = [p for p in same if p.usd is not None]
     if priced:
         cheapest = min(priced, key=lambda p: p.usd or 0.0)
         yield Tile(label="Cheapest", value=words.money(cheapest.usd or 0.0), detail=cheapest.name)
@@ -164,4 +165,5 @@ def _changed(base: PointResult, point: PointResult) -> Changed:
         for moved in comes_out(base, point):
             by = f" ({words.signed(moved.relative)})" if moved.relative is not None else ""
             lines.append(("~", f"{moved.name}: {value_text(moved.before)} -> {value_text(moved.after)}{by}"))
-    return Changed(title=point.name, lines=tuple(lines))
+    other = f" (other work: {words.work_parts(point.other_work)})" if point.other_work else ""
+    return Changed(title=f"{point.name}{other}", lines=tuple(lines))

@@ -292,7 +292,7 @@ def _gains(answer: Design) -> RenderableType:
         step = "nothing fits"
         if gain.seconds is not None:
             step = f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
-        rows.append((f"  {gain.option}", step, gain.meaning))
+        rows.append((f"  {gain.option}", step, gain.meaning + (": other work" if gain.other_work else "")))
     return plain_grid(rows)
 
 
@@ -363,7 +363,11 @@ def design_dict(answer: Design, extras: Extras) -> dict[str, Any]:
 
 def gain_dict(gain: Gain) -> dict[str, Any]:
     """What a choice that does not compete would bring."""
-    return {**fields(gain, "name", "meaning", "option"), "step_s": gain.seconds, "saved": gain.saved}
+    return {
+        **fields(gain, "name", "meaning", "option", "other_work"),
+        "step_s": gain.seconds,
+        "saved": gain.saved,
+    }
 
 
 BREAK_EVEN = ("change", "factor", "now", "value", "unit", "winner", "step_s", "chosen_step_s")

@@ -12,6 +12,7 @@ from rlhfsim.present.changes import mark, mark_of
 from rlhfsim.present.tables import Fit, grid, table
 from rlhfsim.present.terminal.console import drawn
 from rlhfsim.present.words import percent as likely
+from rlhfsim.present.words import work_parts
 from rlhfsim.what_if.differences import ChangedField, ChangedFigure, Difference, Leaf, Side, Value
 
 STYLES = {"~": "yellow", "+": "green", "-": "red", "!": "bold magenta"}
@@ -94,7 +95,10 @@ def percent(row: ChangedFigure) -> str:
 
 
 def notes(difference: Difference) -> Iterator[str]:
-    """What the step's intervals say, and what was left out."""
+    """What the step's intervals say, and what was left out or is not alike."""
+    if difference.other_work:
+        parts = work_parts(difference.other_work)
+        yield f"not the same work ({parts}): steps are no comparison, only what a sample or a token takes"
     step = next((m for m in difference.outcome if m.name == "step"), None)
     if step is not None and step.overlaps is not None:
         ends = " and ".join(_interval(side.outcome["step"]) for side in (difference.before, difference.after))

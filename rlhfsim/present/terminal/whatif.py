@@ -16,12 +16,12 @@ from rlhfsim.present.tables import FOLD, REST, Fit, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import NARROW, drawn, filled, indented, new_table
 from rlhfsim.present.terminal.diff import STYLES, percent
-from rlhfsim.present.words import layout_labels, span
-from rlhfsim.what_if.scenarios.against_base import asked, chosen, comes_out
+from rlhfsim.present.words import layout_labels, signed, span, work_parts
+from rlhfsim.what_if.scenarios.against_base import asked, by, chosen, comes_out, relative
 from rlhfsim.what_if.scenarios.points import short_names, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, WhatIf
 
-FRONT, OTHER = "*", "!"
+FRONT, OTHER, OTHER_WORK = "*", "!", "#"
 MOST_CHANGES = 8
 """Points whose changes are shown one by one; of more only those on the front."""
 UNKNOWN = "-"
@@ -76,14 +76,16 @@ def points_table(answer: WhatIf, width: int) -> RenderableType:
     wide = width >= NARROW or not run
     titles = ["", "point", ">GPUs", "plan", ">step"]
     titles += [">P10 - P90", ">USD/step"] * wide + [">run", ">USD"] * run
-    rows = [_cells(point, answer.base, run=run, wide=wide) for point in answer.everything]
+    titles += [">each"] * any(p.other_work for p in answer.points)
+    rows = [[*_cells(p, answer.base, run=run, wide=wide), _each(p, answer.base)] for p in answer.everything]
+    rows = [row[: len(titles)] for row in rows]
     fit = {"": Fit(width=1), "point": Fit("fold", ratio=1)}
     styles = ["bold" if point is answer.base else "" for point in answer.everything]
     return drawn(grid(titles, rows, fit=fit, styles=styles), width)
 
 
 def _cells(point: PointResult, base: PointResult, *, run: bool, wide: bool) -> list[str]:
-    front = FRONT if point.on_front else ""
+    front = OTHER_WORK if point.other_work else FRONT if point.on_front else ""
     if point.plan is None:
         return [front, f"{point.name}: nothing fits", *[UNKNOWN] * (3 + 2 * wide + 2 * run)]
     p = point.plan.prediction
@@ -94,6 +96,12 @@ def _cells(point: PointResult, base: PointResult, *, run: bool, wide: bool) -> l
         low, high = (units.format(x, "s", digits=2) for x in (p.low_s, p.high_s))
         cells += [span(low, high, " - "), _usd(p.usd_per_step)]
     return [*cells, _time(point.run_s), _usd(point.run_usd)] if run else cells
+
+
+def _each(point: PointResult, base: PointResult) -> str:
+    """`+26 %/sample`: time of a sample or a token against the base's, where the work is not the same."""
+    change = relative(point, base, lambda p: p.seconds) if point.other_work else None
+    return "" if change is None else f"{signed(change)}/{by(point, base)}"
 
 
 def _time(seconds: float | None) -> str:
@@ -108,6 +116,10 @@ def _legend(answer: WhatIf) -> str:
     words = []
     if any(p.on_front for p in answer.everything):
         words.append(f"{FRONT} no point that does the same work is as fast and as cheap")
+    if any(p.other_work for p in answer.points) or any(bar.other_work for bar in answer.tornado):
+        words.append(
+            f"{OTHER_WORK} other work than the base: compared by what a sample or a token of it takes"
+        )
     architectures = {p.plan.architecture for p in answer.everything if p.plan}
     if len(architectures) > 1:
         words.append(f"{OTHER} another architecture than the base")
@@ -196,7 +208,8 @@ def changes_of(base: PointResult, point: PointResult, width: int) -> RenderableT
     table = new_table(width - 2)
     table.show_header = False
     main = any(sign == "!" for sign, *_ in rows)
-    title = Text(f"{'!' if main else '~'} {point.name}", style=STYLES["!"] if main else "bold")
+    other = f" (other work: {work_parts(point.other_work)})" if point.other_work else ""
+    title = Text(f"{'!' if main else '~'} {point.name}{other}", style=STYLES["!"] if main else "bold")
     return Group(title, Padding(filled(table, data), (0, 0, 1, 2)))
 
 
@@ -236,7 +249,7 @@ def tornado_table(answer: WhatIf, width: int) -> RenderableType:
     wide = width >= NARROW
     rows = [
         (
-            short[b.path],
+            short[b.path] + (f" {OTHER_WORK}" if b.other_work else ""),
             f"{b.low_label} - {b.high_label}",
             _bar(e, low, high),
             _pair(t, "s"),

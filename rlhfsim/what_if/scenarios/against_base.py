@@ -5,7 +5,8 @@ Only what tells plans apart stands here; `rlhfsim diff` shows every field of two
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlhfsim.plan import Plan
@@ -19,6 +20,10 @@ from rlhfsim.what_if.differences import (
     leaves,
 )
 from rlhfsim.what_if.scenarios.result import PointResult
+from rlhfsim.what_if.work import By
+
+OF_A_STEP = ("step", "price of a step")
+"""Figures of one step, whatever the run."""
 
 
 def asked(point: PointResult) -> tuple[ChangedField, ...]:
@@ -71,12 +76,39 @@ def in_short(plan: Plan) -> dict[str, Leaf]:
 
 
 def comes_out(base: PointResult, point: PointResult) -> tuple[ChangedFigure, ...]:
-    """Figures that differ."""
-    return tuple(changed_figures(figures(base), figures(point)))
+    """Figures that differ; of a sample or a token of each where the point does other work."""
+    how = by(point, base)
+    return tuple(changed_figures(figures(base, how), figures(point, how)))
 
 
-def figures(point: PointResult) -> dict[str, Value]:
-    """Step, time and money of a point by name."""
+def by(point: PointResult, base: PointResult) -> By:
+    """What amounts of a point and of the base are compared by."""
+    return point.work.by(base.work) if point.work and base.work else "work"
+
+
+def relative(
+    point: PointResult, base: PointResult, of: Callable[[PointResult], float | None]
+) -> float | None:
+    """Relative change of an amount, by the sample or the token where the work is not the same."""
+    value, before = of(point), of(base)
+    if value is None or not before or point.work is None or base.work is None:
+        return None
+    return point.work.change(value, base.work, before)
+
+
+def figures(point: PointResult, by: By = "work") -> dict[str, Value]:
+    """Step, time and money of a point by name; with `by` those of a sample or a token."""
+    whole, work = _figures(point), point.work
+    if by == "work" or work is None:
+        return whole
+    step = replace(work, steps=None)
+    of = {name: step if name in OF_A_STEP else work for name in whole}
+    return {
+        f"{name}, per {by}": v.scaled(of[name].amount(1.0, by)) for name, v in whole.items() if v.unit != "1"
+    }
+
+
+def _figures(point: PointResult) -> dict[str, Value]:
     if point.plan is None:
         return {}
     p = point.plan.prediction

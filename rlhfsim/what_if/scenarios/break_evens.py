@@ -14,6 +14,7 @@ from rlhfsim.what_if.scenarios.designs import Designs
 from rlhfsim.what_if.scenarios.document import BreakEvenText, Of
 from rlhfsim.what_if.scenarios.points import Cases, PointQuestion, standing, worded
 from rlhfsim.what_if.scenarios.result import PointBreakEven, PointResult, Tried
+from rlhfsim.what_if.scenarios.sensitivity import other_work
 from rlhfsim.what_if.scenarios.whole_run import result, steps_of
 
 FIGURES: dict[Of, tuple[str, units.Dimension]] = {
@@ -145,6 +146,14 @@ class BreakEvenQuestion:
             trials.append(Tried(x=x, a=a, b=b if self.b is not None else self.target))
         return trials
 
+    def _other_work(self, designs: Designs) -> tuple[str, ...]:
+        """What of the work of both sides differs, at either end of the range."""
+        for x in (self.xs[0], self.xs[-1]):
+            a, b = (c and result(c, designs.of(c.request)) for c in self._sides(x))
+            if a and b and (other := other_work(a, b)):
+                return other
+        return ()
+
     def _value(self, point: PointResult) -> float | None:
         value: float | None = value_at(point, keys(FIGURES[self.text.of][0]))
         return value
@@ -160,6 +169,8 @@ class BreakEvenQuestion:
             [] if listed else list(curve.crossings(self.text.tolerance, whole=self.whole))
         )
         xs = self._first_met(curve.ordered) if listed else tuple(c.x for c in crossings)
+        other = self._other_work(designs)
+        outcome = self._listed(curve.ordered) if listed else self._worded(curve.ordered, crossings)
         return PointBreakEven(
             question=self.text.question or self._question(),
             path=self.text.vary,
@@ -170,7 +181,8 @@ class BreakEvenQuestion:
             crossings=xs,
             low=self.xs[0],
             high=self.xs[-1],
-            outcome=self._listed(curve.ordered) if listed else self._worded(curve.ordered, crossings),
+            outcome=f"{outcome}; not the same work" if other else outcome,
+            other_work=other,
             curve=curve.ordered,
         )
 

@@ -112,6 +112,8 @@ class TornadoBar:
     low_usd: float | None
     base_usd: float | None
     high_usd: float | None
+    other_work: tuple[str, ...] = ()
+    """What of the work the input changes."""
 
     @property
     def swing(self) -> float:
@@ -155,6 +157,8 @@ class PointBreakEven:
     """The crossing; the first of several; None: there is none."""
     crossings: tuple[float, ...]
     """All of them, ascending."""
+    other_work: tuple[str, ...] = ()
+    """What of the work of both sides differs: amounts are compared as they are, since that was asked."""
     low: float
     """Lower end of the range that was searched."""
     high: float

@@ -59,7 +59,13 @@ def _bar(cases: Cases, one: TornadoInput, base: PointResult, designs: Designs) -
         low_usd=low.usd,
         base_usd=base.usd,
         high_usd=high.usd,
+        other_work=other_work(high, base) or other_work(low, base),
     )
+
+
+def other_work(point: PointResult, other: PointResult) -> tuple[str, ...]:
+    """What of the work of two points differs; empty where one does not fit."""
+    return point.work.unlike(other.work) if point.work and other.work else ()
 
 
 def marked(points: Sequence[PointResult]) -> tuple[PointResult, ...]:
@@ -67,7 +73,7 @@ def marked(points: Sequence[PointResult]) -> tuple[PointResult, ...]:
 
     Beaten: in time and money at once. A point that competes with none is not marked.
     """
-    base, front = points[0].work, set[int]()
+    front: set[int] = set()
     competing: list[tuple[StepWork, list[int]]] = []
     for i, point in enumerate(points):
         work = point.work
@@ -80,7 +86,7 @@ def marked(points: Sequence[PointResult]) -> tuple[PointResult, ...]:
         if len(rivals) > 1:
             values = [(points[i].seconds or 0.0, points[i].usd or 0.0) for i in rivals]
             front |= {rivals[k] for k in undominated(values)}
-    unlike = [p.work.unlike(base) if p.work and base else () for p in points]
+    unlike = [other_work(p, points[0]) for p in points]
     return tuple(
         replace(p, on_front=i in front, other_work=other)
         for i, (p, other) in enumerate(zip(points, unlike, strict=True))
