@@ -1,4 +1,4 @@
-"""Draws docs/img/design.svg: the first part of what `rlhfsim design --gpus 64 --model 70b` prints.
+"""Draws docs/img/design.svg: what `rlhfsim design --gpus 64 --model 70b` prints.
 
 python docs/picture.py
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 import rlhfsim
-from rlhfsim.present.terminal.design import show_choice
+from rlhfsim.present.terminal.design import show_first
+from rlhfsim.present.terminal.design_details import Extras
 
 PICTURE = Path(__file__).parent / "img" / "design.svg"
 COMMAND = "rlhfsim design --gpus 64 --model 70b"
@@ -28,7 +29,7 @@ def drawn() -> str:
     workload = rlhfsim.Workload(model="70b")
     answer = rlhfsim.design(rlhfsim.Request(cluster=cluster, workload=workload))
     console = Console(record=True, width=100, file=io.StringIO(), highlight=False, markup=False)
-    show_choice(console, answer)
+    show_first(console, answer, Extras(), "plan.json")
     return console.export_svg(title=COMMAND, unique_id="design")
 
 

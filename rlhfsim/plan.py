@@ -87,6 +87,9 @@ class PredictedPhase:
     work_s: float | None = None
     """Of a call that works on samples as they arrive: all its work, of which `seconds` is what is left after
     the last sample and what it waits for; else None."""
+    limit_s: float | None = None
+    """What it would take at the peak rates of its GPUs (`rlhfsim.step.speed_of_light`); None where no such
+    limit is known, and in older files."""
 
 
 @checked

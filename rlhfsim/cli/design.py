@@ -23,6 +23,7 @@ from rlhfsim.cli.params import (
     OneOf,
     Words,
     bad_option,
+    detail_option,
     emit,
     flag,
     json_option,
@@ -32,7 +33,8 @@ from rlhfsim.cli.params import (
 from rlhfsim.cli.why_not import alternatives
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal.console import console
-from rlhfsim.present.terminal.design import Extras, design_dict, show
+from rlhfsim.present.terminal.design import design_dict, show
+from rlhfsim.present.terminal.design_details import Extras
 from rlhfsim.search.pareto import front
 from rlhfsim.search.request import Objective, Request
 from rlhfsim.search.requirements import Requirement, most_seconds, narrowed, verdicts
@@ -84,6 +86,7 @@ OBJECTIVES = get_args(Objective)
 @flag("--gains", "Also what each switch and backend that does not compete would bring.")
 @flag("--pareto", "Also the plans that trade time for memory, staleness or risk.")
 @option("--out", PATH, "Where the plan is written.", default=Path("plan.json"))
+@detail_option
 @json_option
 @click.pass_context
 def design(ctx: click.Context, /, **given: Any) -> None:
@@ -104,7 +107,7 @@ def design(ctx: click.Context, /, **given: Any) -> None:
     emit(
         given["as_json"],
         lambda: design_dict(answer, extras),
-        lambda: show(console(), answer, extras, str(given["out"])),
+        lambda: show(console(), answer, extras, str(given["out"]), given["detail"]),
     )
     ctx.exit(0 if answer.chosen is not None and all(v.met for v in extras.verdicts) else 1)
 

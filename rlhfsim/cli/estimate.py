@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from rlhfsim.cli.params import FILE, emit, option
+from rlhfsim.cli.params import FILE, detail_option, emit, option
 from rlhfsim.cli.planned import plan_options, planned
 from rlhfsim.plan import write_plan
 from rlhfsim.present.terminal import estimate as view
@@ -23,6 +23,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @plan_options
 @option("--out", FILE, "Write the plan as plan.json.", metavar="FILE")
+@detail_option
 @click.pass_context
 def estimate(ctx: click.Context, /, **given: Any) -> None:
     """Price one plan: time by phase and what binds it, memory, money, energy.
@@ -35,5 +36,5 @@ def estimate(ctx: click.Context, /, **given: Any) -> None:
     answer = planned(ctx, given)
     if given["out"] is not None and answer.plan is not None:
         write_plan(given["out"], answer.plan)
-    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer))
+    emit(given["as_json"], lambda: view.as_data(answer), lambda: view.report(answer, given["detail"]))
     ctx.exit(0 if answer.fits else 1)

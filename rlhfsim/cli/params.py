@@ -53,6 +53,7 @@ def together(*options: Option) -> Callable[[F], F]:
 
 
 json_option = flag("--json as_json", "Print the same content as JSON.")
+DETAILS = ("time", "memory", "proof", "sure", "all")
 
 
 def emit(
@@ -233,3 +234,8 @@ class Several(OneOf):
             return value
         items = [item for item in str(value).split(",") if item.strip()]
         return frozenset(self.read(item) for item in items)
+
+
+detail_option = option(
+    "--detail", Several("part", DETAILS), f"More below the first screen: {', '.join(DETAILS)}.", default=""
+)

@@ -14,14 +14,27 @@ MOST = 4
 
 def nearest_text(run: NearestRun) -> str:
     """`nearest: NeMo-RL 0.5, grpo of qwen3-32b on 32 H100 SXM 80GB, our error there +4 %`."""
-    profile = profile_of(run.gpu)
-    gpu = profile.title if profile else run.gpu
-    where = f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {gpu}"
-    error = f"our error there {100 * run.error:+.0f} %"
+    where, error = _where(run), _error(run)
     differs = f" (not the same: {', '.join(run.differs[:MOST])})" if run.differs else ""
     if run.near:
         return f"nearest: {where}, {error}{differs}"
     return f"nothing near this was measured; nearest: {where}, {error}{differs}"
+
+
+def nearest_short(run: NearestRun) -> str:
+    """The same in a line, without the differences."""
+    near = "nearest" if run.near else "nothing near; nearest"
+    return f"{near}: {_where(run)}, {_error(run)}"
+
+
+def _where(run: NearestRun) -> str:
+    profile = profile_of(run.gpu)
+    gpu = profile.title if profile else run.gpu
+    return f"{run.framework}, {run.algorithm} of {run.model} on {run.gpus} x {gpu}"
+
+
+def _error(run: NearestRun) -> str:
+    return f"our error there {100 * run.error:+.0f} %"
 
 
 def borrowed_text(profile: Profile) -> str | None:

@@ -26,8 +26,10 @@ from rlhfsim.specs.hardware.profiles import profile_hash
 from rlhfsim.specs.model.roles import Models
 from rlhfsim.specs.placement.placement import Placement
 from rlhfsim.specs.workload.workload import Workload
+from rlhfsim.step.calls import Setting
 from rlhfsim.step.prediction import prediction
 from rlhfsim.step.region import widened
+from rlhfsim.step.speed_of_light import limits
 
 GIVEN = "given"
 """Date of a price that no list quotes (specs.profiles)."""
@@ -47,6 +49,14 @@ def plan_of(
         for p in cluster.node_groups
     )
     placement = candidate.placement
+    setting = Setting(models=models, placement=placement, workload=workload, cluster=cluster)
+    priced = prediction(
+        candidate.iteration,
+        candidate.ledger,
+        cluster,
+        price=price,
+        limits=limits(setting, candidate.iteration.generation),
+    )
     plan = Plan(
         rlhfsim_version=installed_version("rlhfsim"),
         architecture=placement.architecture,
@@ -58,7 +68,7 @@ def plan_of(
         workload=workload,
         placement=placement,
         gpu_map=gpu_map(placement, cluster),
-        prediction=prediction(candidate.iteration, candidate.ledger, cluster, price=price),
+        prediction=priced,
         input_hash=content_hash(
             workload, placement, [(h.profile_hash, h.gpus, h.gpus_per_node) for h in hardware]
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlhfsim import units
 from rlhfsim.memory.ledger import Ledger
 from rlhfsim.plan import LedgerEntry, PredictedPhase, Prediction
@@ -44,9 +46,14 @@ def joules_per_step(cluster: Cluster, seconds: float) -> float:
 
 
 def prediction(
-    priced: Iteration, memory: Ledger, cluster: Cluster, *, price: float | None = None
+    priced: Iteration,
+    memory: Ledger,
+    cluster: Cluster,
+    *,
+    price: float | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> Prediction:
-    """Everything the cost model says about one plan."""
+    """Everything the cost model says about one plan; `limits` of its calls as of `speed_of_light`."""
     low, high = priced.cost.interval
     kwh = joules_per_step(cluster, priced.seconds) / units.JOULE_PER_KWH
     peak, entry = memory.peak, memory.peak_entry
@@ -67,12 +74,12 @@ def prediction(
         kg_co2e_per_step=kwh * cluster.node_group.profile["grid_kg_co2_per_kwh"],
         generated_tokens=priced.generation.decode_tokens if priced.generation else 0.0,
         discarded_tokens=priced.generation.discarded_tokens if priced.generation else 0.0,
-        phases=tuple(_phases(priced)),
+        phases=tuple(_phases(priced, limits or {})),
         ledger=tuple(_entries(memory)),
     )
 
 
-def _phases(priced: Iteration) -> list[PredictedPhase]:
+def _phases(priced: Iteration, limits: Mapping[str, float]) -> list[PredictedPhase]:
     phases = []
     for i, phase in enumerate(priced.phases):
         low, high = phase.cost.interval
@@ -89,6 +96,7 @@ def _phases(priced: Iteration) -> list[PredictedPhase]:
                 rests_on=phase.cost.rests_on,
                 critical=i in priced.critical,
                 work_s=phase.work_s,
+                limit_s=limits.get(phase.name),
             )
         )
     return phases

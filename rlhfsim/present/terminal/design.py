@@ -3,120 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.frameworks.export import exporters
 from rlhfsim.frameworks.runs import ANY, OWN, Known, framework
-from rlhfsim.plan import BreakEven, Plan
-from rlhfsim.present import findings, words
-from rlhfsim.present.tables import WORDS, each, fields, grid
+from rlhfsim.plan import Plan
+from rlhfsim.present.known import known, nearest_short
+from rlhfsim.present.sampling import sampling
+from rlhfsim.present.tables import each, fields
+from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal import recalibrated
-from rlhfsim.present.terminal.choices import (
-    front_dict,
-    front_table,
-    plan_dict,
-    short_kind,
-    whynot_dict,
-    whynot_text,
-)
-from rlhfsim.present.terminal.console import filled, indented, plain_grid
-from rlhfsim.present.terminal.memory import memory_chart
-from rlhfsim.search.explain import best_name
-from rlhfsim.search.pareto import Point
-from rlhfsim.search.requirements import Verdict, shown
-from rlhfsim.units import TERA, format, significant
+from rlhfsim.present.terminal.choices import front_dict, plan_dict, whynot_dict
+from rlhfsim.present.terminal.console import labelled
+from rlhfsim.present.terminal.design_details import Extras, asked, details, targets
+from rlhfsim.present.terminal.ranking import considered, proof, ranked
+from rlhfsim.search.requirements import Verdict
+from rlhfsim.units import format, significant
 from rlhfsim.what_if.design import Design
 from rlhfsim.what_if.gains import Gain
-from rlhfsim.what_if.recalibrated import Recalibrated
-from rlhfsim.what_if.simplest import CLOSE
-from rlhfsim.what_if.why_not import WhyNot
 
 SCHEMA = "rlhfsim.design/4"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """What is asked beside the plan."""
-
-    steps: int | None = None
-    """Of the whole run."""
-    verdicts: tuple[Verdict, ...] = ()
-    front: tuple[Point, ...] | None = None
-    """None where it is not asked for."""
-    recalibrated: Recalibrated | None = None
-    """None where no profile was calibrated."""
+LEANER = ((6, True), (5, True), (4, True), (4, False), (3, False), (2, False), (1, False))
+"""Rows of the table of plans on the first screen, and whether the nearest run is named."""
 
 
 # --- for people -----------------------------------------------------------------------------------
 
 
-def show(console: Console, answer: Design, extras: Extras, out: str) -> None:
-    """Print the whole answer."""
+def show(
+    console: Console, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
+) -> None:
+    """Print the first screen, then what was asked for."""
     if answer.chosen is None:
         _show_nothing(console, answer)
         return
-    show_choice(console, answer)
-    console.print(memory_chart(answer.chosen, console.width))
-    console.print(f"per step: {view.cost_text(answer.chosen)}")
-    for line in _money(answer, extras.steps):
-        console.print(line, highlight=False)
-    if extras.verdicts:
-        _part(console, "your targets", _targets(extras.verdicts))
-    for other in answer.whynots:
-        _part(console, f"why not {other.choice}", *map(indented, _whynot(other, answer)))
-    if extras.front is not None:
-        _part(console, "plans between which you may choose", front_table(extras.front))
-    if extras.recalibrated is not None:
-        parts = recalibrated.parts(extras.recalibrated, answer.best or answer.chosen, console.width)
-        _part(console, "what calibration changed", *parts)
-    break_evens = [_break_even_text(b, answer) for b in answer.break_evens] or [_unflipped(answer)]
-    _part(console, "what would change the choice", *(indented(Text(text)) for text in break_evens))
-    console.print("  one change at a time, layouts kept", style="dim")
-    if answer.gains:
-        _part(console, "what the choices left out would bring", _gains(answer))
-    _part(console, "how sure", view.sureness(answer.chosen, console.width))
-    _show_next(console, answer, out)
+    show_first(console, answer, extras, out, detail)
+    for title, parts in (*asked(answer, extras, console.width), *details(answer, detail, console.width)):
+        console.rule(title, align="left", style="dim")
+        for part in parts:
+            console.print(part)
 
 
-def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
-    """Compared with the best plan, proven as well."""
-    assert answer.best is not None
-    assert answer.chosen is not None
-    name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
-    if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
-        yield Text("that is the chosen plan")
-    yield from whynot_text(other, answer.best, name)
-
-
-def _part(console: Console, title: str, *parts: RenderableType) -> None:
-    console.rule(title, align="left", style="dim")
+def show_first(
+    console: Console, answer: Design, extras: Extras, out: str, detail: frozenset[str] = frozenset()
+) -> None:
+    """The first screen: rivals and what is known of them are cut so that it stays one."""
+    for rows, measured in LEANER:
+        parts = list(_first(answer, extras, console.width, rows, measured=measured))
+        parts.append(_next(answer, out, detail))
+        if first.lines(console, parts) <= first.MOST:
+            break
     for part in parts:
-        console.print(part)
+        console.print(part, highlight=False)
 
 
-def show_choice(console: Console, answer: Design) -> None:
-    """The ranking, the chosen plan and why it won."""
-    assert answer.chosen is not None
-    console.print(view.header(answer.chosen))
-    console.print(_ranking(answer))
-    console.print(_considered(answer))
+def _first(
+    answer: Design, extras: Extras, width: int, rows: int, *, measured: bool
+) -> Iterator[RenderableType]:
+    plan = answer.chosen
+    assert plan is not None
+    yield Text(view.task(plan), style="bold")
+    yield Text(view.batch(plan))
+    yield labelled(dict(_verdict(answer, extras, measured=measured)))
+    if extras.verdicts:
+        yield targets(extras.verdicts)
+    yield ""
+    yield first.roles(plan, width)
+    yield ""
+    yield first.phases(plan, width)
+    yield ""
+    yield first.tight(ranked(answer, rows), None)
+
+
+def _verdict(answer: Design, extras: Extras, *, measured: bool) -> Iterator[tuple[str, str]]:
+    plan = answer.chosen
+    assert plan is not None
+    rows = first.verdict(plan)
+    for name in ("step", "cost"):
+        yield name, rows[name]
+    if money := list(_money(answer, extras.steps)):
+        yield "run", "; ".join(money)
+    yield "plan", rows["plan"]
+    yield "proof", proof(answer)
+    yield from ((name, rows[name]) for name in ("learning", "memory", "assumed") if name in rows)
+    yield from sampling(plan).items()
+    if plan.idle_gpus:
+        yield "idle", _idle(answer)
     if (other := answer.elsewhere) is not None and other.seconds is not None:
         saved = f"{-100 * (other.saved or 0.0):+.0f} %"
-        elsewhere = f"{other.meaning}: {format(other.seconds, 's')}, {saved}: "
-        console.print(Text.assemble(elsewhere, (other.option, "bold")))
-    if answer.chosen.idle_gpus:
-        console.print(_idle(answer))
-    console.print(_runner(answer), style="dim", highlight=False)
-    placement = view.placement_table(answer.chosen, console.width)
-    _part(console, "the chosen plan", placement, view.phase_table(answer.chosen, console.width))
-    _part(console, "why", *(indented(Text(reason)) for reason in answer.reasons))
+        yield "faster", f"{other.meaning}: {format(other.seconds, 's')}, {saved}: {other.option}"
+    yield from ((name, text) for name, text in known(plan).items() if name == "kernels")
+    yield "run by", _runner(answer)
+    if measured and plan.nearest is not None:
+        yield "measured", nearest_short(plan.nearest)
 
 
 def _idle(answer: Design) -> str:
@@ -141,10 +125,10 @@ def _runner(answer: Design) -> str:
     if unseen:
         how = f"written and never run: {', '.join(unseen)}"
     elif "run on CPUs" in known.values():
-        how = "all that it asks for has run on CPUs, nothing of it on GPUs yet"
+        how = "all of it has run on CPUs, nothing on GPUs yet"
     else:
         how = "its users run all of it on GPUs"
-    return f"for {runs.title}: {how} (rlhfsim frameworks)"
+    return f"{runs.title}: {how} (rlhfsim frameworks)"
 
 
 def _known(answer: Design) -> Mapping[str, Known]:
@@ -152,90 +136,6 @@ def _known(answer: Design) -> Mapping[str, Known]:
     if plan is None or runs is None:
         return {}
     return runs.known(plan.placement, plan.workload, plan.topology, one_node=plan.replicas_in_one_node)
-
-
-def _ranking(answer: Design) -> RenderableType:
-    """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    plans = [answer.best, *answer.runners_up]
-    titles = (">#", "plan", "actor", "rollout", ">step", ">P10-P90", ">tok/s/GPU", ">memory", ">USD")
-    rows = [(str(i), *_row(plan)) for i, plan in enumerate(plans, start=1)]
-    if answer.simpler:
-        rows.insert(0, ("*", *_row(answer.chosen)))
-    styles = ["bold green", *[""] * (len(rows) - 1)]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    return filled(table, grid(titles, rows, fit={"plan": WORDS}, styles=styles))  # no figure is cut
-
-
-def _row(plan: Plan) -> list[str]:
-    p = plan.prediction
-    return [
-        short_kind(plan),
-        *words.layout_labels(plan),
-        format(p.step_s, "s"),
-        f"{significant(p.low_s)}-{significant(p.high_s)}",
-        significant(p.tokens_per_s_per_gpu),
-        f"{p.peak_memory_bytes / p.capacity_bytes:.0%}".replace("%", " %"),
-        "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
-    ]
-
-
-def _considered(answer: Design) -> Text:
-    c = answer.certificate
-    best = "uses less memory" if answer.request.objective == "memory" else "is faster"
-    space, unexplored = _rounded(c.space), _rounded(c.unexplored)
-    proof = f"proven: no plan of the space {best}"
-    if not c.proven:
-        proof = (
-            f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} "
-            "better"
-        )
-    if answer.simpler:
-        proof += " than plan 1"
-    lines = [
-        *([_recommended(answer)] if answer.simpler else []),
-        f"certificate: {space} complete plans" + (f"; {proof}" if answer.chosen else ""),
-        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in "
-        "everything by another,",
-        f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
-    ]
-    if c.proven and "async" in answer.request.switches:
-        lines.append(
-            "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
-        )
-    if answer.confidence is not None and answer.request.objective != "memory":
-        likely = words.percent(answer.confidence)
-        lines.append(
-            f"plan 1 is faster than plan 2 with a probability of {likely} (intervals of the coefficients)"
-        )
-    if answer.runners_up:
-        lines.append("plans 2, 3, ... are the best that were met of every other kind")
-    return Text("\n".join(lines), style="dim")
-
-
-def _recommended(answer: Design) -> str:
-    """What the plan with the star is."""
-    assert answer.chosen is not None
-    assert answer.best is not None
-    mine, its = (100 * p.prediction.probability_out_of_memory for p in (answer.chosen, answer.best))
-    in_bytes = answer.request.objective == "memory"
-    held, least = (
-        p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
-        for p in (answer.chosen, answer.best)
-    )
-    name = "leanest" if in_bytes else "fastest"
-    far = held > (1 + CLOSE) * least
-    of = f"the {name} one that sums few gradients in BF16, not plan 1" if far else "plan 1"
-    near = f"the simplest plan within {words.percent(CLOSE)} of {of}"
-    return (
-        f"* is recommended: {near}, which --fastest writes\n"
-        f"  risk of running out of memory {mine:.1f} %, of plan 1 {its:.1f} %"
-    )
-
-
-def _rounded(count: int) -> str:
-    return words.count(count, largest=1000 * TERA)
 
 
 def _money(answer: Design, steps: int | None) -> Iterator[str]:
@@ -255,63 +155,19 @@ def _money(answer: Design, steps: int | None) -> Iterator[str]:
         )
 
 
-def _targets(verdicts: tuple[Verdict, ...]) -> RenderableType:
-    met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
-    return plain_grid(
-        (f"  {v.requirement.text}", met if v.met else missed, shown(v.requirement, v.actual))
-        for v in verdicts
-    )
-
-
-def _unflipped(answer: Design) -> str:
-    """What was tried in vain."""
-    cluster, work = answer.request.cluster, answer.request.workload
-    tried = ["responses and prompts by 8 either way" if work.generates else "pairs by 8 either way"]
-    tried += ["samples by 8"] if work.generates and work.samples > 1 else []
-    tried += ["network by 8 either way"] if cluster.gpus > cluster.node_group.gpus_per_node else []
-    tried += ["GPU memory by 2 either way"]
-    tried += ["GPUs by 4 either way"] if len(cluster.node_groups) == 1 else []
-    return f"nothing that was tried makes another plan the best: {', '.join(tried)}"
-
-
-def _break_even_text(break_even: BreakEven, answer: Design) -> str:
-    """`network bandwidth per GPU: 19.5 GB/s or less (now 50 GB/s) -> hybrid takes 195 s there, ...`."""
-    more = "or more" if break_even.factor > 1 else "or less"
-    if break_even.value is None or break_even.now is None:
-        point = f"{break_even.change} times {break_even.factor:.2g} {more}"
-    else:
-        value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
-        point = f"{break_even.change}: {value} {more} (now {now})"
-    chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"), simpler=answer.simpler)
-    return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {chosen}"
-
-
-def _gains(answer: Design) -> RenderableType:
-    rows = []
-    for gain in answer.gains:
-        step = "nothing fits"
-        if gain.seconds is not None:
-            step = f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
-        rows.append((f"  {gain.option}", step, gain.meaning + (": other work" if gain.other_work else "")))
-    return plain_grid(rows)
-
-
-def _show_next(console: Console, answer: Design, out: str) -> None:
-    _part(console, "next")
-    console.print(f"  the plan is in {out}; look closer with", highlight=False)
-    console.print(f"  rlhfsim memory {out}", style="bold", highlight=False)
-    console.print(f"  rlhfsim simulate {out}", style="bold", highlight=False)
+def _next(answer: Design, out: str, detail: frozenset[str]) -> RenderableType:
+    """Commands that go on from the plan, and what this one has not shown."""
     assert answer.chosen is not None
+    rows, more = {}, [f"rlhfsim simulate {out}"]
     if answer.request.runs is framework(OWN):
         kinds = answer.chosen.hardware
         nodes = (f"{-(-h.gpus // h.gpus_per_node)}x{h.gpus_per_node}x{h.profile}" for h in kinds)
-        command = f"rlhfsim launch {out} --dry-run --assume-cluster {'+'.join(nodes)}"
-        console.print(f"  {command}", style="bold", highlight=False)
-    elif answer.request.framework in exporters():
-        command = f"rlhfsim export {out} --to {answer.request.framework} --out run"
-        console.print(f"  {command}", style="bold", highlight=False)
-    if not answer.gains:
-        console.print("  add --gains to see what async, LoRA, FP8 and other backends would bring")
+        rows["next"] = f"rlhfsim launch {out} --dry-run --assume-cluster {'+'.join(nodes)}"
+    elif (runs := answer.request.runs) is not None and runs.name in exporters():
+        rows["next"] = f"rlhfsim export {out} --to {runs.name} --out run"
+    more += [] if answer.gains else ["--gains"]
+    more += [] if detail else ["--detail time,memory,proof,sure,all"]
+    return labelled({**rows, "more": "; ".join(more)})
 
 
 def _show_nothing(console: Console, answer: Design) -> None:
@@ -320,7 +176,7 @@ def _show_nothing(console: Console, answer: Design) -> None:
         console.print(nothing + Text("no layout obeys all that is fixed, bounded and forbidden"))
     else:
         console.print(nothing + Text("no plan runs with this cluster, model and these choices"))
-        console.print(_considered(answer))
+        console.print(considered(answer))
     if answer.shortage:
         console.print(f"  {answer.shortage}", highlight=False)
     remedy = answer.remedy or "no single change that was tried helps; try a larger GPU or a smaller model"

@@ -8,8 +8,14 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from rlhfsim.plan import Plan
+from rlhfsim.present.known import known, nearest_short
+from rlhfsim.present.sampling import sampling
+from rlhfsim.present.terminal import first_screen as first
 from rlhfsim.present.terminal import plan as view
-from rlhfsim.present.terminal.console import console
+from rlhfsim.present.terminal.console import console, labelled
+from rlhfsim.present.terminal.first_screen import wants
+from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.what_if.planned import Planned
 
 SCHEMA = "rlhfsim.estimate/1"
@@ -31,22 +37,31 @@ def verdict_data(answer: Planned) -> dict[str, Any]:
     }
 
 
-def report(answer: Planned) -> Iterator[RenderableType]:
-    """The verdict and the priced plan."""
+def report(answer: Planned, detail: frozenset[str] = frozenset()) -> Iterator[RenderableType]:
+    """The verdict and the priced plan; what `detail` names below."""
     yield from verdict(answer)
     if (plan := answer.plan) is None:
         return
     width = console().width
     yield from (Text(f"note: {note}", style="yellow") for note in answer.far)
-    yield view.header(plan)
-    yield view.summary(plan)
-    for part in (
-        view.phase_table(plan, width),
-        view.placement_table(plan, width),
-        view.sureness(plan, width),
-    ):
-        yield ""
-        yield part
+    yield Text(view.task(plan), style="bold")
+    yield view.batch(plan)
+    yield labelled(_verdict(plan))
+    yield from ("", first.roles(plan, width), "", first.phases(plan, width))
+    if not detail:
+        yield labelled({"more": "--detail time,memory,sure,all"})
+    if wants(detail, "time"):
+        yield from ("", view.phase_table(plan, width))
+    if wants(detail, "memory"):
+        yield from ("", memory_chart(plan, width))
+    if wants(detail, "sure"):
+        yield from ("", labelled(known(plan)), view.sureness(plan, width))
+
+
+def _verdict(plan: Plan) -> dict[str, str]:
+    near = {} if plan.nearest is None else {"measured": nearest_short(plan.nearest)}
+    kernels = {name: text for name, text in known(plan).items() if name == "kernels"}
+    return {**first.verdict(plan), **sampling(plan), **kernels, **near}
 
 
 def verdict(answer: Planned) -> Iterator[Text]:

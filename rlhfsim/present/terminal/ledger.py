@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhfsim.plan import LedgerEntry, Plan
-from rlhfsim.present.basis import capacity_of, profile_under
+from rlhfsim.present.basis import capacity_of
 from rlhfsim.present.tables import added, each, grid
 from rlhfsim.present.terminal import plan as view
 from rlhfsim.present.terminal.console import console, filled, labelled, new_table
 from rlhfsim.present.terminal.estimate import verdict, verdict_data
+from rlhfsim.present.terminal.first_screen import host_capacity
 from rlhfsim.present.terminal.memory import memory_chart
 from rlhfsim.present.words import component_text, size
 from rlhfsim.units import GB
@@ -44,15 +45,9 @@ def report(answer: Planned) -> Iterator[RenderableType]:
 
 def _host_text(plan: Plan) -> str:
     """`151 GB of 2.2 TB on the fullest node`."""
-    limit = _host_capacity(plan)
+    limit = host_capacity(plan)
     offered = f" of {size(limit)}" if limit else ""
     return f"{size(plan.prediction.host_peak_bytes)}{offered} host memory on the fullest node"
-
-
-def _host_capacity(plan: Plan) -> float | None:
-    """Host memory of the smallest node under the plan; None where no profile is found."""
-    profiles = [profile_under(plan, pool.name) for pool in plan.placement.pools]
-    return min((p.node.host_memory.value for p in profiles if p), default=None)
 
 
 def _peak_rows(plan: Plan, pool: str) -> list[LedgerEntry]:
@@ -107,7 +102,7 @@ def as_data(answer: Planned) -> dict[str, Any]:
             "capacity_bytes": p.capacity_bytes,
             "probability_out_of_memory": p.probability_out_of_memory,
         },
-        "host": {"bytes": p.host_peak_bytes, "capacity_bytes": _host_capacity(plan)},
+        "host": {"bytes": p.host_peak_bytes, "capacity_bytes": host_capacity(plan)},
         "pools": [_pool(plan, pool.name, pool.gpus) for pool in plan.placement.pools],
     }
 

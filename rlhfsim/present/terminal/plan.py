@@ -6,7 +6,7 @@ stands in colour alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -19,7 +19,7 @@ from rlhfsim.present import words
 from rlhfsim.present.basis import evidence, profile_under
 from rlhfsim.present.known import known
 from rlhfsim.present.sampling import sampling
-from rlhfsim.present.tables import CUT, REST, WORDS, Fit, added, grid
+from rlhfsim.present.tables import CUT, REST, WORDS, Fit, TableData, added, grid
 from rlhfsim.present.terminal.bars import FULL, LIGHT, Axis, HorizontalBar, Stretch
 from rlhfsim.present.terminal.console import COLOURS, NARROW, WIDTH, drawn, labelled, resource_text
 from rlhfsim.present.words import RESOURCES, fixed, percent, size
@@ -31,6 +31,7 @@ from rlhfsim.specs.placement.placement import RolePlacement, RolloutPlacement
 from rlhfsim.specs.placement.weight_paths import WEIGHT_PATHS
 from rlhfsim.specs.workload.dataflow import TRAINED
 
+POOL = Fit("cut", max_width=14)
 SMALL = 0.02
 """Moves shorter than this share of the step stand together in one line."""
 
@@ -40,11 +41,12 @@ SMALL = 0.02
 
 def header(plan: Plan) -> RenderableType:
     """What is computed on what, and how: a title line, then batch, architecture, roles, what is known."""
-    rows = {"batch": _batch(plan), **sampling(plan), "plan": _way(plan), "roles": _roles(plan), **known(plan)}
-    return Group(Text(_task(plan), style="bold"), labelled(rows))
+    rows = {"batch": batch(plan), **sampling(plan), "plan": _way(plan), "roles": _roles(plan), **known(plan)}
+    return Group(Text(task(plan), style="bold"), labelled(rows))
 
 
-def _task(plan: Plan) -> str:
+def task(plan: Plan) -> str:
+    """`PPO of llama-3.1-70b on 64 x H100 SXM 80GB (8 nodes of 8), DeepSpeed`."""
     names = {m.role: m.name for m in plan.models}
     actor = names["actor"]
     others = ", ".join(f"{role} {name}" for role, name in names.items() if name != actor)
@@ -71,7 +73,8 @@ def hardware_text(plan: Plan) -> str:
     return " and ".join(kinds) + thin
 
 
-def _batch(plan: Plan) -> str:
+def batch(plan: Plan) -> str:
+    """`1,024 prompts x 8 responses; prompt 1,024 tokens, ...; 1 update per step`."""
     w = plan.workload
     samples = f" x {w.samples:,} responses" if w.samples > 1 else ""
     prompt, response = (words.lengths(x, file=True) for x in (w.prompt_len, w.response_len))
@@ -87,6 +90,13 @@ def _way(plan: Plan) -> str:
     meaning = words.ARCHITECTURES[plan.architecture][0] if plan.placement.rollout else "no rollout"
     streams = f"; {words.STREAMING}" if plan.placement.schedule.streaming else ""
     return f"{plan.architecture} ({meaning}{old}){streams}"
+
+
+def way(plan: Plan) -> str:
+    """Architecture, and who sits apart, in a sentence."""
+    apart = plan.role_placement
+    beside = "" if apart == "colocated" else f"; roles {apart}: {words.ROLE_PLACEMENTS[apart]}"
+    return f"{_way(plan)}{beside}"
 
 
 def _roles(plan: Plan) -> str:
@@ -141,7 +151,7 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
     p = plan.prediction
     end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
     digits, pools, wide = words.decimals(end), len(plan.placement.pools) > 1, width >= NARROW
-    small = [f for f in p.phases if words.is_move(f.name) and f.seconds < SMALL * end]
+    shown, small = split(p.phases, end)
     rows: list[list[RenderableType]] = [
         [
             f.name,
@@ -150,10 +160,9 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
             fixed(f.seconds, digits),
             f"{f.low_s:,.{digits}f}-{f.high_s:,.{digits}f}",
             resource_text(f.bound_by),
-            _time_bar(f, end),
+            time_bar(f, end),
         ]
-        for f in sorted(p.phases, key=lambda f: (f.start_s, not f.critical))
-        if f not in small
+        for f in shown
     ]
     if small:
         by_resource = added(item for f in small for item in f.by_resource_s.items())
@@ -165,10 +174,17 @@ def phase_table(plan: Plan, width: int = WIDTH) -> RenderableType:
         rows.append([*moves, resource_text(largest), Text("in and out of GPU memory", style="dim")])
     axis = Axis(label=units.format(end, "s"), at=end, scale=end)
     titles = ["phase", *["pool"] * pools, *[">start s"] * wide, ">takes s", ">P10-P90", "bound by", axis]
-    return drawn(grid(titles, rows, fit={"pool": Fit("cut", max_width=14)}, notes=_phase_notes(plan)), width)
+    return drawn(grid(titles, rows, fit={"pool": POOL}, notes=_phase_notes(plan)), width)
 
 
-def _time_bar(phase: PredictedPhase, end: float) -> HorizontalBar:
+def split(phases: Sequence[PredictedPhase], end: float) -> tuple[list[PredictedPhase], list[PredictedPhase]]:
+    """Phases in the order of their start, and the short moves that stand together in one line."""
+    ordered = sorted(phases, key=lambda f: (f.start_s, not f.critical))
+    small = [f for f in ordered if words.is_move(f.name) and f.seconds < SMALL * end]
+    return [f for f in ordered if f not in small], small
+
+
+def time_bar(phase: PredictedPhase, end: float) -> HorizontalBar:
     """The bar by resource, the largest first; light where the step would not be shorter without it."""
     glyph = FULL if phase.critical else LIGHT
     shares = sorted(phase.by_resource_s.items(), key=lambda item: -item[1])
@@ -191,6 +207,11 @@ def _phase_notes(plan: Plan) -> Iterator[str]:
 
 def placement_table(plan: Plan, width: int = WIDTH) -> RenderableType:
     """Who sits where and how each model is cut."""
+    return drawn(placement_rows(plan, width), width)
+
+
+def placement_rows(plan: Plan, width: int = WIDTH) -> TableData:
+    """One row a role."""
     if width >= NARROW:
         titles = ["role", "GPUs", "layout", ">micro-batch", "recompute", "between calls", "precision"]
         fit = {">micro-batch": WORDS, "recompute": WORDS, "between calls": REST}
@@ -201,7 +222,7 @@ def placement_table(plan: Plan, width: int = WIDTH) -> RenderableType:
         (name, _where(plan, role), _layout(role), *_role_cells(plan, name, role))
         for name, role in plan.placement.roles.items()
     )
-    return drawn(grid(titles, rows, fit=fit), width)
+    return grid(titles, rows, fit=fit)
 
 
 def _where(plan: Plan, role: RolePlacement | RolloutPlacement) -> str:

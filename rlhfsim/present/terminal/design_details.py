@@ -1,0 +1,127 @@
+"""What `rlhfsim design` shows below its first screen where an option or `--detail` asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from rlhfsim.plan import BreakEven
+from rlhfsim.present import findings
+from rlhfsim.present.known import known
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal import recalibrated
+from rlhfsim.present.terminal.choices import front_table, whynot_text
+from rlhfsim.present.terminal.console import indented, labelled, plain_grid
+from rlhfsim.present.terminal.first_screen import wants
+from rlhfsim.present.terminal.memory import memory_chart
+from rlhfsim.present.terminal.ranking import considered, ranking
+from rlhfsim.search.explain import best_name
+from rlhfsim.search.pareto import Point
+from rlhfsim.search.requirements import Verdict, shown
+from rlhfsim.units import format
+from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.recalibrated import Recalibrated
+from rlhfsim.what_if.why_not import WhyNot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What is asked beside the plan."""
+
+    steps: int | None = None
+    """Of the whole run."""
+    verdicts: tuple[Verdict, ...] = ()
+    front: tuple[Point, ...] | None = None
+    """None where it is not asked for."""
+    recalibrated: Recalibrated | None = None
+    """None where no profile was calibrated."""
+
+
+Part = tuple[str, list[RenderableType]]
+"""A title and what stands below it."""
+
+
+def asked(answer: Design, extras: Extras, width: int) -> Iterator[Part]:
+    """What an option of its own asked for."""
+    for other in answer.whynots:
+        yield f"why not {other.choice}", [indented(line) for line in _whynot(other, answer)]
+    if extras.front is not None:
+        yield "plans between which you may choose", [front_table(extras.front)]
+    best = answer.best or answer.chosen
+    if extras.recalibrated is not None and best is not None:
+        yield "what calibration changed", list(recalibrated.parts(extras.recalibrated, best, width))
+    if answer.gains:
+        yield "what the choices left out would bring", [_gains(answer)]
+
+
+def details(answer: Design, detail: frozenset[str], width: int) -> Iterator[Part]:
+    """What `--detail` names."""
+    plan = answer.chosen
+    assert plan is not None
+    if wants(detail, "time"):
+        why = [indented(Text(reason)) for reason in answer.reasons]
+        yield "time", [view.phase_table(plan, width)]
+        yield "why", [*why]
+    if wants(detail, "memory"):
+        yield "memory", [memory_chart(plan, width)]
+    if wants(detail, "proof"):
+        break_evens = [_break_even_text(b, answer) for b in answer.break_evens] or [_unflipped(answer)]
+        yield "proof", [ranking(answer), considered(answer)]
+        yield "what would change the choice", [indented(Text(text)) for text in break_evens]
+    if wants(detail, "sure"):
+        yield "how sure", [labelled(known(plan)), view.sureness(plan, width)]
+
+
+def _whynot(other: WhyNot, answer: Design) -> Iterator[RenderableType]:
+    """Compared with the best plan, proven as well."""
+    assert answer.best is not None
+    assert answer.chosen is not None
+    name = best_name(answer.request.objective) if answer.simpler else "the chosen plan"
+    if answer.simpler and other.plan is not None and other.plan.input_hash == answer.chosen.input_hash:
+        yield Text("that is the chosen plan")
+    yield from whynot_text(other, answer.best, name)
+
+
+def targets(verdicts: tuple[Verdict, ...]) -> RenderableType:
+    """Whether each target is met, and what is reached."""
+    met, missed = Text("met", style="green"), Text("MISSED", style="bold red")
+    return plain_grid(
+        (f"  {v.requirement.text}", met if v.met else missed, shown(v.requirement, v.actual))
+        for v in verdicts
+    )
+
+
+def _unflipped(answer: Design) -> str:
+    """What was tried in vain."""
+    cluster, work = answer.request.cluster, answer.request.workload
+    tried = ["responses and prompts by 8 either way" if work.generates else "pairs by 8 either way"]
+    tried += ["samples by 8"] if work.generates and work.samples > 1 else []
+    tried += ["network by 8 either way"] if cluster.gpus > cluster.node_group.gpus_per_node else []
+    tried += ["GPU memory by 2 either way"]
+    tried += ["GPUs by 4 either way"] if len(cluster.node_groups) == 1 else []
+    return f"nothing that was tried makes another plan the best: {', '.join(tried)}"
+
+
+def _break_even_text(break_even: BreakEven, answer: Design) -> str:
+    """`network bandwidth per GPU: 19.5 GB/s or less (now 50 GB/s) -> hybrid takes 195 s there, ...`."""
+    more = "or more" if break_even.factor > 1 else "or less"
+    if break_even.value is None or break_even.now is None:
+        point = f"{break_even.change} times {break_even.factor:.2g} {more}"
+    else:
+        value, now = (format(x, break_even.unit) for x in (break_even.value, break_even.now))
+        point = f"{break_even.change}: {value} {more} (now {now})"
+    chosen = findings.chosen_then(break_even.chosen_step_s, lambda s: format(s, "s"), simpler=answer.simpler)
+    return f"{point} -> {break_even.winner} takes {format(break_even.step_s, 's')} there, {chosen}"
+
+
+def _gains(answer: Design) -> RenderableType:
+    rows = []
+    for gain in answer.gains:
+        step = "nothing fits"
+        if gain.seconds is not None:
+            step = f"{format(gain.seconds, 's')} ({-100 * (gain.saved or 0.0):+.0f} %)"
+        rows.append((f"  {gain.option}", step, gain.meaning + (": other work" if gain.other_work else "")))
+    return plain_grid(rows)

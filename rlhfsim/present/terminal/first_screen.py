@@ -1,0 +1,166 @@
+"""The first screen of a plan: verdict, layouts by role, time by phase; `MOST` lines at 100 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim import units
+from rlhfsim.plan import Plan, PredictedPhase
+from rlhfsim.present.basis import profile_under
+from rlhfsim.present.memory import states
+from rlhfsim.present.tables import TableData, grid
+from rlhfsim.present.terminal import plan as view
+from rlhfsim.present.terminal.bars import Axis
+from rlhfsim.present.terminal.console import NARROW, filled, resource_text
+from rlhfsim.present.verdict import assumed, layout_words, learning
+from rlhfsim.present.words import RESOURCES, decimals, fixed, is_move, percent, size
+
+MOST = 40
+"""Lines of an answer that was asked for no detail, on 100 columns."""
+
+
+def wants(detail: frozenset[str], name: str) -> bool:
+    """Whether a part of the answer is asked for."""
+    return bool({name, "all"} & detail)
+
+
+def lines(console: Console, parts: Sequence[RenderableType]) -> int:
+    """Lines that the parts take one below the other."""
+    return sum(len(console.render_lines(part, pad=False)) for part in parts)
+
+
+def tight(data: TableData, width: int | None) -> Table:
+    """A table without rules."""
+    table = Table(box=None, width=width, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    return filled(table, data)
+
+
+# --- verdict ----------------------------------------------------------------------------------------
+
+
+def verdict(plan: Plan) -> dict[str, str]:
+    """Label -> sentence: time, money, way, learning, memory, and what is taken for granted."""
+    p = plan.prediction
+    spread = f"P10-P90 {units.significant(p.low_s)}-{units.significant(p.high_s)}"
+    speed = f"{units.significant(p.tokens_per_s_per_gpu)} tokens/s per GPU"
+    rows = {
+        "step": f"{units.format(p.step_s, 's')} ({spread}), {speed}",
+        "cost": view.cost_text(plan),
+        "plan": view.way(plan),
+        "learning": learning(plan),
+        "memory": memory(plan),
+    }
+    if taken := list(assumed(plan)):
+        rows["assumed"] = "; ".join(taken)
+    return rows
+
+
+def memory(plan: Plan) -> str:
+    """The fullest GPU and the fullest host, each of how much, and the risk."""
+    p = plan.prediction
+    over = "BEYOND CAPACITY, " if p.peak_memory_bytes > p.capacity_bytes else ""
+    limit = host_capacity(plan)
+    offered = f" of {size(limit)}" if limit else ""
+    return (
+        f"{over}{size(p.peak_memory_bytes)} of {size(p.capacity_bytes)} per GPU, host "
+        f"{size(p.host_peak_bytes)}{offered} per node; risk of running out "
+        f"{percent(p.probability_out_of_memory)}"
+    )
+
+
+def host_capacity(plan: Plan) -> float | None:
+    """Host memory of the smallest node under the plan; None where no profile is found."""
+    profiles = [profile_under(plan, pool.name) for pool in plan.placement.pools]
+    return min((p.node.host_memory.value for p in profiles if p), default=None)
+
+
+# --- roles and phases -------------------------------------------------------------------------------
+
+
+def roles(plan: Plan, width: int) -> RenderableType:
+    """Who sits where, and what the words of its layout mean."""
+    data = view.placement_rows(plan, width)
+    return Group(tight(data, width), Text(layout_words(plan), style="dim"))
+
+
+def phases(plan: Plan, width: int) -> RenderableType:
+    """Seconds of every phase, what binds it, how near it is to its hardware's limit, memory, and a bar."""
+    p = plan.prediction
+    end = max((f.start_s + f.seconds for f in p.phases), default=0.0)
+    digits, wide = decimals(end), width >= NARROW
+    pools = len(plan.placement.pools) > 1
+    shown, small = view.split(p.phases, end)
+    rows: list[list[RenderableType]] = [
+        [
+            f.name,
+            *[f.pool] * pools,
+            fixed(f.seconds, digits),
+            *[f"{f.low_s:,.{digits}f}-{f.high_s:,.{digits}f}"] * wide,
+            resource_text(f.bound_by),
+            of_limit(f),
+            _full(plan, f),
+            view.time_bar(f, end),
+        ]
+        for f in shown
+    ]
+    if small:
+        name = f"{len(small)} short moves"
+        spent = fixed(sum(f.seconds for f in small), digits)
+        rows.append([name, *[""] * pools, spent, *[""] * wide, "", "", "", ""])
+    axis = Axis(label=units.format(end, "s"), at=end, scale=end)
+    titles = [
+        "phase",
+        *["pool"] * pools,
+        ">takes s",
+        *[">P10-P90"] * wide,
+        "bound by",
+        ">of limit",
+        ">memory",
+    ]
+    data = grid([*titles, axis], rows, fit={"pool": view.POOL})
+    return Group(tight(data, width), Text(_meanings(plan), style="dim"))
+
+
+def of_limit(phase: PredictedPhase) -> str:
+    """Share of what the hardware's limits allow: `38 %`; empty where no limit is known."""
+    taken = phase.work_s or phase.seconds
+    if phase.limit_s is None or taken <= 0:
+        return ""
+    return percent(phase.limit_s / taken)
+
+
+def _full(plan: Plan, phase: PredictedPhase) -> str:
+    """Share of the fullest GPU that is taken in a phase."""
+    pool = phase.pool.split("+", 1)[0]
+    held = [state.bytes for state in states(plan, pool) if state.phase == phase.name]
+    profile = profile_under(plan, pool)
+    capacity = profile.usable_memory.value if profile else plan.prediction.capacity_bytes
+    return percent(max(held) / capacity) if held else ""
+
+
+DECODED = {
+    "hbm": "GPU memory bandwidth",
+    "nvlink": "fabric inside a node",
+    "pcie": "link to the host",
+    "host": "CPU and its memory",
+    "bubble": "pipeline stages wait",
+    "tail": "GPUs wait for the longest responses",
+    "overhead": "launches and framework",
+}
+"""Resource whose word does not say what it is -> its meaning, as short as a first screen asks."""
+
+
+def _meanings(plan: Plan) -> str:
+    """What the columns say, once."""
+    named = [f for f in plan.prediction.phases if not is_move(f.name)]
+    used = dict.fromkeys(f.bound_by for f in named)
+    said = [f"{RESOURCES[r].word}: {DECODED[r]}" for r in used if r in DECODED]
+    if any(f.limit_s is not None for f in named):
+        said.append("of limit: share that peak rates would take")
+    if any(not f.critical for f in plan.prediction.phases):
+        said.append("light: not waited for")
+    return "; ".join(said)

@@ -1,0 +1,134 @@
+"""The plans of a design side by side, and what the search proved about them."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rlhfsim.plan import Plan
+from rlhfsim.present import words
+from rlhfsim.present.tables import WORDS, TableData, grid
+from rlhfsim.present.terminal.choices import short_kind
+from rlhfsim.present.terminal.console import filled
+from rlhfsim.units import TERA, format, significant
+from rlhfsim.what_if.design import Design
+from rlhfsim.what_if.simplest import CLOSE
+
+
+def ranking(answer: Design) -> RenderableType:
+    """One line a plan, the chosen one first; roles stand beside the architecture where they do not share."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
+    return filled(table, ranked(answer))  # no figure is cut
+
+
+def ranked(answer: Design, most: int | None = None) -> TableData:
+    """The chosen plan, the best, and the best that was met of every other kind.
+
+    In `most` rows without the best where that is of the kind of the chosen one.
+    """
+    assert answer.chosen is not None
+    assert answer.best is not None
+    plans = [answer.best, *answer.runners_up]
+    titles = (">#", "plan", "actor", "rollout", ">step", ">P10-P90", ">tok/s/GPU", ">memory", ">USD")
+    rows = [(str(i), *_row(plan)) for i, plan in enumerate(plans, start=1)]
+    if answer.simpler:
+        rows.insert(0, ("*", *_row(answer.chosen)))
+        if most is not None and short_kind(answer.best) == short_kind(answer.chosen):
+            del rows[1]
+    rows = rows[:most]
+    styles = ["bold green", *[""] * (len(rows) - 1)] if rows else []
+    return grid(titles, rows, fit={"plan": WORDS}, styles=styles)
+
+
+def _row(plan: Plan) -> list[str]:
+    p = plan.prediction
+    return [
+        short_kind(plan),
+        *words.layout_labels(plan),
+        format(p.step_s, "s"),
+        f"{significant(p.low_s)}-{significant(p.high_s)}",
+        significant(p.tokens_per_s_per_gpu),
+        f"{p.peak_memory_bytes / p.capacity_bytes:.0%}".replace("%", " %"),
+        "unknown" if p.usd_per_step is None else significant(p.usd_per_step),
+    ]
+
+
+def considered(answer: Design) -> Text:
+    """The certificate in full."""
+    c = answer.certificate
+    best = "uses less memory" if answer.request.objective == "memory" else "is faster"
+    space, unexplored = _rounded(c.space), _rounded(c.unexplored)
+    proof = f"proven: no plan of the space {best}"
+    if not c.proven:
+        proof = (
+            f"time limit reached: {unexplored} plans not looked at, one of them could be up to {c.gap:.1%} "
+            "better"
+        )
+    if answer.simpler:
+        proof += " than plan 1"
+    lines = [
+        *([_recommended(answer)] if answer.simpler else []),
+        f"certificate: {space} complete plans" + (f"; {proof}" if answer.chosen else ""),
+        f"  {_rounded(c.infeasible)} do not fit, {_rounded(c.dominated)} are beaten or equalled in "
+        "everything by another,",
+        f"  {_rounded(c.bounded)} cannot be better, by their lower bound; {c.simulated:,} simulated",
+    ]
+    if c.proven and "async" in answer.request.switches:
+        lines.append(
+            "  among asynchronous plans dominance compares bounds, not simulated steps: proven up to that"
+        )
+    if answer.confidence is not None and answer.request.objective != "memory":
+        likely = words.percent(answer.confidence)
+        lines.append(
+            f"plan 1 is faster than plan 2 with a probability of {likely} (intervals of the coefficients)"
+        )
+    if answer.runners_up:
+        lines.append("plans 2, 3, ... are the best that were met of every other kind")
+    return Text("\n".join(lines), style="dim")
+
+
+def _recommended(answer: Design) -> str:
+    """What the plan with the star is."""
+    assert answer.chosen is not None
+    assert answer.best is not None
+    mine, its = (100 * p.prediction.probability_out_of_memory for p in (answer.chosen, answer.best))
+    in_bytes = answer.request.objective == "memory"
+    held, least = (
+        p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
+        for p in (answer.chosen, answer.best)
+    )
+    name = "leanest" if in_bytes else "fastest"
+    far = held > (1 + CLOSE) * least
+    of = f"the {name} one that sums few gradients in BF16, not plan 1" if far else "plan 1"
+    near = f"the simplest plan within {words.percent(CLOSE)} of {of}"
+    return (
+        f"* is recommended: {near}, which --fastest writes\n"
+        f"  risk of running out of memory {mine:.1f} %, of plan 1 {its:.1f} %"
+    )
+
+
+def _rounded(count: int) -> str:
+    return words.count(count, largest=1000 * TERA)
+
+
+def proof(answer: Design) -> str:
+    """In a sentence: how far any plan of the space can be better than the chosen one."""
+    c = answer.certificate
+    assert answer.chosen is not None
+    assert answer.best is not None
+    in_bytes = answer.request.objective == "memory"
+    better = "leaner" if in_bytes else "faster"
+    if not c.proven:
+        return f"time limit reached: a plan that was not looked at could be up to {c.gap:.1%} {better}"
+    space = _rounded(c.space)
+    if not answer.simpler:
+        return f"proven: of {space} complete plans none is {better}"
+    mine, its = (
+        p.prediction.peak_memory_bytes if in_bytes else p.prediction.step_s
+        for p in (answer.chosen, answer.best)
+    )
+    near = f"within {words.percent(CLOSE)}" if mine <= (1 + CLOSE) * its else "near it"
+    far = f"{100 * (1 - its / mine):.1f} % {better}"
+    return f"proven: of {space} plans none is more than {far}; the simplest {near}"

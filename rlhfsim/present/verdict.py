@@ -1,0 +1,90 @@
+"""What a plan takes for granted, what in it changes learning, and what its words mean, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhfsim.plan import Plan
+from rlhfsim.present.words import listed, plural
+from rlhfsim.specs.model.roles import SAME
+from rlhfsim.specs.placement.backends import BACKENDS
+from rlhfsim.specs.workload.lengths import Fixed
+from rlhfsim.units import format
+
+
+def assumed(plan: Plan) -> Iterator[str]:
+    """Values that stand in for those of the user's own run and move the step."""
+    work = plan.workload
+    twins = ["critic"] * (work.has_critic and work.critic == SAME)
+    twins += ["reward model"] * (work.has_reward_model and work.reward.model == SAME)
+    if twins:
+        yield f"{listed(twins)} of the policy's size"
+    if work.generates and (rules := work.reward.rules) is not None:
+        each = format(rules.seconds_per_sample, "s")
+        yield f"rules take {each} a sample on {rules.workers:,} CPU workers"
+    if isinstance(work.response_len, Fixed):
+        yield f"every response has exactly {work.response_len.value:,.0f} tokens"
+
+
+def learning(plan: Plan) -> str:
+    """How old samples are when they are trained on, and what else changes what is learnt."""
+    changes = list(_changes(plan))
+    if plan.placement.schedule.asynchronous:
+        return "; ".join(changes)
+    updates = plan.workload.epochs * plan.workload.mini_batches
+    fresh = "every sample comes from the policy that trains on it"
+    if not plan.workload.generates:
+        fresh = "on given data"
+    elif updates > 1:
+        fresh = f"samples are of this step, on which {plural(updates, 'update')} follow each other"
+    return "; ".join((fresh, *changes)) if changes else f"{fresh}; nothing here changes what is learnt"
+
+
+def _changes(plan: Plan) -> Iterator[str]:
+    work, schedule, rollout = plan.workload, plan.placement.schedule, plan.placement.rollout
+    if schedule.asynchronous:
+        versions = plural(round(schedule.staleness), "version")
+        yield f"staleness: samples are up to {versions} of the policy old when they are trained on"
+    if schedule.partial_rollout:
+        yield "responses go on with new weights in their middle"
+    if work.lora is not None:
+        on = " on a base in 4 bit" if work.lora.base == "nf4" else ""
+        yield f"adapters of rank {work.lora.rank}{on} are trained, not all weights"
+    if work.generates and work.old_logprobs == "rollout":
+        yield "old log-probs come from the rollout engine"
+    if rollout is not None and rollout.layout.precision not in ("bf16", "fp16"):
+        yield f"the rollout runs in {rollout.layout.precision.upper()}"
+    if rollout is not None and rollout.layout.kv_precision == "fp8":
+        yield "the KV cache is FP8"
+    if work.train_precision not in ("bf16", "fp16"):
+        yield f"training in {work.train_precision.upper()}"
+    if work.optimizer == "adam8bit":
+        yield "8-bit Adam moments"
+    if work.gradients == "bf16" and BACKENDS[plan.placement.backend].gradient_bytes >= 4:
+        yield "gradients in BF16"
+    if work.oversampling:
+        yield "prompts that are slow to finish are not trained on"
+
+
+MEANINGS = (
+    ("TP", "matrices cut"),
+    ("PP", "layers cut"),
+    ("CP", "sequences cut"),
+    ("EP", "experts dealt out"),
+    ("DP", "batch dealt out"),
+    ("ZeRO-1", "Adam over DP"),
+    ("ZeRO-2", "gradients, Adam over DP"),
+    ("ZeRO-3", "weights, gradients, Adam over DP"),
+    ("HSDP", "over so many only"),
+    ("VP", "stages per GPU"),
+)
+"""Start of a word of a layout label -> what it says."""
+
+
+def layout_words(plan: Plan) -> str:
+    """The words of the layouts of a plan, each decoded once."""
+    labels = " ".join(role.layout.label for role in plan.placement.roles.values()).split()
+    said = [f"{word}: {meaning}" for word, meaning in MEANINGS if any(x.startswith(word) for x in labels)]
+    if plan.placement.rollout is not None:
+        said.append(f"x{plan.placement.rollout.layout.dp}: replicas")
+    return "; ".join(said)
